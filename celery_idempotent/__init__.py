@@ -1,0 +1,34 @@
+"""Idempotent Celery tasks on Redis: duplicates get the first outcome, not a second execution."""
+
+from celery_idempotent.entry.task import IdempotentTask
+from celery_idempotent.errors import (
+    ConflictError,
+    CorruptRecordError,
+    IdempotencyError,
+    KeyReusedError,
+    KeyRuleError,
+    LeaseLostError,
+    PoisonedTaskError,
+    ResultNotStoredError,
+    StoreUnavailableError,
+)
+from celery_idempotent.key.rule import TASK_ID
+from celery_idempotent.record.record import Record, State
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "TASK_ID",
+    "ConflictError",
+    "CorruptRecordError",
+    "IdempotencyError",
+    "IdempotentTask",
+    "KeyReusedError",
+    "KeyRuleError",
+    "LeaseLostError",
+    "PoisonedTaskError",
+    "Record",
+    "ResultNotStoredError",
+    "State",
+    "StoreUnavailableError",
+]

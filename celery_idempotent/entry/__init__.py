@@ -1,0 +1,1 @@
+"""Who may call the gate: each file one kind of caller."""

@@ -1,0 +1,113 @@
+"""A task's call at the gate: what the gate asks, in Celery's words."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.nodenames import gethostname
+
+from celery_idempotent.entry import passage
+from celery_idempotent.entry.passage import Passage
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.gate.caller import Fail, Release, Verdict
+from celery_idempotent.gate.execution import Execution
+from celery_idempotent.key.key import Key
+from celery_idempotent.settings import Settings
+
+if TYPE_CHECKING:
+    from celery.app.task import Context
+
+    from celery_idempotent.entry.task import IdempotentTask
+
+
+class TaskCall:
+    """One message of a task, in the worker that received it."""
+
+    @staticmethod
+    def of(request: Context | None) -> TaskCall | None:
+        """The call whose body runs under `request`, if it passed the gate."""
+        return getattr(request, "idempotency_call", None)
+
+    def __init__(
+        self,
+        task: IdempotentTask,
+        request: Context,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: Key,
+        carried: Passage,
+        settings: Settings,
+    ) -> None:
+        self.sender = task
+        self.task_id: str = request.id
+        self.worker = worker_name(request.hostname, os.getpid())
+        self.key = key
+        self.settings = settings
+        self.prior = carried.prior
+        self.returns = carried.returns
+        self.execution: Execution | None = None
+        self._request = request
+        self._args = args
+        self._kwargs = kwargs
+
+    def run(self, execution: Execution) -> Any:
+        """Run the task's body, ``autoretry_for`` and the like included."""
+        self.execution = execution
+        self._request.idempotency_call = self
+        return self.sender.run(*self._args, **self._kwargs)
+
+    def verdict(self, error: BaseException) -> Verdict:
+        """Celery's retry holds the key for its task id; ``idempotency_replay_errors`` end it."""
+        if isinstance(error, Retry):
+            return Release(hold=_seconds_until(error.when) + self.settings.lease)
+        if isinstance(error, (Ignore, Reject)):
+            return Release()
+        return Fail() if isinstance(error, self.settings.replay_errors) else Release()
+
+    def come_back(self, seconds: float, prior: bytes, reason: IdempotencyError) -> NoReturn:
+        """Publish the message again under its id, then let this copy be acknowledged.
+
+        In this order, because the broker may take an acknowledgement of a copy for one of the
+        original. Where publishing fails, the broker is asked to hand this copy out again; where it
+        cannot be asked either, it will do so by itself.
+        """
+        if self._request.is_eager:
+            raise reason
+        headers = passage.put_back(self._request.headers, self.key, self.returns + 1, prior)
+        try:
+            self.sender.signature_from_request(
+                self._request,
+                self._args,
+                self._kwargs,
+                countdown=seconds,
+                retries=self._request.retries,
+                headers=headers,
+                add_to_parent=False,
+            ).apply_async()
+        except Exception as error:
+            raise Reject(error, requeue=True) from error
+        raise Ignore from reason
+
+    def ignore(self) -> NoReturn:
+        """Acknowledge the message; its task id never gets a state."""
+        raise Ignore
+
+    def reject(self, reason: str) -> NoReturn:
+        """Reject the message without requeueing it: the broker's dead letters get it."""
+        raise Reject(reason, requeue=False)
+
+
+def worker_name(nodename: str | None, pid: int) -> str:
+    """``nodename/pid``: the process that runs an execution."""
+    return f"{nodename or gethostname()}/{pid}"
+
+
+def _seconds_until(when: float | datetime | None) -> float:
+    """From now until a retry's countdown or eta."""
+    if isinstance(when, datetime):
+        now = datetime.now(timezone.utc if when.tzinfo else None)
+        return max(0.0, (when - now).total_seconds())
+    return float(when or 0.0)

@@ -1,0 +1,165 @@
+"""From Celery's configuration and a task's attributes to settings, a key rule and a gate."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import click
+from celery import Celery, Task
+from celery.exceptions import ImproperlyConfigured
+from kombu.compression import encoders as compressions
+from kombu.serialization import prepare_accept_content, registry
+
+from celery_idempotent import settings
+from celery_idempotent.entry.arguments import normaliser
+from celery_idempotent.entry.dialect import BackendDialect
+from celery_idempotent.errors import SettingsError
+from celery_idempotent.gate.gate import Gate
+from celery_idempotent.key.rule import KeyRule
+from celery_idempotent.settings import OPTIONS, PREFIX, Settings
+from celery_idempotent.store.connection import connect, is_redis_url
+from celery_idempotent.store.payload import Payloads
+from celery_idempotent.store.records import RecordStore
+
+
+class ConfigurationError(SettingsError, ImproperlyConfigured, click.ClickException):
+    """A fault in the settings, as Celery raises it; its command line shows the sentence alone."""
+
+    def __init__(self, message: str) -> None:
+        click.ClickException.__init__(self, message)
+
+
+@dataclass(frozen=True)
+class TaskConfiguration:
+    """All that the gate needs to know of one task."""
+
+    settings: Settings
+    rule: KeyRule
+    gate: Gate
+
+
+def configure(task: type[Task], app: Celery) -> TaskConfiguration:
+    """The configuration of `task`, with a gate to its Redis (which is not contacted yet).
+
+    Raises:
+        ConfigurationError: for the first fault found, in one line that names the option.
+    """
+    options, rule = check(task, app)
+    return TaskConfiguration(options, rule, _gate(app, options))
+
+
+def check(task: type[Task], app: Celery) -> tuple[Settings, KeyRule]:
+    """The settings and the key rule of `task`, each found right.
+
+    Raises:
+        ConfigurationError: for the first fault found, in one line that names the option.
+    """
+    try:
+        settings.check_names(_options_in(app), "the Celery configuration")
+        settings.check_names(_attributes_of(task), task.name)
+        options = settings.build(dict(_values(task, app)), task.name)
+        options = _with_serializer(options, task, app)
+        rule = KeyRule(task.name, options.key, _signature_of(task), normaliser(task.serializer))
+    except SettingsError as error:
+        raise ConfigurationError(str(error)) from None
+    return options, rule
+
+
+def redis_url(app: Celery, options: Settings) -> str:
+    """The URL of the Redis that holds the records.
+
+    Raises:
+        ConfigurationError: if no setting names one.
+    """
+    for url in (options.redis_url, app.conf.result_backend, app.conf.broker_read_url):
+        if url is not None and (url is options.redis_url or is_redis_url(url)):
+            return str(url)
+    raise ConfigurationError(
+        "idempotency_redis_url is not set, and neither the result backend nor the broker is a "
+        "Redis; set it to the URL of the Redis that shall hold the records"
+    )
+
+
+def _values(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
+    for option in OPTIONS:
+        value = getattr(task, option, None)
+        if value is None:
+            value = app.conf.get(option)
+        if value is not None:
+            yield option, value
+
+
+def _options_in(app: Celery) -> Iterator[str]:
+    """Everything in the configuration that is named like an option of ours, without namespace."""
+    namespace = (app.namespace or "").rstrip("_").lower()
+    for name in app.conf.keys():  # noqa: SIM118 - a ChainMap of Celery's own
+        plain = str(name).lower()
+        if namespace and plain.startswith(namespace + "_"):
+            plain = plain.removeprefix(namespace + "_")
+        if plain.startswith(PREFIX):
+            yield plain
+
+
+def _attributes_of(task: type[Task]) -> Iterator[str]:
+    """Attributes that look like options, but for the class's methods and properties."""
+    for name in dir(task):
+        value = inspect.getattr_static(task, name) if name.startswith(PREFIX) else property()
+        if not (inspect.isroutine(value) or isinstance(value, property)):
+            yield name
+
+
+def _with_serializer(options: Settings, task: type[Task], app: Celery) -> Settings:
+    serializer = options.serializer or app.conf.result_serializer
+    if serializer not in registry.name_to_type:
+        raise SettingsError(f"{task.name}: idempotency_serializer: kombu knows no {serializer!r}")
+    if registry.name_to_type[serializer] not in _accepted(app):
+        raise SettingsError(
+            f"{task.name}: idempotency_serializer {serializer!r} writes what "
+            "result_accept_content (or accept_content) does not let anyone read"
+        )
+    if options.compression and options.compression not in compressions():
+        raise SettingsError(
+            f"{task.name}: idempotency_compression: kombu knows no {options.compression!r}"
+        )
+    return replace(options, serializer=serializer)
+
+
+def _accepted(app: Celery) -> frozenset[str]:
+    accept = app.conf.result_accept_content
+    if accept is None:
+        accept = app.conf.accept_content
+    return frozenset(prepare_accept_content(accept))
+
+
+def _signature_of(task: type[Task]) -> inspect.Signature:
+    """What the task takes, without ``self``."""
+    signature = inspect.signature(task.run)
+    if isinstance(inspect.getattr_static(task, "run"), staticmethod):
+        return signature
+    parameters = list(signature.parameters.values())
+    return signature.replace(parameters=parameters[1:])
+
+
+_gates: WeakKeyDictionary[Celery, dict[tuple[str, str], Gate]] = WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def _gate(app: Celery, options: Settings) -> Gate:
+    """The app's gate to this Redis and prefix: tasks that share both share its connections."""
+    url = redis_url(app, options)
+    with _making:
+        gates = _gates.setdefault(app, {})
+        gate = gates.get((url, options.key_prefix))
+        if gate is None:
+            payloads = Payloads(BackendDialect(app), _accepted(app))
+            try:
+                store = RecordStore(lambda: connect(url), options.key_prefix, payloads.decode)
+            except SettingsError as error:
+                raise ConfigurationError(str(error)) from None
+            gate = gates[url, options.key_prefix] = Gate(store, payloads)
+        return gate

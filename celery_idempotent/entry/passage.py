@@ -1,0 +1,90 @@
+"""What a message carries for the gate, in two headers.
+
+``idempotency_key`` is the caller's own key, or False to let this one call through. Anyone who
+publishes by name may set it. ``idempotency`` is the gate's: a message that it, or a retry, puts back
+carries its derived key, so that a deploy in between changes nothing for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from celery_idempotent.errors import KeyRuleError
+from celery_idempotent.key.key import Key
+
+KEY_HEADER = "idempotency_key"
+PASSAGE_HEADER = "idempotency"
+
+_DIGEST = re.compile(r"[\w-]{22}")
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """The headers of one message, read."""
+
+    #: The caller's own key.
+    explicit: str | None = None
+    #: The caller wants no gate for this call.
+    ungated: bool = False
+    #: What an earlier pass derived.
+    key: Key | None = None
+    returns: int = 0
+    prior: bytes = b""
+
+    @classmethod
+    def read(cls, task: str, headers: Mapping[str, Any] | None) -> Passage:
+        """The passage in a message's custom headers; one that is damaged counts as none."""
+        if not headers or (KEY_HEADER not in headers and PASSAGE_HEADER not in headers):
+            return _FIRST
+        explicit = headers.get(KEY_HEADER)
+        if explicit is False:
+            return cls(ungated=True)
+        try:
+            carried = headers[PASSAGE_HEADER]
+            digest = carried["key"]
+            if not _DIGEST.fullmatch(digest):
+                raise ValueError(digest)
+            return cls(
+                explicit,
+                key=Key(task, digest, bytes.fromhex(carried["fingerprint"])),
+                returns=int(carried["returns"]),
+                prior=bytes.fromhex(carried["prior"]),
+            )
+        except (KeyError, TypeError, ValueError):
+            return cls(explicit)
+
+
+_FIRST = Passage()
+
+
+def with_own_key(task: str, headers: Mapping[str, Any] | None, key: Any) -> dict[str, Any]:
+    """`headers` for a call that carries its own key, or False.
+
+    Raises:
+        KeyRuleError: if `key` is neither text, number or UUID, nor False.
+    """
+    if key is not False:
+        if isinstance(key, (UUID, int)) and not isinstance(key, bool):
+            key = str(key)
+        if not isinstance(key, str) or not key:
+            raise KeyRuleError(
+                f"{task}: idempotency_key must be non-empty text, a number, a UUID or False"
+            )
+    return {**(headers or {}), KEY_HEADER: key}
+
+
+def put_back(
+    headers: Mapping[str, Any] | None, key: Key, returns: int = 0, prior: bytes = b""
+) -> dict[str, Any]:
+    """`headers` for a message that passes again later."""
+    carried = {
+        "key": key.digest,
+        "fingerprint": key.fingerprint.hex(),
+        "returns": returns,
+        "prior": prior.hex(),
+    }
+    return {**(headers or {}), PASSAGE_HEADER: carried}

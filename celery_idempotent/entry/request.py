@@ -1,0 +1,50 @@
+"""A running task as the worker's main process sees it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import WorkerLostError
+from celery.worker.request import Request
+
+from celery_idempotent.entry.caller import worker_name
+from celery_idempotent.entry.passage import Passage
+
+logger = logging.getLogger(__name__)
+
+
+class IdempotentRequest(Request):
+    """Ends the lease of a pool child that died, so that the redelivered message runs at once."""
+
+    def on_failure(
+        self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
+    ) -> Any:
+        """As Celery's; a lost child's lease is abandoned before its message goes back."""
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
+        if isinstance(error, WorkerLostError):
+            self._abandon()
+        return super().on_failure(exc_info, send_failed_event, return_ok)
+
+    def _abandon(self) -> None:
+        try:
+            configured = self.task.idempotency_configuration
+            carried = Passage.read(self.task.name, self._context.headers)
+            if carried.ungated or not configured.settings.enabled or self.worker_pid is None:
+                return
+            key = carried.key or configured.rule.derive(
+                self.args, self.kwargs, task_id=self.id, explicit=carried.explicit
+            )
+            configured.gate.store.abandon(
+                key, self.id, worker_name(self.hostname, self.worker_pid)
+            )
+        except Exception as trouble:
+            # The lease ends by itself; the message must go back whatever happens here.
+            logger.warning(
+                "The lease of task %s, whose worker process died, was not ended early: %s",
+                self.id,
+                trouble,
+            )

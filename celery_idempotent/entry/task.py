@@ -1,0 +1,180 @@
+"""The task base class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery, Task
+from celery.app.task import Context
+from celery.canvas import Signature
+from celery.result import AsyncResult, EagerResult
+
+from celery_idempotent.entry import configuration, passage
+from celery_idempotent.entry.caller import TaskCall
+from celery_idempotent.entry.configuration import TaskConfiguration
+from celery_idempotent.entry.passage import Passage
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.gate.execution import Execution, unprotected
+from celery_idempotent.key.key import Key
+from celery_idempotent.key.rule import TASK_ID
+from celery_idempotent.record.record import Record
+
+
+class IdempotentTask(Task):
+    """A task whose duplicates get the first one's outcome instead of an execution.
+
+    ``@app.task(base=IdempotentTask, idempotency_key="order:{order_id}")``. Every option is an
+    attribute of the task, and a Celery setting of the same name is the default for all tasks;
+    None means the setting. Durations are in seconds, sizes in bytes.
+    """
+
+    abstract = True
+
+    # The record makes a second delivery safe, and without one a crash would lose the task.
+    acks_late = True
+    reject_on_worker_lost = True
+
+    #: A refusal is a sentence in the log, without a traceback.
+    throws = (IdempotencyError,)
+
+    #: Sees, in the worker's main process, how a pool child ends.
+    Request = "celery_idempotent.entry.request:IdempotentRequest"
+
+    idempotency_enabled: bool | None = None
+    idempotency_key: Any = None
+    idempotency_lease: float | None = None
+    idempotency_result_ttl: float | None = None
+    idempotency_error_ttl: float | None = None
+    idempotency_replay_errors: tuple[type[BaseException], ...] | None = None
+    idempotency_on_conflict: str | None = None
+    idempotency_wait_timeout: float | None = None
+    idempotency_max_attempts: int | None = None
+    idempotency_on_store_error: str | None = None
+    idempotency_on_lease_lost: str | None = None
+    idempotency_dedupe_publish: bool | None = None
+    idempotency_store_result: bool | None = None
+    idempotency_serializer: str | None = None
+    idempotency_compression: str | None = None
+    idempotency_max_result_size: int | None = None
+    idempotency_offload_backend: str | None = None
+    idempotency_redis_url: str | None = None
+    idempotency_key_prefix: str | None = None
+
+    _configuration: TaskConfiguration | None = None
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Refuse wrong options as soon as the app knows the task."""
+        super().on_bound(app)
+        cls._configuration = None
+        if cls.name is not None:
+            configuration.check(cls, app)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """From a worker: pass the gate. From anywhere else: a plain function call."""
+        request = self.request_stack.top
+        if request is None or request.called_directly or request._protected:
+            return super().__call__(*args, **kwargs)
+        # Celery's own mark that this request has reached its body: a call of the task from inside
+        # the task is a plain one again.
+        request._protected = 1
+        return self._pass_gate(request, args, kwargs)
+
+    def _pass_gate(self, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        configured = self.idempotency_configuration
+        carried = Passage.read(self.name, request.headers)
+        if carried.ungated or not configured.settings.enabled:
+            return self.run(*args, **kwargs)
+        key = carried.key or configured.rule.derive(
+            args, kwargs, task_id=request.id, explicit=carried.explicit
+        )
+        return configured.gate.enter(
+            TaskCall(self, request, args, kwargs, key, carried, configured.settings)
+        )
+
+    @property
+    def idempotency(self) -> Execution:
+        """The execution under way; in a plain call one that nothing protects."""
+        call = TaskCall.of(self.request_stack.top)
+        return unprotected() if call is None or call.execution is None else call.execution
+
+    @property
+    def idempotency_configuration(self) -> TaskConfiguration:
+        """The task's settings, key rule and gate.
+
+        Raises:
+            ImproperlyConfigured: if an option is wrong, or no setting names a Redis.
+        """
+        cls = type(self)
+        if cls._configuration is None:
+            cls._configuration = configuration.configure(cls, self.app)
+        return cls._configuration
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> AsyncResult:
+        """As Celery's, with ``idempotency_key``: this call's own key, or False for no gate."""
+        options = self._with_own_key(options)
+        return super().apply_async(
+            args, kwargs, task_id, producer, link, link_error, shadow, **options
+        )
+
+    def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> EagerResult:
+        """As Celery's, with ``idempotency_key``; the gate stands before an eager run too."""
+        return super().apply(args, kwargs, **self._with_own_key(options))
+
+    def _with_own_key(self, options: dict[str, Any]) -> dict[str, Any]:
+        key = options.pop("idempotency_key", None)
+        if key is not None:
+            options["headers"] = passage.with_own_key(self.name, options.get("headers"), key)
+        return options
+
+    def signature_from_request(
+        self, request: Context | None = None, *args: Any, **options: Any
+    ) -> Signature:
+        """As Celery's; a retry's message carries the key that was derived for it."""
+        request = self.request if request is None else request
+        call = TaskCall.of(request)
+        if call is not None and "headers" not in options:
+            options["headers"] = passage.put_back(request.headers, call.key)
+        return super().signature_from_request(request, *args, **options)
+
+    def idempotency_record(self, *args: Any, **kwargs: Any) -> Record | None:
+        """The record of a call with these arguments, or None if there is none.
+
+        ``idempotency_key=`` names a record by the key that its call carried. Under the rule
+        TASK_ID the one argument is the task's id.
+
+        Raises:
+            CorruptRecordError: if the record cannot be read.
+            StoreUnavailableError: if Redis cannot be asked.
+        """
+        return self.idempotency_configuration.gate.store.look_up(self._key_of(args, kwargs))
+
+    def idempotency_forget(self, *args: Any, **kwargs: Any) -> bool:
+        """Drop the record of a call with these arguments: the next one runs. True if there was one.
+
+        An execution under way is not stopped; its outcome will be refused.
+
+        Raises:
+            StoreUnavailableError: if Redis cannot be asked.
+        """
+        answer = self.idempotency_configuration.gate.store.forget(self._key_of(args, kwargs))
+        return answer.case == "ok"
+
+    def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
+        configured = self.idempotency_configuration
+        if "idempotency_key" in kwargs:
+            return configured.rule.of_text(kwargs["idempotency_key"])
+        if configured.settings.key is TASK_ID:
+            (task_id,) = args
+            return configured.rule.derive((), {}, task_id=task_id)
+        return configured.rule.derive(args, kwargs)

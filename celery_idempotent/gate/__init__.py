@@ -1,0 +1,1 @@
+"""The gate: begin, then run, replay or refuse, then settle."""

@@ -1,0 +1,58 @@
+"""What the gate asks of whoever stands before it. Each room of `entry/` answers in its own way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.gate.execution import Execution
+from celery_idempotent.key.key import Key
+from celery_idempotent.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """An error after which the key is free, or held for a retry of the same task id."""
+
+    #: Seconds; 0 frees it at once.
+    hold: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """An error that ends the key: every duplicate gets it too."""
+
+
+Verdict = Release | Fail
+
+
+class Caller(Protocol):
+    """One call at the gate."""
+
+    #: Sender of the signals: the task.
+    sender: Any
+    key: Key
+    task_id: str
+    #: ``nodename/pid`` of this process.
+    worker: str
+    settings: Settings
+    #: Ids of earlier passes of this message that had no answer from Redis.
+    prior: bytes
+    #: How often this message has come back already.
+    returns: int
+
+    def run(self, execution: Execution) -> Any:
+        """Do the work. Whatever it raises comes out of the gate."""
+
+    def verdict(self, error: BaseException) -> Verdict:
+        """What an error of the work means for the key."""
+
+    def come_back(self, seconds: float, prior: bytes, reason: IdempotencyError) -> NoReturn:
+        """Put the message back for later, then leave it; raise `reason` where there is none."""
+
+    def ignore(self) -> NoReturn:
+        """Leave the message, with no outcome of its own."""
+
+    def reject(self, reason: str) -> NoReturn:
+        """Hand the message to the broker's dead letters."""

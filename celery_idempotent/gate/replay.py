@@ -1,0 +1,26 @@
+"""Answering from the record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_idempotent import signals
+from celery_idempotent.gate.caller import Caller
+from celery_idempotent.record.record import Record, State
+
+
+def replay(call: Caller, record: Record) -> Any:
+    """The result that a finished `record` holds.
+
+    Raises:
+        BaseException: the stored error, if that was the outcome.
+        ResultNotStoredError: if the value was not kept.
+        CorruptRecordError: if it cannot be read.
+    """
+    outcome = record.result
+    signals.send(
+        signals.replayed, call.sender, task_id=call.task_id, key=record.key, record=record
+    )
+    if record.state is State.FAILED:
+        raise outcome
+    return outcome

@@ -1,0 +1,81 @@
+"""An execution under way, with all that is needed to settle it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery_idempotent import signals
+from celery_idempotent.errors import LeaseLostError
+from celery_idempotent.gate.caller import Caller
+from celery_idempotent.gate.execution import Execution
+from celery_idempotent.lease.held import Lease
+from celery_idempotent.lease.interrupt import Interrupt
+from celery_idempotent.record.record import Record
+from celery_idempotent.store.payload import Payloads
+from celery_idempotent.store.records import Extension, RecordStore
+
+logger = logging.getLogger(__name__)
+
+
+class Running:
+    """What one begin has granted.
+
+    Args:
+        record: STARTED, as the begin wrote it.
+        sent_at: monotonic seconds, taken before the begin was sent.
+    """
+
+    def __init__(
+        self, call: Caller, record: Record, store: RecordStore, payloads: Payloads, sent_at: float
+    ) -> None:
+        self.call = call
+        self.store = store
+        self.payloads = payloads
+        settings = call.settings
+        extension = Extension(call.key, record.token, settings.lease_ms, settings.result_ms)
+        self.lease = Lease(store, extension, sent_at, self._lost)
+        self.execution = Execution(record.key, record.token, record.attempt, self.lease)
+        self.interrupt = Interrupt(LeaseLostError)
+        self._loss_told = False
+
+    def announce(self) -> None:
+        """Tell that it begins, and over what."""
+        self.send(signals.begun)
+        if self.execution.recovered:
+            logger.info(
+                "%s: attempt %d takes over from an execution that died",
+                self.execution.key,
+                self.execution.attempt,
+            )
+            self.send(signals.taken_over)
+
+    def _lost(self) -> None:
+        """The heartbeat has found another execution in the record, or none."""
+        self.tell_loss()
+        if self.call.settings.on_lease_lost == "abort":
+            self.interrupt.strike()
+
+    def tell_loss(self) -> None:
+        """Tell, once, that someone else may be running."""
+        if not self._loss_told:
+            self._loss_told = True
+            self.lease.lost = True
+            logger.warning(
+                "%s: task %s has lost its lease; its outcome will be refused",
+                self.execution.key,
+                self.call.task_id,
+            )
+            self.send(signals.lease_lost)
+
+    def send(self, signal: signals.Signal, **details: Any) -> None:
+        """Send `signal` with what every signal of an execution has."""
+        signals.send(
+            signal,
+            self.call.sender,
+            task_id=self.call.task_id,
+            key=self.execution.key,
+            token=self.execution.token,
+            attempt=self.execution.attempt,
+            **details,
+        )

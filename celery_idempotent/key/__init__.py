@@ -1,0 +1,1 @@
+"""Keys: from a task's arguments to the name of its record. Pure, no I/O."""

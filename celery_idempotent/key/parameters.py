@@ -1,0 +1,109 @@
+"""A task's parameters: binds a call's arguments to them and writes the bound ones canonically."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature
+from typing import Any
+
+from celery_idempotent.key.canonical import NotCanonicalError, canonical
+
+_FLAT = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+class Parameters:
+    """What a task's function takes.
+
+    ``f(1, b=2)``, ``f(1, 2)`` and ``f(a=1, b=2)`` bind to the same mapping. Extra positional
+    arguments are one entry under ``*name``, extra keyword arguments one under ``**name``, so
+    neither can pass for a parameter.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self._signature = signature
+        parameters = tuple(self._signature.parameters.values())
+        self._flat = all(p.kind in _FLAT for p in parameters)
+        self._positional = tuple(p.name for p in parameters if p.kind is _FLAT[0])
+        self._defaults = {p.name: p.default for p in parameters if p.default is not Parameter.empty}
+        self._required = frozenset(
+            p.name for p in parameters if p.kind in _FLAT and p.default is Parameter.empty
+        )
+        self._names = frozenset(p.name for p in parameters)
+        self._default_forms = {
+            name: form for name, value in self._defaults.items() if (form := _form_of(value))
+        }
+        self._takes_any_keyword = any(p.kind is Parameter.VAR_KEYWORD for p in parameters)
+
+    @property
+    def signature(self) -> Signature:
+        """As Python sees it."""
+        return self._signature
+
+    def accepts(self, name: str) -> bool:
+        """Whether a call can have an argument of this name."""
+        return name in self._names or self._takes_any_keyword
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The given arguments by name, without those left at their default.
+
+        Raises:
+            TypeError: if the call does not fit the signature, as the call itself would.
+        """
+        if self._flat and len(args) <= len(self._positional):
+            bound = dict(zip(self._positional, args, strict=False))
+            if bound.keys().isdisjoint(kwargs) and self._names >= kwargs.keys():
+                bound.update(kwargs)
+                if self._required <= bound.keys():
+                    return bound
+        return self._bind_by_python(args, kwargs)
+
+    def _bind_by_python(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = self._signature.bind(*args, **kwargs).arguments
+        kinds = self._signature.parameters
+        return {_entry_name(kinds[name]): value for name, value in arguments.items()}
+
+    def with_defaults(self, bound: Mapping[str, Any]) -> dict[str, Any]:
+        """Every name that a rule may speak of, the defaults and extra keywords included."""
+        names = {**self._defaults}
+        for name, value in bound.items():
+            if name.startswith("**"):
+                names.update(value)
+            names[name.lstrip("*")] = value
+        return names
+
+    def forms(
+        self, bound: Mapping[str, Any], instead: Callable[[str, NotCanonicalError], bytes]
+    ) -> bytes:
+        """Canonical bytes of all arguments.
+
+        An argument at its default takes no part, so a new parameter with a default changes no
+        key. The comparison is of canonical forms: a message turns a tuple into a list.
+        `instead` gives the bytes for an argument that has no canonical form, or raises.
+        """
+        parts = []
+        for name in sorted(bound):
+            value = bound[name]
+            if name in self._defaults and value is self._defaults[name]:
+                continue
+            try:
+                form = canonical(value)
+            except NotCanonicalError as error:
+                form = instead(name, error)
+            if form != self._default_forms.get(name):
+                parts.append(canonical(name) + form)
+        return b"".join(parts)
+
+
+def _entry_name(parameter: Parameter) -> str:
+    if parameter.kind is Parameter.VAR_POSITIONAL:
+        return "*" + parameter.name
+    if parameter.kind is Parameter.VAR_KEYWORD:
+        return "**" + parameter.name
+    return parameter.name
+
+
+def _form_of(default: Any) -> bytes | None:
+    try:
+        return canonical(default)
+    except NotCanonicalError:
+        return None

@@ -1,0 +1,96 @@
+"""The record's bytes. The scripts write and read them too: lua/record.lua names the same fields.
+
+==========  =====  ==========================================================================
+letter          1  R, S, C or F: the state, and with it this layout; others are newer ones
+attempt         1
+token           7  big-endian
+at              6  big-endian, milliseconds
+fingerprint   1 +  length, then bytes
+task_id       2 +  length, then bytes; a UUID is a zero byte and its 16 bytes
+worker        1 +  length, then UTF-8
+owner         1 +  length, then the id of the execution; empty unless STARTED
+format        1 +  length, then ASCII; empty unless a value is kept
+body         rest  the outcome, or the reason why no value is kept
+==========  =====  ==========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.record.record import Record, State
+
+_STATES = {
+    ord("R"): State.RESERVED,
+    ord("S"): State.STARTED,
+    ord("C"): State.COMPLETED,
+    ord("F"): State.FAILED,
+}
+_FIXED = 15
+
+
+def read(
+    raw: bytes,
+    key: str,
+    task: str,
+    decode: Callable[[Record], Any] | None = None,
+    expires_at: datetime | None = None,
+) -> Record:
+    """The record that `raw` holds for `key`.
+
+    Raises:
+        CorruptRecordError: if `raw` is cut short, or is no record of this layout.
+    """
+    try:
+        state = _STATES[raw[0]]
+        fields, position = [], _FIXED
+        for size in (1, 2, 1, 1, 1):
+            length = int.from_bytes(raw[position : position + size], "big")
+            start, position = position + size, position + size + length
+            if position > len(raw):
+                raise IndexError(position)
+            fields.append(raw[start:position])
+        fingerprint, task_id, worker, _owner, form = fields
+        return Record(
+            state=state,
+            key=key,
+            task=task,
+            task_id=read_task_id(task_id),
+            worker=worker.decode(),
+            token=int.from_bytes(raw[2:9], "big"),
+            attempt=raw[1],
+            at_ms=int.from_bytes(raw[9:15], "big"),
+            fingerprint=fingerprint,
+            format=form.decode("ascii"),
+            body=raw[position:],
+            decode=decode,
+            expires_at=expires_at,
+        )
+    except (IndexError, KeyError, ValueError):
+        raise corrupt(key) from None
+
+
+def corrupt(key: str) -> CorruptRecordError:
+    """The error for a record that cannot be read."""
+    return CorruptRecordError(
+        f"the record of {key} cannot be read: it is damaged, of another kind, or written by a "
+        "newer version; forget the key to start afresh"
+    )
+
+
+def write_task_id(task_id: str) -> bytes:
+    """Half the room for the ids that Celery draws; any other id as it is."""
+    try:
+        uuid = UUID(task_id)
+    except ValueError:
+        return task_id.encode()
+    return b"\0" + uuid.bytes if str(uuid) == task_id else task_id.encode()
+
+
+def read_task_id(data: bytes) -> str:
+    """The id that :func:`write_task_id` wrote."""
+    return str(UUID(bytes=data[1:])) if data[:1] == b"\0" else data.decode()

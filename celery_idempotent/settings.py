@@ -1,0 +1,195 @@
+"""The options: one frozen value a task, checked once, each fault told in one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from celery_idempotent.errors import SettingsError
+
+PREFIX = "idempotency_"
+
+ON_CONFLICT = ("retry", "wait", "raise", "ignore", "reject")
+ON_STORE_ERROR = ("retry", "run", "raise")
+ON_LEASE_LOST = ("finish", "abort")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a task goes by. Times are in seconds, sizes in bytes."""
+
+    #: False lets every call through ungated.
+    enabled: bool = True
+    #: None: all arguments. Else a template, argument names, a callable or TASK_ID.
+    key: Any = None
+    #: Right to run without a heartbeat; extended every third of it.
+    lease: float = 60.0
+    #: How long a result is kept.
+    result_ttl: float = 86400.0
+    #: How long an error that ended the key is kept.
+    error_ttl: float = 86400.0
+    #: Exceptions that end the key; every other one gives it back.
+    replay_errors: tuple[type[BaseException], ...] = ()
+    #: What a duplicate does while the first one runs.
+    on_conflict: str = "retry"
+    #: How long ``on_conflict="wait"`` stays in the worker.
+    wait_timeout: float = 10.0
+    #: Executions that may die in a row before the key is FAILED as poisoned.
+    max_attempts: int = 5
+    #: What a task does when Redis cannot be asked.
+    on_store_error: str = "retry"
+    #: What an execution does that has lost its lease.
+    on_lease_lost: str = "finish"
+    #: Whether publishing reserves the key.
+    dedupe_publish: bool = False
+    #: False keeps the fact that the key completed, not the value.
+    store_result: bool = True
+    #: kombu serializer; None: the app's result_serializer.
+    serializer: str | None = None
+    #: kombu compression.
+    compression: str | None = None
+    #: Above it the value is not kept in Redis.
+    max_result_size: int = 1024 * 1024
+    #: URL of a Celery key-value backend for values above `max_result_size`.
+    offload_backend: str | None = None
+    #: None: the result backend, else the broker, if that is Redis.
+    redis_url: str | None = None
+    #: First part of every name in Redis.
+    key_prefix: str = "idem"
+
+    @property
+    def lease_ms(self) -> int:
+        """The lease in milliseconds."""
+        return round(self.lease * 1000)
+
+    @property
+    def result_ms(self) -> int:
+        """Retention of a result in milliseconds."""
+        return round(self.result_ttl * 1000)
+
+    @property
+    def error_ms(self) -> int:
+        """Retention of an error in milliseconds."""
+        return round(self.error_ttl * 1000)
+
+
+OPTIONS: tuple[str, ...] = tuple(PREFIX + field.name for field in fields(Settings))
+DEFAULTS: Mapping[str, Any] = {
+    PREFIX + field.name: field.default for field in fields(Settings) if field.default is not MISSING
+}
+
+
+def build(values: Mapping[str, Any], where: str) -> Settings:
+    """The settings that `values` (option name to value) make; the rest is at its default.
+
+    Args:
+        where: the task, for the error's sentence.
+
+    Raises:
+        SettingsError: naming the first option whose value is of a wrong type or range.
+    """
+    for option, value in values.items():
+        wanted = _fault(option, value)
+        if wanted:
+            raise SettingsError(f"{where}: {option} must be {wanted}, not {_shown(value)}")
+    given = {option.removeprefix(PREFIX): value for option, value in values.items()}
+    if "replay_errors" in given:
+        given["replay_errors"] = tuple(given["replay_errors"])
+    return Settings(**given)
+
+
+def check_names(names: Iterable[str], where: str) -> None:
+    """Refuse any of `names` that looks like an option and is none.
+
+    Raises:
+        SettingsError: naming it, and the option that was probably meant.
+    """
+    for name in names:
+        if name.startswith(PREFIX) and name not in OPTIONS:
+            close = difflib.get_close_matches(name, OPTIONS, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise SettingsError(f"{where}: there is no option {name}{hint}")
+
+
+_Check = tuple[Callable[[Any], bool], str]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _seconds(least: float) -> _Check:
+    # A year, because a typing error of a few zeros must not outlive everybody.
+    return (
+        lambda value: _is_number(value) and least <= value <= 366 * 86400,
+        f"a number of seconds, at least {least:g}, at most a year",
+    )
+
+
+def _whole(least: int, most: int) -> _Check:
+    return (
+        lambda value: _is_number(value) and isinstance(value, int) and least <= value <= most,
+        f"a whole number from {least} to {most}",
+    )
+
+
+def _one_of(*choices: str) -> _Check:
+    return lambda value: value in choices, "one of " + ", ".join(repr(c) for c in choices)
+
+
+def _text(what: str, *, optional: bool = True) -> _Check:
+    return (
+        lambda value: (optional and value is None) or (isinstance(value, str) and value != ""),
+        what,
+    )
+
+
+def _are_errors(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and all(
+        isinstance(item, type) and issubclass(item, BaseException) for item in value
+    )
+
+
+def _is_prefix(value: Any) -> bool:
+    return isinstance(value, str) and value != "" and value.isprintable() and " " not in value
+
+
+_FLAG: _Check = (lambda value: isinstance(value, bool), "True or False")
+
+_CHECKS: Mapping[str, _Check] = {
+    "enabled": _FLAG,
+    "lease": _seconds(0.5),
+    "result_ttl": _seconds(1),
+    "error_ttl": _seconds(1),
+    "replay_errors": (_are_errors, "a tuple of exception classes"),
+    "on_conflict": _one_of(*ON_CONFLICT),
+    "wait_timeout": _seconds(0),
+    "max_attempts": _whole(1, 255),
+    "on_store_error": _one_of(*ON_STORE_ERROR),
+    "on_lease_lost": _one_of(*ON_LEASE_LOST),
+    "dedupe_publish": _FLAG,
+    "store_result": _FLAG,
+    "serializer": _text("the name of a kombu serializer"),
+    "compression": _text("the name of a kombu compression"),
+    "max_result_size": _whole(0, 512 * 1024 * 1024),
+    "offload_backend": _text("the URL of a Celery key-value backend"),
+    "redis_url": _text("the URL of a Redis"),
+    "key_prefix": (_is_prefix, "printable text without spaces"),
+}
+
+
+def _fault(option: str, value: Any) -> str | None:
+    """What `option` must be, if `value` is not that. A key rule is judged with its signature."""
+    check = _CHECKS.get(option.removeprefix(PREFIX))
+    return None if check is None or check[0](value) else check[1]
+
+
+def _shown(value: Any) -> str:
+    """A value fit for an error: never a URL, which may hold a password."""
+    if isinstance(value, (bool, int, float)) or value is None:
+        return repr(value)
+    if isinstance(value, str) and "://" not in value and len(value) <= 40:
+        return repr(value)
+    return type(value).__name__

@@ -1,0 +1,119 @@
+"""Outcomes as bytes: kombu's serializers and compression, and Celery's encoding of errors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple, Protocol
+
+from kombu import serialization
+from kombu.compression import compress, decompress
+
+from celery_idempotent.errors import CorruptRecordError, PoisonedTaskError, ResultNotStoredError
+from celery_idempotent.record.record import Record, State
+
+#: Errors are always written so: readable by anyone, and never executable.
+_ERROR_SERIALIZER = "json"
+
+NOT_WANTED = b"idempotency_store_result is off"
+TOO_LARGE = b"it is larger than idempotency_max_result_size"
+NOT_SERIALISABLE = b"idempotency_serializer cannot write it"
+_POISONED = b"poisoned"
+
+
+class Payload(NamedTuple):
+    """An outcome on its way into a record."""
+
+    #: Serializer and, behind a plus sign, compression; empty: `body` says why no value is kept.
+    format: str
+    body: bytes
+
+    @property
+    def kept(self) -> bool:
+        """Whether there is a value in it."""
+        return bool(self.format)
+
+
+class Dialect(Protocol):
+    """How the app's result backend hands results and errors over."""
+
+    def prepare_value(self, value: Any) -> Any:
+        """What the backend would make of `value` before it writes it."""
+
+    def prepare_error(self, error: BaseException) -> dict[str, Any]:
+        """`error` as type, module and arguments."""
+
+    def restore_error(self, prepared: dict[str, Any]) -> BaseException:
+        """The exception that ``AsyncResult.get()`` would raise."""
+
+
+class Payloads:
+    """Writes outcomes, and reads them back as the first caller got them.
+
+    Args:
+        dialect: the app's result backend's.
+        accept: content types that reading trusts.
+    """
+
+    def __init__(self, dialect: Dialect, accept: Collection[str]) -> None:
+        self._dialect = dialect
+        self._accept = accept
+
+    def of_result(
+        self, value: Any, *, serializer: str, compression: str | None, max_size: int
+    ) -> Payload:
+        """`value` as bytes, or the reason why it cannot be kept. Never raises."""
+        try:
+            payload = _dump(self._dialect.prepare_value(value), serializer, compression)
+        except Exception:
+            return Payload("", NOT_SERIALISABLE)
+        return payload if len(payload.body) <= max_size else Payload("", TOO_LARGE)
+
+    def of_error(self, error: BaseException) -> Payload:
+        """`error` as type, module and arguments."""
+        return _dump(self._dialect.prepare_error(error), _ERROR_SERIALIZER, None)
+
+    def decode(self, record: Record) -> Any:
+        """The value of a COMPLETED record, the exception of a FAILED one.
+
+        Raises:
+            ResultNotStoredError: if the value was not kept.
+            CorruptRecordError: if it cannot be read, or is of a type that the app does not accept.
+        """
+        if record.state is State.FAILED:
+            return self._decode_error(record)
+        if not record.format:
+            raise ResultNotStoredError(
+                f"{record.key} has completed, but its result was not kept: {record.body.decode()}"
+            )
+        return _load(record, self._accept)
+
+    def _decode_error(self, record: Record) -> BaseException:
+        if record.format:
+            prepared = _load(record, {serialization.registry.name_to_type[_ERROR_SERIALIZER]})
+            return self._dialect.restore_error(prepared)
+        if record.body == _POISONED:
+            return PoisonedTaskError(
+                f"{record.key} has begun {record.attempt} times, and each time its worker died "
+                "without an outcome; forget the key to let it run again"
+            )
+        return ResultNotStoredError(f"{record.key} has failed, but its error was not kept")
+
+
+def _dump(value: Any, serializer: str, compression: str | None) -> Payload:
+    _, _, data = serialization.dumps(value, serializer)
+    body = data.encode("utf-8") if isinstance(data, str) else bytes(data)
+    if not compression:
+        return Payload(serializer, body)
+    return Payload(f"{serializer}+{compression}", compress(body, compression)[0])
+
+
+def _load(record: Record, accept: Collection[str]) -> Any:
+    serializer, _, compression = record.format.partition("+")
+    try:
+        content_type = serialization.registry.name_to_type[serializer]
+        body = decompress(record.body, compression) if compression else record.body
+        return serialization.loads(body, content_type, "binary", accept=accept)
+    except Exception as error:
+        raise CorruptRecordError(
+            f"the result of {record.key} cannot be read as {record.format}: {type(error).__name__}"
+        ) from error

@@ -1,0 +1,115 @@
+"""The Lua scripts: found, read by their heads, and called by name.
+
+A script's head lists its KEYS, ARGV and REPLIES, each a name and what it means. That list *is* the
+signature: calls pass arguments by those names, and an answer that the head does not list is an
+error. The unit tests hold heads and bodies together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha1
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from redis.exceptions import NoScriptError
+
+from celery_idempotent.errors import IdempotencyError
+
+#: Shared by all scripts, put before each of them.
+PRELUDE = "record"
+
+#: In a wheel the scripts lie inside the package, in a checkout beside it.
+_FOLDERS = (Path(__file__).parents[1] / "lua", Path(__file__).parents[2] / "lua")
+
+
+class Reply(NamedTuple):
+    """What every script answers."""
+
+    #: One of the script's REPLIES.
+    case: str
+    #: The record that is there now, empty if none or if the script has no need to tell.
+    raw: bytes
+    #: The server's time in milliseconds.
+    now_ms: int
+
+
+@dataclass(frozen=True)
+class Script:
+    """One script, ready to be called on any client."""
+
+    name: str
+    source: str
+    argv: tuple[str, ...]
+    replies: frozenset[str]
+    sha: str
+
+    def arguments(self, values: dict[str, Any]) -> list[Any]:
+        """`values` in the order of the head; a missing or unknown name is a KeyError."""
+        if len(values) != len(self.argv):
+            raise KeyError(f"{self.name} takes {self.argv}, got {tuple(values)}")
+        return [values[name] for name in self.argv]
+
+    def call(self, client: Any, record: str, **values: Any) -> Reply:
+        """Run on one record. One round trip; two when the server has yet to learn the script."""
+        arguments = self.arguments(values)
+        try:
+            answer = client.evalsha(self.sha, 1, record, *arguments)
+        except NoScriptError:
+            # Flushed, restarted or failed over. EVAL runs it and makes it known.
+            answer = client.eval(self.source, 1, record, *arguments)
+        return self.reply(answer)
+
+    def reply(self, answer: Sequence[Any]) -> Reply:
+        """The answer of a call as a value."""
+        case, raw, now_ms = answer
+        name = case.decode() if isinstance(case, bytes) else case
+        if name not in self.replies:
+            raise IdempotencyError(f"the script {self.name} gave an unknown answer: {name!r}")
+        return Reply(name, raw, now_ms)
+
+
+@cache
+def load(name: str) -> Script:
+    """The script of this name, with the prelude before it."""
+    text = read_source(name)
+    source = f"{read_source(PRELUDE)}\n{text}"
+    head = read_head(text)
+    return Script(
+        name=name,
+        source=source,
+        argv=head["ARGV"],
+        replies=frozenset(head["REPLIES"]),
+        sha=sha1(source.encode(), usedforsecurity=False).hexdigest(),
+    )
+
+
+def read_source(name: str) -> str:
+    """The text of lua/`name`.lua."""
+    for folder in _FOLDERS:
+        path = folder / f"{name}.lua"
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    raise IdempotencyError(f"lua/{name}.lua is missing: the installation is not whole")
+
+
+def read_head(text: str) -> dict[str, tuple[str, ...]]:
+    """The names that a script's head lists under KEYS, ARGV and REPLIES."""
+    sections: dict[str, list[str]] = {"KEYS": [], "ARGV": [], "REPLIES": []}
+    section = ""
+    for line in _head_lines(text):
+        if line.strip() in sections:
+            section = line.strip()
+        elif section and (entry := re.match(r" {2}([a-z_]+) ", line)):
+            sections[section].append(entry[1])
+    return {name: tuple(entries) for name, entries in sections.items()}
+
+
+def _head_lines(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        if not line.startswith("--"):
+            return
+        yield line[2:].removeprefix(" ")

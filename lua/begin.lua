@@ -1,0 +1,68 @@
+-- begin: asks for the right to run.
+--
+-- The execution id is drawn afresh for each pass through the gate, never the task id: a redelivered
+-- message bears the same task id. A begin that the client sends twice finds its own record and gets
+-- the same answer. A message put back because an answer was lost carries the ids of those passes as
+-- `prior`: if one did begin, nobody runs under it, and this pass steps in without counting an attempt.
+--
+-- KEYS
+--   record             the key's record
+-- ARGV
+--   owner              id of this execution
+--   prior              ids of earlier passes of the same message that had no answer, or ''
+--   task_id            id of the task
+--   fingerprint        of all arguments, or ''
+--   worker             who runs it
+--   lease_ms           right to run without a heartbeat
+--   retention_ms       how long after the lease an execution that died is remembered
+--   max_attempts       executions that may die in a row
+--   error_ms           retention of the FAILED record of a task that has used them up
+-- REPLIES
+--   begun              run; attempt > 1 says that this takes over from one that died
+--   held               another execution runs, or another task id has it reserved
+--   finished           here is the outcome
+--   reused             other arguments came with this key
+--   corrupt            not a record that this version can read
+
+local record = KEYS[1]
+local owner, prior, task_id, fingerprint, worker, lease_ms, retention_ms, max_attempts, error_ms =
+  unpack(ARGV)
+
+local attempt, token = 1, now_us
+local raw = redis.call('GET', record)
+if raw then
+  local state, attempts, last_token, at, known, holder, last_worker, last_owner = unpack_record(raw)
+  if not state then
+    return reply('corrupt', raw)
+  elseif differ(known, fingerprint) then
+    return reply('reused', raw)
+  elseif state == 'C' or state == 'F' then
+    return reply('finished', raw)
+  elseif state == 'R' then
+    if holder ~= task_id and at > now then
+      return reply('held', raw)
+    end
+    token = math.max(token, last_token + 1)
+  elseif last_owner == owner then
+    attempt, token = attempts, last_token
+  else
+    local unanswered = last_owner ~= '' and string.find(prior, last_owner, 1, true)
+    if at > now and not unanswered then
+      return reply('held', raw)
+    end
+    attempt = unanswered and attempts or attempts + 1
+    token = math.max(token, last_token + 1)
+    if attempt > tonumber(max_attempts) then
+      raw = pack('F', attempts, token, now, known, task_id, last_worker, '', '', 'poisoned')
+      redis.call('SET', record, raw, 'PX', error_ms)
+      return reply('finished', raw)
+    end
+  end
+  if fingerprint == '' then
+    fingerprint = known
+  end
+end
+
+local started = pack('S', attempt, token, now + lease_ms, fingerprint, task_id, worker, owner, '', '')
+redis.call('SET', record, started, 'PX', lease_ms + retention_ms)
+return reply('begun', started)

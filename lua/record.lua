@@ -1,0 +1,62 @@
+-- The record's bytes and what every script needs of them. The loader puts this before each script.
+--
+-- One string a key, in the layout that celery_idempotent/record/layout.py describes: the letter of
+-- the state, attempt, token, a time in milliseconds, and six strings. The token and the time stand
+-- at fixed places, so that a heartbeat changes six bytes and reads none of the rest.
+
+local LAYOUT = '>c1BI7I6Bc0I2c0Bc0Bc0Bc0'
+local TOKEN, AT, AFTER = 3, 10, 16
+
+-- Server time, the only clock. Token = microseconds, so that it grows even across forgotten records.
+local clock = redis.call('TIME')
+local now_us = clock[1] * 1000000 + clock[2]
+local now = math.floor(now_us / 1000)
+
+local function pack(state, attempt, token, at, fingerprint, task_id, worker, owner, format, body)
+  return struct.pack(LAYOUT, state, attempt, token, at, #fingerprint, fingerprint, #task_id, task_id,
+    #worker, worker, #owner, owner, #format, format) .. body
+end
+
+-- state, attempt, token, at, fingerprint, task_id, worker, owner, format, position of the body.
+-- A state of nil: not a record of this layout.
+local function unpack_record(raw)
+  local readable, state, attempt, token, at, fingerprint, task_id, worker, owner, format, body =
+    pcall(struct.unpack, LAYOUT, raw)
+  if readable and (state == 'S' or state == 'C' or state == 'R' or state == 'F') then
+    return state, attempt, token, at, fingerprint, task_id, worker, owner, format, body
+  end
+end
+
+-- Whether `raw` is STARTED under `token`. Numbers up to 2^53 are exact: 16 digits, good till 2255.
+local function holds(raw, token)
+  return raw and #raw >= AFTER and string.sub(raw, 1, 1) == 'S'
+    and struct.unpack('>I7', raw, TOKEN) == tonumber(token)
+end
+
+local function with_time(raw, at)
+  return string.sub(raw, 1, AT - 1) .. struct.pack('>I6', at) .. string.sub(raw, AFTER)
+end
+
+local function differ(one, other)
+  return one ~= '' and other ~= '' and one ~= other
+end
+
+-- Each reply names its case first, then gives what is there, then the time: a caller that measures
+-- how long something still lasts must not ask its own clock.
+local function reply(case, raw)
+  return { case, raw or '', now }
+end
+
+-- STARTED under `token` becomes `state`, with its outcome. What the execution needed goes.
+local function settle(record, state, token, format, body, retention_ms)
+  local raw = redis.call('GET', record)
+  if holds(raw, token) then
+    local _, attempt, _, _, fingerprint, task_id, worker = unpack_record(raw)
+    redis.call('SET', record, pack(state, attempt, tonumber(token), now, fingerprint, task_id, worker,
+      '', format, body), 'PX', retention_ms)
+    return true
+  end
+  -- The reply to the first try was lost, and the client has sent it again.
+  return raw and string.sub(raw, 1, 1) == state and #raw >= AFTER
+    and struct.unpack('>I7', raw, TOKEN) == tonumber(token), raw
+end

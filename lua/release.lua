@@ -1,0 +1,35 @@
+-- release: gives the key back after an error that may be tried again.
+--
+-- With a hold the key stays reserved for the same task id, so that Celery's own retry meets no
+-- conflict and a duplicate does not slip in between. Attempts count deaths in a row: a release is
+-- a life sign and sets them back. Nobody holding the key is what a release is for, so `ok` then too.
+--
+-- KEYS
+--   record             the key's record
+-- ARGV
+--   token              of the execution
+--   hold_ms            how long the key stays reserved for its task id; 0: not at all
+-- REPLIES
+--   ok                 the execution no longer holds the key
+--   lost               someone else does; here is who
+
+local record = KEYS[1]
+local token, hold_ms = unpack(ARGV)
+
+local raw = redis.call('GET', record)
+if not raw then
+  return reply('ok')
+end
+if not holds(raw, token) then
+  local state, _, last_token = unpack_record(raw)
+  local resent = state == 'R' and last_token == tonumber(token)
+  return reply(resent and 'ok' or 'lost', raw)
+end
+if tonumber(hold_ms) > 0 then
+  local _, _, _, _, fingerprint, task_id = unpack_record(raw)
+  local reserved = pack('R', 0, tonumber(token), now + hold_ms, fingerprint, task_id, '', '', '', '')
+  redis.call('SET', record, reserved, 'PX', hold_ms)
+else
+  redis.call('DEL', record)
+end
+return reply('ok')

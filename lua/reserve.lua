@@ -1,0 +1,36 @@
+-- reserve: keeps the key for a task that is about to be published.
+--
+-- KEYS
+--   record             the key's record
+-- ARGV
+--   task_id            of the task to publish
+--   fingerprint        of all arguments, or ''
+--   hold_ms            how long the reservation lasts if nothing begins
+-- REPLIES
+--   reserved           publish it
+--   held               another task id has it reserved, or runs
+--   finished           here is the outcome
+--   reused             other arguments came with this key
+--   corrupt            not a record that this version can read
+
+local record = KEYS[1]
+local task_id, fingerprint, hold_ms = unpack(ARGV)
+
+local token = now_us
+local raw = redis.call('GET', record)
+if raw then
+  local state, _, last_token, at, known, holder = unpack_record(raw)
+  if not state then
+    return reply('corrupt', raw)
+  elseif differ(known, fingerprint) then
+    return reply('reused', raw)
+  elseif state == 'C' or state == 'F' then
+    return reply('finished', raw)
+  elseif state == 'S' or (holder ~= task_id and at > now) then
+    return reply('held', raw)
+  end
+  token = math.max(token, last_token + 1)
+end
+local reserved = pack('R', 0, token, now + hold_ms, fingerprint, task_id, '', '', '', '')
+redis.call('SET', record, reserved, 'PX', hold_ms)
+return reply('reserved', reserved)
