@@ -26,7 +26,9 @@ def normaliser(
         if _is_plain(args) and _is_plain(kwargs):
             return args, kwargs
         try:
-            content_type, encoding, data = serialization.dumps([list(args), dict(kwargs)], serializer)
+            content_type, encoding, data = serialization.dumps(
+                [list(args), dict(kwargs)], serializer
+            )
             args, kwargs = serialization.loads(data, content_type, encoding, accept=[content_type])
         except Exception:
             return args, kwargs

@@ -38,9 +38,7 @@ class IdempotentRequest(Request):
             key = carried.key or configured.rule.derive(
                 self.args, self.kwargs, task_id=self.id, explicit=carried.explicit
             )
-            configured.gate.store.abandon(
-                key, self.id, worker_name(self.hostname, self.worker_pid)
-            )
+            configured.gate.store.abandon(key, self.id, worker_name(self.hostname, self.worker_pid))
         except Exception as trouble:
             # The lease ends by itself; the message must go back whatever happens here.
             logger.warning(

@@ -73,11 +73,11 @@ class IdempotentTask(Task):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """From a worker: pass the gate. From anywhere else: a plain function call."""
         request = self.request_stack.top
-        if request is None or request.called_directly or request._protected:
+        # `_protected` is Celery's own mark that a request has reached its body: a call of the task
+        # from inside the task is a plain one again.
+        if request is None or request.called_directly or request._protected:  # noqa: SLF001
             return super().__call__(*args, **kwargs)
-        # Celery's own mark that this request has reached its body: a call of the task from inside
-        # the task is a plain one again.
-        request._protected = 1
+        request._protected = 1  # noqa: SLF001
         return self._pass_gate(request, args, kwargs)
 
     def _pass_gate(self, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -44,7 +44,7 @@ def return_delay(returns: int, lease: float) -> float:
 
     Up to a quarter less by chance, so that the duplicates of a burst do not come back as one.
     """
-    delay = min(FIRST_RETURN * 2 ** min(returns, 30), max(lease, FIRST_RETURN))
+    delay: float = min(FIRST_RETURN * 2 ** min(returns, 30), max(lease, FIRST_RETURN))
     return delay * random.uniform(0.75, 1.0)
 
 

@@ -108,7 +108,9 @@ class Gate:
 
     def _without_store(self, call: Caller, owner: bytes, error: StoreUnavailableError) -> Any:
         policy = call.settings.on_store_error
-        logger.error("%s: %s; task %s will %s", call.key, error, call.task_id, _STORE_ERROR_SAYS[policy])
+        logger.error(
+            "%s: %s; task %s will %s", call.key, error, call.task_id, _STORE_ERROR_SAYS[policy]
+        )
         signals.send(
             signals.store_unavailable,
             call.sender,

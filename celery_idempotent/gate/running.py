@@ -68,7 +68,7 @@ class Running:
             )
             self.send(signals.lease_lost)
 
-    def send(self, signal: signals.Signal, **details: Any) -> None:
+    def send(self, signal: Any, **details: Any) -> None:
         """Send `signal` with what every signal of an execution has."""
         signals.send(
             signal,

@@ -38,9 +38,7 @@ class KeyRule:
         SettingsError: if the rule is of no known kind, or names an argument the task lacks.
     """
 
-    def __init__(
-        self, task: str, rule: Any, signature: Signature, normalise: Normalise
-    ) -> None:
+    def __init__(self, task: str, rule: Any, signature: Signature, normalise: Normalise) -> None:
         self._task = task
         self._rule = rule
         self._normalise = normalise
@@ -229,7 +227,7 @@ class _Template:
 
 def _require_text_of_its_own(value: Any) -> None:
     """Refuse what prints a memory address, or its members in any order: no two processes agree."""
-    kind = type(value)
+    kind: Any = type(value)
     if isinstance(value, (set, frozenset)) or (
         kind.__repr__ is object.__repr__ and kind.__str__ is object.__str__
     ):

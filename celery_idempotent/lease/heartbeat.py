@@ -106,7 +106,7 @@ class Heartbeat:
 
 
 def _settled_meanwhile(lease: Lease, answer: Reply) -> bool:
-    """Whether the record bears the lease's own outcome, stored while the heartbeat was under way."""
+    """Whether the record bears the lease's own outcome, stored while this was under way."""
     try:
         return layout.read(answer.raw, "", "").token == lease.token
     except IdempotencyError:

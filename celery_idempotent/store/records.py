@@ -18,7 +18,6 @@ from celery_idempotent.store.connection import explained
 from celery_idempotent.store.payload import Payload
 from celery_idempotent.store.scripts import Reply
 
-
 #: What a client raises when Redis, or the way to it, is in trouble.
 FAULTS = (RedisError, OSError)
 
@@ -178,7 +177,9 @@ class RecordStore:
         """
         name = self.name(key)
         pipeline = self._client.pipeline(transaction=True)
-        pipeline.get(name).pttl(name).time()
+        pipeline.get(name)
+        pipeline.pttl(name)
+        pipeline.time()
         try:
             raw, left_ms, clock = pipeline.execute()
         except FAULTS as error:
