@@ -1,5 +1,6 @@
 """Idempotent Celery tasks on Redis: duplicates get the first outcome, not a second execution."""
 
+from celery_idempotent.entry import startup as _startup  # noqa: F401 - connects its signal
 from celery_idempotent.entry.task import IdempotentTask
 from celery_idempotent.errors import (
     ConflictError,

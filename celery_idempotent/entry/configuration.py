@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,7 @@ from celery_idempotent.errors import SettingsError
 from celery_idempotent.gate.gate import Gate
 from celery_idempotent.key.rule import KeyRule
 from celery_idempotent.settings import OPTIONS, PREFIX, Settings
-from celery_idempotent.store.connection import connect, is_redis_url
+from celery_idempotent.store.connection import is_redis_url
 from celery_idempotent.store.payload import Payloads
 from celery_idempotent.store.records import RecordStore
 
@@ -34,23 +35,25 @@ class ConfigurationError(SettingsError, ImproperlyConfigured, click.ClickExcepti
         click.ClickException.__init__(self, message)
 
 
-@dataclass(frozen=True)
 class TaskConfiguration:
-    """All that the gate needs to know of one task."""
-
-    settings: Settings
-    rule: KeyRule
-    gate: Gate
-
-
-def configure(task: type[Task], app: Celery) -> TaskConfiguration:
-    """The configuration of `task`, with a gate to its Redis (which is not contacted yet).
+    """All that the gate needs to know of one task.
 
     Raises:
         ConfigurationError: for the first fault found, in one line that names the option.
     """
-    options, rule = check(task, app)
-    return TaskConfiguration(options, rule, _gate(app, options))
+
+    def __init__(self, task: type[Task], app: Celery) -> None:
+        self.settings, self.rule = check(task, app)
+        self._app = app
+
+    @cached_property
+    def gate(self) -> Gate:
+        """The gate to the task's Redis, which is not contacted yet.
+
+        Raises:
+            ConfigurationError: if no setting names a Redis.
+        """
+        return _gate(self._app, self.settings)
 
 
 def check(task: type[Task], app: Celery) -> tuple[Settings, KeyRule]:
@@ -158,7 +161,7 @@ def _gate(app: Celery, options: Settings) -> Gate:
         if gate is None:
             payloads = Payloads(BackendDialect(app), _accepted(app))
             try:
-                store = RecordStore(lambda: connect(url), options.key_prefix, payloads.decode)
+                store = RecordStore(url, options.key_prefix, payloads.decode)
             except SettingsError as error:
                 raise ConfigurationError(str(error)) from None
             gate = gates[url, options.key_prefix] = Gate(store, payloads)

@@ -1,8 +1,8 @@
 """What a message carries for the gate, in two headers.
 
 ``idempotency_key`` is the caller's own key, or False to let this one call through. Anyone who
-publishes by name may set it. ``idempotency`` is the gate's: a message that it, or a retry, puts back
-carries its derived key, so that a deploy in between changes nothing for it.
+publishes by name may set it. ``idempotency`` is the gate's: a message that it, or a retry, puts
+back carries its derived key, so that a deploy in between changes nothing for it.
 """
 
 from __future__ import annotations

@@ -100,14 +100,14 @@ class IdempotentTask(Task):
 
     @property
     def idempotency_configuration(self) -> TaskConfiguration:
-        """The task's settings, key rule and gate.
+        """The task's settings, key rule and gate, as they were at first use.
 
         Raises:
-            ImproperlyConfigured: if an option is wrong, or no setting names a Redis.
+            ImproperlyConfigured: if an option is wrong.
         """
         cls = type(self)
         if cls._configuration is None:
-            cls._configuration = configuration.configure(cls, self.app)
+            cls._configuration = TaskConfiguration(cls, self.app)
         return cls._configuration
 
     def apply_async(

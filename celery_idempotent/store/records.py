@@ -14,7 +14,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import scripts
-from celery_idempotent.store.connection import explained
+from celery_idempotent.store.connection import connect, explained, redacted
 from celery_idempotent.store.payload import Payload
 from celery_idempotent.store.scripts import Reply
 
@@ -35,20 +35,23 @@ class RecordStore:
     """All records under one prefix of one Redis.
 
     Args:
-        connect: makes a client; called once for the callers and once for the heartbeat, which
-            must not queue behind them.
+        url: of the Redis, as Celery and kombu write it.
         prefix: of every name in Redis.
         decode: turns a finished record's body into its result.
     """
 
-    def __init__(
-        self, connect: Callable[[], Redis], prefix: str, decode: Callable[[Record], Any]
-    ) -> None:
-        self._connect = connect
+    def __init__(self, url: str, prefix: str, decode: Callable[[Record], Any]) -> None:
+        self._url = url
         self._prefix = prefix
         self._decode = decode
-        self._client = connect()
+        self._client = connect(url)
+        # A client of its own: the heartbeat must not queue behind the callers.
         self._heartbeat_client: Redis | None = None
+
+    @property
+    def place(self) -> str:
+        """Where the records are, without secrets."""
+        return redacted(self._url)
 
     def name(self, key: Key) -> str:
         """The name of the record in Redis."""
@@ -137,7 +140,7 @@ class RecordStore:
             StoreUnavailableError: if Redis did not answer at all.
         """
         if self._heartbeat_client is None:
-            self._heartbeat_client = self._connect()
+            self._heartbeat_client = connect(self._url)
         client = self._heartbeat_client
         script = scripts.load("extend")
         try:
