@@ -4,6 +4,7 @@
 -- message bears the same task id. A begin that the client sends twice finds its own record and gets
 -- the same answer. A message put back because an answer was lost carries the ids of those passes as
 -- `prior`: if one did begin, nobody runs under it, and this pass steps in without counting an attempt.
+-- The steps that an earlier execution has finished stay in the body.
 --
 -- KEYS
 --   record             the key's record
@@ -28,15 +29,16 @@ local record = KEYS[1]
 local owner, prior, task_id, fingerprint, worker, lease_ms, retention_ms, max_attempts, error_ms =
   unpack(ARGV)
 
-local attempt, token = 1, now_us
+local attempt, token, steps = 1, now_us, ''
 local raw = redis.call('GET', record)
 if raw then
-  local state, attempts, last_token, at, known, holder, last_worker, last_owner = unpack_record(raw)
+  local state, attempts, last_token, at, known, holder, last_worker, last_owner, _, position =
+    unpack_record(raw)
   if not state then
     return reply('corrupt', raw)
   elseif differ(known, fingerprint) then
     return reply('reused', raw)
-  elseif state == 'C' or state == 'F' then
+  elseif finished(state) then
     return reply('finished', raw)
   elseif state == 'R' then
     if holder ~= task_id and at > now then
@@ -61,8 +63,10 @@ if raw then
   if fingerprint == '' then
     fingerprint = known
   end
+  steps = string.sub(raw, position)
 end
 
-local started = pack('S', attempt, token, now + lease_ms, fingerprint, task_id, worker, owner, '', '')
+local started =
+  pack('S', attempt, token, now + lease_ms, fingerprint, task_id, worker, owner, '', steps)
 redis.call('SET', record, started, 'PX', lease_ms + retention_ms)
 return reply('begun', started)

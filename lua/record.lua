@@ -3,6 +3,9 @@
 -- One string a key, in the layout that celery_idempotent/record/layout.py describes: the letter of
 -- the state, attempt, token, a time in milliseconds, and six strings. The token and the time stand
 -- at fixed places, so that a heartbeat changes six bytes and reads none of the rest.
+--
+-- R reserved, S started, C completed, F failed. D and G are C and F once the continuation (callbacks,
+-- the rest of a chain, a chord's count) has gone out, so that a redelivered message sends no second.
 
 local LAYOUT = '>c1BI7I6Bc0I2c0Bc0Bc0Bc0'
 local TOKEN, AT, AFTER = 3, 10, 16
@@ -22,9 +25,13 @@ end
 local function unpack_record(raw)
   local readable, state, attempt, token, at, fingerprint, task_id, worker, owner, format, body =
     pcall(struct.unpack, LAYOUT, raw)
-  if readable and (state == 'S' or state == 'C' or state == 'R' or state == 'F') then
+  if readable and string.find('RSCDFG', state, 1, true) then
     return state, attempt, token, at, fingerprint, task_id, worker, owner, format, body
   end
+end
+
+local function finished(state)
+  return state ~= 'R' and state ~= 'S'
 end
 
 -- Whether `raw` is STARTED under `token`. Numbers up to 2^53 are exact: 16 digits, good till 2255.

@@ -9,6 +9,7 @@
 -- REPLIES
 --   reserved           publish it
 --   held               another task id has it reserved, or runs
+--   expired            an execution died; publish, unreserved: the next begin takes over
 --   finished           here is the outcome
 --   reused             other arguments came with this key
 --   corrupt            not a record that this version can read
@@ -24,9 +25,11 @@ if raw then
     return reply('corrupt', raw)
   elseif differ(known, fingerprint) then
     return reply('reused', raw)
-  elseif state == 'C' or state == 'F' then
+  elseif finished(state) then
     return reply('finished', raw)
-  elseif state == 'S' or (holder ~= task_id and at > now) then
+  elseif at <= now then
+    return reply('expired', raw)
+  elseif state == 'S' or holder ~= task_id then
     return reply('held', raw)
   end
   token = math.max(token, last_token + 1)

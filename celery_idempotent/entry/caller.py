@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.nodenames import gethostname
 
-from celery_idempotent.entry import passage
+from celery_idempotent.entry import continuation, passage
 from celery_idempotent.entry.passage import Passage
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.gate.caller import Fail, Release, Verdict
 from celery_idempotent.gate.execution import Execution
 from celery_idempotent.key.key import Key
+from celery_idempotent.record.record import Record
 from celery_idempotent.settings import Settings
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class TaskCall:
 
     @staticmethod
     def of(request: Context | None) -> TaskCall | None:
-        """The call whose body runs under `request`, if it passed the gate."""
+        """The call that stands at the gate, or has passed it, under `request`."""
         return getattr(request, "idempotency_call", None)
 
     def __init__(
@@ -48,15 +49,16 @@ class TaskCall:
         self.settings = settings
         self.prior = carried.prior
         self.returns = carried.returns
+        self.own_outcome = False
         self.execution: Execution | None = None
         self._request = request
         self._args = args
         self._kwargs = kwargs
+        request.idempotency_call = self
 
     def run(self, execution: Execution) -> Any:
         """Run the task's body, ``autoretry_for`` and the like included."""
         self.execution = execution
-        self._request.idempotency_call = self
         return self.sender.run(*self._args, **self._kwargs)
 
     def verdict(self, error: BaseException) -> Verdict:
@@ -66,6 +68,16 @@ class TaskCall:
         if isinstance(error, (Ignore, Reject)):
             return Release()
         return Fail() if isinstance(error, self.settings.replay_errors) else Release()
+
+    def replayed(self, record: Record) -> None:
+        """A redelivery of the message that ran sends its continuation only if nobody has yet.
+
+        Another task id is a caller of its own: its continuation is its own, too.
+        """
+        self.own_outcome = record.task_id == self.task_id
+        if self.own_outcome and record.continued:
+            self.own_outcome = False
+            continuation.drop(self._request)
 
     def come_back(self, seconds: float, prior: bytes, reason: IdempotencyError) -> NoReturn:
         """Publish the message again under its id, then let this copy be acknowledged.

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import click
 from celery import Celery, Task
@@ -17,7 +16,9 @@ from kombu.compression import encoders as compressions
 from kombu.serialization import prepare_accept_content, registry
 
 from celery_idempotent import settings
+from celery_idempotent.entry import depot
 from celery_idempotent.entry.arguments import normaliser
+from celery_idempotent.entry.depot import BackendDepot
 from celery_idempotent.entry.dialect import BackendDialect
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.gate.gate import Gate
@@ -67,6 +68,8 @@ def check(task: type[Task], app: Celery) -> tuple[Settings, KeyRule]:
         settings.check_names(_attributes_of(task), task.name)
         options = settings.build(dict(_values(task, app)), task.name)
         options = _with_serializer(options, task, app)
+        if options.offload_backend:
+            depot.check(app, options.offload_backend)
         rule = KeyRule(task.name, options.key, _signature_of(task), normaliser(task.serializer))
     except SettingsError as error:
         raise ConfigurationError(str(error)) from None
@@ -148,21 +151,23 @@ def _signature_of(task: type[Task]) -> inspect.Signature:
     return signature.replace(parameters=parameters[1:])
 
 
-_gates: WeakKeyDictionary[Celery, dict[tuple[str, str], Gate]] = WeakKeyDictionary()
 _making = threading.Lock()
 
 
 def _gate(app: Celery, options: Settings) -> Gate:
-    """The app's gate to this Redis and prefix: tasks that share both share its connections."""
+    """The app's gate to these places: tasks that share them share its connections."""
     url = redis_url(app, options)
     with _making:
-        gates = _gates.setdefault(app, {})
-        gate = gates.get((url, options.key_prefix))
+        gates: dict[Any, Gate] = vars(app).setdefault("_idempotency_gates", {})
+        place = (url, options.key_prefix, options.offload_backend)
+        gate = gates.get(place)
         if gate is None:
-            payloads = Payloads(BackendDialect(app), _accepted(app))
+            offload = options.offload_backend
+            elsewhere = BackendDepot(app, offload) if offload else None
+            payloads = Payloads(BackendDialect(app), _accepted(app), elsewhere)
             try:
                 store = RecordStore(url, options.key_prefix, payloads.decode)
             except SettingsError as error:
                 raise ConfigurationError(str(error)) from None
-            gate = gates[url, options.key_prefix] = Gate(store, payloads)
+            gate = gates[place] = Gate(store, payloads)
         return gate

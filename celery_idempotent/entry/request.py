@@ -6,11 +6,14 @@ import logging
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
-from billiard.exceptions import WorkerLostError
+from billiard.exceptions import Terminated, WorkerLostError
 from celery.worker.request import Request
 
 from celery_idempotent.entry.caller import worker_name
 from celery_idempotent.entry.passage import Passage
+
+#: Seconds between Celery's word that a time limit is over and the end of the child, at most.
+KILL_GRACE = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +28,17 @@ class IdempotentRequest(Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        if isinstance(error, WorkerLostError):
-            self._abandon()
+        if isinstance(error, (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)):
+            self._abandon(grace=0.0)
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
-    def _abandon(self) -> None:
+    def on_timeout(self, soft: bool, timeout: float) -> Any:
+        """As Celery's; at a hard time limit the lease ends, shortly after the child."""
+        if not soft:
+            self._abandon(grace=KILL_GRACE)
+        return super().on_timeout(soft, timeout)
+
+    def _abandon(self, grace: float) -> None:
         try:
             configured = self.task.idempotency_configuration
             carried = Passage.read(self.task.name, self._context.headers)
@@ -38,7 +47,12 @@ class IdempotentRequest(Request):
             key = carried.key or configured.rule.derive(
                 self.args, self.kwargs, task_id=self.id, explicit=carried.explicit
             )
-            configured.gate.store.abandon(key, self.id, worker_name(self.hostname, self.worker_pid))
+            configured.gate.store.abandon(
+                key,
+                self.id,
+                worker_name(self.hostname, self.worker_pid),
+                grace_ms=round(grace * 1000),
+            )
         except Exception as trouble:
             # The lease ends by itself; the message must go back whatever happens here.
             logger.warning(

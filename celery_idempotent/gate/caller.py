@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Protocol
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.gate.execution import Execution
 from celery_idempotent.key.key import Key
+from celery_idempotent.record.record import Record
 from celery_idempotent.settings import Settings
 
 
@@ -41,12 +42,17 @@ class Caller(Protocol):
     prior: bytes
     #: How often this message has come back already.
     returns: int
+    #: Set by the gate: the record's outcome is this task id's own.
+    own_outcome: bool
 
     def run(self, execution: Execution) -> Any:
         """Do the work. Whatever it raises comes out of the gate."""
 
     def verdict(self, error: BaseException) -> Verdict:
         """What an error of the work means for the key."""
+
+    def replayed(self, record: Record) -> None:
+        """The record answers this call."""
 
     def come_back(self, seconds: float, prior: bytes, reason: IdempotencyError) -> NoReturn:
         """Put the message back for later, then leave it; raise `reason` where there is none."""

@@ -18,6 +18,7 @@ def replay(call: Caller, record: Record) -> Any:
         CorruptRecordError: if it cannot be read.
     """
     outcome = record.result
+    call.replayed(record)
     signals.send(signals.replayed, call.sender, task_id=call.task_id, key=record.key, record=record)
     if record.state is State.FAILED:
         raise outcome

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from typing import Any
 
 from celery_idempotent import signals
-from celery_idempotent.errors import LeaseLostError
+from celery_idempotent.errors import CorruptRecordError, LeaseLostError, StoreUnavailableError
 from celery_idempotent.gate.caller import Caller
 from celery_idempotent.gate.execution import Execution
+from celery_idempotent.gate.steps import Steps
 from celery_idempotent.lease.held import Lease
 from celery_idempotent.lease.interrupt import Interrupt
 from celery_idempotent.record.record import Record
-from celery_idempotent.store.payload import Payloads
+from celery_idempotent.store.payload import Payload, Payloads
 from celery_idempotent.store.records import Extension, RecordStore
+from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
+
+#: Seconds between two tries to write while Redis is away.
+STORE_AGAIN = 0.25
 
 
 class Running:
@@ -35,9 +42,49 @@ class Running:
         settings = call.settings
         extension = Extension(call.key, record.token, settings.lease_ms, settings.result_ms)
         self.lease = Lease(store, extension, sent_at, self._lost)
-        self.execution = Execution(record.key, record.token, record.attempt, self.lease)
+        self.execution = Execution(
+            record.key, record.token, record.attempt, self.lease, Steps(self, record.body)
+        )
         self.interrupt = Interrupt(LeaseLostError)
         self._loss_told = False
+
+    def payload(self, value: Any, part: str = "") -> Payload:
+        """`value` as the settings want it kept, or the reason why it cannot be."""
+        settings = self.call.settings
+        assert settings.serializer is not None
+        return self.payloads.of_result(
+            value,
+            serializer=settings.serializer,
+            compression=settings.compression,
+            max_size=settings.max_result_size,
+            name=f"{self.execution.key}:{self.execution.token}{part}",
+        )
+
+    def release(self, hold: float = 0.0) -> Reply:
+        """Give the key back, or hold it `hold` seconds for the same task id."""
+        return self.store.release(
+            self.call.key,
+            self.execution.token,
+            hold_ms=round(hold * 1000),
+            retention_ms=self.call.settings.result_ms,
+        )
+
+    def persist(self, attempt: Callable[[], Reply]) -> Reply:
+        """Write to the record; while Redis is away, again and again as long as it is ours.
+
+        Raises:
+            StoreUnavailableError: if Redis stays away until the lease cannot be trusted.
+        """
+        while True:
+            try:
+                return attempt()
+            except StoreUnavailableError:
+                if not self.lease.trusted:
+                    raise
+                time.sleep(STORE_AGAIN)
+            except CorruptRecordError:
+                # Someone wrote something else under the key: the record is not there any more.
+                return Reply("lost", b"", 0)
 
     def announce(self) -> None:
         """Tell that it begins, and over what."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,9 +19,6 @@ from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two tries to store an outcome while Redis is away.
-STORE_AGAIN = 0.25
-
 
 def with_result(running: Running, value: Any) -> Any:
     """Store `value` and return it; or return what a rival that came first has stored."""
@@ -37,6 +33,7 @@ def with_result(running: Running, value: Any) -> Any:
     if answer is None:
         return value
     if answer.case == "ok":
+        running.call.own_outcome = True
         running.send(signals.completed)
         return value
     return _too_late(running, answer, lambda: value)
@@ -65,16 +62,9 @@ def _end_interrupt(running: Running) -> None:
 
 
 def _payload(running: Running, value: Any) -> Payload:
-    settings = running.call.settings
-    if not settings.store_result:
+    if not running.call.settings.store_result:
         return Payload("", NOT_WANTED)
-    assert settings.serializer is not None
-    payload = running.payloads.of_result(
-        value,
-        serializer=settings.serializer,
-        compression=settings.compression,
-        max_size=settings.max_result_size,
-    )
+    payload = running.payload(value)
     if not payload.kept:
         logger.error(
             "%s: the result of task %s is not kept: %s; duplicates will get ResultNotStoredError",
@@ -86,25 +76,18 @@ def _payload(running: Running, value: Any) -> Payload:
 
 
 def _store(running: Running, attempt: Callable[[], Reply]) -> Reply | None:
-    """Store the outcome, again and again while the lease is trusted; None if Redis stays away."""
-    while True:
-        try:
-            return attempt()
-        except StoreUnavailableError as error:
-            if running.lease.trusted:
-                time.sleep(STORE_AGAIN)
-                continue
-            logger.critical(
-                "%s: the outcome of task %s is not stored: %s; a duplicate may run again",
-                running.execution.key,
-                running.call.task_id,
-                error,
-            )
-            running.send(signals.outcome_unsaved, error=error)
-            return None
-        except CorruptRecordError:
-            # Someone wrote something else under the key: there is no record of ours to settle.
-            return Reply("lost", b"", 0)
+    """Store the outcome; None if Redis stays away."""
+    try:
+        return running.persist(attempt)
+    except StoreUnavailableError as error:
+        logger.critical(
+            "%s: the outcome of task %s is not stored: %s; a duplicate may run again",
+            running.execution.key,
+            running.call.task_id,
+            error,
+        )
+        running.send(signals.outcome_unsaved, error=error)
+        return None
 
 
 def _fail(running: Running, error: BaseException) -> Any:
@@ -119,6 +102,7 @@ def _fail(running: Running, error: BaseException) -> Any:
     if answer is not None and answer.case != "ok":
         return _too_late(running, answer, lambda: _raise(error))
     if answer is not None:
+        running.call.own_outcome = True
         running.send(signals.failed, error=error)
     raise error
 
@@ -127,9 +111,7 @@ def _release(running: Running, error: BaseException, verdict: Release) -> Any:
     # First, so that the heartbeat does not find the key free and take it for a loss.
     heartbeat.let_go(running.lease)
     try:
-        answer = running.store.release(
-            running.call.key, running.execution.token, round(verdict.hold * 1000)
-        )
+        answer = running.release(verdict.hold)
     except (StoreUnavailableError, CorruptRecordError) as trouble:
         logger.warning(
             "%s: the key is not given back: %s; its lease ends by itself",
@@ -150,7 +132,7 @@ def _release(running: Running, error: BaseException, verdict: Release) -> Any:
 def _stopped(running: Running, error: LeaseLostError) -> Any:
     """The work stopped because the lease is lost: what a rival makes of it is the answer."""
     try:
-        answer = running.store.release(running.call.key, running.execution.token)
+        answer = running.release()
     except (StoreUnavailableError, CorruptRecordError):
         return _come_back(running)
     if answer.case == "ok":

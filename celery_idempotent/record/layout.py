@@ -1,7 +1,7 @@
 """The record's bytes. The scripts write and read them too: lua/record.lua names the same fields.
 
 ==========  =====  ==========================================================================
-letter          1  R, S, C or F: the state, and with it this layout; others are newer ones
+letter          1  R, S, C, D, F or G: the state, and with it this layout; others are newer ones
 attempt         1
 token           7  big-endian
 at              6  big-endian, milliseconds
@@ -10,7 +10,7 @@ task_id       2 +  length, then bytes; a UUID is a zero byte and its 16 bytes
 worker        1 +  length, then UTF-8
 owner         1 +  length, then the id of the execution; empty unless STARTED
 format        1 +  length, then ASCII; empty unless a value is kept
-body         rest  the outcome, or the reason why no value is kept
+body         rest  the outcome, or the reason why no value is kept; before that, the steps
 ==========  =====  ==========================================================================
 """
 
@@ -28,8 +28,12 @@ _STATES = {
     ord("R"): State.RESERVED,
     ord("S"): State.STARTED,
     ord("C"): State.COMPLETED,
+    ord("D"): State.COMPLETED,
     ord("F"): State.FAILED,
+    ord("G"): State.FAILED,
 }
+#: Of these the continuation has gone out.
+_CONTINUED = b"DG"
 _FIXED = 15
 
 
@@ -63,6 +67,7 @@ def read(
             worker=worker.decode(),
             token=int.from_bytes(raw[2:9], "big"),
             attempt=raw[1],
+            continued=raw[0] in _CONTINUED,
             at_ms=int.from_bytes(raw[9:15], "big"),
             fingerprint=fingerprint,
             format=form.decode("ascii"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from typing import Any, NamedTuple, Protocol
 
@@ -11,12 +12,17 @@ from kombu.compression import compress, decompress
 from celery_idempotent.errors import CorruptRecordError, PoisonedTaskError, ResultNotStoredError
 from celery_idempotent.record.record import Record, State
 
+logger = logging.getLogger(__name__)
+
 #: Errors are always written so: readable by anyone, and never executable.
 _ERROR_SERIALIZER = "json"
 
 NOT_WANTED = b"idempotency_store_result is off"
 TOO_LARGE = b"it is larger than idempotency_max_result_size"
 NOT_SERIALISABLE = b"idempotency_serializer cannot write it"
+NOT_OFFLOADED = b"idempotency_offload_backend did not take it"
+#: Before the format of a value that is in the depot: the body is its name there.
+_ELSEWHERE = "@"
 _POISONED = b"poisoned"
 
 
@@ -46,27 +52,56 @@ class Dialect(Protocol):
         """The exception that ``AsyncResult.get()`` would raise."""
 
 
+class Depot(Protocol):
+    """A place outside Redis for large results."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep `data` under `name`."""
+
+    def get(self, name: str) -> bytes | None:
+        """The data under `name`, or None if there is none any more."""
+
+
 class Payloads:
     """Writes outcomes, and reads them back as the first caller got them.
 
     Args:
         dialect: the app's result backend's.
         accept: content types that reading trusts.
+        depot: where a result goes that is too large for Redis, if anywhere.
     """
 
-    def __init__(self, dialect: Dialect, accept: Collection[str]) -> None:
+    def __init__(
+        self, dialect: Dialect, accept: Collection[str], depot: Depot | None = None
+    ) -> None:
         self._dialect = dialect
         self._accept = accept
+        self._depot = depot
 
     def of_result(
-        self, value: Any, *, serializer: str, compression: str | None, max_size: int
+        self, value: Any, *, serializer: str, compression: str | None, max_size: int, name: str
     ) -> Payload:
-        """`value` as bytes, or the reason why it cannot be kept. Never raises."""
+        """`value` as bytes, or the reason why it cannot be kept. Never raises.
+
+        Args:
+            name: for the depot; no two executions share one.
+        """
         try:
             payload = _dump(self._dialect.prepare_value(value), serializer, compression)
         except Exception:
             return Payload("", NOT_SERIALISABLE)
-        return payload if len(payload.body) <= max_size else Payload("", TOO_LARGE)
+        if len(payload.body) <= max_size:
+            return payload
+        return self._offloaded(payload, name) if self._depot else Payload("", TOO_LARGE)
+
+    def _offloaded(self, payload: Payload, name: str) -> Payload:
+        assert self._depot is not None
+        try:
+            self._depot.put(name, payload.body)
+        except Exception:
+            logger.exception("idempotency_offload_backend did not take the result %s", name)
+            return Payload("", NOT_OFFLOADED)
+        return Payload(_ELSEWHERE + payload.format, name.encode())
 
     def of_error(self, error: BaseException) -> Payload:
         """`error` as type, module and arguments."""
@@ -81,15 +116,38 @@ class Payloads:
         """
         if record.state is State.FAILED:
             return self._decode_error(record)
-        if not record.format:
+        return self.load(Payload(record.format, record.body), record.key)
+
+    def load(self, payload: Payload, whose: str) -> Any:
+        """The value in `payload`.
+
+        Raises:
+            ResultNotStoredError: if the value was not kept.
+            CorruptRecordError: if it cannot be read, or is of a type that the app does not accept.
+        """
+        if not payload.kept:
+            reason = payload.body.decode(errors="replace")
             raise ResultNotStoredError(
-                f"{record.key} has completed, but its result was not kept: {record.body.decode()}"
+                f"{whose} has completed, but its result was not kept: {reason}"
             )
-        return _load(record, self._accept)
+        if payload.format.startswith(_ELSEWHERE):
+            payload = self._fetched(payload, whose)
+        return _load(payload, whose, self._accept)
+
+    def _fetched(self, payload: Payload, whose: str) -> Payload:
+        name = payload.body.decode(errors="replace")
+        body = self._depot.get(name) if self._depot else None
+        if body is None:
+            raise ResultNotStoredError(
+                f"{whose} has completed, but its result is not in "
+                f"idempotency_offload_backend (any more): {name}"
+            )
+        return Payload(payload.format.removeprefix(_ELSEWHERE), body)
 
     def _decode_error(self, record: Record) -> BaseException:
         if record.format:
-            prepared = _load(record, {serialization.registry.name_to_type[_ERROR_SERIALIZER]})
+            accept = {serialization.registry.name_to_type[_ERROR_SERIALIZER]}
+            prepared = _load(Payload(record.format, record.body), record.key, accept)
             return self._dialect.restore_error(prepared)
         if record.body == _POISONED:
             return PoisonedTaskError(
@@ -107,13 +165,13 @@ def _dump(value: Any, serializer: str, compression: str | None) -> Payload:
     return Payload(f"{serializer}+{compression}", compress(body, compression)[0])
 
 
-def _load(record: Record, accept: Collection[str]) -> Any:
-    serializer, _, compression = record.format.partition("+")
+def _load(payload: Payload, whose: str, accept: Collection[str]) -> Any:
+    serializer, _, compression = payload.format.partition("+")
     try:
         content_type = serialization.registry.name_to_type[serializer]
-        body = decompress(record.body, compression) if compression else record.body
+        body = decompress(payload.body, compression) if compression else payload.body
         return serialization.loads(body, content_type, "binary", accept=accept)
     except Exception as error:
         raise CorruptRecordError(
-            f"the result of {record.key} cannot be read as {record.format}: {type(error).__name__}"
+            f"the result of {whose} cannot be read as {payload.format}: {type(error).__name__}"
         ) from error

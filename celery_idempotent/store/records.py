@@ -107,14 +107,30 @@ class RecordStore:
             retention_ms=retention_ms,
         )
 
-    def release(self, key: Key, token: int, hold_ms: int = 0) -> Reply:
+    def release(self, key: Key, token: int, *, hold_ms: int, retention_ms: int) -> Reply:
         """Give the key back, or hold it for its task id: ``ok`` or ``lost``."""
-        return self._call("release", key, token=token, hold_ms=hold_ms)
+        return self._call("release", key, token=token, hold_ms=hold_ms, retention_ms=retention_ms)
 
-    def abandon(self, key: Key, task_id: str, worker: str) -> Reply:
-        """End the lease of a worker process that died: ``ok`` or ``lost``."""
+    def step(
+        self, key: Key, token: int, entry: bytes, *, lease_ms: int, retention_ms: int
+    ) -> Reply:
+        """Keep a finished step: ``ok`` or ``lost``."""
         return self._call(
-            "abandon", key, task_id=layout.write_task_id(task_id), worker=_worker(worker)
+            "step", key, token=token, entry=entry, lease_ms=lease_ms, retention_ms=retention_ms
+        )
+
+    def dispatched(self, key: Key, task_id: str) -> Reply:
+        """Note that the continuation of `task_id` has gone out: ``ok`` or ``lost``."""
+        return self._call("dispatched", key, task_id=layout.write_task_id(task_id))
+
+    def abandon(self, key: Key, task_id: str, worker: str, *, grace_ms: int) -> Reply:
+        """End the lease of a worker process that died, or will: ``ok`` or ``lost``."""
+        return self._call(
+            "abandon",
+            key,
+            task_id=layout.write_task_id(task_id),
+            worker=_worker(worker),
+            grace_ms=grace_ms,
         )
 
     def reserve(self, key: Key, task_id: str, hold_ms: int) -> Reply:

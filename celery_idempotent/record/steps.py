@@ -1,0 +1,51 @@
+"""Finished steps of an execution, in the body of its STARTED record, one behind the other.
+
+Each entry: length of the rest (4 bytes), length of the name (2) and the name, length of the format
+(1) and the format, the value. A later entry of the same name counts.
+"""
+
+from __future__ import annotations
+
+from celery_idempotent.errors import CorruptRecordError
+
+_MAX_NAME = 1000
+
+
+def write(name: str, form: str, value: bytes) -> bytes:
+    """The entry of one step.
+
+    Raises:
+        ValueError: if the name is empty or longer than 1000 bytes.
+    """
+    label, kind = name.encode(), form.encode("ascii")
+    if not 0 < len(label) <= _MAX_NAME:
+        raise ValueError(f"the name of a step must have 1 to {_MAX_NAME} bytes")
+    rest = len(label).to_bytes(2, "big") + label + bytes([len(kind)]) + kind + value
+    return len(rest).to_bytes(4, "big") + rest
+
+
+def read(body: bytes, key: str) -> dict[str, tuple[str, bytes]]:
+    """Format and value of each step in `body`, by name.
+
+    Raises:
+        CorruptRecordError: if `body` is cut short.
+    """
+    steps = {}
+    position = 0
+    try:
+        while position < len(body):
+            start = position + 4
+            position = start + int.from_bytes(body[position:start], "big")
+            if position > len(body):
+                raise IndexError(position)
+            name_end = start + 2 + int.from_bytes(body[start : start + 2], "big")
+            form_end = name_end + 1 + body[name_end]
+            if form_end > position:
+                raise IndexError(form_end)
+            name = body[start + 2 : name_end].decode()
+            steps[name] = body[name_end + 1 : form_end].decode("ascii"), body[form_end:position]
+    except (IndexError, ValueError):
+        raise CorruptRecordError(
+            f"the steps of {key} cannot be read; forget the key to start afresh"
+        ) from None
+    return steps

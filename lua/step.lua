@@ -1,0 +1,24 @@
+-- step: keeps what one part of an execution has done, for the execution that may have to take over.
+--
+-- KEYS
+--   record             the key's record
+-- ARGV
+--   token              of the execution
+--   entry              the step, as celery_idempotent/record/steps.py writes it
+--   lease_ms           a step is a life sign: the lease ends this long from now
+--   retention_ms       how long after the lease an execution that died is remembered
+-- REPLIES
+--   ok                 kept
+--   lost               the token does not hold the record; here is what does
+
+local record = KEYS[1]
+local token, entry, lease_ms, retention_ms = unpack(ARGV)
+
+local raw = redis.call('GET', record)
+if not holds(raw, token) then
+  return reply('lost', raw)
+end
+-- Sent twice because the first reply was lost, it is there already.
+local kept = string.sub(raw, -#entry) == entry and raw or raw .. entry
+redis.call('SET', record, with_time(kept, now + lease_ms), 'PX', lease_ms + retention_ms)
+return reply('ok')
