@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.nodenames import gethostname
 
 from celery_idempotent.entry import continuation, passage
+from celery_idempotent.entry.clock import seconds_until
 from celery_idempotent.entry.passage import Passage
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.gate.caller import Fail, Release, Verdict
@@ -64,7 +64,7 @@ class TaskCall:
     def verdict(self, error: BaseException) -> Verdict:
         """Celery's retry holds the key for its task id; ``idempotency_replay_errors`` end it."""
         if isinstance(error, Retry):
-            return Release(hold=_seconds_until(error.when) + self.settings.lease)
+            return Release(hold=seconds_until(error.when) + self.settings.lease)
         if isinstance(error, (Ignore, Reject)):
             return Release()
         return Fail() if isinstance(error, self.settings.replay_errors) else Release()
@@ -115,11 +115,3 @@ class TaskCall:
 def worker_name(nodename: str | None, pid: int) -> str:
     """``nodename/pid``: the process that runs an execution."""
     return f"{nodename or gethostname()}/{pid}"
-
-
-def _seconds_until(when: float | datetime | None) -> float:
-    """From now until a retry's countdown or eta."""
-    if isinstance(when, datetime):
-        now = datetime.now(timezone.utc if when.tzinfo else None)
-        return max(0.0, (when - now).total_seconds())
-    return float(when or 0.0)

@@ -9,7 +9,7 @@ from celery.app.task import Context
 from celery.canvas import Signature
 from celery.result import AsyncResult, EagerResult
 
-from celery_idempotent.entry import configuration, passage
+from celery_idempotent.entry import configuration, passage, publish
 from celery_idempotent.entry.caller import TaskCall
 from celery_idempotent.entry.configuration import TaskConfiguration
 from celery_idempotent.entry.passage import Passage
@@ -121,11 +121,24 @@ class IdempotentTask(Task):
         shadow: str | None = None,
         **options: Any,
     ) -> AsyncResult:
-        """As Celery's, with ``idempotency_key``: this call's own key, or False for no gate."""
-        options = self._with_own_key(options)
-        return super().apply_async(
-            args, kwargs, task_id, producer, link, link_error, shadow, **options
-        )
+        """As Celery's, with ``idempotency_key``: this call's own key, or False for no gate.
+
+        Under ``idempotency_dedupe_publish`` a call whose key is in flight or done publishes
+        nothing, and gives the first one's result.
+
+        Raises:
+            KeyRuleError: if `idempotency_key`, or the task's rule, gives no key.
+            KeyReusedError: if publishing is deduplicated, and the key came with other arguments.
+        """
+        options = self._with_own_key(options) | {"link": link, "link_error": link_error}
+        publish_now = super().apply_async
+
+        def send(task_id: str | None, options: dict[str, Any]) -> AsyncResult:
+            return publish_now(args, kwargs, task_id, producer, shadow=shadow, **options)
+
+        if publish.wanted(self, options):
+            return publish.publish(self, args, kwargs, task_id, options, send)
+        return send(task_id, options)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> EagerResult:
         """As Celery's, with ``idempotency_key``; the gate stands before an eager run too."""

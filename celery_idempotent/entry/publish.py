@@ -1,0 +1,117 @@
+"""Publishing under ``idempotency_dedupe_publish``: one message for a key in flight or done."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from celery.result import AsyncResult, EagerResult
+from celery.states import FAILURE, READY_STATES, SUCCESS
+from celery.utils import uuid
+
+from celery_idempotent.entry import passage
+from celery_idempotent.entry.clock import seconds_until
+from celery_idempotent.entry.passage import PASSAGE_HEADER, Passage
+from celery_idempotent.errors import IdempotencyError, KeyReusedError, StoreUnavailableError
+from celery_idempotent.record import layout
+from celery_idempotent.record.record import Record, State
+
+if TYPE_CHECKING:
+    from celery_idempotent.entry.task import IdempotentTask
+
+logger = logging.getLogger(__name__)
+
+#: A call with any of these has someone waiting behind it, and is published whatever runs already:
+#: as a duplicate it is answered in the worker, and what follows it goes on from there.
+_CONTINUATIONS = ("link", "link_error", "chain", "chord", "group_id")
+
+
+def wanted(task: IdempotentTask, options: Mapping[str, Any]) -> bool:
+    """Whether the publishing of this call is to be deduplicated."""
+    settings = task.idempotency_configuration.settings
+    if not (settings.dedupe_publish and settings.enabled) or task.app.conf.task_always_eager:
+        return False
+    headers = options.get("headers") or {}
+    if PASSAGE_HEADER in headers or headers.get(passage.KEY_HEADER) is False:
+        return False
+    return not any(options.get(name) for name in _CONTINUATIONS)
+
+
+def publish(
+    task: IdempotentTask,
+    args: Any,
+    kwargs: Any,
+    task_id: str | None,
+    options: dict[str, Any],
+    send: Callable[[str, dict[str, Any]], AsyncResult],
+) -> AsyncResult:
+    """Reserve the key and `send` the message; or return the result of whoever has the key.
+
+    Args:
+        send: publishes, given the task id and the options.
+
+    Raises:
+        KeyReusedError: the key belongs to a call with other arguments.
+        CorruptRecordError: there is something under the key that cannot be read.
+    """
+    configured = task.idempotency_configuration
+    task_id = task_id or uuid()
+    explicit = Passage.read(task.name, options.get("headers")).explicit
+    key = configured.rule.derive(args or (), kwargs or {}, task_id=task_id, explicit=explicit)
+    options = {**options, "headers": passage.put_back(options.get("headers"), key)}
+    store = configured.gate.store
+    hold = _delay(options) + configured.settings.lease
+    try:
+        answer = store.reserve(key, task_id, hold_ms=round(hold * 1000))
+    except StoreUnavailableError as error:
+        # The gate stands before the execution as well: at worst the message is one too many.
+        logger.warning("%s is published without a reservation: %s", key, error)
+        return send(task_id, options)
+    if answer.case == "expired":
+        return send(task_id, options)
+    if answer.case == "corrupt":
+        raise layout.corrupt(str(key))
+    record = store.record(key, answer.raw)
+    if answer.case == "reused":
+        raise KeyReusedError(f"{key} belongs to task {record.task_id}, which came with others")
+    if answer.case == "held":
+        return task.AsyncResult(record.task_id)
+    if answer.case == "finished":
+        return _finished(task, record)
+    try:
+        return send(task_id, options)
+    except BaseException:
+        _give_back(task, record, key)
+        raise
+
+
+def _delay(options: Mapping[str, Any]) -> float:
+    """Seconds until the message may be executed at the earliest."""
+    eta = options.get("eta")
+    if isinstance(eta, str):
+        eta = datetime.fromisoformat(eta)
+    return seconds_until(eta or options.get("countdown"))
+
+
+def _finished(task: IdempotentTask, record: Record) -> AsyncResult:
+    """The first one's result: from the result backend, or from the record where that forgot it."""
+    result = task.AsyncResult(record.task_id)
+    try:
+        if result.state in READY_STATES:
+            return result
+    except Exception as error:
+        logger.debug("The result backend does not tell of %s: %s", record.task_id, error)
+    try:
+        state = SUCCESS if record.state is State.COMPLETED else FAILURE
+        return EagerResult(record.task_id, record.result, state, name=task.name)
+    except IdempotencyError as error:
+        return EagerResult(record.task_id, error, FAILURE, name=task.name)
+
+
+def _give_back(task: IdempotentTask, record: Record, key: Any) -> None:
+    try:
+        task.idempotency_configuration.gate.store.forget(key, record.token)
+    except IdempotencyError as error:
+        logger.warning("The reservation of %s is not given back; it ends by itself: %s", key, error)
