@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.nodenames import gethostname
 
@@ -32,6 +33,12 @@ class TaskCall:
         """The call that stands at the gate, or has passed it, under `request`."""
         return getattr(request, "idempotency_call", None)
 
+    @staticmethod
+    def id_for_key(request: Context) -> str:
+        """What the rule TASK_ID makes its key of."""
+        task_id: str = request.id
+        return task_id
+
     def __init__(
         self,
         task: IdempotentTask,
@@ -54,11 +61,11 @@ class TaskCall:
         self._request = request
         self._args = args
         self._kwargs = kwargs
-        request.idempotency_call = self
 
     def run(self, execution: Execution) -> Any:
         """Run the task's body, ``autoretry_for`` and the like included."""
         self.execution = execution
+        self._request.idempotency_call = self
         return self.sender.run(*self._args, **self._kwargs)
 
     def verdict(self, error: BaseException) -> Verdict:
@@ -74,6 +81,7 @@ class TaskCall:
 
         Another task id is a caller of its own: its continuation is its own, too.
         """
+        self._request.idempotency_call = self
         self.own_outcome = record.task_id == self.task_id
         if self.own_outcome and record.continued:
             self.own_outcome = False
@@ -89,13 +97,20 @@ class TaskCall:
         if self._request.is_eager:
             raise reason
         headers = passage.put_back(self._request.headers, self.key, self.returns + 1, prior)
+        self.publish_again(self.sender, seconds, headers, reason)
+
+    def publish_again(
+        self, task: Task, seconds: float, headers: dict[str, Any] | None, reason: IdempotencyError
+    ) -> NoReturn:
+        """Publish the message of `task`, then let this copy be acknowledged."""
+        request = self._request
         try:
-            self.sender.signature_from_request(
-                self._request,
-                self._args,
-                self._kwargs,
+            task.signature_from_request(
+                request,
+                request.args,
+                request.kwargs,
                 countdown=seconds,
-                retries=self._request.retries,
+                retries=request.retries,
                 headers=headers,
                 add_to_parent=False,
             ).apply_async()

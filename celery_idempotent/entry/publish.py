@@ -14,7 +14,8 @@ from celery.utils import uuid
 from celery_idempotent.entry import passage
 from celery_idempotent.entry.clock import seconds_until
 from celery_idempotent.entry.passage import PASSAGE_HEADER, Passage
-from celery_idempotent.errors import IdempotencyError, KeyReusedError, StoreUnavailableError
+from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
+from celery_idempotent.gate import conflict
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
 
@@ -75,7 +76,7 @@ def publish(
         raise layout.corrupt(str(key))
     record = store.record(key, answer.raw)
     if answer.case == "reused":
-        raise KeyReusedError(f"{key} belongs to task {record.task_id}, which came with others")
+        raise conflict.reused(record)
     if answer.case == "held":
         return task.AsyncResult(record.task_id)
     if answer.case == "finished":

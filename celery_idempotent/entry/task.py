@@ -9,7 +9,7 @@ from celery.app.task import Context
 from celery.canvas import Signature
 from celery.result import AsyncResult, EagerResult
 
-from celery_idempotent.entry import configuration, passage, publish
+from celery_idempotent.entry import configuration, mapped, passage, publish
 from celery_idempotent.entry.caller import TaskCall
 from celery_idempotent.entry.configuration import TaskConfiguration
 from celery_idempotent.entry.passage import Passage
@@ -76,20 +76,30 @@ class IdempotentTask(Task):
         # `_protected` is Celery's own mark that a request has reached its body: a call of the task
         # from inside the task is a plain one again.
         if request is None or request.called_directly or request._protected:  # noqa: SLF001
-            return super().__call__(*args, **kwargs)
+            message = mapped.message_under_way()
+            if message is None:
+                return super().__call__(*args, **kwargs)
+            return self._pass_gate(message, args, kwargs, mapped.ItemCall)
         request._protected = 1  # noqa: SLF001
         return self._pass_gate(request, args, kwargs)
 
-    def _pass_gate(self, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _pass_gate(
+        self,
+        request: Context,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        kind: type[TaskCall] = TaskCall,
+    ) -> Any:
         configured = self.idempotency_configuration
         carried = Passage.read(self.name, request.headers)
         if carried.ungated or not configured.settings.enabled:
-            return self.run(*args, **kwargs)
+            plain = self.run if kind is TaskCall else super().__call__
+            return plain(*args, **kwargs)
         key = carried.key or configured.rule.derive(
-            args, kwargs, task_id=request.id, explicit=carried.explicit
+            args, kwargs, task_id=kind.id_for_key(request), explicit=carried.explicit
         )
         return configured.gate.enter(
-            TaskCall(self, request, args, kwargs, key, carried, configured.settings)
+            kind(self, request, args, kwargs, key, carried, configured.settings)
         )
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from celery_idempotent import signals
-from celery_idempotent.errors import ConflictError, IdempotencyError
+from celery_idempotent.errors import ConflictError, IdempotencyError, KeyReusedError
 from celery_idempotent.gate.caller import Caller
 from celery_idempotent.record.record import Record
 
@@ -32,6 +32,13 @@ def refuse(call: Caller, record: Record) -> NoReturn:
         policy=policy,
     )
     _POLICIES[policy](call, record)
+
+
+def reused(record: Record) -> KeyReusedError:
+    """The error for a call whose key came with other arguments before."""
+    return KeyReusedError(
+        f"{record.key} belongs to task {record.task_id}, which came with other arguments"
+    )
 
 
 def come_back(call: Caller, prior: bytes, reason: IdempotencyError) -> NoReturn:

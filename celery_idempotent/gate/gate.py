@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from celery_idempotent import signals
-from celery_idempotent.errors import KeyReusedError, StoreUnavailableError
+from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.gate import conflict, settle
 from celery_idempotent.gate.caller import Caller
 from celery_idempotent.gate.execution import unprotected
@@ -71,7 +71,9 @@ class Gate:
             if answer.case == "finished":
                 return replay(call, record)
             if answer.case == "reused":
-                raise _reused(call, record)
+                refusal = conflict.reused(record)
+                logger.warning("Task %s is refused: %s", call.task_id, refusal)
+                raise refusal
             if call.settings.on_conflict != "wait" or time.monotonic() + look > give_up_at:
                 conflict.refuse(call, record)
             time.sleep(look)
@@ -126,11 +128,3 @@ class Gate:
         # Redis may have granted the begin whose answer was lost: the next pass must know it again.
         prior = (call.prior + owner)[-PRIOR_PASSES * OWNER_BYTES :]
         conflict.come_back(call, prior, error)
-
-
-def _reused(call: Caller, record: Record) -> KeyReusedError:
-    error = KeyReusedError(
-        f"{record.key} belongs to task {record.task_id}, which came with other arguments"
-    )
-    logger.warning("Task %s is refused: %s", call.task_id, error)
-    return error
