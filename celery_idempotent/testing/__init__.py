@@ -1,0 +1,1 @@
+"""What tests, demos and benchmarks stand on: real servers, no fakes."""
