@@ -46,5 +46,9 @@ class CorruptRecordError(IdempotencyError):
     """The record cannot be read: damaged, of another kind, or written by a newer version."""
 
 
+class NotReadyError(IdempotencyError):
+    """The outcome is that of a task which has taken this one's place, and has not ended."""
+
+
 class ResultNotStoredError(IdempotencyError):
     """The key has completed, and its value was not kept; running it again is not the answer."""

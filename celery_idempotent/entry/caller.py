@@ -13,7 +13,7 @@ from celery_idempotent.entry import continuation, passage
 from celery_idempotent.entry.clock import seconds_until
 from celery_idempotent.entry.passage import Passage
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.gate.caller import Fail, Release, Verdict
+from celery_idempotent.gate.caller import Delegate, Fail, Release, Verdict
 from celery_idempotent.gate.execution import Execution
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
@@ -57,6 +57,8 @@ class TaskCall:
         self.prior = carried.prior
         self.returns = carried.returns
         self.own_outcome = False
+        #: The task has replaced itself: its id, and what follows it, belong to another.
+        self.replaced = False
         self.execution: Execution | None = None
         self._request = request
         self._args = args
@@ -72,6 +74,8 @@ class TaskCall:
         """Celery's retry holds the key for its task id; ``idempotency_replay_errors`` end it."""
         if isinstance(error, Retry):
             return Release(hold=seconds_until(error.when) + self.settings.lease)
+        if self.replaced:
+            return Delegate()
         if isinstance(error, (Ignore, Reject)):
             return Release()
         return Fail() if isinstance(error, self.settings.replay_errors) else Release()

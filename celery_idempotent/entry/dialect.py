@@ -6,6 +6,9 @@ from typing import Any
 
 from celery import Celery
 from celery.result import ResultBase
+from celery.states import EXCEPTION_STATES, READY_STATES
+
+from celery_idempotent.errors import NotReadyError, ResultNotStoredError
 
 
 class BackendDialect:
@@ -22,6 +25,26 @@ class BackendDialect:
         """Type, module and arguments; arguments that JSON cannot write become their repr."""
         prepared: dict[str, Any] = self._app.backend.prepare_exception(error, serializer="json")
         return prepared
+
+    def result_of(self, task_id: str) -> Any:
+        """The result of the task that has taken this one's place.
+
+        Raises:
+            NotReadyError: while there is none.
+            BaseException: what that task raised.
+        """
+        result = self._app.AsyncResult(task_id)
+        try:
+            state, value = result.state, result.result
+        except Exception as error:
+            raise ResultNotStoredError(
+                f"task {task_id} was replaced, and the result backend cannot tell its result"
+            ) from error
+        if state not in READY_STATES:
+            raise NotReadyError(task_id)
+        if state in EXCEPTION_STATES:
+            raise value
+        return value
 
     def restore_error(self, prepared: dict[str, Any]) -> BaseException:
         """The exception that ``AsyncResult.get()`` would raise."""

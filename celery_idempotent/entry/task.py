@@ -170,6 +170,13 @@ class IdempotentTask(Task):
             options["headers"] = passage.put_back(request.headers, call.key)
         return super().signature_from_request(request, *args, **options)
 
+    def on_replace(self, sig: Signature) -> Any:
+        """As Celery's; the key's outcome is then what the replacement returns under this id."""
+        call = TaskCall.of(self.request)
+        if call is not None and not self.request.is_eager:
+            call.replaced = True
+        return super().on_replace(sig)
+
     def idempotency_record(self, *args: Any, **kwargs: Any) -> Record | None:
         """The record of a call with these arguments, or None if there is none.
 

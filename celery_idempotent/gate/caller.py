@@ -25,7 +25,12 @@ class Fail:
     """An error that ends the key: every duplicate gets it too."""
 
 
-Verdict = Release | Fail
+@dataclass(frozen=True, slots=True)
+class Delegate:
+    """Not an error at all: another task takes over this one's id, and its result is the result."""
+
+
+Verdict = Release | Fail | Delegate
 
 
 class Caller(Protocol):

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from celery_idempotent import signals
-from celery_idempotent.errors import StoreUnavailableError
+from celery_idempotent.errors import NotReadyError, StoreUnavailableError
 from celery_idempotent.gate import conflict, settle
 from celery_idempotent.gate.caller import Caller
 from celery_idempotent.gate.execution import unprotected
@@ -69,7 +69,10 @@ class Gate:
             if answer.case == "begun":
                 return self._execute(call, record, sent_at)
             if answer.case == "finished":
-                return replay(call, record)
+                try:
+                    return replay(call, record)
+                except NotReadyError:
+                    conflict.refuse(call, record)
             if answer.case == "reused":
                 refusal = conflict.reused(record)
                 logger.warning("Task %s is refused: %s", call.task_id, refusal)

@@ -16,8 +16,9 @@ def replay(call: Caller, record: Record) -> Any:
         BaseException: the stored error, if that was the outcome.
         ResultNotStoredError: if the value was not kept.
         CorruptRecordError: if it cannot be read.
+        NotReadyError: if it is the result of a task that has not ended.
     """
-    outcome = record.result
+    outcome = record.outcome()
     call.replayed(record)
     signals.send(signals.replayed, call.sender, task_id=call.task_id, key=record.key, record=record)
     if record.state is State.FAILED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 from celery_idempotent import signals
 from celery_idempotent.errors import CorruptRecordError, LeaseLostError, StoreUnavailableError
 from celery_idempotent.gate import conflict
-from celery_idempotent.gate.caller import Fail, Release
+from celery_idempotent.gate.caller import Delegate, Fail, Release
 from celery_idempotent.gate.replay import replay
 from celery_idempotent.gate.running import Running
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.record.record import Record
-from celery_idempotent.store.payload import NOT_WANTED, Payload
+from celery_idempotent.store.payload import DELEGATED, NOT_WANTED, Payload
 from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,8 @@ def with_error(running: Running, error: BaseException) -> Any:
     verdict = running.call.verdict(error)
     if isinstance(verdict, Fail):
         return _fail(running, error)
+    if isinstance(verdict, Delegate):
+        return _delegate(running, error)
     return _release(running, error, verdict)
 
 
@@ -88,6 +91,26 @@ def _store(running: Running, attempt: Callable[[], Reply]) -> Reply | None:
         )
         running.send(signals.outcome_unsaved, error=error)
         return None
+
+
+def _delegate(running: Running, error: BaseException) -> Any:
+    """Duplicates get the result of the task that has taken this one's place and id.
+
+    That task has taken the continuation with it, so the note that it is out is due at once.
+    """
+    call = running.call
+    result = Payload(DELEGATED, call.task_id.encode())
+    answer = _store(
+        running,
+        lambda: running.store.complete(
+            call.key, running.execution.token, result, call.settings.result_ms
+        ),
+    )
+    if answer is not None and answer.case == "ok":
+        with contextlib.suppress(StoreUnavailableError):
+            running.persist(lambda: running.store.dispatched(call.key, call.task_id))
+        running.send(signals.completed)
+    raise error
 
 
 def _fail(running: Running, error: BaseException) -> Any:

@@ -8,6 +8,8 @@ from datetime import datetime, timezone
 from enum import Enum
 from typing import Any
 
+from celery_idempotent.errors import NotReadyError
+
 
 class State(str, Enum):
     """Where a key stands; a key without a record is absent."""
@@ -82,6 +84,17 @@ class Record:
         Raises:
             ResultNotStoredError: if the key completed and its value was not kept.
             CorruptRecordError: if the stored value cannot be read.
+        """
+        try:
+            return self.outcome()
+        except NotReadyError:
+            return None
+
+    def outcome(self) -> Any:
+        """As `result`, but tells an outcome that is yet to come from None.
+
+        Raises:
+            NotReadyError: if it is the result of a task that has not ended.
         """
         if not self.state.finished or self.decode is None:
             return None

@@ -21,6 +21,8 @@ NOT_WANTED = b"idempotency_store_result is off"
 TOO_LARGE = b"it is larger than idempotency_max_result_size"
 NOT_SERIALISABLE = b"idempotency_serializer cannot write it"
 NOT_OFFLOADED = b"idempotency_offload_backend did not take it"
+#: Format of a result that another task will give: the body is the id to ask the backend for.
+DELEGATED = "=task"
 #: Before the format of a value that is in the depot: the body is its name there.
 _ELSEWHERE = "@"
 _POISONED = b"poisoned"
@@ -47,6 +49,14 @@ class Dialect(Protocol):
 
     def prepare_error(self, error: BaseException) -> dict[str, Any]:
         """`error` as type, module and arguments."""
+
+    def result_of(self, task_id: str) -> Any:
+        """The result of another task.
+
+        Raises:
+            NotReadyError: while there is none.
+            BaseException: what that task raised.
+        """
 
     def restore_error(self, prepared: dict[str, Any]) -> BaseException:
         """The exception that ``AsyncResult.get()`` would raise."""
@@ -130,6 +140,8 @@ class Payloads:
             raise ResultNotStoredError(
                 f"{whose} has completed, but its result was not kept: {reason}"
             )
+        if payload.format == DELEGATED:
+            return self._dialect.result_of(payload.body.decode())
         if payload.format.startswith(_ELSEWHERE):
             payload = self._fetched(payload, whose)
         return _load(payload, whose, self._accept)

@@ -144,15 +144,13 @@ class RedisServer:
         server = _choose(kind, private=port is not None or unix_socket or config is not None)
         if isinstance(server, External):
             return cls(server.url, None)
+        port = 0 if unix_socket else port or _free_port()
         directory = Path(tempfile.mkdtemp(prefix="redis-server-"))
-        directives = {"bind": "127.0.0.1", "dir": str(directory), "save": '""'}
+        directives = {"bind": "127.0.0.1", "port": str(port), "dir": str(directory), "save": '""'}
+        url = f"redis://127.0.0.1:{port}/0"
         if unix_socket:
+            directives["unixsocket"] = str(directory / "socket")
             url = f"redis+socket://{directory / 'socket'}"
-            directives |= {"port": "0", "unixsocket": str(directory / "socket")}
-        else:
-            port = port or _free_port()
-            url = f"redis://127.0.0.1:{port}/0"
-            directives |= {"port": str(port)}
         directives |= config or {}
         return cls(url, _Program(server.path, directory, directives))
 
