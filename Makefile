@@ -1,0 +1,46 @@
+# Needs Python 3.10 or newer, make, and nothing else. Everything is installed into .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help
+help:  ## Show this help
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: .venv/demo  ## Charge a day of webhooks, kill a worker in between (PLAIN=1: plain Celery)
+	@$(BIN)/python -m examples.payments $(if $(PLAIN),--plain)
+
+.PHONY: test
+test: .venv/test  ## Run the tests, worker processes included, and report coverage
+	@$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report
+
+.PHONY: bench
+bench: .venv/test  ## Measure what the gate costs, on a private server
+	@$(BIN)/python -m tests.benchmarks
+
+.PHONY: lint
+lint: .venv/dev  ## Check style, types and import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: clean
+clean:  ## Remove everything that these commands made
+	rm -rf .venv dist build htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
+		.mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp for each extra, made anew when pyproject.toml changes.
+# dev contains test, and test contains demo: whoever has the larger has the smaller.
+.venv/demo .venv/test .venv/dev: pyproject.toml | $(BIN)/python
+	@echo "installing .[$(@F)] into .venv"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(@F)]'
+	@touch $(if $(filter dev,$(@F)),.venv/demo .venv/test) $(if $(filter test,$(@F)),.venv/demo) $@
+
+$(BIN)/python:
+	@$(PYTHON) -m venv .venv
