@@ -1,0 +1,66 @@
+"""What the library reports through its signals, kept in a table beside the ledger."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from celery.utils.dispatch import Signal
+
+from celery_idempotent import signals
+
+from .ledger import connect
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS journal (
+    signal  TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    key     TEXT NOT NULL,
+    at      REAL NOT NULL               -- Unix time in seconds
+);
+"""
+
+SIGNALS: dict[str, Signal] = {
+    "begun": signals.begun,
+    "completed": signals.completed,
+    "replayed": signals.replayed,
+    "conflicted": signals.conflicted,
+    "taken_over": signals.taken_over,
+    "failed": signals.failed,
+    "released": signals.released,
+    "lease_lost": signals.lease_lost,
+    "outcome_unsaved": signals.outcome_unsaved,
+    "store_unavailable": signals.store_unavailable,
+}
+
+
+class Journal:
+    """One row a signal, from every process of the worker."""
+
+    def __init__(self, file: Path | str) -> None:
+        self.file = Path(file)
+
+    def create(self) -> None:
+        """Lay out the table."""
+        with connect(self.file) as connection:
+            connection.executescript(SCHEMA)
+
+    def listen(self) -> None:
+        """Write down each signal that is sent in this process and in those it forks."""
+        for signal in SIGNALS.values():
+            signal.connect(self._write, weak=False)
+
+    def counts(self) -> Counter[str]:
+        """How often each signal was sent."""
+        with connect(self.file) as connection:
+            rows = connection.execute("SELECT signal, count(*) FROM journal GROUP BY signal")
+            return Counter(dict(rows.fetchall()))
+
+    def _write(self, signal: Signal, task_id: str, key: str, **_: Any) -> None:
+        name = next(name for name, known in SIGNALS.items() if known is signal)
+        with connect(self.file) as connection:
+            connection.execute(
+                "INSERT INTO journal VALUES (?, ?, ?, ?)", (name, task_id, key, time.time())
+            )

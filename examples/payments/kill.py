@@ -1,0 +1,55 @@
+"""Kill the process that is charging: SIGKILL, as the kernel does when memory runs out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from .ledger import Ledger
+from .worker import Worker
+
+TIMEOUT_SECONDS = 20.0
+POLL_SECONDS = 0.01
+
+
+class NotKilledError(Exception):
+    """No process could be killed in the middle of the charge."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A pool child that died between asking the provider and writing into the ledger."""
+
+    event_id: str
+    pid: int
+    at: float  # Unix time in seconds
+
+    def recovery_seconds(self, ledger: Ledger) -> float | None:
+        """How long it took until the event was begun again; None if it never was."""
+        later = [at for at in ledger.attempt_times(self.event_id) if at > self.at]
+        return min(later) - self.at if later else None
+
+
+def kill_while_charging(event_id: str, ledger: Ledger, worker: Worker) -> Kill:
+    """Wait until a pool child has announced `event_id`, and kill it there and then.
+
+    Raises `NotKilledError` if none does, or if it was done before the kill.
+    """
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while (pid := ledger.announced_by(event_id)) is None:
+        worker.check()
+        if time.monotonic() > deadline:
+            raise NotKilledError(
+                f"No process began to charge {event_id} within {TIMEOUT_SECONDS:.0f} s, "
+                "so there was none to kill."
+            )
+        time.sleep(POLL_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    kill = Kill(event_id, pid, time.time())
+    if any(row.payment.event_id == event_id and row.pid == pid for row in ledger.charges()):
+        raise NotKilledError(f"{event_id} was charged before its process could be killed.")
+    return kill

@@ -1,0 +1,127 @@
+"""What the run has shown: for people, and for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .tasks import LEASE_SECONDS
+from .verdict import Evidence, differences, money
+
+#: How many of the differences people get to read; programs get all.
+SHOWN_DIFFERENCES = 6
+
+
+def as_json(evidence: Evidence, *, plain: bool) -> dict[str, Any]:
+    """The report as plain data."""
+    found = differences(evidence)
+    expected, ledger = evidence.deliveries.totals(), evidence.ledger_totals
+    recovery = evidence.recovery_seconds
+    return {
+        "task": "plain" if plain else "idempotent",
+        "exactly_once": not found,
+        "differences": found,
+        "events": len(evidence.deliveries.firsts),
+        "deliveries": len(evidence.answers),
+        "charges": len(evidence.charges),
+        "charged_more_than_once": len(evidence.charged_again),
+        "replays": evidence.signals["replayed"],
+        "conflicts": evidence.signals["conflicted"],
+        "takeovers": evidence.signals["taken_over"],
+        "refused_reuse": len(evidence.refused),
+        "expected_refusals": len(evidence.reuses),
+        "killed_event": evidence.kill.event_id,
+        "killed_pid": evidence.kill.pid,
+        "recovery_seconds": recovery and round(recovery, 2),
+        "signals": dict(sorted(evidence.signals.items())),
+        "totals": {
+            currency: {"expected": expected.get(currency, 0), "ledger": ledger.get(currency, 0)}
+            for currency in sorted(expected.keys() | ledger.keys())
+        },
+        "seconds": round(evidence.seconds, 1),
+    }
+
+
+def show(evidence: Evidence, console: Console, *, plain: bool) -> None:
+    """Print the report."""
+    data = as_json(evidence, plain=plain)
+    task = "a plain celery.Task" if plain else "IdempotentTask"
+    console.print(Text.assemble("\n", ("Payments", "bold"), f" with {task}, {data['seconds']} s"))
+    console.print()
+    console.print(_happenings(data))
+    console.print()
+    console.print(_totals(data))
+    console.print()
+    for line in _verdict(data, plain=plain):
+        console.print(line)
+
+
+def _happenings(data: dict[str, Any]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(justify="right", style="cyan")
+    table.add_column(style="bold")
+    table.add_column(style="dim")
+    table.add_row(str(data["deliveries"]), "deliveries", "of " + _number(data["events"], "event"))
+    table.add_row(
+        _against(data["charges"], data["events"]), "charges", f"{data['events']} expected"
+    )
+    table.add_row("1", "process killed", _recovery(data["recovery_seconds"]))
+    table.add_row(
+        str(data["takeovers"]),
+        "takeovers",
+        f"without waiting for the dead one's lease of {LEASE_SECONDS:.0f} s",
+    )
+    table.add_row(str(data["conflicts"]), "conflicts", "copies that met a charge under way")
+    table.add_row(str(data["replays"]), "replays", "copies answered with the first receipt")
+    table.add_row(
+        _against(data["refused_reuse"], data["expected_refusals"]),
+        "refused reuse",
+        f"known id, other amount; {data['expected_refusals']} expected",
+    )
+    return table
+
+
+def _recovery(seconds: float | None) -> str:
+    again = "never begun again" if seconds is None else f"begun again {seconds:.1f} s later"
+    return f"in the middle of a charge, {again}"
+
+
+def _number(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _against(number: int, expected: int) -> Text:
+    return Text(str(number), style="green" if number == expected else "bold red")
+
+
+def _totals(data: dict[str, Any]) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    for heading in ("expected", "ledger", "difference"):
+        table.add_column(heading, justify="right")
+    for currency, total in data["totals"].items():
+        table.add_row(
+            money(total["expected"], currency),
+            money(total["ledger"], currency),
+            Text(
+                money(total["ledger"] - total["expected"], currency),
+                style="green" if total["ledger"] == total["expected"] else "bold red",
+            ),
+        )
+    return table
+
+
+def _verdict(data: dict[str, Any], *, plain: bool) -> list[Text]:
+    if data["exactly_once"]:
+        events = _number(data["events"], "event")
+        return [Text(f"{events}, each charged exactly once.", "bold green")]
+    found = data["differences"]
+    lines = [Text(f"- {sentence}", "red") for sentence in found[:SHOWN_DIFFERENCES]]
+    if (hidden := len(found) - SHOWN_DIFFERENCES) > 0:
+        lines.append(Text(f"- and {hidden} more; --json lists them all.", "red"))
+    if plain:
+        lines.append(Text("\nThis is what plain Celery does with at-least-once delivery:"))
+        lines.append(Text("every copy runs. Without --plain, each event is charged once."))
+    return lines

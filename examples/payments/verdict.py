@@ -1,0 +1,135 @@
+"""Was each event charged exactly once? Judged from outside: file, ledger and callers' answers."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from celery_idempotent import KeyReusedError
+
+from .events import Deliveries
+from .feed import Answer
+from .kill import Kill
+from .ledger import Charge
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything that a run leaves behind."""
+
+    deliveries: Deliveries
+    answers: list[Answer]
+    charges: list[Charge]
+    signals: Counter[str]
+    kill: Kill
+    recovery_seconds: float | None
+    seconds: float
+
+    @cached_property
+    def charges_by_event(self) -> dict[str, list[Charge]]:
+        """The ledger's rows, event by event, oldest first."""
+        by_event: dict[str, list[Charge]] = defaultdict(list)
+        for charge in self.charges:
+            by_event[charge.payment.event_id].append(charge)
+        return dict(by_event)
+
+    @cached_property
+    def charged_again(self) -> dict[str, list[Charge]]:
+        """Events with more than one charge."""
+        return {event: rows for event, rows in self.charges_by_event.items() if len(rows) > 1}
+
+    @cached_property
+    def ledger_totals(self) -> dict[str, int]:
+        """Cents charged, by currency."""
+        totals: Counter[str] = Counter()
+        for charge in self.charges:
+            totals[charge.payment.currency] += charge.payment.amount
+        return dict(sorted(totals.items()))
+
+    @cached_property
+    def reuses(self) -> list[Answer]:
+        """Answers to deliveries that bear a known id and ask for something else."""
+        return [answer for answer in self.answers if self.deliveries.reuses_id(answer.delivery)]
+
+    @cached_property
+    def refused(self) -> list[Answer]:
+        """Those of them that were refused."""
+        return [reuse for reuse in self.reuses if isinstance(reuse.outcome, KeyReusedError)]
+
+
+def differences(evidence: Evidence) -> list[str]:
+    """What differs from "each event exactly once", one sentence each; empty if nothing does."""
+    return [
+        *_wrong_charges(evidence),
+        *_wrong_totals(evidence),
+        *_wrong_answers(evidence),
+    ]
+
+
+def _wrong_charges(evidence: Evidence) -> Iterator[str]:
+    firsts = evidence.deliveries.firsts
+    charged = evidence.charges_by_event
+    if again := evidence.charged_again:
+        event, rows = max(again.items(), key=lambda item: len(item[1]))
+        yield f"{_were(again, 'event')} charged more than once: {event} {len(rows)} times."
+    if missing := [event for event in firsts if event not in charged]:
+        yield f"{_were(missing, 'event')} never charged: {missing[0]}."
+    for event, rows in charged.items():
+        if rows[0].payment != firsts.get(event):
+            yield f"{event} was not charged as its first delivery asked."
+
+
+def _wrong_totals(evidence: Evidence) -> Iterator[str]:
+    expected, ledger = evidence.deliveries.totals(), evidence.ledger_totals
+    surplus = {
+        currency: ledger.get(currency, 0) - expected.get(currency, 0)
+        for currency in sorted(expected.keys() | ledger.keys())
+    }
+    for sign, word in ((1, "much"), (-1, "little")):
+        sums = [
+            money(abs(cents), currency) for currency, cents in surplus.items() if cents * sign > 0
+        ]
+        if sums:
+            yield f"The ledger holds {' and '.join(sums)} too {word}."
+
+
+def _wrong_answers(evidence: Evidence) -> Iterator[str]:
+    accepted = [answer for answer in evidence.reuses if answer not in evidence.refused]
+    if accepted:
+        yield (
+            f"{_were(accepted, 'delivery', 'deliveries')} accepted with a known id "
+            f"and other arguments: {accepted[0].delivery}."
+        )
+
+    first_receipts: dict[str, Any] = {}
+    failed: list[Answer] = []
+    unequal: list[Answer] = []
+    for answer in evidence.answers:
+        if evidence.deliveries.reuses_id(answer.delivery):
+            continue
+        if isinstance(answer.outcome, Exception):
+            failed.append(answer)
+        elif answer.outcome != first_receipts.setdefault(answer.event_id, answer.outcome):
+            unequal.append(answer)
+    if failed:
+        yield (
+            f"{_were(failed, 'caller')} left without a receipt: "
+            f"{failed[0].delivery} got {failed[0].outcome!r}."
+        )
+    if unequal:
+        yield (
+            f"{_were(unequal, 'caller')} given another receipt than the event's first: "
+            f"{unequal[0].delivery}."
+        )
+
+
+def _were(things: Collection[object], noun: str, plural: str = "") -> str:
+    return f"1 {noun} was" if len(things) == 1 else f"{len(things)} {plural or noun + 's'} were"
+
+
+def money(cents: int, currency: str) -> str:
+    """`cents` as people write it: ``1,234.50 EUR``."""
+    return f"{cents / 100:,.2f} {currency.upper()}"

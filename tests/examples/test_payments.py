@@ -1,0 +1,212 @@
+"""The payments demo, run as people run it: real server, real worker, a real kill."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_idempotent import KeyReusedError
+from celery_idempotent.testing.server import RedisServer, RedisServerError
+from examples.payments import cli, make_events
+from examples.payments.events import EVENTS_FILE, Deliveries, Delivery, Payment, read_deliveries
+from examples.payments.feed import Answer
+from examples.payments.kill import Kill
+from examples.payments.ledger import Charge
+from examples.payments.tasks import LEASE_SECONDS
+from examples.payments.verdict import Evidence, differences
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RUN_SECONDS = 60
+
+
+def run_demo(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "examples.payments", *options],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+    )
+
+
+@pytest.mark.worker
+@pytest.mark.slow
+class TestTheRun:
+    def test_charges_each_event_exactly_once(self) -> None:
+        run = run_demo("--json")
+
+        report: dict[str, Any] = json.loads(run.stdout)
+        assert report["differences"] == []
+        assert run.returncode == 0, run.stderr
+        assert report["charges"] == report["events"] == 200
+        assert report["refused_reuse"] == report["expected_refusals"] >= 1
+        assert report["takeovers"] == 1
+        assert report["recovery_seconds"] < LEASE_SECONDS
+        assert report["conflicts"] >= 1
+        assert (
+            report["charges"] + report["replays"] + report["refused_reuse"] == report["deliveries"]
+        )
+        assert all(total["ledger"] == total["expected"] for total in report["totals"].values())
+        assert run.stderr == ""
+
+    def test_shows_the_double_charges_of_a_plain_task(self) -> None:
+        run = run_demo("--plain")
+
+        assert run.returncode == 1
+        assert "with a plain celery.Task" in run.stdout
+        assert "events were charged more than once" in run.stdout
+        assert "This is what plain Celery does" in run.stdout
+        assert "Traceback" not in run.stdout + run.stderr
+
+
+class TestWhatKeepsItFromRunning:
+    """One sentence on stderr, exit code 2."""
+
+    @pytest.mark.parametrize(
+        ("content", "complaint"),
+        [
+            ("", "holds no events"),
+            ("{}\n", "line 1: an event needs id"),
+            ("\nnot json\n", "line 2: not JSON"),
+        ],
+    )
+    def test_an_unfit_events_file(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, complaint: str
+    ) -> None:
+        file = tmp_path / "events.jsonl"
+        file.write_text(content)
+
+        assert cli.main(["--events", str(file)]) == cli.COULD_NOT_RUN
+        assert complaint in capsys.readouterr().err
+
+    def test_no_events_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["--events", str(tmp_path / "none")]) == cli.COULD_NOT_RUN
+        assert "cannot be read" in capsys.readouterr().err
+
+    def test_no_server(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def start(**_: object) -> RedisServer:
+            raise RedisServerError("No server here [none].")
+
+        monkeypatch.setattr(RedisServer, "start", start)
+
+        assert cli.main([]) == cli.COULD_NOT_RUN
+        assert capsys.readouterr().err == "No server here [none].\n"
+
+    def test_ctrl_c(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def start(**_: object) -> RedisServer:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(RedisServer, "start", start)
+
+        assert cli.main([]) == cli.INTERRUPTED
+        assert capsys.readouterr().err.startswith("Interrupted")
+
+
+class TestTheEvents:
+    def test_are_what_the_generator_makes(self) -> None:
+        made = list(make_events.Provider(make_events.SEED).history())
+
+        assert [json.loads(line) for line in EVENTS_FILE.read_text().splitlines()] == made
+
+    def test_have_every_kind_of_trouble(self) -> None:
+        envelopes = [json.loads(line) for line in EVENTS_FILE.read_text().splitlines()]
+        attempts: dict[str, list[int]] = {}
+        for envelope in envelopes:
+            attempts.setdefault(envelope["id"], []).append(envelope["delivery"]["attempt"])
+        deliveries = read_deliveries()
+
+        assert len(envelopes) > 300
+        assert len(attempts) == make_events.EVENTS
+        assert any(seen == [1, 1] for seen in attempts.values()), "the same delivery twice"
+        assert any(seen[:2] == [1, 2] for seen in attempts.values()), "a redelivery"
+        assert any(seen == [2, 1] for seen in attempts.values()), "a copy that overtook"
+        assert sum(map(deliveries.reuses_id, deliveries)) == 1, "one id with another amount"
+
+
+class TestTheVerdict:
+    """Held against made-up evidence, because a run that goes well cannot show that it notices."""
+
+    book = Payment("evt_book", "cus_1", 1_500, "eur")
+    lamp = Payment("evt_lamp", "cus_2", 4_000, "usd")
+    forged_lamp = replace(lamp, amount=9_999)
+
+    @pytest.fixture
+    def good(self) -> Evidence:
+        payments = (self.book, self.lamp, self.book, self.forged_lamp)
+        deliveries = Deliveries([Delivery(line, paid) for line, paid in enumerate(payments, 1)])
+        receipts: dict[str, dict[str, Any]] = {
+            "evt_book": {"charge": "ch_1"},
+            "evt_lamp": {"charge": "ch_2"},
+        }
+        return Evidence(
+            deliveries=deliveries,
+            answers=[
+                *(Answer(sent, receipts[sent.payment.event_id]) for sent in deliveries[:3]),
+                Answer(deliveries[3], KeyReusedError("refused")),
+            ],
+            charges=[charge("ch_1", self.book), charge("ch_2", self.lamp)],
+            signals=Counter(),
+            kill=Kill("evt_book", 1, 0.0),
+            recovery_seconds=0.1,
+            seconds=1.0,
+        )
+
+    def test_finds_nothing_where_nothing_is(self, good: Evidence) -> None:
+        assert differences(good) == []
+
+    def test_notices_a_double_charge(self, good: Evidence) -> None:
+        assert differences(replace(good, charges=[*good.charges, charge("ch_3", self.book)])) == [
+            "1 event was charged more than once: evt_book 2 times.",
+            "The ledger holds 15.00 EUR too much.",
+        ]
+
+    def test_notices_a_missing_charge(self, good: Evidence) -> None:
+        assert differences(replace(good, charges=good.charges[:1])) == [
+            "1 event was never charged: evt_lamp.",
+            "The ledger holds 40.00 USD too little.",
+        ]
+
+    def test_notices_a_charge_at_the_forged_amount(self, good: Evidence) -> None:
+        forged = [good.charges[0], charge("ch_2", self.forged_lamp)]
+
+        assert differences(replace(good, charges=forged)) == [
+            "evt_lamp was not charged as its first delivery asked.",
+            "The ledger holds 59.99 USD too much.",
+        ]
+
+    def test_notices_another_receipt(self, good: Evidence) -> None:
+        answers = [*good.answers]
+        answers[2] = replace(answers[2], outcome={"charge": "ch_9"})
+
+        assert differences(replace(good, answers=answers)) == [
+            "1 caller was given another receipt than the event's first: line 3, evt_book."
+        ]
+
+    def test_notices_a_caller_without_receipt(self, good: Evidence) -> None:
+        answers = [replace(good.answers[0], outcome=TimeoutError("no answer")), *good.answers[1:]]
+
+        assert differences(replace(good, answers=answers)) == [
+            "1 caller was left without a receipt: line 1, evt_book got TimeoutError('no answer')."
+        ]
+
+    def test_notices_an_accepted_reuse(self, good: Evidence) -> None:
+        answers = [*good.answers[:3], replace(good.answers[3], outcome={"charge": "ch_2"})]
+
+        assert differences(replace(good, answers=answers)) == [
+            "1 delivery was accepted with a known id and other arguments: line 4, evt_lamp."
+        ]
+
+
+def charge(charge_id: str, payment: Payment) -> Charge:
+    return Charge(charge_id, payment, token=None, attempt=None, task_id="t-1", pid=1)
