@@ -1,0 +1,1 @@
+"""One folder a kind: unit, store (real servers), worker (real processes), examples."""
