@@ -187,7 +187,9 @@ class IdempotentTask(Task):
             CorruptRecordError: if the record cannot be read.
             StoreUnavailableError: if Redis cannot be asked.
         """
-        return self.idempotency_configuration.gate.store.look_up(self._key_of(args, kwargs))
+        return self.idempotency_configuration.gate.store.look_up(
+            self.idempotency_key_of(*args, **kwargs)
+        )
 
     def idempotency_forget(self, *args: Any, **kwargs: Any) -> bool:
         """Drop the record of a call with these arguments: the next one runs. True if there was one.
@@ -197,10 +199,17 @@ class IdempotentTask(Task):
         Raises:
             StoreUnavailableError: if Redis cannot be asked.
         """
-        answer = self.idempotency_configuration.gate.store.forget(self._key_of(args, kwargs))
+        answer = self.idempotency_configuration.gate.store.forget(
+            self.idempotency_key_of(*args, **kwargs)
+        )
         return answer.case == "ok"
 
-    def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
+    def idempotency_key_of(self, *args: Any, **kwargs: Any) -> Key:
+        """The key of a call with these arguments; ``str()`` of it is `Record.key`.
+
+        Raises:
+            KeyRuleError: if the rule gives none for them.
+        """
         configured = self.idempotency_configuration
         if "idempotency_key" in kwargs:
             return configured.rule.of_text(kwargs["idempotency_key"])
