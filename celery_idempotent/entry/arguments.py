@@ -23,7 +23,7 @@ def normaliser(
     def normalise(
         args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        if _is_plain(args) and _is_plain(kwargs):
+        if all(map(_is_plain, args)) and all(map(_is_plain, kwargs.values())):
             return args, kwargs
         try:
             content_type, encoding, data = serialization.dumps(
@@ -43,7 +43,7 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
         return True
     if depth > 20:
         return False
-    if kind is list or kind is tuple:
+    if kind is list:
         return all(_is_plain(item, depth + 1) for item in value)
     if kind is dict:
         return all(type(key) is str and _is_plain(item, depth + 1) for key, item in value.items())

@@ -101,14 +101,16 @@ def _values(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
 
 
 def _options_in(app: Celery) -> Iterator[str]:
-    """Everything in the configuration that is named like an option of ours, without namespace."""
-    namespace = (app.namespace or "").rstrip("_").lower()
-    for name in app.conf.keys():  # noqa: SIM118 - a ChainMap of Celery's own
-        plain = str(name).lower()
-        if namespace and plain.startswith(namespace + "_"):
-            plain = plain.removeprefix(namespace + "_")
-        if plain.startswith(PREFIX):
-            yield plain
+    """Everything in the configuration that is named like an option of ours, without namespace.
+
+    In Django's settings an upper-case name without the namespace is some other library's.
+    """
+    namespace = (app.namespace or "").rstrip("_").lower() + "_"
+    for name in map(str, app.conf.keys()):
+        if name.startswith(PREFIX):
+            yield name
+        elif name.lower().startswith(namespace + PREFIX):
+            yield name.lower().removeprefix(namespace)
 
 
 def _attributes_of(task: type[Task]) -> Iterator[str]:

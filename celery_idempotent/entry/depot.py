@@ -45,13 +45,14 @@ def check(app: Celery, url: str) -> None:
     Raises:
         SettingsError: naming the scheme, never the URL, which may hold a password.
     """
-    scheme = url.split("://", 1)[0]
+    scheme, separator, _ = url.partition("://")
     try:
-        backend, _ = by_url(url, app.loader)
+        backend, _ = by_url(url if separator else "", app.loader)
     except (ImproperlyConfigured, ImportError):
         backend = None
     if not (isinstance(backend, type) and issubclass(backend, KeyValueStoreBackend)):
+        found = f"the scheme {scheme!r}" if separator else "no scheme"
         raise SettingsError(
-            f"idempotency_offload_backend has the scheme {scheme!r}, which is no key-value "
-            "backend of Celery"
+            f"idempotency_offload_backend has {found}; it must be the URL of a key-value backend "
+            "of Celery"
         )

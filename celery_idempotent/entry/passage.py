@@ -19,7 +19,8 @@ from celery_idempotent.key.key import Key
 KEY_HEADER = "idempotency_key"
 PASSAGE_HEADER = "idempotency"
 
-_DIGEST = re.compile(r"[\w-]{22}")
+_DIGEST = re.compile(r"[A-Za-z0-9_-]{22}")
+_FINGERPRINT = re.compile(r"([0-9a-f]{16})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,15 @@ class Passage:
             return cls(ungated=True)
         try:
             carried = headers[PASSAGE_HEADER]
-            digest = carried["key"]
-            if not _DIGEST.fullmatch(digest):
+            digest, fingerprint, returns = (carried[n] for n in ("key", "fingerprint", "returns"))
+            if not (_DIGEST.fullmatch(digest) and _FINGERPRINT.fullmatch(fingerprint)):
                 raise ValueError(digest)
+            if not isinstance(returns, int) or returns < 0:
+                raise ValueError(returns)
             return cls(
                 explicit,
-                key=Key(task, digest, bytes.fromhex(carried["fingerprint"])),
-                returns=int(carried["returns"]),
+                key=Key(task, digest, bytes.fromhex(fingerprint)),
+                returns=returns,
                 prior=bytes.fromhex(carried["prior"]),
             )
         except (KeyError, TypeError, ValueError):

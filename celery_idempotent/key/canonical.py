@@ -86,7 +86,7 @@ def _int(value: int, _: int) -> bytes:
 def _decimal(value: Decimal, _: int) -> bytes:
     if value.is_nan():
         raise NotCanonicalError("is NaN, which equals nothing, not even itself")
-    return b"D%b;" % str(value).encode()
+    return b"D%b;" % Decimal.__str__(value).encode()
 
 
 def _sequence(value: Any, depth: int) -> bytes:
@@ -135,9 +135,9 @@ _KINDS: tuple[tuple[type | tuple[type, ...], Callable[[Any, int], bytes]], ...] 
     (float, _float),
     (Decimal, _decimal),
     (UUID, lambda value, _: b"U" + value.bytes),
-    (datetime, lambda value, _: b"T%b;" % value.isoformat().encode()),
-    (date, lambda value, _: b"A%b;" % value.isoformat().encode()),
-    (time, lambda value, _: b"M%b;" % value.isoformat().encode()),
+    (datetime, lambda value, _: b"T%b;" % datetime.isoformat(value).encode()),
+    (date, lambda value, _: b"A%b;" % date.isoformat(value).encode()),
+    (time, lambda value, _: b"M%b;" % time.isoformat(value).encode()),
     (timedelta, _timedelta),
     ((bytes, bytearray, memoryview), _bytes),
     ((list, tuple), _sequence),

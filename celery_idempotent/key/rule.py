@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Signature
 from string import Formatter
@@ -177,6 +178,10 @@ class _Template:
             raise SettingsError(
                 f"{rule.task}: idempotency_key {template!r}: name the argument in each field"
             )
+        if any(conversion not in (None, "r", "s", "a") for _, _, _, conversion in self._pieces):
+            raise SettingsError(
+                f"{rule.task}: idempotency_key {template!r}: a conversion is !s, !r or !a"
+            )
         if any("{" in (spec or "") for _, _, spec, _ in self._pieces):
             raise SettingsError(
                 f"{rule.task}: idempotency_key {template!r}: a field inside a format is too clever"
@@ -214,9 +219,9 @@ class _Template:
     ) -> str:
         try:
             value, _ = self._formatter.get_field(field, (), values)
+            _require_text_of_its_own(value, conversion)
             if conversion:
                 value = self._formatter.convert_field(value, conversion)
-            _require_text_of_its_own(value)
             return format(value, spec)
         except Exception as error:
             raise KeyRuleError(
@@ -225,13 +230,21 @@ class _Template:
             ) from None
 
 
-def _require_text_of_its_own(value: Any) -> None:
+def _require_text_of_its_own(value: Any, conversion: str | None) -> None:
     """Refuse what prints a memory address, or its members in any order: no two processes agree."""
     kind: Any = type(value)
-    if isinstance(value, (set, frozenset)) or (
-        kind.__repr__ is object.__repr__ and kind.__str__ is object.__str__
-    ):
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _require_text_of_its_own(item, "r")
+    elif isinstance(value, Mapping):
+        for pair in value.items():
+            _require_text_of_its_own(pair, "r")
+    elif conversion in (None, "s") and kind.__str__ is not object.__str__:
+        return
+    elif isinstance(value, (set, frozenset)) or dataclasses.is_dataclass(value):
         raise NotCanonicalError(f"a {kind.__name__} has no text of its own")
+    else:
+        canonical(value)
 
 
 def _type_only(name: str, error: NotCanonicalError) -> bytes:

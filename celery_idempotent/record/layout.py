@@ -35,6 +35,8 @@ _STATES = {
 #: Of these the continuation has gone out.
 _CONTINUED = b"DG"
 _FIXED = 15
+#: Times beyond are damage: the year 6429.
+_NEVER_MS = 2**47
 
 
 def read(
@@ -59,6 +61,9 @@ def read(
                 raise IndexError(position)
             fields.append(raw[start:position])
         fingerprint, task_id, worker, _owner, form = fields
+        at_ms = int.from_bytes(raw[9:15], "big")
+        if at_ms >= _NEVER_MS:
+            raise ValueError(at_ms)
         return Record(
             state=state,
             key=key,
@@ -68,7 +73,7 @@ def read(
             token=int.from_bytes(raw[2:9], "big"),
             attempt=raw[1],
             continued=raw[0] in _CONTINUED,
-            at_ms=int.from_bytes(raw[9:15], "big"),
+            at_ms=at_ms,
             fingerprint=fingerprint,
             format=form.decode("ascii"),
             body=raw[position:],
@@ -92,10 +97,16 @@ def write_task_id(task_id: str) -> bytes:
     try:
         uuid = UUID(task_id)
     except ValueError:
-        return task_id.encode()
-    return b"\0" + uuid.bytes if str(uuid) == task_id else task_id.encode()
+        pass
+    else:
+        if str(uuid) == task_id:
+            return b"\0" + uuid.bytes
+    data = task_id.encode()
+    return b"\1" + data if data[:1] in (b"\0", b"\1") else data
 
 
 def read_task_id(data: bytes) -> str:
     """The id that :func:`write_task_id` wrote."""
-    return str(UUID(bytes=data[1:])) if data[:1] == b"\0" else data.decode()
+    if data[:1] == b"\0":
+        return str(UUID(bytes=data[1:]))
+    return data.removeprefix(b"\1").decode()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
+import re
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from redis import Redis
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
@@ -29,9 +30,7 @@ def is_redis_url(url: object) -> bool:
 def redacted(url: str) -> str:
     """`url` without user, password and query, fit for a log line."""
     parts = urlsplit(url)
-    host = parts.hostname or ""
-    port = f":{parts.port}" if parts.port else ""
-    return urlunsplit((parts.scheme, host + port, parts.path, "", ""))
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def connect(url: str) -> Redis:
@@ -44,20 +43,29 @@ def connect(url: str) -> Redis:
         SettingsError: if the URL is none that this library can use.
     """
     if not is_redis_url(url):
+        found = re.match(r"([\w+.-]+)://", url)
         raise SettingsError(
-            f"idempotency_redis_url has the scheme {url.split('://', 1)[0]!r}; "
+            f"idempotency_redis_url has {f'the scheme {found[1]!r}' if found else 'no scheme'}; "
             f"it must be one of {', '.join(SCHEMES)}"
-        )
+        ) from None
     try:
-        return Redis.from_url(
+        client = Redis.from_url(
             _as_redis_py_writes_it(url),
             socket_timeout=COMMAND_TIMEOUT,
             socket_connect_timeout=CONNECT_TIMEOUT,
             retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 2),
             retry_on_error=[RedisConnectionError, RedisTimeoutError],
         )
-    except ValueError as error:
-        raise SettingsError(f"idempotency_redis_url {redacted(url)}: {error}") from None
+        # Options are only looked at when a connection is made; this one stays closed.
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)
+    except (ValueError, TypeError, RedisError):
+        # What they say may quote the URL, and that may hold a password.
+        raise SettingsError(
+            "idempotency_redis_url has a part that cannot be used: look at its port, its database "
+            "and what stands behind the question mark"
+        ) from None
+    return client
 
 
 def _as_redis_py_writes_it(url: str) -> str:

@@ -160,7 +160,13 @@ class Payloads:
         if record.format:
             accept = {serialization.registry.name_to_type[_ERROR_SERIALIZER]}
             prepared = _load(Payload(record.format, record.body), record.key, accept)
-            return self._dialect.restore_error(prepared)
+            try:
+                error = self._dialect.restore_error(prepared)
+            except Exception:
+                error = None
+            if not isinstance(error, BaseException):
+                raise CorruptRecordError(f"the error of {record.key} cannot be read")
+            return error
         if record.body == _POISONED:
             return PoisonedTaskError(
                 f"{record.key} has begun {record.attempt} times, and each time its worker died "
