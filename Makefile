@@ -22,6 +22,10 @@ test: .venv/test  ## Run the tests, worker processes included, and report covera
 bench: .venv/test  ## Measure what the gate costs, on a private server
 	@$(BIN)/python -m tests.benchmarks
 
+.PHONY: matrix
+matrix: .venv/test  ## Run the core tests under each supported Python and Celery
+	@$(BIN)/python -m tests.matrix $(if $(CORNERS),--corners)
+
 .PHONY: lint
 lint: .venv/dev  ## Check style, types and import contracts
 	$(BIN)/ruff check
@@ -31,7 +35,7 @@ lint: .venv/dev  ## Check style, types and import contracts
 
 .PHONY: clean
 clean:  ## Remove everything that these commands made
-	rm -rf .venv dist build htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
+	rm -rf .venv .matrix dist build htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
 		.mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,0 +1,70 @@
+"""What is shipped works without the tree that it came from."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = {path.name for path in (ROOT / "lua").glob("*.lua")}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, and the wheel that was built from it."""
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT]
+    subprocess.run(command, check=True, capture_output=True)
+    return out
+
+
+def test_the_sdist_holds_what_building_and_testing_needs(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert {f"lua/{script}" for script in SCRIPTS} <= names
+    assert {"README.md", "LICENSE", "pyproject.toml", "tests/__init__.py"} <= names
+
+
+def test_the_wheel_holds_the_package_its_scripts_and_its_types(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+
+    assert {f"celery_idempotent/lua/{script}" for script in SCRIPTS} <= names
+    assert "celery_idempotent/py.typed" in names
+    assert not [name for name in names if name.startswith(("tests", "examples", "lua"))]
+
+
+def test_the_wheel_alone_runs_the_demo(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))
+    }
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    install = [python, "-m", "pip", "install", "--quiet", f"{wheel}[demo]"]
+    subprocess.run(install, check=True, env=environment)
+    shutil.copytree(ROOT / "examples", tmp_path / "elsewhere" / "examples")
+
+    demo = subprocess.run(
+        [python, "-m", "examples.payments", "--json"],
+        cwd=tmp_path / "elsewhere",
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert demo.returncode == 0, demo.stderr
+    assert json.loads(demo.stdout)
