@@ -1,0 +1,1 @@
+"""Ways to make things go wrong."""

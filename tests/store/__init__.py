@@ -1,0 +1,1 @@
+"""The records' contract, over every kind of Redis that is here."""

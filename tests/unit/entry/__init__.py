@@ -1,0 +1,1 @@
+"""Settings, messages and arguments, through real Celery apps."""

@@ -1,0 +1,99 @@
+"""What a message carries for the gate."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from celery_idempotent.entry.passage import Passage, put_back, with_own_key
+from celery_idempotent.errors import KeyRuleError
+from celery_idempotent.key.key import Key
+
+KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
+CARRIED = put_back(None, KEY, returns=3, prior=b"\0" * 16)["idempotency"]
+
+
+def read(headers: Any) -> Passage:
+    return Passage.read("shop.charge", headers)
+
+
+@pytest.mark.parametrize("headers", [None, {}, {"other": 1}], ids=repr)
+def test_a_first_message_carries_nothing(headers: Any) -> None:
+    assert read(headers) == Passage()
+
+
+def test_a_message_put_back_carries_its_key_through_any_broker() -> None:
+    headers = put_back({"other": 1}, KEY, returns=3, prior=b"\xff" * 16)
+
+    carried = read(json.loads(json.dumps(headers)))
+
+    assert carried == Passage(key=KEY, returns=3, prior=b"\xff" * 16)
+    assert headers["other"] == 1
+
+
+def test_a_message_put_back_keeps_the_key_of_its_call() -> None:
+    headers = put_back(with_own_key("shop.charge", None, "req-7"), KEY)
+
+    assert read(headers) == Passage("req-7", key=KEY)
+
+
+@pytest.mark.parametrize(
+    ("key", "carried"), [("req-7", "req-7"), (7, "7"), (0, "0"), (UUID(int=1), str(UUID(int=1)))]
+)
+def test_a_call_may_carry_its_own_key(key: Any, carried: str) -> None:
+    given = {"other": 1}
+
+    headers = with_own_key("shop.charge", given, key)
+
+    assert read(headers) == Passage(carried)
+    assert given == {"other": 1}
+
+
+def test_a_call_may_go_ungated() -> None:
+    assert read(with_own_key("shop.charge", None, False)) == Passage(ungated=True)
+    assert read({**put_back(None, KEY), "idempotency_key": False}).ungated
+
+
+@pytest.mark.parametrize("key", ["", b"req", True, 1.5, [], ["a"], {}, object()], ids=repr)
+def test_what_is_no_key_is_refused_at_publish_and_not_shown(key: Any) -> None:
+    with pytest.raises(KeyRuleError) as caught:
+        with_own_key("shop.charge", None, key)
+
+    assert str(caught.value) == (
+        "shop.charge: idempotency_key must be non-empty text, a number, a UUID or False"
+    )
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        None,
+        5,
+        "text",
+        [],
+        {},
+        {**CARRIED, "key": None},
+        {**CARRIED, "key": "short"},
+        {**CARRIED, "key": CARRIED["key"] + "x"},
+        {**CARRIED, "key": CARRIED["key"] + "\n"},
+        {**CARRIED, "key": "{" * 22},
+        {**CARRIED, "key": "é" * 22},
+        {**CARRIED, "fingerprint": "zz"},
+        {**CARRIED, "fingerprint": 5},
+        {**CARRIED, "fingerprint": "00" * 300},
+        {**CARRIED, "returns": "often"},
+        {**CARRIED, "returns": None},
+        {**CARRIED, "returns": float("inf")},
+        {**CARRIED, "returns": -1},
+        {**CARRIED, "prior": "zz"},
+        {**CARRIED, "prior": ["00"]},
+        *({name: value for name, value in CARRIED.items() if name != left} for left in CARRIED),
+    ],
+    ids=lambda damaged: repr(damaged).replace(CARRIED["key"], "KEY")[:150],
+)
+def test_a_damaged_header_counts_as_none(damaged: Any) -> None:
+    assert read({"idempotency": damaged}) == Passage()
+    assert read({"idempotency": damaged, "idempotency_key": "req-7"}) == Passage("req-7")

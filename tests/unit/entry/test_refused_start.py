@@ -1,0 +1,75 @@
+"""A worker with a wrong setting says so in one line, and does not start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[3]
+
+SHOP = """
+from celery import Celery
+from celery_idempotent import IdempotentTask
+
+app = Celery("shop", broker="{broker}")
+app.conf.update({settings})
+
+@app.task(base=IdempotentTask{attributes})
+def charge(order_id, amount): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "attributes", "broker", "sentence"),
+    [
+        (
+            "idempotency_leese=5",
+            "",
+            "redis://:secret@localhost:1/0",
+            "the Celery configuration: there is no option idempotency_leese; "
+            "did you mean idempotency_lease?",
+        ),
+        (
+            "",
+            ", idempotency_key='order:{id}'",
+            "redis://:secret@localhost:1/0",
+            "shop.charge: idempotency_key names 'id', which the task does not take "
+            "(it takes: order_id, amount)",
+        ),
+        (
+            "",
+            "",
+            "memory://",
+            "idempotency_redis_url is not set, and neither the result backend nor the broker is a "
+            "Redis; set it to the URL of the Redis that shall hold the records",
+        ),
+    ],
+    ids=["setting", "attribute", "no-redis"],
+)
+def test_one_line_and_no_traceback(
+    tmp_path: Path, settings: str, attributes: str, broker: str, sentence: str
+) -> None:
+    (tmp_path / "shop.py").write_text(
+        SHOP.format(broker=broker, settings=settings, attributes=attributes)
+    )
+
+    worker = subprocess.run(
+        [sys.executable, "-m", "celery", "-q", "-A", "shop", "worker", "--pool", "solo"],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(tmp_path), str(REPOSITORY))),
+            "PYTHONWARNINGS": "ignore",  # Celery warns of being root, where it is
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert worker.returncode != 0
+    assert worker.stderr == f"Error: {sentence}\n"
+    assert "secret" not in worker.stdout

@@ -1,0 +1,185 @@
+"""The default rule: a call is a duplicate if all its arguments are the same."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from celery_idempotent.errors import KeyRuleError
+from tests.unit.key.rules import Task
+
+
+def charge(order_id: Any, amount: Any = 0, *, note: Any = "") -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (((1, 2), {}), ((1,), {"amount": 2})),
+        (((1, 2), {}), ((), {"amount": 2, "order_id": 1})),
+        (((1,), {}), ((1, 0), {})),
+        (((1,), {}), ((1,), {"note": "", "amount": 0})),
+        ((((1, [2, (3,)]),), {}), (([1, (2, [3])],), {})),
+        ((({"a": 1, "b": 2},), {}), (({"b": 2, "a": 1},), {})),
+        ((({"x", "y", "z"},), {}), ((frozenset({"z", "y", "x"}),), {})),
+    ],
+    ids=["keyword", "keywords", "default", "defaults", "tuple", "dict-order", "set-order"],
+)
+def test_calls_that_mean_the_same_have_one_key(one: Any, other: Any) -> None:
+    task = Task(charge)
+
+    assert task(*one[0], **one[1]) == task(*other[0], **other[1])
+
+
+def test_values_of_different_types_have_different_keys() -> None:
+    task = Task(charge)
+    alike = [1, 1.0, True, "1", b"1", [1], {1: 1}, {"1": 1}, {1: "1"}, None, "", [], {}, "None"]
+
+    keys = {task.name(value) for value in alike}
+
+    assert len(keys) == len(alike)
+
+
+def test_an_argument_does_not_pass_for_another() -> None:
+    task = Task(charge)
+
+    assert task.name(1, note="x") != task.name(1, amount="x")
+    assert task.name("a", "bc") != task.name("ab", "c")
+
+
+def test_tasks_never_share_a_key() -> None:
+    assert Task(charge, task="shop.charge").name(1) != Task(charge, task="shop.refund").name(1)
+
+
+def test_a_new_parameter_with_a_default_changes_no_key() -> None:
+    def before(order_id: Any) -> None: ...
+
+    def after(order_id: Any, currency: Any = "EUR", *, tags: Any = (), **options: Any) -> None: ...
+
+    assert Task(before)(42) == Task(after)(42)
+    assert Task(after)(42, "EUR", tags=[]) == Task(after)(42)
+    assert Task(after)(42, "USD") != Task(after)(42)
+
+
+def test_a_default_without_a_canonical_form_takes_no_part_either() -> None:
+    sentinel = object()
+
+    def before(order_id: Any) -> None: ...
+
+    def after(order_id: Any, client: Any = sentinel) -> None: ...
+
+    assert Task(before)(42) == Task(after)(42)
+    assert Task(before)(42) == Task(after)(42, sentinel)
+
+
+def test_extra_arguments_take_part() -> None:
+    def report(first: Any, *rest: Any, **options: Any) -> None: ...
+
+    task = Task(report)
+
+    keys = [
+        task.name(1),
+        task.name(1, 2),
+        task.name(1, [2]),
+        task.name(1, 2, 3),
+        task.name(1, rest=2),
+        task.name(1, rest=(2,)),
+        task.name(1, options={"rest": 2}),
+    ]
+
+    assert len(set(keys)) == len(keys)
+    assert task.name(1, a=1, b=2) == task.name(1, b=2, a=1)
+
+
+def test_positional_only_parameters_are_bound_by_place() -> None:
+    def report(first: Any, /, second: Any = None, **options: Any) -> None: ...
+
+    task = Task(report)
+
+    assert task(1, 2) == task(1, second=2)
+    assert task(1, first=2) != task(1, second=2)
+
+
+def test_arguments_that_do_not_fit_are_refused_as_the_call_would_be() -> None:
+    task = Task(charge)
+
+    for args, kwargs in [((), {}), ((1, 2, 3), {}), ((1,), {"order_id": 1}), ((1,), {"x": 1})]:
+        with pytest.raises(TypeError):
+            task(*args, **kwargs)
+
+
+def test_a_key_is_plain_text_whatever_the_arguments() -> None:
+    name = Task(charge).name("{curly}\n\r\0\x1b[31m " + "megabytes" * 200_000)
+
+    assert re.fullmatch(r"shop\.charge:[A-Za-z0-9_-]{22}", name)
+
+
+def test_a_huge_number_has_a_key() -> None:
+    assert Task(charge).name(10**5000) != Task(charge).name(10**5000 + 1)
+
+
+def test_the_key_covers_all_arguments_so_there_is_no_fingerprint() -> None:
+    assert Task(charge)(1).fingerprint == b""
+
+
+def contains_itself() -> list[Any]:
+    value: list[Any] = [1]
+    value.append(value)
+    return value
+
+
+def nested(levels: int) -> Any:
+    value: Any = "secret"
+    for _ in range(levels):
+        value = {"secret": [value]}
+    return value
+
+
+class Opaque:
+    def __repr__(self) -> str:
+        return "secret"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (Opaque(), "type Opaque"),
+        ({"secret": [Opaque()]}, "type Opaque"),
+        (lambda: "secret", "type function"),
+        (iter(["secret"]), "type list_iterator"),
+        (complex(1), "type complex"),
+        (float("nan"), "NaN"),
+        ([{"secret": float("nan")}], "NaN"),
+        (contains_itself(), "in itself"),
+        (nested(200), "levels deep"),
+        (nested(20_000), "levels deep"),
+    ],
+    ids=[
+        "object",
+        "object-inside",
+        "function",
+        "iterator",
+        "complex",
+        "nan",
+        "nan-inside",
+        "contains-itself",
+        "deep",
+        "very-deep",
+    ],
+)
+def test_what_has_no_canonical_form_is_refused_without_being_shown(
+    value: Any, reason: str
+) -> None:
+    with pytest.raises(KeyRuleError) as caught:
+        Task(charge)(1, amount=value)
+
+    sentence = str(caught.value)
+    assert "shop.charge" in sentence
+    assert "'amount'" in sentence
+    assert reason in sentence
+    assert "secret" not in sentence
+    assert "\n" not in sentence
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__

@@ -1,0 +1,222 @@
+"""Canonical bytes, over structures that Hypothesis thinks up."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_idempotent.key.canonical import MAX_DEPTH, NotCanonicalError, canonical
+
+# Letters of the format itself: texts that might be taken for the end of something.
+texts = st.text("s1:[];", max_size=4) | st.text(max_size=4)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 20)
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | texts
+    | texts.map(lambda text: text.encode("utf-8", "surrogatepass"))
+    | st.decimals(allow_nan=False)
+    | st.uuids()
+    | st.datetimes(timezones=st.none() | st.just(timezone.utc))
+    | st.dates()
+    | st.times()
+    | st.timedeltas()
+)
+hashables = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3),
+    max_leaves=4,
+)
+values = st.recursive(
+    hashables,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.sets(hashables, max_size=4)
+        | st.dictionaries(hashables, inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+def meaning(value: Any) -> Any:
+    """What must be told apart, in Python's own terms: type and value; a tuple is a list."""
+    if isinstance(value, (list, tuple)):
+        return "sequence", tuple(map(meaning, value))
+    if isinstance(value, (set, frozenset)):
+        return "set", frozenset(map(meaning, value))
+    if isinstance(value, Mapping):
+        return "mapping", frozenset((meaning(k), meaning(v)) for k, v in value.items())
+    if isinstance(value, (datetime, time)):
+        value = value.replace(fold=0)  # no message carries it, and to Python it is no difference
+    # Not the value: 1 == True, 0.0 == -0.0, Decimal("1") == Decimal("1.0").
+    return type(value), repr(value)
+
+
+def read(data: bytes) -> Any:
+    """The meaning of the value that `data` was written for; there is one only if it is all of it."""
+    value, rest = _read(data)
+    assert rest == b""
+    return value
+
+
+def _read(data: bytes) -> tuple[Any, bytes]:
+    tag, data = data[:1], data[1:]
+    if tag in _CLOSED_BY:
+        members = []
+        while not data.startswith(_CLOSED_BY[tag]):
+            member, data = _read(data)
+            members.append(member)
+        return _GATHER[tag](members), data[1:]
+    if tag in b"ntu":
+        return meaning({b"n": None, b"t": True, b"u": False}[tag]), data
+    if tag in b"sb":
+        length, _, data = data.partition(b":")
+        text, rest = data[: int(length)], data[int(length) :]
+        return meaning(text.decode("utf-8", "surrogatepass") if tag == b"s" else text), rest
+    if tag == b"U":
+        return meaning(UUID(bytes=data[:16])), data[16:]
+    text, _, rest = data.partition(b";")
+    return meaning(_OF_TEXT[tag](text.decode())), rest
+
+
+_CLOSED_BY = {b"[": b"]", b"<": b">", b"{": b"}"}
+_GATHER: dict[bytes, Callable[[list[Any]], Any]] = {
+    b"[": lambda members: ("sequence", tuple(members)),
+    b"<": lambda members: ("set", frozenset(members)),
+    b"{": lambda members: (
+        "mapping",
+        frozenset(zip(members[::2], members[1::2], strict=True)),
+    ),
+}
+_OF_TEXT: dict[bytes, Callable[[str], Any]] = {
+    b"i": lambda text: int(text, 16),
+    b"f": float,
+    b"D": Decimal,
+    b"T": datetime.fromisoformat,
+    b"A": date.fromisoformat,
+    b"M": time.fromisoformat,
+    b"P": lambda text: timedelta(*map(int, text.split(","))),
+}
+
+
+@given(values)
+def test_bytes_can_be_read_back_so_different_values_never_share_them(value: Any) -> None:
+    assert read(canonical(value)) == meaning(value)
+
+
+def disguised(value: Any, chance: random.Random) -> Any:
+    """The same value, built in another way."""
+    if isinstance(value, (list, tuple)):
+        return chance.choice((list, tuple))(disguised(item, chance) for item in value)
+    if isinstance(value, dict):
+        pairs = [(key, disguised(item, chance)) for key, item in value.items()]
+        chance.shuffle(pairs)
+        return chance.choice((dict, OrderedDict, lambda p: MappingProxyType(dict(p))))(pairs)
+    if isinstance(value, (set, frozenset)):
+        members = list(value)
+        chance.shuffle(members)
+        return chance.choice((set, frozenset))(members)
+    if isinstance(value, bytes):
+        return chance.choice((bytes, bytearray, memoryview))(value)
+    return value
+
+
+@given(values, st.randoms(use_true_random=False))
+def test_equal_values_have_equal_bytes(value: Any, chance: random.Random) -> None:
+    assert canonical(disguised(value, chance)) == canonical(value)
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Tone(Enum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Text(str):
+    def __str__(self) -> str:
+        return "something else"
+
+
+class Number(int):
+    def __repr__(self) -> str:
+        return "something else"
+
+
+class Moment(datetime):
+    def isoformat(self, *_: Any) -> str:
+        return "something else"
+
+
+@dataclass
+class Point:
+    x: Any
+
+
+@dataclass
+class Place:
+    x: Any
+
+
+def test_a_subclass_is_what_it_holds_not_what_it_prints() -> None:
+    assert canonical(Text("a")) == canonical("a")
+    assert canonical(Number(5)) == canonical(5)
+    assert canonical(Moment(2026, 1, 2)) == canonical(datetime(2026, 1, 2))
+    assert canonical(namedtuple("Pair", "a b")(1, 2)) == canonical([1, 2])
+
+
+def test_enums_and_dataclasses_are_of_their_own_kind() -> None:
+    alike = ["red", Colour.RED, Tone.RED, Level.LOW, 1, Point(1), Place(1), {"x": 1}, Point]
+
+    assert len({canonical(value) for value in alike[:-1]}) == len(alike) - 1
+    with pytest.raises(NotCanonicalError, match="type type"):
+        canonical(Point)
+
+
+def test_a_moment_is_told_with_its_offset() -> None:
+    noon = datetime(2026, 1, 2, 12, tzinfo=timezone.utc)
+    elsewhere = noon.astimezone(timezone(timedelta(hours=1)))
+
+    assert len({canonical(noon), canonical(elsewhere), canonical(noon.replace(tzinfo=None))}) == 3
+    assert canonical(noon.date()) == canonical(date(2026, 1, 2)) != canonical("2026-01-02")
+
+
+@pytest.mark.parametrize("value", [float("nan"), Decimal("nan"), Decimal("snan")], ids=repr)
+def test_what_does_not_equal_itself_is_refused(value: Any) -> None:
+    with pytest.raises(NotCanonicalError, match="NaN"):
+        canonical([value])
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda inner: [inner], lambda inner: {"a": inner}, Point],
+    ids=["list", "dict", "dataclass"],
+)
+def test_nesting_has_an_end_before_the_stack_has(wrap: Any) -> None:
+    value: Any = 1
+    for _ in range(MAX_DEPTH):
+        value = wrap(value)
+    assert canonical(value)
+
+    with pytest.raises(NotCanonicalError, match="deep"):
+        canonical(wrap(value))

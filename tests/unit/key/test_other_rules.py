@@ -1,0 +1,172 @@
+"""Rules by names, by callable, by the task's id, and a key that the call itself carries."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from celery_idempotent import TASK_ID
+from celery_idempotent.errors import KeyRuleError, SettingsError
+from celery_idempotent.key.rule import KeyRule
+from tests.unit.key.rules import Task, rule_of
+
+
+def charge(order_id: Any, amount: Any = 0, **options: Any) -> None: ...
+
+
+class TestNames:
+    def test_only_the_arguments_named_decide_the_key(self) -> None:
+        task = Task(charge, ("order_id", "region"))
+
+        assert task.name(1, 2, region="eu") == task.name(1, 3, region="eu")
+        assert task.name(1, region="eu") != task.name(1, region="us")
+        assert task.name(1, region="eu") != task.name("1", region="eu")
+        assert task(1, 2, region="eu").fingerprint != task(1, 3, region="eu").fingerprint
+
+    def test_their_order_is_part_of_the_rule(self) -> None:
+        assert Task(charge, ("order_id", "amount")).name(1, 2) != Task(
+            charge, ("order_id", "amount")
+        ).name(2, 1)
+
+    def test_a_list_of_names_does_as_well(self) -> None:
+        assert Task(charge, ["order_id"]).name(1) == Task(charge, ("order_id",)).name(1)
+
+    def test_a_default_counts_as_given(self) -> None:
+        task = Task(charge, ("amount",))
+
+        assert task.name(1) == task.name(2, 0)
+
+    def test_one_that_is_not_given_is_named(self) -> None:
+        with pytest.raises(KeyRuleError, match="shop.charge: .*'region'"):
+            Task(charge, ("region",))(1)
+
+    def test_one_without_a_canonical_form_is_named_and_not_shown(self) -> None:
+        with pytest.raises(KeyRuleError) as caught:
+            Task(charge, ("order_id",))(object())
+
+        assert "'order_id'" in str(caught.value)
+        assert "0x" not in str(caught.value)
+
+    def test_one_that_the_task_lacks_is_refused_at_start(self) -> None:
+        with pytest.raises(SettingsError, match=r"names 'orderid'.*\(it takes: order_id\)"):
+            rule_of(lambda order_id: None, ("orderid",))
+
+    def test_a_task_without_arguments_says_so(self) -> None:
+        with pytest.raises(SettingsError, match=r"\(it takes: none\)"):
+            rule_of(lambda: None, ("order_id",))
+
+
+class TestCallable:
+    def test_gets_the_arguments_and_gives_the_key(self) -> None:
+        task = Task(charge, lambda order_id, amount=0: f"order:{order_id}")
+
+        assert task.name(42, amount=5) == task.name(42) == task.name(order_id=42)
+        assert task.name(42) != task.name(43)
+        assert task(42, 1).fingerprint != task(42, 2).fingerprint
+
+    def test_a_number_or_a_uuid_is_the_same_key_as_its_text(self) -> None:
+        given = Task(charge, lambda value: value)
+
+        assert given.name(5) == given.name("5")
+        assert given.name(UUID(int=5)) == given.name(str(UUID(int=5)))
+        assert given.name(0) == given.name("0")
+
+    def test_a_tuple_is_a_key_of_several_parts(self) -> None:
+        given = Task(charge, lambda value: value)
+
+        assert given.name(("a", "bc")) != given.name(("ab", "c"))
+        assert given.name(("a", 1)) != given.name(("a", "1"))
+
+    def test_ten_megabytes_are_hashed(self) -> None:
+        given = Task(charge, lambda value: value * 1_000_000)
+
+        assert len(given.name("0123456789")) < 40
+        assert given.name("0123456789") != given.name("012345678x")
+
+    @pytest.mark.parametrize("value", [None, "", b"", (), [], {}, True, False], ids=repr)
+    def test_nothing_is_no_key(self, value: Any) -> None:
+        with pytest.raises(KeyRuleError, match="shop.charge: what idempotency_key returned is "):
+            Task(charge, lambda order_id: value)(1)
+
+    def test_what_has_no_canonical_form_is_no_key(self) -> None:
+        for value in (object(), float("nan"), [len]):
+            with pytest.raises(KeyRuleError, match="what idempotency_key returned") as caught:
+                Task(charge, lambda order_id, value=value: value)(1)
+            assert "0x" not in str(caught.value)
+
+    def test_an_error_in_it_is_named_and_its_words_are_not_repeated(self) -> None:
+        def rule(order_id: Any) -> str:
+            raise LookupError(f"no customer with card {order_id}")
+
+        with pytest.raises(KeyRuleError) as caught:
+            Task(charge, rule)("4111-1111")
+
+        assert str(caught.value) == "shop.charge: idempotency_key raised LookupError"
+        assert isinstance(caught.value.__cause__, LookupError)
+
+
+class TestTaskId:
+    def test_only_copies_of_one_message_are_duplicates(self) -> None:
+        rule = rule_of(charge, TASK_ID)
+
+        first = rule.derive((1,), {}, task_id="a")
+
+        assert first == rule.derive((1,), {}, task_id="a")
+        assert first == rule.derive((2,), {}, task_id="a")
+        assert first != rule.derive((1,), {}, task_id="b")
+
+    def test_says_what_it_is(self) -> None:
+        assert repr(TASK_ID) == "celery_idempotent.TASK_ID"
+
+
+class TestKeyOfTheCall:
+    @staticmethod
+    def derive(rule: KeyRule, *args: Any, key: str) -> str:
+        return str(rule.derive(args, {}, task_id="a", explicit=key))
+
+    @pytest.mark.parametrize("key", [None, "{order_id}", ("order_id",), len, TASK_ID])
+    def test_outranks_every_rule(self, key: Any) -> None:
+        rule = rule_of(charge, key)
+
+        assert self.derive(rule, 1, key="req-7") == self.derive(rule, 2, key="req-7")
+        assert self.derive(rule, 1, key="req-7") != self.derive(rule, 1, key="req-8")
+        assert self.derive(rule, 1, key="req-7") == str(rule.of_text("req-7"))
+
+    def test_its_call_has_a_fingerprint(self) -> None:
+        rule = rule_of(charge)
+
+        one = rule.derive((1,), {}, explicit="req-7")
+        other = rule.derive((2,), {}, explicit="req-7")
+
+        assert one.fingerprint != other.fingerprint
+
+    def test_never_meets_a_key_of_all_arguments_or_of_an_id(self) -> None:
+        all_arguments, by_id = rule_of(charge), rule_of(charge, TASK_ID)
+
+        assert str(all_arguments.derive(("x",), {})) != self.derive(all_arguments, "x", key="x")
+        assert str(by_id.derive((), {}, task_id="x")) != self.derive(by_id, 1, key="x")
+
+    @pytest.mark.parametrize("key", ["", None, False, True], ids=repr)
+    def test_nothing_is_no_key(self, key: Any) -> None:
+        with pytest.raises(KeyRuleError, match="shop.charge: idempotency_key is "):
+            rule_of(charge).of_text(key)
+
+
+@pytest.mark.parametrize(
+    "rule", [5, (), [], ("a", 1), {"a"}, b"{order_id}", 0.5, True], ids=repr
+)
+def test_what_is_no_rule_is_refused_at_start(rule: Any) -> None:
+    with pytest.raises(SettingsError, match="shop.charge: idempotency_key must be"):
+        rule_of(charge, rule)
+
+
+def test_a_key_can_be_written_and_read_back() -> None:
+    rule = rule_of(charge, task="shop: a task/with {odd} name")
+
+    key = rule.derive((1,), {})
+
+    assert type(key).parse(str(key)) == key
+    assert " " not in str(key)
+    assert "{" not in str(key)

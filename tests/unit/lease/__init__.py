@@ -1,0 +1,1 @@
+"""Leases without a server."""

@@ -1,0 +1,151 @@
+"""The record's bytes, read back."""
+
+from __future__ import annotations
+
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.record import layout
+from celery_idempotent.record.record import Record, State
+from tests.unit.record.raw import UUID_ID, raw_record
+
+
+def read(raw: bytes) -> Record:
+    return layout.read(raw, "shop.charge:digest", "shop.charge")
+
+
+def test_every_field_is_read_from_its_place() -> None:
+    raw = raw_record(b"S", attempt=3, body=b"steps")
+
+    record = read(raw)
+
+    assert record == Record(
+        state=State.STARTED,
+        key="shop.charge:digest",
+        task="shop.charge",
+        task_id=UUID_ID,
+        worker="celery@host/4711",
+        token=1_763_726_400_123_457,
+        attempt=3,
+        at_ms=1_763_726_460_123,
+        fingerprint=b"8 bytes!",
+        body=b"steps",
+    )
+
+
+def test_an_outcome_is_read_with_its_format() -> None:
+    record = read(raw_record(b"C", owner=b"", form=b"json+gzip", body=b"\0binary\xff"))
+
+    assert (record.format, record.body) == ("json+gzip", b"\0binary\xff")
+
+
+@pytest.mark.parametrize(
+    ("letter", "state", "continued"),
+    [
+        (b"R", State.RESERVED, False),
+        (b"S", State.STARTED, False),
+        (b"C", State.COMPLETED, False),
+        (b"D", State.COMPLETED, True),
+        (b"F", State.FAILED, False),
+        (b"G", State.FAILED, True),
+    ],
+)
+def test_the_letter_tells_the_state(letter: bytes, state: State, continued: bool) -> None:
+    record = read(raw_record(letter))
+
+    assert record.state is state
+    assert record.continued is continued
+
+
+def test_every_other_letter_is_of_a_newer_version() -> None:
+    for letter in set(range(256)) - set(b"RSCDFG"):
+        with pytest.raises(CorruptRecordError, match="shop.charge:digest .*newer version"):
+            read(raw_record(bytes([letter])))
+
+
+def test_a_record_cut_short_anywhere_is_refused() -> None:
+    raw = raw_record(form=b"json")
+
+    for length in range(len(raw)):
+        with pytest.raises(CorruptRecordError, match="damaged"):
+            read(raw[:length])
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        raw_record(task_id=b"\xff\xfe"),
+        raw_record(task_id=b"\0too short"),
+        raw_record(worker=b"\xff"),
+        raw_record(form=b"\xff"),
+    ],
+    ids=["task-id", "uuid", "worker", "format"],
+)
+def test_a_field_that_is_no_text_is_damage(damaged: bytes) -> None:
+    with pytest.raises(CorruptRecordError):
+        read(damaged)
+
+
+# Random bytes are hardly ever a record: so also records of random fields, and with a byte changed.
+records = st.builds(
+    raw_record,
+    st.sampled_from([b"R", b"S", b"C", b"D", b"F", b"G"]),
+    attempt=st.integers(0, 255),
+    token=st.integers(0, 2**56 - 1),
+    at_ms=st.integers(0, 2**48 - 1),
+    fingerprint=st.binary(max_size=255),
+    task_id=st.binary(max_size=40),
+    worker=st.binary(max_size=255),
+    owner=st.binary(max_size=255),
+    form=st.binary(max_size=10),
+    body=st.binary(max_size=40),
+)
+
+
+@st.composite
+def damaged_records(draw: st.DrawFn) -> bytes:
+    raw = bytearray(draw(records))
+    raw[draw(st.integers(0, len(raw) - 1))] = draw(st.integers(0, 255))
+    return bytes(raw)
+
+
+@given(st.binary(max_size=60) | records | damaged_records())
+@example(raw_record(at_ms=2**48 - 1))
+@example(raw_record(b"C", at_ms=2**48 - 1))
+@example(raw_record(token=2**56 - 1))
+def test_any_bytes_are_a_record_or_a_corrupt_one(raw: bytes) -> None:
+    try:
+        record = read(raw)
+    except CorruptRecordError:
+        return
+    # Whoever lists records looks at all of these.
+    assert isinstance(record.state, State)
+    assert record.deadline is None or record.deadline.year >= 1970
+    assert record.finished_at is None or record.finished_at.year >= 1970
+    assert record.started_at is None or record.started_at.year >= 1970
+    assert repr(record)
+
+
+@given(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+    | st.uuids().map(str)
+    | st.uuids().map(lambda uuid: uuid.hex)
+    | st.uuids().map(lambda uuid: str(uuid).upper())
+    | st.uuids().map(lambda uuid: uuid.urn)
+)
+@example("")
+@example("\0")
+@example("\0sixteen letters!")
+def test_a_task_id_of_any_form_comes_back_as_it_was(task_id: str) -> None:
+    assert layout.read_task_id(layout.write_task_id(task_id)) == task_id
+
+
+def test_the_ids_that_celery_draws_take_17_bytes() -> None:
+    task_id = str(uuid4())
+
+    assert layout.write_task_id(task_id) == b"\0" + UUID(task_id).bytes
+    assert layout.write_task_id("nightly-report") == b"nightly-report"

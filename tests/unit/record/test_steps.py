@@ -1,0 +1,48 @@
+"""Finished steps in a record's body."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.record import steps
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+forms = st.text("abcdefgj+@", max_size=8)
+
+
+@given(st.lists(st.tuples(names, forms, st.binary(max_size=30)), max_size=5))
+def test_steps_come_back_as_they_were_and_the_last_of_a_name_counts(
+    written: list[tuple[str, str, bytes]],
+) -> None:
+    body = b"".join(steps.write(*step) for step in written)
+
+    assert steps.read(body, "k") == {name: (form, value) for name, form, value in written}
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_steps_or_corrupt(body: bytes) -> None:
+    try:
+        assert isinstance(steps.read(body, "k"), dict)
+    except CorruptRecordError as error:
+        assert "the steps of k" in str(error)
+
+
+def test_steps_cut_short_anywhere_are_corrupt() -> None:
+    one, two = steps.write("one", "json", b"1"), steps.write("two", "", b"")
+
+    for length in set(range(len(one + two))) - {0, len(one)}:
+        with pytest.raises(CorruptRecordError):
+            steps.read((one + two)[:length], "k")
+
+
+@pytest.mark.parametrize("name", ["", "x" * 1001, "é" * 501], ids=["empty", "long", "bytes"])
+def test_a_name_that_does_not_fit_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="1 to 1000 bytes"):
+        steps.write(name, "json", b"")
+
+
+def test_a_name_may_be_a_thousand_bytes_long() -> None:
+    assert steps.read(steps.write("x" * 1000, "json", b"1"), "k") == {"x" * 1000: ("json", b"1")}

@@ -1,0 +1,165 @@
+"""URLs of Redis, as Celery and kombu write them."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError, TimeoutError
+
+from celery_idempotent.errors import CorruptRecordError, SettingsError, StoreUnavailableError
+from celery_idempotent.store.connection import connect, explained, is_redis_url, redacted
+
+
+def connection_of(url: str) -> Any:
+    """The connection that a client for `url` would open; not opened yet."""
+    return connect(url).connection_pool.make_connection()
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "database", "user", "password"),
+    [
+        ("redis://", "localhost", 6379, 0, None, None),
+        ("redis:///3", "localhost", 6379, 3, None, None),
+        ("redis://example.org", "example.org", 6379, 0, None, None),
+        ("redis://example.org:7000/2", "example.org", 7000, 2, None, None),
+        ("redis://example.org/?db=4", "example.org", 6379, 4, None, None),
+        ("redis://:s%40cret@example.org/0", "example.org", 6379, 0, None, "s@cret"),
+        ("redis://shop:secret@example.org", "example.org", 6379, 0, "shop", "secret"),
+        ("redis://[::1]:7000", "::1", 7000, 0, None, None),
+    ],
+)
+def test_tcp(
+    url: str, host: str, port: int, database: int, user: str | None, password: str | None
+) -> None:
+    connection = connection_of(url)
+
+    assert (connection.host, connection.port, connection.db) == (host, port, database)
+    assert (connection.username, connection.password) == (user, password)
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ("ssl_cert_reqs=CERT_REQUIRED", ssl.CERT_REQUIRED),
+        ("ssl_cert_reqs=CERT_OPTIONAL", ssl.CERT_OPTIONAL),
+        ("ssl_cert_reqs=CERT_NONE", ssl.CERT_NONE),
+        ("ssl_cert_reqs=required", ssl.CERT_REQUIRED),
+        ("ssl_cert_reqs=none&ssl_ca_certs=%2Fetc%2Fca.pem", ssl.CERT_NONE),
+        ("", ssl.CERT_REQUIRED),
+    ],
+)
+def test_tls_as_celery_demands_it(query: str, wanted: ssl.VerifyMode) -> None:
+    connection = connection_of(f"rediss://:secret@example.org:6380/1?{query}")
+
+    assert connection.cert_reqs == wanted
+    assert (connection.host, connection.port, connection.db) == ("example.org", 6380, 1)
+    assert connection.ca_certs == ("/etc/ca.pem" if "ca_certs" in query else None)
+
+
+@pytest.mark.parametrize(
+    ("url", "database", "password"),
+    [
+        ("redis+socket:///run/redis.sock", 0, None),
+        ("redis+socket:///run/redis.sock?virtual_host=3", 3, None),
+        ("redis+socket:///run/redis.sock?virtual_host=/3", 3, None),
+        ("redis+socket://:secret@/run/redis.sock?db=2", 2, "secret"),
+        ("unix:///run/redis.sock?db=5", 5, None),
+    ],
+)
+def test_unix_socket(url: str, database: int, password: str | None) -> None:
+    connection = connection_of(url)
+
+    assert connection.path == "/run/redis.sock"
+    assert (connection.db, connection.password) == (database, password)
+
+
+def test_commands_end_in_time_unless_the_url_says_otherwise() -> None:
+    assert connection_of("redis://").socket_timeout == 5
+    assert connection_of("redis://").socket_connect_timeout == 2
+    assert connection_of("redis://?socket_timeout=0.5").socket_timeout == 0.5
+
+
+def test_a_lost_reply_is_asked_for_again() -> None:
+    assert connection_of("redis://").retry.get_retries() == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme"),
+    [
+        ("amqp://guest:secret@localhost//", "amqp"),
+        ("http://:secret@localhost", "http"),
+        ("sqs://", "sqs"),
+        ("REDIS://:secret@localhost", "REDIS"),
+    ],
+)
+def test_an_unknown_scheme_is_told_with_the_known_ones(url: str, scheme: str) -> None:
+    assert not is_redis_url(url)
+    with pytest.raises(SettingsError, match="idempotency_redis_url has the scheme") as caught:
+        connect(url)
+
+    sentence = str(caught.value)
+    assert repr(scheme) in sentence
+    assert "redis, rediss, redis+socket" in sentence
+    assert "secret" not in sentence
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        ":secret@localhost:6379/0",
+        "localhost:secret",
+        "redis://:sec/ret@localhost:6379/0",
+        "redis://:secret@localhost:port/0",
+        "redis://:secret@localhost:99999999/0",
+        "redis://:secret@[::1/0",
+        "redis://:secret@one:6379;redis://:secret@two:6379",
+        "redis://:secret@localhost/0?socket_timeout=soon",
+        "redis://:secret@localhost/0?nonesuch=secret",
+        "rediss://:secret@localhost/0?ssl_cert_reqs=CERT_SECRET",
+        "redis+socket:///run/redis.sock?virtual_host=secret",
+    ],
+)
+def test_a_url_that_cannot_work_is_refused_at_once_and_never_shown(url: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        connect(url)
+
+    sentence = str(caught.value)
+    assert "idempotency_redis_url" in sentence
+    assert "\n" not in sentence
+    for secret in ("secret", "SECRET", "'sec'", "ret@"):
+        assert secret not in sentence
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://shop:secret@example.org:7000/2", "redis://example.org:7000/2"),
+        ("redis://:secret@example.org/2?password=secret", "redis://example.org/2"),
+        ("rediss://example.org", "rediss://example.org"),
+        ("redis://", "redis://"),
+        ("redis+socket://:secret@/run/redis.sock?virtual_host=3", "redis+socket:///run/redis.sock"),
+        ("redis://:secret@[::1]:7000/0", "redis://[::1]:7000/0"),
+    ],
+)
+def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
+    assert redacted(url) == shown
+
+
+def test_what_redis_says_is_told_in_our_words() -> None:
+    wrong_type = explained(ResponseError("WRONGTYPE Operation against a key"), "shop.charge:a")
+    no_memory = explained(ResponseError("OOM command not allowed"), "shop.charge:a")
+    refused = explained(RedisConnectionError("Connection refused"), "shop.charge:a")
+    late = explained(TimeoutError("Timeout reading from socket"), "shop.charge:a")
+
+    assert isinstance(wrong_type, CorruptRecordError)
+    assert "shop.charge:a" in str(wrong_type)
+    assert isinstance(no_memory, StoreUnavailableError)
+    assert "OOM" in str(no_memory)
+    for error in (refused, late):
+        assert isinstance(error, StoreUnavailableError)
+        assert "cannot be reached" in str(error)

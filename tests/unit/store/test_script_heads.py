@@ -1,0 +1,105 @@
+"""Each script's head is its signature: names, order and replies are those of its body."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from celery_idempotent.store import scripts
+
+FOLDER = Path(__file__).parents[3] / "lua"
+PRELUDE = "record"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.lua") if path.stem != PRELUDE)
+
+
+def head_and_body(name: str) -> tuple[dict[str, tuple[str, ...]], str]:
+    text = scripts.read_source(name)
+    body = re.sub(r"--.*", "", text)
+    return scripts.read_head(text), body
+
+
+def taken_from(array: str, body: str) -> list[str]:
+    """The names to which the body binds the members of KEYS or ARGV, in their order."""
+    unpacked = re.findall(rf"local ([\w, ]+?)\s*=\s*unpack\({array}\)", body)
+    if unpacked:
+        (names,) = unpacked
+        assert f"{array}[" not in body
+        return [name.strip() for name in names.split(",")]
+    single = re.findall(rf"local (\w+)\s*=\s*{array}\[(\d+)\]", body)
+    assert len(single) == len(re.findall(rf"{array}\b", body))
+    assert [int(place) for _, place in single] == list(range(1, len(single) + 1))
+    return [name for name, _ in single]
+
+
+def cases_in(body: str) -> list[set[str]]:
+    """The texts that each `reply(…)` may give as its case: `reply(sent and 'ok' or 'lost', raw)`."""
+    without_inner_calls = re.sub(r"redis\.call\([^()]*\)", "", body)
+    first_arguments = re.findall(r"\breply\(([^,)]*)", without_inner_calls)
+    return [set(re.findall(r"'(\w+)'", argument)) for argument in first_arguments]
+
+
+def test_there_are_scripts() -> None:
+    assert {"begin", "extend", "complete", "fail", "release", "abandon", "forget"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestEachScript:
+    def test_takes_the_arguments_of_its_head_in_that_order(self, name: str) -> None:
+        head, body = head_and_body(name)
+
+        assert list(head["ARGV"]) == taken_from("ARGV", body)
+
+    def test_touches_one_key_and_names_it(self, name: str) -> None:
+        head, body = head_and_body(name)
+
+        assert list(head["KEYS"]) == taken_from("KEYS", body) == ["record"]
+        targets = re.findall(r"redis\.call\('\w+', ([^,)]+)", body)
+        assert set(targets) <= {"record"}
+
+    def test_gives_the_replies_of_its_head_and_no_others(self, name: str) -> None:
+        head, body = head_and_body(name)
+
+        given = cases_in(body)
+
+        assert set().union(*given) == set(head["REPLIES"])
+        assert all(given)
+        assert len(set(head["REPLIES"])) == len(head["REPLIES"])
+
+    def test_has_a_head_that_says_what_it_is_for(self, name: str) -> None:
+        text = scripts.read_source(name)
+
+        assert re.match(rf"-- {name}: \w+", text)
+
+    def test_every_name_in_its_head_is_explained(self, name: str) -> None:
+        head, _ = head_and_body(name)
+        lines = [line for line in scripts.read_source(name).splitlines() if line.startswith("--")]
+
+        for entry in (*head["KEYS"], *head["ARGV"], *head["REPLIES"]):
+            assert any(re.match(rf"--   {entry} +\S", line) for line in lines), entry
+
+    def test_asks_no_clock_of_its_own(self, name: str) -> None:
+        # The prelude reads the server's once, for the whole script.
+        _, body = head_and_body(name)
+
+        assert "'TIME'" not in body
+
+    def test_declares_every_variable(self, name: str) -> None:
+        # A forgotten `local` is an error in Redis, and only on the path that comes to it.
+        _, body = head_and_body(name)
+        declared = {
+            word
+            for names in re.findall(r"local ([\w\s,]+?)\s*(?:=|$)", body, re.MULTILINE)
+            for word in re.findall(r"\w+", names)
+        }
+        assigned = re.findall(r"^\s*([\w, ]+?)\s*=[^=]", body, re.MULTILINE)
+        for names in assigned:
+            if not names.startswith("local "):
+                assert {n.strip() for n in names.split(",")} <= declared
+
+
+def test_the_prelude_declares_nothing_global() -> None:
+    body = re.sub(r"--.*", "", scripts.read_source(PRELUDE))
+
+    assert re.findall(r"^(?!local |  |end|\s*$).*", body, re.MULTILINE) == []

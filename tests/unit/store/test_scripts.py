@@ -1,0 +1,121 @@
+"""The loader of the scripts."""
+
+from __future__ import annotations
+
+from hashlib import sha1
+from typing import Any
+
+import pytest
+from redis.exceptions import NoScriptError
+
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.store import scripts
+from celery_idempotent.store.scripts import Reply
+
+HEAD = """\
+-- sample: shows what a head looks like.
+--
+-- Words before the lists are no entries:
+--   none of these
+--
+-- KEYS
+--   record             the key's record
+-- ARGV
+--   token              of the execution
+--   hold_ms            how long; a line may go on
+--                      like this
+-- REPLIES
+--   ok                 done
+
+-- KEYS
+--   not_in_the_head    because code came before
+local record = KEYS[1]
+"""
+
+
+def test_a_head_is_read_up_to_the_first_line_of_code() -> None:
+    assert scripts.read_head(HEAD) == {
+        "KEYS": ("record",),
+        "ARGV": ("token", "hold_ms"),
+        "REPLIES": ("ok",),
+    }
+
+
+def test_a_script_comes_with_the_prelude_and_the_digest_of_both() -> None:
+    script = scripts.load("complete")
+
+    assert script.source.startswith(scripts.read_source("record"))
+    assert script.source.endswith(scripts.read_source("complete"))
+    assert script.sha == sha1(script.source.encode()).hexdigest()
+    assert scripts.load("complete") is script
+
+
+def test_arguments_go_by_name_in_the_order_of_the_head() -> None:
+    script = scripts.load("complete")
+
+    arguments = script.arguments({"retention_ms": 4, "body": 3, "format": 2, "token": 1})
+
+    assert arguments == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"token": 1, "format": 2, "body": 3},
+        {"token": 1, "format": 2, "body": 3, "retention_ms": 4, "more": 5},
+        {"token": 1, "format": 2, "body": 3, "retention": 4},
+    ],
+    ids=["missing", "more", "other"],
+)
+def test_other_names_than_those_of_the_head_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(KeyError):
+        scripts.load("complete").arguments(values)
+
+
+def test_a_reply_is_a_value() -> None:
+    assert scripts.load("complete").reply([b"ok", b"raw", 5]) == Reply("ok", b"raw", 5)
+    assert scripts.load("complete").reply(["lost", b"", 5]).case == "lost"
+
+
+def test_a_reply_that_the_head_does_not_list_is_an_error() -> None:
+    with pytest.raises(IdempotencyError, match="complete gave an unknown answer: 'begun'"):
+        scripts.load("complete").reply([b"begun", b"", 5])
+
+
+def test_a_script_that_is_not_there_says_that_the_installation_is_not_whole() -> None:
+    with pytest.raises(IdempotencyError, match=r"lua/nonesuch\.lua is missing"):
+        scripts.load("nonesuch")
+
+
+class Connection:
+    """Writes down what is sent."""
+
+    def __init__(self, knows: bool) -> None:
+        self.knows = knows
+        self.sent: list[tuple[Any, ...]] = []
+
+    def evalsha(self, *command: Any) -> list[Any]:
+        self.sent.append(command)
+        if not self.knows:
+            raise NoScriptError
+        return [b"ok", b"", 0]
+
+    def eval(self, *command: Any) -> list[Any]:
+        self.sent.append(command)
+        return [b"ok", b"", 0]
+
+
+def test_a_known_script_is_sent_as_its_digest() -> None:
+    script, connection = scripts.load("forget"), Connection(knows=True)
+
+    script.call(connection, "idem:a", token=7)
+
+    assert connection.sent == [(script.sha, 1, "idem:a", 7)]
+
+
+def test_an_unknown_script_is_sent_as_source() -> None:
+    script, connection = scripts.load("forget"), Connection(knows=False)
+
+    script.call(connection, "idem:a", token=7)
+
+    assert connection.sent[1:] == [(script.source, 1, "idem:a", 7)]

@@ -1,0 +1,163 @@
+"""The options: defaults, what is right, and what is refused in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from celery_idempotent import TASK_ID
+from celery_idempotent.errors import SettingsError
+from celery_idempotent.settings import DEFAULTS, OPTIONS, Settings, build, check_names
+
+YEAR = 366 * 86400
+
+#: Option, default, what is right, what is not.
+TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
+    ("enabled", True, [True, False], [None, 1, 0, "yes"]),
+    ("key", None, [None, "order:{order_id}", ("order_id",), len, TASK_ID], []),
+    ("lease", 60.0, [0.5, 1, 60, YEAR], [0.49, 0, -1, YEAR + 1, "60", None, True, float("nan")]),
+    ("result_ttl", 86400.0, [1, 3600.5, YEAR], [0.9, -1, float("inf"), "1", None, False]),
+    ("error_ttl", 86400.0, [1, 3600.5, YEAR], [0.9, -1, float("inf"), "1", None, False]),
+    (
+        "replay_errors",
+        (),
+        [(), (ValueError,), [KeyError, SystemExit]],
+        [ValueError, (ValueError, "KeyError"), "ValueError", (1,), None, (int,)],
+    ),
+    ("on_conflict", "retry", ["retry", "wait", "raise", "ignore", "reject"], ["Retry", "", None]),
+    ("wait_timeout", 10.0, [0, 0.1, 10, YEAR], [-0.1, "10", None, True]),
+    ("max_attempts", 5, [1, 255], [0, 256, 1.0, "5", None, True]),
+    ("on_store_error", "retry", ["retry", "run", "raise"], ["wait", None, True, ["run"]]),
+    ("on_lease_lost", "finish", ["finish", "abort"], ["stop", None, True]),
+    ("dedupe_publish", False, [True, False], [None, 1, "no"]),
+    ("store_result", True, [True, False], [None, 1, "no"]),
+    ("serializer", None, [None, "json", "pickle"], ["", 5, b"json"]),
+    ("compression", None, [None, "gzip"], ["", 5, True]),
+    ("max_result_size", 1024 * 1024, [0, 1, 2**29], [-1, 2**29 + 1, 1.5, "1M", None, True]),
+    ("offload_backend", None, [None, "file:///tmp/results"], ["", 5]),
+    ("redis_url", None, [None, "redis://localhost"], ["", 5, b"redis://"]),
+    ("key_prefix", "idem", ["i", "shop:idem", "{shop}"], ["", "a b", "a\n", None, 5]),
+]
+
+RIGHT = [(f"idempotency_{name}", value) for name, _, right, _ in TABLE for value in right]
+WRONG = [(f"idempotency_{name}", value) for name, _, _, wrong in TABLE for value in wrong]
+
+
+def test_the_table_has_every_option() -> None:
+    names = [f"idempotency_{name}" for name, *_ in TABLE]
+
+    assert names == list(OPTIONS)
+    assert {f"idempotency_{name}": default for name, default, *_ in TABLE} == DEFAULTS
+
+
+def test_without_a_word_everything_is_at_its_default() -> None:
+    settings = build({}, "shop.charge")
+
+    assert dataclasses.asdict(settings) == {name: default for name, default, *_ in TABLE}
+
+
+@pytest.mark.parametrize(("option", "value"), RIGHT, ids=lambda part: repr(part)[:40])
+def test_a_right_value_is_taken_as_it_is(option: str, value: Any) -> None:
+    settings = build({option: value}, "shop.charge")
+
+    taken = getattr(settings, option.removeprefix("idempotency_"))
+    assert taken == (tuple(value) if isinstance(value, list) else value)
+
+
+@pytest.mark.parametrize(("option", "value"), WRONG, ids=lambda part: repr(part)[:40])
+def test_a_wrong_value_is_refused_in_one_line_that_names_the_option(
+    option: str, value: Any
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        build({option: value}, "shop.charge")
+
+    sentence = str(caught.value)
+    assert sentence.startswith(f"shop.charge: {option} must be ")
+    assert "\n" not in sentence
+    assert "not " in sentence
+
+
+def test_the_sentence_says_what_would_be_right() -> None:
+    for option, value, sentence in [
+        ("lease", 0, "a number of seconds, at least 0.5, at most a year, not 0"),
+        ("max_attempts", "5", "a whole number from 1 to 255, not '5'"),
+        ("on_conflict", "queue", "one of 'retry', 'wait', 'raise', 'ignore', 'reject', not 'queue'"),
+        ("replay_errors", "ValueError", "a tuple of exception classes, not 'ValueError'"),
+        ("enabled", None, "True or False, not None"),
+    ]:
+        with pytest.raises(SettingsError) as caught:
+            build({f"idempotency_{option}": value}, "t")
+        assert str(caught.value) == f"t: idempotency_{option} must be {sentence}"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "redis://:secret@localhost",
+        "secret" * 20,
+        ["secret"],
+        {"url": "secret"},
+        b"secret",
+        type("Secret", (), {"__repr__": lambda self: "secret"})(),
+    ],
+    ids=["url", "long", "list", "dict", "bytes", "object"],
+)
+def test_what_may_hold_a_secret_is_not_shown(value: Any) -> None:
+    for option in ("idempotency_lease", "idempotency_key_prefix", "idempotency_enabled"):
+        if option == "idempotency_key_prefix" and isinstance(value, str):
+            continue
+        with pytest.raises(SettingsError) as caught:
+            build({option: value}, "shop.charge")
+        assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [10**100, float("inf"), "x\ny"], ids=["large", "inf", "lines"])
+def test_odd_values_are_told_in_one_line_too(value: Any) -> None:
+    with pytest.raises(SettingsError, match="idempotency_max_attempts must be") as caught:
+        build({"idempotency_max_attempts": value}, "shop.charge")
+
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("idempotency_leese", "idempotency_lease"),
+        ("idempotency_on_confict", "idempotency_on_conflict"),
+        ("idempotency_ttl", "idempotency_error_ttl"),
+        ("idempotency_redis_uri", "idempotency_redis_url"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_the_one_that_was_meant(name: str, meant: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_names(["task_always_eager", name], "the Celery configuration")
+
+    assert str(caught.value) == (
+        f"the Celery configuration: there is no option {name}; did you mean {meant}?"
+    )
+
+
+def test_a_name_like_no_other_is_refused_without_a_guess() -> None:
+    with pytest.raises(SettingsError, match="there is no option idempotency_q{40}$"):
+        check_names(["idempotency_" + "q" * 40], "shop.charge")
+
+
+def test_the_names_of_others_are_none_of_our_business() -> None:
+    check_names([*OPTIONS, "idempotent", "broker_url", "lease"], "shop.charge")
+
+
+def test_times_are_told_to_redis_in_milliseconds() -> None:
+    settings = build(
+        {"idempotency_lease": 0.5, "idempotency_result_ttl": 1.2345, "idempotency_error_ttl": 2},
+        "shop.charge",
+    )
+
+    assert (settings.lease_ms, settings.result_ms, settings.error_ms) == (500, 1234, 2000)
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().lease = 1.0  # type: ignore[misc]
