@@ -1,0 +1,215 @@
+"""The shop whose workers are tested: its Celery app and its tasks.
+
+A worker loads this module and finds the app's settings in its environment. A test imports the same
+tasks and calls them; they then belong to the app of the :class:`~tests.worker.harness.Shop` that the
+test has opened.
+
+Tasks are small and say in the ledger that they ran. Most share one body, :func:`handle`, and differ
+in the option that they are named after.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+from celery import Celery, shared_task
+from celery.exceptions import Ignore, Reject
+from celery.signals import worker_init, worker_process_init
+
+from celery_idempotent import TASK_ID, IdempotentTask, LeaseLostError, signals
+from tests.worker.ledger import Ledger
+
+SETTINGS_VARIABLE = "SHOP_SETTINGS"
+
+SIGNALS = (
+    "begun",
+    "taken_over",
+    "completed",
+    "failed",
+    "released",
+    "replayed",
+    "conflicted",
+    "lease_lost",
+    "outcome_unsaved",
+    "store_unavailable",
+)
+
+PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>
+
+
+def make_app(settings: Mapping[str, Any]) -> Celery:
+    """The shop's app; its tasks are shared ones, so any number of apps have them."""
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(settings)
+    return app
+
+
+app = (
+    make_app(json.loads(os.environ[SETTINGS_VARIABLE])) if SETTINGS_VARIABLE in os.environ else None
+)
+
+
+def handle(self: Any, order: str, amount: int = 1) -> dict[str, Any]:
+    """Handle an order; the receipt tells one run from another."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        return {"receipt": uuid4().hex, "amount": amount}
+
+
+def task_of(body: Any, name: str, **options: Any) -> Any:
+    """A task of its own with the body of another."""
+    return shared_task(body, bind=True, base=IdempotentTask, name=f"shop.{name}", **options)
+
+
+pack = task_of(handle, "pack")
+charge = task_of(handle, "charge", idempotency_key="order:{order}")
+tick = task_of(handle, "tick", idempotency_key=TASK_ID)
+open_door = task_of(handle, "open_door", idempotency_enabled=False)
+
+waiting = task_of(handle, "waiting", idempotency_on_conflict="wait")
+impatient = task_of(
+    handle, "impatient", idempotency_on_conflict="wait", idempotency_wait_timeout=0.3
+)
+raising = task_of(handle, "raising", idempotency_on_conflict="raise")
+ignoring = task_of(handle, "ignoring", idempotency_on_conflict="ignore")
+rejecting = task_of(handle, "rejecting", idempotency_on_conflict="reject")
+
+short_lease = task_of(handle, "short_lease", idempotency_lease=2.0)
+silent = task_of(handle, "silent", ignore_result=True)
+forgetful = task_of(handle, "forgetful", idempotency_store_result=False)
+thrifty = task_of(handle, "thrifty", idempotency_max_result_size=10)
+
+unguarded = task_of(handle, "unguarded", idempotency_on_store_error="run")
+strict = task_of(handle, "strict", idempotency_on_store_error="raise")
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.give", idempotency_key="{order}")
+def give(self: Any, order: str, value: Any) -> Any:
+    """Return `value`."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        return value
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.unserialisable")
+def unserialisable(self: Any, order: str) -> object:
+    """Return what no serializer can write."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        return object()
+
+
+class OutOfStockError(Exception):
+    """An error with arguments of its own."""
+
+    def __init__(self, article: str, left: int) -> None:
+        super().__init__(article, left)
+
+
+def run_out(self: Any, order: str, times: int = 1_000) -> str:
+    """Fail the first so many times."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        if len(ledger.runs(order)) <= times:
+            raise OutOfStockError(order, 3)
+        return "found one"
+
+
+flaky = task_of(run_out, "flaky")
+final = task_of(run_out, "final", idempotency_replay_errors=(OutOfStockError,))
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.try_later")
+def try_later(self: Any, order: str, countdown: float) -> str:
+    """Retry once, as Celery's own tasks do."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        if self.request.retries == 0:
+            raise self.retry(countdown=countdown)
+        return uuid4().hex
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.call_itself")
+def call_itself(self: Any, order: str, depth: int) -> str:
+    """Call the task as a function, while it runs."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        return f"{depth} {call_itself(order, depth - 1)}" if depth else "0"
+
+
+def leave(self: Any, order: str, way: str) -> str:
+    """Leave the first run in an unusual way, and return from the next."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        if len(ledger.runs(order)) == 1:
+            raise WAYS_OUT[way]
+        return "back"
+
+
+WAYS_OUT: dict[str, BaseException] = {
+    "SystemExit": SystemExit(1),
+    "KeyboardInterrupt": KeyboardInterrupt(),
+    "Ignore": Ignore(),
+    "Reject": Reject("not this one", requeue=False),
+    "requeue": Reject("not now", requeue=True),
+}
+
+leaving = task_of(leave, "leaving")
+soft_limited = task_of(handle, "soft_limited", soft_time_limit=0.5)
+hard_limited = task_of(handle, "hard_limited", time_limit=1.0)
+
+
+def die(self: Any, order: str) -> None:
+    """Kill the pool child that this runs in."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+poison = task_of(die, "poison", idempotency_max_attempts=2)
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.check_then_handle")
+def check_then_handle(self: Any, order: str) -> dict[str, Any]:
+    """Ask, once the test lets it go on, whether the lease still holds."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        try:
+            self.idempotency.check()
+        except LeaseLostError as error:
+            ledger.note(order, str(error))
+        else:
+            ledger.note(order, "the lease holds")
+        return {"receipt": uuid4().hex}
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.follow_up")
+def follow_up(self: Any, receipt: Any, order: str) -> Any:
+    """What comes after an order, with the result of what came before."""
+    Ledger.of(self.app).note(order, "followed up")
+    return [receipt, order]
+
+
+@shared_task(bind=True, name="shop.report")
+def report(self: Any, receipts: Any, order: str) -> Any:
+    """The plain task at the end of a canvas."""
+    Ledger.of(self.app).note(order, json.dumps(receipts))
+    return receipts
+
+
+def _tell(signal: Any, sender: Any, **details: Any) -> None:
+    name = signal.name.removeprefix("idempotency_")
+    Ledger.of(sender.app).hear(name, sender.name, details)
+
+
+for _name in SIGNALS:
+    getattr(signals, _name).connect(_tell, weak=False)
+
+
+@worker_init.connect
+@worker_process_init.connect
+def _die_with_parent(**_: object) -> None:
+    """Let Linux end the worker with the tests, and the pool with the worker, come what may."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,129 @@
+"""Chains, groups, chords and links, with a duplicate inside.
+
+A duplicate under another task id is a caller of its own: its replay goes on with its own canvas.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from celery import chain, chord, group
+
+from tests.worker.harness import Shop
+from tests.worker.ledger import SOON, Ledger, eventually
+from tests.worker.shop import OutOfStockError, final, follow_up, pack, report
+
+pytestmark = pytest.mark.worker
+
+
+def test_a_chain_passes_results_on(ledger: Ledger, order: str) -> None:
+    receipt, said = chain(pack.s(order), follow_up.s(order)).delay().get(timeout=SOON)
+
+    assert receipt["receipt"]
+    assert said == order
+    assert ledger.notes(order) == ["followed up"]
+
+
+def test_two_chains_with_one_head_both_end(ledger: Ledger, order: str) -> None:
+    first = chain(pack.s(order), follow_up.s(f"first {order}")).delay().get(timeout=SOON)
+    second = chain(pack.s(order), follow_up.s(f"second {order}")).delay().get(timeout=SOON)
+
+    assert first[0] == second[0]
+    assert ledger.notes(f"first {order}") == ledger.notes(f"second {order}") == ["followed up"]
+    assert len(ledger.runs(order)) == 1
+
+
+def test_two_chains_with_one_head_that_runs_both_end(ledger: Ledger, order: str) -> None:
+    ledger.hold(order)
+    first = chain(pack.s(order), follow_up.s(f"first {order}")).delay()
+    ledger.wait_for_run(order)
+    second = chain(pack.s(order), follow_up.s(f"second {order}")).delay()
+    ledger.wait_for_signal(second.parent.id, "conflicted")
+    ledger.release(order)
+
+    assert first.get(timeout=SOON)[0] == second.get(timeout=SOON)[0]
+    assert ledger.notes(f"first {order}") == ledger.notes(f"second {order}") == ["followed up"]
+    assert len(ledger.runs(order)) == 1
+
+
+def test_the_same_chain_twice_runs_each_link_once(ledger: Ledger, order: str) -> None:
+    ends = [chain(pack.s(order), follow_up.s(order)).delay().get(timeout=SOON) for _ in range(2)]
+
+    assert ends[0] == ends[1]
+    assert len(ledger.runs(order)) == 1
+    assert ledger.notes(order) == ["followed up"]
+
+
+def test_a_group_of_duplicates_is_one_run_and_one_result(ledger: Ledger, order: str) -> None:
+    receipts = group(pack.s(order) for _ in range(5)).delay().get(timeout=SOON)
+
+    assert receipts == [receipts[0]] * 5
+    assert len(ledger.runs(order)) == 1
+
+
+def test_a_chord_with_duplicates_in_its_header_has_its_body_once(
+    ledger: Ledger, order: str
+) -> None:
+    header = [pack.s(order), pack.s(f"another {order}"), pack.s(order), pack.s(order)]
+
+    receipts = chord(header)(report.s(order)).get(timeout=SOON)
+
+    assert receipts[0] == receipts[2] == receipts[3] != receipts[1]
+    assert [json.loads(note) for note in ledger.notes(order)] == [receipts]
+    assert len(ledger.runs(order)) == 1
+
+
+def test_a_chord_over_what_is_done_already_has_its_body_once(ledger: Ledger, order: str) -> None:
+    receipt = pack.delay(order).get(timeout=SOON)
+
+    receipts = chord([pack.s(order), pack.s(order)])(report.s(order)).get(timeout=SOON)
+
+    assert receipts == [receipt] * 2
+    assert len(ledger.notes(order)) == 1
+
+
+def test_links_of_both_callers_are_followed(ledger: Ledger, order: str) -> None:
+    for caller in ("first", "second"):
+        pack.apply_async((order,), link=follow_up.s(f"{caller} {order}")).get(timeout=SOON)
+
+    for caller in ("first", "second"):
+        eventually(lambda name=caller: ledger.notes(f"{name} {order}"), f"{caller} link")
+    assert len(ledger.runs(order)) == 1
+
+
+def test_a_replayed_error_breaks_the_duplicates_chain(
+    shop: Shop, ledger: Ledger, order: str
+) -> None:
+    for _ in range(2):
+        with pytest.raises(OutOfStockError):
+            chain(final.s(order), follow_up.s(order)).delay().parent.get(timeout=SOON)
+
+    assert len(ledger.runs(order)) == 1
+    assert ledger.notes(order) == []
+
+
+def test_errbacks_of_both_callers_are_called(ledger: Ledger, order: str) -> None:
+    for caller in ("first", "second"):
+        errback = report.si(caller, f"{caller} {order}")
+        final.apply_async((order,), link_error=errback).get(timeout=SOON, propagate=False)
+
+    for caller in ("first", "second"):
+        eventually(lambda name=caller: ledger.notes(f"{name} {order}"), f"{caller} errback")
+    assert len(ledger.runs(order)) == 1
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        lambda order: pack.map([order, order]),
+        lambda order: pack.starmap([(order, 1), (order, 1)]),
+        lambda order: pack.chunks([(order,), (order,)], 2),
+    ],
+    ids=["map", "starmap", "chunks"],
+)
+def test_each_item_of_one_message_is_gated(ledger: Ledger, order: str, items: Any) -> None:
+    items(order).delay().get(timeout=SOON)
+
+    assert len(ledger.runs(order)) == 1

@@ -1,0 +1,128 @@
+"""What a duplicate does while the first one runs: ``idempotency_on_conflict``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from celery.result import AsyncResult
+
+from celery_idempotent import ConflictError
+from tests.worker.harness import Shop
+from tests.worker.ledger import SOON, Ledger
+from tests.worker.shop import ignoring, impatient, pack, raising, rejecting, waiting
+
+pytestmark = pytest.mark.worker
+
+
+@pytest.fixture
+def held(shop: Shop, order: str) -> Iterator[str]:
+    """The order, which waits once it runs."""
+    shop.ledger.hold(order)
+    yield order
+    shop.ledger.release(order)
+
+
+def start(task: object, ledger: Ledger, order: str) -> AsyncResult:
+    first = task.delay(order)
+    ledger.wait_for_run(order)
+    return first
+
+
+class TestRetry:
+    """The default."""
+
+    def test_comes_back_until_it_gets_the_result(self, ledger: Ledger, held: str) -> None:
+        first = start(pack, ledger, held)
+        duplicate = pack.delay(held)
+        ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+        ledger.release(held)
+
+        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+        assert len(ledger.runs(held)) == 1
+
+    def test_leaves_the_worker_to_others_meanwhile(
+        self, shop: Shop, ledger: Ledger, held: str
+    ) -> None:
+        start(pack, ledger, held)
+        # More of them than the pool has processes.
+        for duplicate in [pack.delay(held) for _ in range(5)]:
+            ledger.wait_for_signal(duplicate.id, "conflicted")
+
+        assert pack.delay(f"another {held}").get(timeout=SOON)
+
+    def test_does_not_count_as_a_retry_of_the_tasks_own(self, ledger: Ledger, held: str) -> None:
+        start(pack, ledger, held)
+        duplicate = pack.delay(held)
+        ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+
+        assert duplicate.state == "PENDING"
+
+
+class TestWait:
+    def test_stays_in_the_worker_and_gets_the_result_at_once(
+        self, ledger: Ledger, held: str
+    ) -> None:
+        first = start(waiting, ledger, held)
+        duplicate = waiting.delay(held)
+        # The worker says when it takes a message, not when it waits.
+        time.sleep(0.5)
+        assert not duplicate.ready()
+        ledger.release(held)
+        released_at = time.monotonic()
+
+        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+        assert time.monotonic() - released_at < 0.75, "the soonest that it could have come back"
+        assert ledger.signals(duplicate.id, "conflicted") == []
+        assert len(ledger.runs(held)) == 1
+
+    def test_comes_back_when_it_has_waited_long_enough(self, ledger: Ledger, held: str) -> None:
+        first = start(impatient, ledger, held)
+        duplicate = impatient.delay(held)
+        ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+        ledger.release(held)
+
+        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+        assert len(ledger.runs(held)) == 1
+
+
+class TestRaise:
+    def test_is_a_conflict_error_at_the_caller(self, ledger: Ledger, held: str) -> None:
+        first = start(raising, ledger, held)
+
+        with pytest.raises(ConflictError, match=first.id):
+            raising.delay(held).get(timeout=SOON)
+
+    def test_leaves_the_first_one_alone(self, ledger: Ledger, held: str) -> None:
+        first = start(raising, ledger, held)
+        raising.delay(held).get(timeout=SOON, propagate=False)
+        ledger.release(held)
+
+        assert first.get(timeout=SOON)["receipt"]
+        assert len(ledger.runs(held)) == 1
+
+
+class TestIgnore:
+    def test_is_gone_without_an_outcome(self, shop: Shop, ledger: Ledger, held: str) -> None:
+        first = start(ignoring, ledger, held)
+        duplicate = ignoring.delay(held)
+        ledger.wait_for_signal(duplicate.id, "conflicted")
+        ledger.release(held)
+
+        first.get(timeout=SOON)
+        shop.wait_until_empty()
+        assert duplicate.state == "PENDING"
+        assert len(ledger.runs(held)) == 1
+
+
+class TestReject:
+    def test_is_rejected_to_the_broker(self, shop: Shop, ledger: Ledger, held: str) -> None:
+        first = start(rejecting, ledger, held)
+        duplicate = rejecting.delay(held)
+        shop.workers[0].wait_for_log(f"Task shop.rejecting[{duplicate.id}] reject requeue=False")
+        ledger.release(held)
+
+        first.get(timeout=SOON)
+        shop.wait_until_empty()
+        assert len(ledger.runs(held)) == 1

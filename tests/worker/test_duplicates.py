@@ -1,0 +1,246 @@
+"""A duplicate gets the first one's result, exactly, and never a second execution."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, timedelta, timezone
+from datetime import time as time_of_day
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from celery_idempotent import KeyReusedError, ResultNotStoredError, State
+from tests.worker.harness import Shop
+from tests.worker.ledger import SOON, Ledger, eventually
+from tests.worker.shop import (
+    charge,
+    forgetful,
+    give,
+    pack,
+    short_lease,
+    silent,
+    thrifty,
+    unserialisable,
+)
+
+pytestmark = pytest.mark.worker
+
+JSON_VALUES = [
+    None,
+    0,
+    "",
+    [],
+    False,
+    {},
+    0.0,
+    {"a": [1, {"b": [None, True, "ü"]}], "c": {}},
+    datetime(2026, 11, 21, 12, 30, 15, 123456, tzinfo=timezone.utc),
+    datetime(2026, 11, 21, 12, 30),
+    date(2026, 11, 21),
+    time_of_day(12, 30),
+    Decimal("19.90"),
+    uuid.UUID("12345678-1234-5678-1234-567812345678"),
+    b"\x00\xff bytes",
+    (1, 2),
+]
+PICKLE_VALUES = [
+    *JSON_VALUES,
+    {1: "one", "1": "text"},
+    {1, 2},
+    frozenset("ab"),
+    ((), [()]),
+    timedelta(seconds=1.5),
+    1 + 2j,
+]
+
+
+@pytest.fixture(scope="module")
+def pickling_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    with open_shop(
+        task_serializer="pickle", result_serializer="pickle", accept_content=["json", "pickle"]
+    ) as shop:
+        # Celery's workers refuse to read pickle as root, which a container's user often is.
+        shop.start_worker(concurrency=1, C_FORCE_ROOT="1")
+        yield shop
+
+
+class TestWhileItRuns:
+    def test_one_running_and_twenty_duplicates_are_one_run_and_one_result(
+        self, ledger: Ledger, order: str
+    ) -> None:
+        ledger.hold(order)
+        first = pack.delay(order)
+        ledger.wait_for_run(order)
+        duplicates = [pack.delay(order) for _ in range(20)]
+        for duplicate in duplicates:
+            ledger.wait_for_signal(duplicate.id, "conflicted")
+        ledger.release(order)
+
+        receipts = [result.get(timeout=SOON) for result in [first, *duplicates]]
+
+        assert receipts == [receipts[0]] * 21
+        assert [run.task_id for run in ledger.runs(order)] == [first.id]
+
+    @pytest.mark.slow
+    def test_a_task_of_three_leases_runs_once(self, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        results = [short_lease.delay(order) for _ in range(6)]
+        run = ledger.wait_for_run(order)
+        eventually(lambda: time.time() > run.started_at + 6, "three leases of 2 s are over")
+        ledger.release(order)
+
+        receipts = [result.get(timeout=SOON) for result in results]
+
+        assert receipts == [receipts[0]] * 6
+        assert len(ledger.runs(order)) == 1
+
+
+class TestAfterCompletion:
+    def test_a_duplicate_gets_the_result_under_its_own_task_id(
+        self, ledger: Ledger, order: str
+    ) -> None:
+        first = pack.delay(order)
+        receipt = first.get(timeout=SOON)
+
+        duplicate = pack.delay(order)
+
+        assert duplicate.id != first.id
+        assert duplicate.get(timeout=SOON) == receipt
+        assert len(ledger.runs(order)) == 1
+
+    def test_args_kwargs_and_send_task_are_one_key(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        receipt = pack.delay(order, 7).get(timeout=SOON)
+
+        others = [
+            pack.delay(order, amount=7),
+            pack.delay(amount=7, order=order),
+            shop.app.send_task("shop.pack", (order, 7)),
+            shop.app.send_task("shop.pack", kwargs={"order": order, "amount": 7}),
+        ]
+
+        assert [other.get(timeout=SOON) for other in others] == [receipt] * 4
+        assert len(ledger.runs(order)) == 1
+
+    def test_an_argument_at_its_default_takes_no_part(self, ledger: Ledger, order: str) -> None:
+        receipt = pack.delay(order).get(timeout=SOON)
+
+        assert pack.delay(order, 1).get(timeout=SOON) == receipt
+        assert len(ledger.runs(order)) == 1
+
+    def test_other_arguments_are_another_key(self, ledger: Ledger, order: str) -> None:
+        receipts = [pack.delay(order, amount).get(timeout=SOON) for amount in (1, 2)]
+
+        assert [receipt["amount"] for receipt in receipts] == [1, 2]
+        assert len(ledger.runs(order)) == 2
+
+
+class TestTheSameKeyWithOtherArguments:
+    def test_is_refused(self, ledger: Ledger, order: str) -> None:
+        charge.delay(order, amount=1).get(timeout=SOON)
+
+        with pytest.raises(KeyReusedError, match="other arguments"):
+            charge.delay(order, amount=2).get(timeout=SOON)
+        assert len(ledger.runs(order)) == 1
+
+    def test_leaves_the_first_outcome_as_it_is(self, ledger: Ledger, order: str) -> None:
+        receipt = charge.delay(order, amount=1).get(timeout=SOON)
+        charge.delay(order, amount=2).get(timeout=SOON, propagate=False)
+
+        assert charge.delay(order, amount=1).get(timeout=SOON) == receipt
+        assert len(ledger.runs(order)) == 1
+
+    def test_is_refused_while_the_first_runs(self, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        first = charge.delay(order, amount=1)
+        ledger.wait_for_run(order)
+
+        with pytest.raises(KeyReusedError):
+            charge.delay(order, amount=2).get(timeout=SOON)
+
+        ledger.release(order)
+        assert first.get(timeout=SOON)["amount"] == 1
+
+
+class TestValues:
+    """As the first ``AsyncResult.get()`` had them: equal, and of the same type."""
+
+    @pytest.mark.parametrize("value", JSON_VALUES, ids=repr)
+    def test_through_json(self, ledger: Ledger, order: str, value: Any) -> None:
+        first, second = give_twice(order, value)
+
+        assert exactly(second) == exactly(first)
+        assert len(ledger.runs(order)) == 1
+
+    @pytest.mark.parametrize("value", PICKLE_VALUES, ids=repr)
+    def test_through_pickle(self, pickling_shop: Shop, order: str, value: Any) -> None:
+        pickling_shop.app.set_current()
+        first, second = give_twice(order, value)
+
+        assert exactly(first) == exactly(value)
+        assert exactly(second) == exactly(first)
+        assert len(pickling_shop.ledger.runs(order)) == 1
+
+
+class TestNoValue:
+    """Where there is no value to replay, a duplicate is told so, and does not run."""
+
+    def test_of_a_task_whose_result_nobody_wants(self, ledger: Ledger, order: str) -> None:
+        first = silent.delay(order)
+        ledger.wait_for_signal(first.id, "completed")
+
+        duplicate = silent.delay(order)
+        ledger.wait_for_signal(duplicate.id, "replayed")
+
+        assert len(ledger.runs(order)) == 1
+
+    def test_where_storing_it_is_switched_off(self, ledger: Ledger, order: str) -> None:
+        assert forgetful.delay(order).get(timeout=SOON)["receipt"]
+
+        with pytest.raises(ResultNotStoredError, match="idempotency_store_result is off"):
+            forgetful.delay(order).get(timeout=SOON)
+        assert [run.end for run in ledger.runs(order)] == ["returned"]
+
+    def test_where_it_is_too_large(self, ledger: Ledger, order: str) -> None:
+        assert thrifty.delay(order).get(timeout=SOON)["receipt"]
+
+        with pytest.raises(ResultNotStoredError, match="idempotency_max_result_size"):
+            thrifty.delay(order).get(timeout=SOON)
+        assert [run.end for run in ledger.runs(order)] == ["returned"]
+
+    def test_where_no_serializer_can_write_it(self, ledger: Ledger, order: str) -> None:
+        # Celery itself cannot hand it to the first caller either.
+        first = unserialisable.delay(order)
+        assert type(first.get(timeout=SOON, propagate=False)).__name__ == "EncodeError"
+
+        with pytest.raises(ResultNotStoredError, match="cannot write it"):
+            unserialisable.delay(order).get(timeout=SOON)
+        assert [run.end for run in ledger.runs(order)] == ["returned"]
+
+    @pytest.mark.parametrize("task", [forgetful, thrifty, unserialisable], ids=lambda t: t.name)
+    def test_the_record_is_completed_all_the_same(self, shop: Shop, order: str, task: Any) -> None:
+        first = task.delay(order)
+        first.get(timeout=SOON, propagate=False)
+
+        record = task.idempotency_record(order)
+
+        assert record.state is State.COMPLETED
+        assert record.task_id == first.id
+
+
+def give_twice(order: str, value: Any) -> tuple[Any, Any]:
+    first = give.delay(order, value).get(timeout=SOON)
+    return first, give.delay(order, value).get(timeout=SOON)
+
+
+def exactly(value: Any) -> Any:
+    """`value` with its types, inner ones too: ``False == 0`` is no comfort here."""
+    if isinstance(value, dict):
+        return dict, [(exactly(key), exactly(item)) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value), [exactly(item) for item in value]
+    return type(value), value

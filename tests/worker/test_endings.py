@@ -1,0 +1,160 @@
+"""Executions that neither return nor raise an ordinary error: none leaves its key held."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
+
+from celery_idempotent import CorruptRecordError
+from tests.worker.harness import Shop
+from tests.worker.ledger import SOON, Ledger, eventually
+from tests.worker.shop import hard_limited, leaving, pack, short_lease, soft_limited
+
+pytestmark = pytest.mark.worker
+
+
+class TestWaysOut:
+    @pytest.mark.parametrize("way", ["Ignore", "Reject"])
+    def test_that_drop_the_message_free_the_key(self, ledger: Ledger, order: str, way: str) -> None:
+        dropped = leaving.delay(order, way)
+        ledger.wait_for_signal(dropped.id, "released")
+
+        assert leaving.delay(order, way).get(timeout=SOON) == "back"
+        assert [run.end for run in ledger.runs(order)] == [way, "returned"]
+
+    def test_that_requeue_the_message_free_the_key_for_it(self, ledger: Ledger, order: str) -> None:
+        result = leaving.delay(order, "requeue")
+
+        eventually(lambda: len(ledger.runs(order)) == 2, "the requeued message runs")
+        assert [run.task_id for run in ledger.runs(order)] == [result.id] * 2
+        eventually(lambda: ledger.runs(order)[1].end == "returned", "and returns")
+
+    @pytest.mark.parametrize("way", ["SystemExit", "KeyboardInterrupt"])
+    def test_that_end_the_process_free_the_key(self, ledger: Ledger, order: str, way: str) -> None:
+        result = leaving.delay(order, way)
+
+        assert result.get(timeout=SOON) == "back"
+        assert [run.end for run in ledger.runs(order)] == [way, "returned"]
+        assert [run.attempt for run in ledger.runs(order)] == [1, 1]
+
+
+class TestTimeLimits:
+    """Of half a second, and of one second; the lease is of sixty."""
+
+    def test_a_soft_one_frees_the_key(self, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        with pytest.raises(SoftTimeLimitExceeded):
+            soft_limited.delay(order).get(timeout=SOON)
+        ledger.release(order)
+
+        assert soft_limited.delay(order).get(timeout=SOON)["receipt"]
+        assert len(ledger.runs(order)) == 2
+
+    def test_a_hard_one_frees_the_key_within_two_seconds(self, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        with pytest.raises(TimeLimitExceeded):
+            hard_limited.delay(order).get(timeout=SOON)
+        killed_at = time.time()
+        ledger.release(order)
+
+        # It may meet a conflict once, and then comes back.
+        assert hard_limited.delay(order).get(timeout=SOON)["receipt"]
+        assert ledger.runs(order)[1].started_at - killed_at < 2 + 2
+
+
+class TestRevokeTerminate:
+    def test_frees_the_key_within_two_seconds(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        revoked = pack.delay(order)
+        ledger.wait_for_run(order)
+        revoked.revoke(terminate=True, signal="SIGKILL")
+        eventually(lambda: revoked.state == "REVOKED", "the task is revoked")
+        killed_at = time.time()
+        ledger.release(order)
+
+        assert pack.delay(order).get(timeout=SOON)["receipt"]
+        assert ledger.runs(order)[1].started_at - killed_at < 2 + 2
+
+
+class TestShutdown:
+    def test_a_warm_one_lets_the_execution_end(
+        self, open_shop: Callable[..., Shop], order: str
+    ) -> None:
+        with open_shop() as shop:
+            worker = shop.start_worker(concurrency=1)
+            shop.ledger.hold(order)
+            result = pack.delay(order)
+            shop.ledger.wait_for_run(order)
+            worker.container.ask_to_stop()
+            worker.wait_for_log("Warm shutdown")
+            shop.ledger.release(order)
+            worker.wait_for_exit()
+
+            receipt = result.get(timeout=SOON)
+            worker.restart()
+            assert pack.delay(order).get(timeout=SOON) == receipt
+            assert len(shop.ledger.runs(order)) == 1
+
+    def test_after_a_cold_one_the_task_runs_again(
+        self, open_shop: Callable[..., Shop], order: str
+    ) -> None:
+        with open_shop(idempotency_lease=2.0) as shop:
+            worker = shop.start_worker(concurrency=1)
+            shop.ledger.hold(order)
+            result = pack.delay(order)
+            shop.ledger.wait_for_run(order)
+            worker.kill("SIGQUIT")
+            worker.wait_for_exit()
+            shop.ledger.release(order)
+            worker.restart()
+
+            assert result.get(timeout=SOON)["receipt"]
+            assert [run.task_id for run in shop.ledger.runs(order)] == [result.id] * 2
+            shop.wait_until_empty()
+
+
+class TestTheStoreItself:
+    def test_scripts_flushed_under_a_run_go_unnoticed(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        ledger.hold(order)
+        first = short_lease.delay(order)
+        run = ledger.wait_for_run(order)
+        shop.redis.script_flush()
+        eventually(lambda: time.time() > run.started_at + 3, "a lease of 2 s would be over")
+        duplicate = short_lease.delay(order)
+        ledger.wait_for_signal(duplicate.id, "conflicted")
+        shop.redis.script_flush()
+        ledger.release(order)
+
+        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+        assert len(ledger.runs(order)) == 1
+
+    def test_a_damaged_record_is_refused_until_it_is_forgotten(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        pack.delay(order).get(timeout=SOON)
+        shop.redis.set(f"idem:{ledger.runs(order)[0].key}", b"what is this?")
+
+        with pytest.raises(CorruptRecordError, match="forget the key"):
+            pack.delay(order).get(timeout=SOON)
+        assert len(ledger.runs(order)) == 1
+
+        assert pack.idempotency_forget(order) is True
+        assert pack.delay(order).get(timeout=SOON)["receipt"]
+
+    def test_a_forgotten_execution_is_not_stored(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        ledger.hold(order)
+        first = pack.delay(order)
+        ledger.wait_for_run(order)
+        assert pack.idempotency_forget(order) is True
+        ledger.release(order)
+
+        assert first.get(timeout=SOON)["receipt"]
+        assert pack.idempotency_record(order) is None
+        assert ledger.signals(first.id, "completed") == []

@@ -1,0 +1,112 @@
+"""Errors give the key back, Celery's retry holds it, and chosen errors end it."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_idempotent import State
+from tests.worker.harness import Shop
+from tests.worker.ledger import SOON, Ledger, eventually
+from tests.worker.shop import OutOfStockError, final, flaky, try_later
+
+pytestmark = pytest.mark.worker
+
+
+class TestAnError:
+    def test_reaches_the_caller(self, ledger: Ledger, order: str) -> None:
+        with pytest.raises(OutOfStockError) as caught:
+            flaky.delay(order).get(timeout=SOON)
+
+        assert caught.value.args == (order, 3)
+
+    def test_releases_the_key_so_that_the_next_publish_runs(
+        self, ledger: Ledger, order: str
+    ) -> None:
+        flaky.delay(order, times=1).get(timeout=SOON, propagate=False)
+
+        assert flaky.delay(order, times=1).get(timeout=SOON) == "found one"
+        assert [run.end for run in ledger.runs(order)] == ["OutOfStockError", "returned"]
+        assert [run.attempt for run in ledger.runs(order)] == [1, 1]
+
+    def test_lets_a_duplicate_that_came_meanwhile_run(self, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        first = flaky.delay(order, times=1)
+        ledger.wait_for_run(order)
+        duplicate = flaky.delay(order, times=1)
+        ledger.wait_for_signal(duplicate.id, "conflicted")
+        ledger.release(order)
+
+        with pytest.raises(OutOfStockError):
+            first.get(timeout=SOON)
+        assert duplicate.get(timeout=SOON) == "found one"
+
+
+class TestReplayErrors:
+    def test_end_the_key(self, shop: Shop, order: str) -> None:
+        first = final.delay(order)
+        first.get(timeout=SOON, propagate=False)
+
+        record = final.idempotency_record(order)
+        assert record.state is State.FAILED
+        assert record.task_id == first.id
+        assert isinstance(record.result, OutOfStockError)
+
+    def test_are_raised_again_with_type_and_arguments(self, ledger: Ledger, order: str) -> None:
+        errors = [final.delay(order).get(timeout=SOON, propagate=False) for _ in range(2)]
+
+        assert [type(error) for error in errors] == [OutOfStockError] * 2
+        assert [error.args for error in errors] == [(order, 3)] * 2
+        assert len(ledger.runs(order)) == 1
+
+    def test_make_the_duplicate_a_failure(self, ledger: Ledger, order: str) -> None:
+        final.delay(order).get(timeout=SOON, propagate=False)
+        duplicate = final.delay(order)
+
+        with pytest.raises(OutOfStockError):
+            duplicate.get(timeout=SOON)
+        assert duplicate.state == "FAILURE"
+
+    def test_reach_a_duplicate_that_came_meanwhile(self, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        final.delay(order)
+        ledger.wait_for_run(order)
+        duplicate = final.delay(order)
+        ledger.wait_for_signal(duplicate.id, "conflicted")
+        ledger.release(order)
+
+        with pytest.raises(OutOfStockError):
+            duplicate.get(timeout=SOON)
+        assert len(ledger.runs(order)) == 1
+
+
+class TestCelerysRetry:
+    def test_keeps_the_key_for_its_task_id(self, shop: Shop, order: str) -> None:
+        result = try_later.delay(order, 1.0)
+        eventually(lambda: result.state == "RETRY", "the task has retried")
+
+        record = try_later.idempotency_record(order, 1.0)
+        assert record.state is State.RESERVED
+        assert record.task_id == result.id
+
+    def test_meets_no_conflict_and_succeeds(self, ledger: Ledger, order: str) -> None:
+        result = try_later.delay(order, 0.1)
+
+        assert result.get(timeout=SOON)
+        assert [run.task_id for run in ledger.runs(order)] == [result.id] * 2
+        assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
+        assert ledger.signals(result.id, "conflicted") == []
+
+    def test_counts_no_attempt(self, ledger: Ledger, order: str) -> None:
+        try_later.delay(order, 0.1).get(timeout=SOON)
+
+        assert [run.attempt for run in ledger.runs(order)] == [1, 1]
+        assert [run.recovered for run in ledger.runs(order)] == [False, False]
+
+    def test_keeps_a_duplicate_from_running_meanwhile(self, ledger: Ledger, order: str) -> None:
+        first = try_later.delay(order, 1.0)
+        eventually(lambda: first.state == "RETRY", "the task has retried")
+        duplicate = try_later.delay(order, 1.0)
+        ledger.wait_for_signal(duplicate.id, "conflicted")
+
+        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+        assert {run.task_id for run in ledger.runs(order)} == {first.id}

@@ -1,0 +1,143 @@
+"""What a task sees of its own execution, and the ways to call it without a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from celery_idempotent import KeyReusedError, State
+from tests.worker.harness import Shop
+from tests.worker.ledger import SOON, Ledger
+from tests.worker.shop import (
+    OutOfStockError,
+    call_itself,
+    charge,
+    check_then_handle,
+    final,
+    flaky,
+    pack,
+)
+
+pytestmark = pytest.mark.worker
+
+
+class TestSelfIdempotency:
+    def test_knows_key_token_and_attempt(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        pack.delay(order).get(timeout=SOON)
+
+        (run,) = ledger.runs(order)
+        record = pack.idempotency_record(order)
+        assert run.key == record.key
+        assert run.key.startswith("shop.pack:")
+        assert run.token == record.token > 0
+        assert run.attempt == record.attempt == 1
+        assert run.recovered is False
+        assert run.protected is True
+
+    def test_check_passes_while_the_lease_holds(self, ledger: Ledger, order: str) -> None:
+        check_then_handle.delay(order).get(timeout=SOON)
+
+        assert ledger.notes(order) == ["the lease holds"]
+
+    def test_is_unprotected_in_an_ungated_call(self, ledger: Ledger, order: str) -> None:
+        pack.apply_async((order,), idempotency_key=False).get(timeout=SOON)
+
+        (run,) = ledger.runs(order)
+        assert (run.protected, run.token, run.attempt, run.recovered) == (False, 0, 1, False)
+
+    def test_tokens_grow_from_one_execution_of_a_key_to_the_next(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        pack.delay(order).get(timeout=SOON)
+        assert pack.idempotency_forget(order) is True
+        pack.delay(order).get(timeout=SOON)
+
+        first, second = ledger.runs(order)
+        assert second.token > first.token
+        assert second.attempt == 1
+
+
+class TestAPlainCall:
+    """``task(1)`` is a function call, as everywhere in Celery."""
+
+    def test_is_no_execution(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        receipts = [pack(order)["receipt"] for _ in range(2)]
+
+        assert receipts[0] != receipts[1]
+        assert [run.protected for run in ledger.runs(order)] == [False, False]
+        assert pack.idempotency_record(order) is None
+
+    def test_passes_by_a_record(self, ledger: Ledger, order: str) -> None:
+        pack.delay(order).get(timeout=SOON)
+
+        pack(order)
+
+        assert len(ledger.runs(order)) == 2
+
+    def test_inside_a_run_of_the_same_task_is_one_too(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        assert call_itself.delay(order, 2).get(timeout=SOON) == "2 1 0"
+
+        assert len(ledger.runs(order)) == 3
+        assert call_itself.idempotency_record(order, 2).state is State.COMPLETED
+        assert call_itself.idempotency_record(order, 1) is None
+
+    def test_inside_a_run_with_the_runs_own_arguments_meets_no_conflict(
+        self, ledger: Ledger, order: str
+    ) -> None:
+        # Were it gated, it would wait for its own caller.
+        result = call_itself.apply_async((order, 1), idempotency_key=f"request {order}")
+
+        assert result.get(timeout=SOON) == "1 0"
+        assert ledger.signals(result.id, "conflicted") == []
+
+
+class TestEager:
+    def test_apply_is_gated(self, ledger: Ledger, order: str) -> None:
+        first, second = (pack.apply((order,)) for _ in range(2))
+
+        assert second.get() == first.get()
+        assert [run.task_id for run in ledger.runs(order)] == [first.id]
+
+    def test_apply_takes_a_key_of_its_own(self, ledger: Ledger, order: str) -> None:
+        keys = [f"{n} {order}" for n in (1, 2, 1)]
+
+        first, second, third = (pack.apply((order,), idempotency_key=key).get() for key in keys)
+
+        assert first == third != second
+
+    def test_apply_shares_the_key_with_workers(self, ledger: Ledger, order: str) -> None:
+        assert pack.apply((order,)).get() == pack.delay(order).get(timeout=SOON)
+        assert len(ledger.runs(order)) == 1
+
+    def test_apply_refuses_other_arguments(self, ledger: Ledger, order: str) -> None:
+        charge.apply((order, 1)).get()
+
+        with pytest.raises(KeyReusedError):
+            charge.apply((order, 2)).get()
+
+    def test_apply_releases_on_error(self, ledger: Ledger, order: str) -> None:
+        assert isinstance(flaky.apply((order, 1)).result, OutOfStockError)
+
+        assert flaky.apply((order, 1)).get() == "found one"
+
+    def test_apply_replays_errors(self, ledger: Ledger, order: str) -> None:
+        for _ in range(2):
+            with pytest.raises(OutOfStockError):
+                final.apply((order,)).get()
+
+        assert len(ledger.runs(order)) == 1
+
+    @pytest.fixture
+    def always_eager(self, shop: Shop) -> Iterator[None]:
+        shop.app.conf.task_always_eager = True
+        yield
+        shop.app.conf.task_always_eager = False
+
+    def test_always_eager_is_gated(self, always_eager: None, ledger: Ledger, order: str) -> None:
+        first, second = pack.delay(order), pack.delay(order)
+
+        assert second.get() == first.get()
+        assert [run.task_id for run in ledger.runs(order)] == [first.id]

@@ -1,0 +1,54 @@
+"""What the gate costs, counted by the server that pays for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from redis import Redis
+
+from celery_idempotent.testing.server import RedisServer
+from tests.worker.harness import Shop
+from tests.worker.ledger import SOON
+from tests.worker.shop import pack
+
+pytestmark = pytest.mark.worker
+
+
+class Meter:
+    """Counts the scripts that a server ran for a call."""
+
+    def __init__(self, shop: Shop, client: Redis) -> None:
+        self.shop = shop
+        self._client = client
+
+    def round_trips(self, order: str) -> int:
+        """How many scripts ran for one call that waits for its result."""
+        self._client.config_resetstat()
+        pack.delay(order).get(timeout=SOON)
+        stats = self._client.info("commandstats")
+        return sum(stats[name]["calls"] for name in stats if name.startswith("cmdstat_eval"))
+
+
+@pytest.fixture(scope="module")
+def meter(open_shop: Callable[..., Shop]) -> Iterator[Meter]:
+    with (
+        # Of its own, because results and ledger would be counted too.
+        RedisServer.start(config={"appendonly": "no"}) as store,
+        open_shop(idempotency_redis_url=store.url) as shop,
+    ):
+        shop.start_worker(concurrency=1)
+        # Connects, and makes the scripts known.
+        pack.delay("warm").get(timeout=SOON)
+        yield Meter(shop, store.client())
+
+
+def test_a_run_takes_two(meter: Meter, order: str) -> None:
+    assert meter.round_trips(order) == 2
+
+
+def test_a_replay_takes_one(meter: Meter, order: str) -> None:
+    meter.round_trips(order)
+
+    assert meter.round_trips(order) == 1
+    assert len(meter.shop.ledger.runs(order)) == 1

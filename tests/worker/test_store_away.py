@@ -1,0 +1,141 @@
+"""The store cannot be reached, while broker and result backend can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from celery_idempotent import StoreUnavailableError
+from celery_idempotent.testing.server import RedisServer
+from tests.worker.harness import Shop
+from tests.worker.ledger import SOON, eventually
+from tests.worker.shop import pack, short_lease, strict, unguarded
+
+pytestmark = pytest.mark.worker
+
+
+@pytest.fixture(scope="module")
+def durable_store() -> Iterator[RedisServer]:
+    with RedisServer.start(config={"appendonly": "yes", "appendfsync": "always"}) as store:
+        yield store
+
+
+@pytest.fixture
+def store(durable_store: RedisServer) -> Iterator[RedisServer]:
+    yield durable_store
+    durable_store.restart()
+
+
+@pytest.fixture(scope="module")
+def open_for_business(open_shop: Callable[..., Shop], durable_store: RedisServer) -> Iterator[Shop]:
+    with open_shop(idempotency_redis_url=durable_store.url) as shop:
+        shop.start_worker(concurrency=2)
+        yield shop
+
+
+@pytest.fixture
+def shop(open_for_business: Shop) -> Iterator[Shop]:
+    open_for_business.app.set_current()
+    yield open_for_business
+    open_for_business.ledger.release_all()
+    open_for_business.print_logs()
+
+
+class TestAtBegin:
+    def test_retry_comes_back_until_the_store_does(
+        self, shop: Shop, store: RedisServer, order: str
+    ) -> None:
+        store.kill()
+        result = pack.delay(order)
+        shop.ledger.wait_for_signal(result.id, "store_unavailable", number=2)
+        assert shop.ledger.runs(order) == []
+        assert result.state == "PENDING"
+        store.restart()
+
+        assert result.get(timeout=SOON)["receipt"]
+        assert len(shop.ledger.runs(order)) == 1
+
+    def test_run_goes_without_protection(self, shop: Shop, store: RedisServer, order: str) -> None:
+        store.kill()
+        receipts = [unguarded.delay(order).get(timeout=SOON) for _ in range(2)]
+
+        assert receipts[0] != receipts[1]
+        assert [run.protected for run in shop.ledger.runs(order)] == [False, False]
+
+    def test_raise_reaches_the_caller(self, shop: Shop, store: RedisServer, order: str) -> None:
+        store.kill()
+
+        with pytest.raises(StoreUnavailableError):
+            strict.delay(order).get(timeout=SOON)
+        assert shop.ledger.runs(order) == []
+
+    @pytest.mark.parametrize(
+        ("task", "policy"),
+        [(pack, "retry"), (unguarded, "run"), (strict, "raise")],
+        ids=["retry", "run", "raise"],
+    )
+    def test_is_told(
+        self, shop: Shop, store: RedisServer, order: str, task: object, policy: str
+    ) -> None:
+        store.kill()
+        result = task.delay(order)
+
+        told = shop.ledger.wait_for_signal(result.id, "store_unavailable")
+        assert told.sender == task.name
+        error, message = told.details.pop("error")
+        assert error == "StoreUnavailableError"
+        assert "Redis cannot be reached" in message
+        assert told.details.pop("key").startswith(f"{task.name}:")
+        assert told.details == {"task_id": result.id, "policy": policy}
+
+    def test_a_record_from_before_is_replayed_afterwards(
+        self, shop: Shop, store: RedisServer, order: str
+    ) -> None:
+        receipt = pack.delay(order).get(timeout=SOON)
+        store.kill()
+        duplicate = pack.delay(order)
+        shop.ledger.wait_for_signal(duplicate.id, "store_unavailable")
+        store.restart()
+
+        assert duplicate.get(timeout=SOON) == receipt
+        assert len(shop.ledger.runs(order)) == 1
+
+
+class TestAtComplete:
+    def test_is_tried_again_while_the_lease_is_trusted(
+        self, shop: Shop, store: RedisServer, order: str
+    ) -> None:
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        shop.ledger.wait_for_run(order)
+        store.kill()
+        shop.ledger.release(order)
+        eventually(lambda: shop.ledger.runs(order)[0].end, "the body returns")
+        assert not result.ready()
+        store.restart()
+
+        receipt = result.get(timeout=SOON)
+        assert [signal.name for signal in shop.ledger.signals(result.id)] == ["begun", "completed"]
+        assert pack.delay(order).get(timeout=SOON) == receipt
+
+    def test_is_given_up_when_the_lease_ends_and_the_task_succeeds(
+        self, shop: Shop, store: RedisServer, order: str
+    ) -> None:
+        shop.ledger.hold(order)
+        result = short_lease.delay(order)
+        run = shop.ledger.wait_for_run(order)
+        store.kill()
+        shop.ledger.release(order)
+
+        assert result.get(timeout=SOON)["receipt"]
+        told = shop.ledger.wait_for_signal(result.id, "outcome_unsaved")
+        assert told.sender == "shop.short_lease"
+        assert told.details.pop("error")[0] == "StoreUnavailableError"
+        assert told.details == {
+            "task_id": result.id,
+            "key": run.key,
+            "token": run.token,
+            "attempt": 1,
+        }
+        assert f"the outcome of task {result.id} is not stored" in shop.workers[0].logs()
