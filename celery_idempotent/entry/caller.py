@@ -113,7 +113,7 @@ class TaskCall:
                 request,
                 request.args,
                 request.kwargs,
-                countdown=seconds,
+                countdown=min(seconds, _longest_wait(task)),
                 retries=request.retries,
                 headers=headers,
                 add_to_parent=False,
@@ -129,6 +129,15 @@ class TaskCall:
     def reject(self, reason: str) -> NoReturn:
         """Reject the message without requeueing it: the broker's dead letters get it."""
         raise Reject(reason, requeue=False)
+
+
+def _longest_wait(task: Task) -> float:
+    """Seconds that a message may wait in a worker for its time without being handed out again.
+
+    A transport with a visibility timeout takes one that waits longer for lost.
+    """
+    visible_again = (task.app.conf.broker_transport_options or {}).get("visibility_timeout")
+    return visible_again / 2 if visible_again else float("inf")
 
 
 def worker_name(nodename: str | None, pid: int) -> str:

@@ -203,7 +203,8 @@ class Scene:
 
     @property
     def raw(self) -> bytes | None:
-        raw: bytes | None = self.client.get(self.name)
+        raw = self.client.get(self.name)
+        assert raw is None or isinstance(raw, bytes)
         return raw
 
     def record(self) -> Record:

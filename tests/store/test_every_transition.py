@@ -15,6 +15,7 @@ from tests.store.scene import (
     RESULT,
     RETENTION_MS,
     SECOND,
+    Answer,
     Scene,
     eventually,
 )
@@ -48,10 +49,10 @@ TRANSITIONS: dict[str, Callable[[Scene], object]] = {
 }  # fmt: skip
 
 
-def _release_with_step(scene: Scene, hold_ms: int) -> None:
+def _release_with_step(scene: Scene, hold_ms: int) -> Answer:
     token = scene.started().token
     scene.step(token)
-    scene.release(token, hold_ms)
+    return scene.release(token, hold_ms)
 
 
 transitions = pytest.mark.parametrize("transition", TRANSITIONS)

@@ -105,4 +105,3 @@ def test_each_of_many_gets_its_own_answer(scene: Scene) -> None:
 
 def test_none_to_extend_is_no_trouble(scene: Scene) -> None:
     assert scene.store.extend([]) == []
-

@@ -18,6 +18,7 @@ from celery_idempotent.store import scripts
 from celery_idempotent.store.records import Extension
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
+from tests.store.conftest import KINDS
 from tests.store.scene import (
     HOLD_MS,
     RETENTION_MS,
@@ -26,6 +27,9 @@ from tests.store.scene import (
     eventually,
     store_at,
 )
+
+#: What a server does with the script is told in the other files, for every kind.
+pytestmark = pytest.mark.parametrize("server", KINDS[:1] or ["no server"], indirect=True)
 
 REPOSITORY = Path(__file__).parents[2]
 LEASE_MS = 300
@@ -72,6 +76,10 @@ def deadline(scene: Scene, key: Key) -> int:
     record = scene.store.look_up(key)
     assert record is not None
     return record.at_ms
+
+
+def await_later_deadline(scene: Scene, key: Key, than: int) -> None:
+    eventually(lambda: deadline(scene, key) > than)
 
 
 def test_a_lease_outlives_its_length(scene: Scene, heart: Heartbeat) -> None:
@@ -148,7 +156,7 @@ def test_cut_connections_are_made_again(proxied: Scene, proxy: Proxy, heart: Hea
     for _ in range(3):
         seen = deadline(proxied, proxied.key)
         assert proxy.cut() >= 1
-        eventually(lambda seen=seen: deadline(proxied, proxied.key) > seen)
+        await_later_deadline(proxied, proxied.key, than=seen)
 
     assert not holder.losses
     assert proxied.begin(task_id=SECOND).case == "held"
@@ -175,7 +183,7 @@ def test_flushed_scripts_are_no_loss(scene: Scene, heart: Heartbeat) -> None:
     for _ in range(3):
         scene.client.script_flush()
         seen = deadline(scene, scene.key)
-        eventually(lambda seen=seen: deadline(scene, scene.key) > seen)
+        await_later_deadline(scene, scene.key, than=seen)
 
     assert not holder.losses
     heart.let_go(holder.lease)
@@ -262,9 +270,7 @@ def test_the_thread_starts_with_the_first_lease(scene: Scene) -> None:
 
     assert beating() == before + 1
     assert all(
-        thread.daemon
-        for thread in threading.enumerate()
-        if thread.name == "idempotency-heartbeat"
+        thread.daemon for thread in threading.enumerate() if thread.name == "idempotency-heartbeat"
     )
     for holder in holders:
         heart.let_go(holder.lease)
@@ -297,11 +303,7 @@ def test_two_stores_are_both_served(scene: Scene, server: RedisServer, heart: He
         heart.hold(holder.lease)
 
     for place, holder in zip((scene, elsewhere), holders, strict=True):
-        eventually(
-            lambda place=place, holder=holder: (
-                deadline(place, place.key) > holder.begun.at_ms + LEASE_MS
-            )
-        )
+        await_later_deadline(place, place.key, than=holder.begun.at_ms + LEASE_MS)
         heart.let_go(holder.lease)
 
 

@@ -235,6 +235,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def time_passes(self):  # type: ignore[no-untyped-def]
         self.scene.client.setrange(self.scene.name, 9, (1).to_bytes(6, "big"))
+        assert self.expected is not None
         self.expected = replace(self.expected, over=True)
 
     # What holds at all times
@@ -301,7 +302,7 @@ class Machine(RuleBasedStateMachine):
 
 def test_any_sequence_of_calls_keeps_the_contract(scene: Scene) -> None:
     run_state_machine_as_test(
-        lambda: Machine(scene),
+        lambda: Machine(scene),  # type: ignore[arg-type]
         settings=settings(
             max_examples=60,
             stateful_step_count=30,

@@ -83,7 +83,11 @@ def test_the_sentence_says_what_would_be_right() -> None:
     for option, value, sentence in [
         ("lease", 0, "a number of seconds, at least 0.5, at most a year, not 0"),
         ("max_attempts", "5", "a whole number from 1 to 255, not '5'"),
-        ("on_conflict", "queue", "one of 'retry', 'wait', 'raise', 'ignore', 'reject', not 'queue'"),
+        (
+            "on_conflict",
+            "queue",
+            "one of 'retry', 'wait', 'raise', 'ignore', 'reject', not 'queue'",
+        ),
         ("replay_errors", "ValueError", "a tuple of exception classes, not 'ValueError'"),
         ("enabled", None, "True or False, not None"),
     ]:

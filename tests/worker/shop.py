@@ -1,8 +1,8 @@
 """The shop whose workers are tested: its Celery app and its tasks.
 
 A worker loads this module and finds the app's settings in its environment. A test imports the same
-tasks and calls them; they then belong to the app of the :class:`~tests.worker.harness.Shop` that the
-test has opened.
+tasks and calls them; they then belong to the app of the :class:`~tests.worker.harness.Shop` that
+the test has opened.
 
 Tasks are small and say in the ledger that they ran. Most share one body, :func:`handle`, and differ
 in the option that they are named after.

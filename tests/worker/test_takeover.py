@@ -323,6 +323,20 @@ class TestRedeliveredWhileItRuns:
             assert [run.end for run in shop.ledger.runs(order)] == ["returned"]
 
     @pytest.mark.slow
+    def test_its_copies_do_not_multiply(self, open_shop: Callable[..., Shop], order: str) -> None:
+        with open_shop(broker_transport_options={**SOON_VISIBLE, "visibility_timeout": 1}) as shop:
+            shop.start_worker(concurrency=2)
+            shop.ledger.hold(order)
+            result = pack.delay(order)
+            shop.ledger.wait_for_signal(result.id, "conflicted", number=6)
+            messages = shop.messages()
+            shop.ledger.release(order)
+            result.get(timeout=SOON)
+
+            # The one that runs and the one that comes back, which may be on its way.
+            assert messages <= 3
+
+    @pytest.mark.slow
     def test_a_copy_runs_when_the_first_one_dies(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:

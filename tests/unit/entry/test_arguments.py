@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from datetime import date, datetime, time, timezone
 from decimal import Decimal
 from enum import Enum
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -31,6 +31,11 @@ class Text(str):
     __slots__ = ()
 
 
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
 VALUES = [
     1,
     1.5,
@@ -43,7 +48,7 @@ VALUES = [
     {1: "int key"},
     {None: 1},
     OrderedDict(b=1, a=2),
-    namedtuple("Pair", "a b")(1, 2),
+    Pair(1, 2),
     datetime(2026, 11, 21, 12, 30),
     datetime(2026, 11, 21, 12, 30, tzinfo=timezone.utc),
     date(2026, 11, 21),

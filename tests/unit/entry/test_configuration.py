@@ -171,8 +171,10 @@ class TestRefusals:
             ),
             (
                 {"idempotency_serializer": "pickle"},
-                "shop.charge: idempotency_serializer 'pickle' writes what result_accept_content "
-                "(or accept_content) does not let anyone read",
+                (
+                    "shop.charge: idempotency_serializer 'pickle' writes what "
+                    "result_accept_content (or accept_content) does not let anyone read"
+                ),
             ),
         ],
         ids=["serializer", "compression", "unreadable"],
@@ -272,6 +274,7 @@ class TestRedis:
     def test_is_not_asked_for_by_a_task_that_goes_ungated(self) -> None:
         app = Celery("shop", set_as_current=False)
         app.conf.update(broker_url="memory://", idempotency_enabled=False, task_always_eager=True)
+
         def increment(number: int) -> int:
             return number + 1
 

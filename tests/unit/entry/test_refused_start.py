@@ -30,22 +30,28 @@ def charge(order_id, amount): ...
             "idempotency_leese=5",
             "",
             "redis://:secret@localhost:1/0",
-            "the Celery configuration: there is no option idempotency_leese; "
-            "did you mean idempotency_lease?",
+            (
+                "the Celery configuration: there is no option idempotency_leese; "
+                "did you mean idempotency_lease?"
+            ),
         ),
         (
             "",
             ", idempotency_key='order:{id}'",
             "redis://:secret@localhost:1/0",
-            "shop.charge: idempotency_key names 'id', which the task does not take "
-            "(it takes: order_id, amount)",
+            (
+                "shop.charge: idempotency_key names 'id', which the task does not take "
+                "(it takes: order_id, amount)"
+            ),
         ),
         (
             "",
             "",
             "memory://",
-            "idempotency_redis_url is not set, and neither the result backend nor the broker is a "
-            "Redis; set it to the URL of the Redis that shall hold the records",
+            (
+                "idempotency_redis_url is not set, and neither the result backend nor the broker "
+                "is a Redis; set it to the URL of the Redis that shall hold the records"
+            ),
         ),
     ],
     ids=["setting", "attribute", "no-redis"],

@@ -169,9 +169,7 @@ class Opaque:
         "very-deep",
     ],
 )
-def test_what_has_no_canonical_form_is_refused_without_being_shown(
-    value: Any, reason: str
-) -> None:
+def test_what_has_no_canonical_form_is_refused_without_being_shown(value: Any, reason: str) -> None:
     with pytest.raises(KeyRuleError) as caught:
         Task(charge)(1, amount=value)
 

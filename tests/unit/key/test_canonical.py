@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -68,7 +68,7 @@ def meaning(value: Any) -> Any:
 
 
 def read(data: bytes) -> Any:
-    """The meaning of the value that `data` was written for; there is one only if it is all of it."""
+    """The meaning of the one value that `data` was written for."""
     value, rest = _read(data)
     assert rest == b""
     return value
@@ -168,6 +168,11 @@ class Moment(datetime):
         return "something else"
 
 
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
 @dataclass
 class Point:
     x: Any
@@ -182,7 +187,7 @@ def test_a_subclass_is_what_it_holds_not_what_it_prints() -> None:
     assert canonical(Text("a")) == canonical("a")
     assert canonical(Number(5)) == canonical(5)
     assert canonical(Moment(2026, 1, 2)) == canonical(datetime(2026, 1, 2))
-    assert canonical(namedtuple("Pair", "a b")(1, 2)) == canonical([1, 2])
+    assert canonical(Pair(1, 2)) == canonical([1, 2])
 
 
 def test_enums_and_dataclasses_are_of_their_own_kind() -> None:

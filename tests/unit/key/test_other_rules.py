@@ -154,9 +154,7 @@ class TestKeyOfTheCall:
             rule_of(charge).of_text(key)
 
 
-@pytest.mark.parametrize(
-    "rule", [5, (), [], ("a", 1), {"a"}, b"{order_id}", 0.5, True], ids=repr
-)
+@pytest.mark.parametrize("rule", [5, (), [], ("a", 1), {"a"}, b"{order_id}", 0.5, True], ids=repr)
 def test_what_is_no_rule_is_refused_at_start(rule: Any) -> None:
     with pytest.raises(SettingsError, match="shop.charge: idempotency_key must be"):
         rule_of(charge, rule)

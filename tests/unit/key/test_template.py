@@ -79,7 +79,12 @@ def test_an_extra_keyword_argument_can_be_named() -> None:
 
 
 def test_a_separator_inside_a_value_makes_no_duplicates() -> None:
-    for template in ("{order}:{amount}", "{order}{amount}", "{order}::{amount}:", "{order}{{{amount}"):
+    for template in (
+        "{order}:{amount}",
+        "{order}{amount}",
+        "{order}::{amount}:",
+        "{order}{{{amount}",
+    ):
         task = Task(charge, template)
         pieces = ["", ":", "::", "a", "a:", ":a", "a:b", "{", "{a", "a{"]
 

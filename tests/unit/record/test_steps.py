@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,17 +26,15 @@ def test_steps_come_back_as_they_were_and_the_last_of_a_name_counts(
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_steps_or_corrupt(body: bytes) -> None:
-    try:
+    with contextlib.suppress(CorruptRecordError):
         assert isinstance(steps.read(body, "k"), dict)
-    except CorruptRecordError as error:
-        assert "the steps of k" in str(error)
 
 
 def test_steps_cut_short_anywhere_are_corrupt() -> None:
     one, two = steps.write("one", "json", b"1"), steps.write("two", "", b"")
 
     for length in set(range(len(one + two))) - {0, len(one)}:
-        with pytest.raises(CorruptRecordError):
+        with pytest.raises(CorruptRecordError, match="the steps of k"):
             steps.read((one + two)[:length], "k")
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError, TimeoutError
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.errors import CorruptRecordError, SettingsError, StoreUnavailableError
 from celery_idempotent.store.connection import connect, explained, is_redis_url, redacted
@@ -154,7 +155,7 @@ def test_what_redis_says_is_told_in_our_words() -> None:
     wrong_type = explained(ResponseError("WRONGTYPE Operation against a key"), "shop.charge:a")
     no_memory = explained(ResponseError("OOM command not allowed"), "shop.charge:a")
     refused = explained(RedisConnectionError("Connection refused"), "shop.charge:a")
-    late = explained(TimeoutError("Timeout reading from socket"), "shop.charge:a")
+    late = explained(RedisTimeoutError("Timeout reading from socket"), "shop.charge:a")
 
     assert isinstance(wrong_type, CorruptRecordError)
     assert "shop.charge:a" in str(wrong_type)

@@ -24,7 +24,9 @@ from celery_idempotent.errors import (
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store.payload import NOT_WANTED, Payload, Payloads
 
-SERIALIZERS = [name for name in ("json", "pickle", "yaml", "msgpack") if name in registry.name_to_type]
+SERIALIZERS = [
+    name for name in ("json", "pickle", "yaml", "msgpack") if name in registry.name_to_type
+]
 
 app = Celery("payloads", backend="cache+memory://", set_as_current=False)
 
@@ -84,7 +86,21 @@ def read(payload: Payload, by: Payloads | None = None, state: State = State.COMP
     return (by or payloads()).decode(record_with(payload, state))
 
 
-PLAIN = [None, 0, 0.0, "", [], {}, False, True, -1, 1.5, "Zürich", [1, {"a": [None]}], 2**60]
+PLAIN: list[Any] = [
+    None,
+    0,
+    0.0,
+    "",
+    [],
+    {},
+    False,
+    True,
+    -1,
+    1.5,
+    "Zürich",
+    [1, {"a": [None]}],
+    2**60,
+]
 RICH = [
     datetime(2026, 11, 21, 12, 30, 15, 250),
     datetime(2026, 11, 21, tzinfo=timezone.utc),

@@ -34,7 +34,7 @@ def taken_from(array: str, body: str) -> list[str]:
 
 
 def cases_in(body: str) -> list[set[str]]:
-    """The texts that each `reply(…)` may give as its case: `reply(sent and 'ok' or 'lost', raw)`."""
+    """What each `reply(…)` may give as its case: two of `reply(sent and 'ok' or 'lost', raw)`."""
     without_inner_calls = re.sub(r"redis\.call\([^()]*\)", "", body)
     first_arguments = re.findall(r"\breply\(([^,)]*)", without_inner_calls)
     return [set(re.findall(r"'(\w+)'", argument)) for argument in first_arguments]
