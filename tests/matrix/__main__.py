@@ -82,8 +82,8 @@ def combinations(corners: bool) -> list[Combination]:
         if interpreter is None:
             print(f"Python {python} is not here: left out")
             continue
-        for celery in CORNER_CELERYS if corners else CELERYS:
-            found.append(Combination(python, interpreter, celery))
+        celerys = CORNER_CELERYS if corners else CELERYS
+        found += [Combination(python, interpreter, celery) for celery in celerys]
     return found
 
 
