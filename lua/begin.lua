@@ -60,9 +60,7 @@ if raw then
       return reply('finished', raw)
     end
   end
-  if fingerprint == '' then
-    fingerprint = known
-  end
+  fingerprint = fingerprint == '' and known or fingerprint
   steps = string.sub(raw, position)
 end
 

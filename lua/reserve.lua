@@ -17,10 +17,10 @@
 local record = KEYS[1]
 local task_id, fingerprint, hold_ms = unpack(ARGV)
 
-local token = now_us
+local token, steps = now_us, ''
 local raw = redis.call('GET', record)
 if raw then
-  local state, _, last_token, at, known, holder = unpack_record(raw)
+  local state, _, last_token, at, known, holder, _, _, _, position = unpack_record(raw)
   if not state then
     return reply('corrupt', raw)
   elseif differ(known, fingerprint) then
@@ -33,7 +33,9 @@ if raw then
     return reply('held', raw)
   end
   token = math.max(token, last_token + 1)
+  fingerprint = fingerprint == '' and known or fingerprint
+  steps = string.sub(raw, position)
 end
-local reserved = pack('R', 0, token, now + hold_ms, fingerprint, task_id, '', '', '', '')
+local reserved = pack('R', 0, token, now + hold_ms, fingerprint, task_id, '', '', '', steps)
 redis.call('SET', record, reserved, 'PX', hold_ms)
 return reply('reserved', reserved)

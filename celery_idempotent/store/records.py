@@ -234,4 +234,4 @@ class RecordStore:
 
 def _worker(name: str) -> bytes:
     """`name` cut to what the record has room for, its end kept: that is where the pid stands."""
-    return name.encode()[-255:]
+    return name.encode()[-255:].decode(errors="ignore").encode()
