@@ -34,7 +34,8 @@ local function finished(state)
   return state ~= 'R' and state ~= 'S'
 end
 
--- Whether `raw` is STARTED under `token`. Numbers up to 2^53 are exact: 16 digits, good till 2255.
+-- Whether `raw` is STARTED under `token`; reads those two fields alone. Numbers are exact up to 2^53,
+-- which microseconds reach in 2255.
 local function holds(raw, token)
   return raw and #raw >= AFTER and string.sub(raw, 1, 1) == 'S'
     and struct.unpack('>I7', raw, TOKEN) == tonumber(token)
@@ -57,13 +58,15 @@ end
 -- STARTED under `token` becomes `state`, with its outcome. What the execution needed goes.
 local function settle(record, state, token, format, body, retention_ms)
   local raw = redis.call('GET', record)
-  if holds(raw, token) then
-    local _, attempt, _, _, fingerprint, task_id, worker = unpack_record(raw)
-    redis.call('SET', record, pack(state, attempt, tonumber(token), now, fingerprint, task_id, worker,
+  local held, attempt, last_token, _, fingerprint, task_id, worker = unpack_record(raw or '')
+  if last_token ~= tonumber(token) then
+    return false, raw
+  end
+  if held == 'S' then
+    redis.call('SET', record, pack(state, attempt, last_token, now, fingerprint, task_id, worker,
       '', format, body), 'PX', retention_ms)
     return true
   end
-  -- The reply to the first try was lost, and the client has sent it again.
-  return raw and string.sub(raw, 1, 1) == state and #raw >= AFTER
-    and struct.unpack('>I7', raw, TOKEN) == tonumber(token), raw
+  -- Stored already: the reply to the first try was lost, and the client has sent it again.
+  return held == state, raw
 end

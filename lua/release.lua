@@ -22,18 +22,17 @@ local raw = redis.call('GET', record)
 if not raw then
   return reply('ok')
 end
-if not holds(raw, token) then
-  local state, _, last_token = unpack_record(raw)
+local state, _, last_token, _, fingerprint, task_id, _, _, _, position = unpack_record(raw)
+if state ~= 'S' or last_token ~= tonumber(token) then
   local resent = state == 'R' and last_token == tonumber(token)
   return reply(resent and 'ok' or 'lost', raw)
 end
-local _, _, _, _, fingerprint, task_id, _, _, _, position = unpack_record(raw)
 local steps = string.sub(raw, position)
 if tonumber(hold_ms) == 0 and steps == '' then
   redis.call('DEL', record)
 else
   local reserved =
-    pack('R', 0, tonumber(token), now + hold_ms, fingerprint, task_id, '', '', '', steps)
+    pack('R', 0, last_token, now + hold_ms, fingerprint, task_id, '', '', '', steps)
   redis.call('SET', record, reserved, 'PX', steps == '' and hold_ms or hold_ms + retention_ms)
 end
 return reply('ok')

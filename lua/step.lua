@@ -15,7 +15,8 @@ local record = KEYS[1]
 local token, entry, lease_ms, retention_ms = unpack(ARGV)
 
 local raw = redis.call('GET', record)
-if not holds(raw, token) then
+local state, _, last_token = unpack_record(raw or '')
+if state ~= 'S' or last_token ~= tonumber(token) then
   return reply('lost', raw)
 end
 -- Sent twice because the first reply was lost, it is there already.

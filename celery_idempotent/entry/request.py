@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from signal import SIGKILL
 from typing import Any
 
+from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, WorkerLostError
+from celery.platforms import signals
 from celery.worker.request import Request
 
 from celery_idempotent.entry.caller import worker_name
@@ -31,6 +34,12 @@ class IdempotentRequest(Request):
         if isinstance(error, (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)):
             self._abandon(grace=0.0)
         return super().on_failure(exc_info, send_failed_event, return_ok)
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """As Celery's; SIGKILL leaves the child no time to give its key back itself."""
+        super().terminate(pool, signal)
+        if self.time_start and signals.signum(signal or TERM_SIGNAME) == SIGKILL:
+            self._abandon(grace=0.0)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         """As Celery's; at a hard time limit the lease ends, shortly after the child."""

@@ -6,6 +6,7 @@ import os
 
 from celery_idempotent.record.record import State
 from tests.store.scene import (
+    ERROR_MS,
     FIRST,
     HOLD_MS,
     LEASE_MS,
@@ -177,6 +178,7 @@ class TestExpired:
         assert answer.there.attempt == 3
         assert (answer.there.format, answer.there.body) == ("", b"poisoned")
         assert answer.there.worker == WORKER, "the one that died last"
+        assert ERROR_MS - 5000 < scene.left_ms() <= ERROR_MS
         assert answer.there.fingerprint == scene.key.fingerprint
         assert scene.complete(last.token).case == "lost"
         assert scene.begin().case == "finished"

@@ -149,6 +149,13 @@ class TestTokens:
 
         assert scene.started(task_id=SECOND).token == last + 1
 
+    @pytest.mark.parametrize("last", [2**53 - 3, 9_007_199_254_740_001])
+    def test_grow_from_reservation_to_reservation(self, scene: Scene, last: int) -> None:
+        ahead = scene.now_ms() + HOLD_MS
+        scene.put(raw_record(b"R", token=last, at_ms=ahead, task_id=b"a", worker=b"", owner=b""))
+
+        assert scene.reserve("a").token == last + 1
+
     def test_abandoning_outdates_them(self, scene: Scene) -> None:
         token = scene.started().token
 

@@ -140,7 +140,8 @@ def test_a_lease_not_yet_due_waits_for_its_turn(
 
 def test_a_short_lease_is_not_kept_waiting_by_a_long_one(scene: Scene, heart: Heartbeat) -> None:
     long, short = (Holder(scene, key, ms) for key, ms in zip(keys(2), (60_000, 300), strict=True))
-    heart.hold(long.lease)  # the thread sleeps for twenty seconds
+    heart.hold(long.lease)
+    eventually(lambda: heart._wakes_at == long.lease.due)  # the thread sleeps for twenty seconds
 
     heart.hold(short.lease)
 

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from celery import Celery, shared_task
 from celery.exceptions import Ignore, Reject
-from celery.signals import worker_init, worker_process_init
+from celery.signals import worker_init
 
 from celery_idempotent import TASK_ID, IdempotentTask, LeaseLostError, signals
 from tests.worker.ledger import Ledger
@@ -208,8 +208,7 @@ for _name in SIGNALS:
 
 
 @worker_init.connect
-@worker_process_init.connect
 def _die_with_parent(**_: object) -> None:
-    """Let Linux end the worker with the tests, and the pool with the worker, come what may."""
+    """Let Linux end the worker with the tests. The pool ends with the worker, by Celery's care."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

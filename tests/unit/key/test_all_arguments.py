@@ -50,7 +50,9 @@ def test_an_argument_does_not_pass_for_another() -> None:
 
 
 def test_tasks_never_share_a_key() -> None:
-    assert Task(charge, task="shop.charge").name(1) != Task(charge, task="shop.refund").name(1)
+    one, other = Task(charge, task="shop.charge"), Task(charge, task="shop.refund")
+
+    assert one(1).digest != other(1).digest
 
 
 def test_a_new_parameter_with_a_default_changes_no_key() -> None:
@@ -108,6 +110,17 @@ def test_arguments_that_do_not_fit_are_refused_as_the_call_would_be() -> None:
     for args, kwargs in [((), {}), ((1, 2, 3), {}), ((1,), {"order_id": 1}), ((1,), {"x": 1})]:
         with pytest.raises(TypeError):
             task(*args, **kwargs)
+
+
+def test_names_that_are_no_keywords_are_refused_as_the_call_would_be() -> None:
+    def by_place(first: Any, /) -> None: ...
+
+    def several(first: Any, *rest: Any) -> None: ...
+
+    with pytest.raises(TypeError):
+        Task(by_place)(first=1)
+    with pytest.raises(TypeError):
+        Task(several)(1, rest=2)
 
 
 def test_a_key_is_plain_text_whatever_the_arguments() -> None:
