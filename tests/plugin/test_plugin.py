@@ -18,7 +18,7 @@ def charge(idempotency_server: RedisServer) -> Any:
     app.conf.task_always_eager = True
     app.conf.task_eager_propagates = True
 
-    @app.task(base=IdempotentTask, bind=True, name="plugin.charge")
+    @app.task(base=IdempotentTask, bind=True, shared=False, name="plugin.charge")
     def charge(self: IdempotentTask, order: str, fail: bool = False) -> int:
         if fail:
             raise ValueError(order)
@@ -45,7 +45,7 @@ def test_an_expired_lease_is_taken_over_from_a_living_execution(
 ) -> None:
     app = charge.app
 
-    @app.task(base=IdempotentTask, bind=True, name="plugin.slow")
+    @app.task(base=IdempotentTask, bind=True, shared=False, name="plugin.slow")
     def slow(self: IdempotentTask, nested: bool) -> tuple[int, bool]:
         if self.idempotency.attempt == 1:
             idempotency.expire_lease(slow, nested)

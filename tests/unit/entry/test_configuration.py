@@ -31,7 +31,7 @@ def task_in(
     base: type[IdempotentTask] = IdempotentTask,
     **attributes: Any,
 ) -> IdempotentTask:
-    task: IdempotentTask = app.task(function, base=base, name=name, lazy=False, **attributes)
+    task: IdempotentTask = app.task(function, base=base, name=name, lazy=False, shared=False, **attributes)
     return task
 
 
@@ -203,7 +203,7 @@ class TestRefusals:
 
     def test_come_when_the_app_is_finalised(self) -> None:
         app = celery(idempotency_lease=-1)
-        app.task(charge, base=IdempotentTask, name="shop.charge")
+        app.task(charge, base=IdempotentTask, name="shop.charge", shared=False)
 
         with pytest.raises(ImproperlyConfigured, match="idempotency_lease"):
             app.finalize()

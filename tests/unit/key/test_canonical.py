@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -225,3 +226,15 @@ def test_nesting_has_an_end_before_the_stack_has(wrap: Any) -> None:
 
     with pytest.raises(NotCanonicalError, match="deep"):
         canonical(wrap(value))
+
+
+def test_a_caller_deep_in_its_own_stack_gets_the_same_kind_of_refusal() -> None:
+    value: Any = 1
+    for _ in range(MAX_DEPTH):
+        value = Point(value)
+
+    def from_below(frames: int) -> bytes:
+        return from_below(frames - 1) if frames else canonical(value)
+
+    with pytest.raises(NotCanonicalError, match="deep"):
+        from_below(sys.getrecursionlimit() - 200)
