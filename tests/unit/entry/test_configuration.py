@@ -31,7 +31,9 @@ def task_in(
     base: type[IdempotentTask] = IdempotentTask,
     **attributes: Any,
 ) -> IdempotentTask:
-    task: IdempotentTask = app.task(function, base=base, name=name, lazy=False, shared=False, **attributes)
+    task: IdempotentTask = app.task(
+        function, base=base, name=name, lazy=False, shared=False, **attributes
+    )
     return task
 
 
