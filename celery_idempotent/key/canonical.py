@@ -23,6 +23,7 @@ VERSION = b"idempotent1"
 
 #: Nesting that is taken for a structure that contains itself.
 MAX_DEPTH = 200
+_TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep, or contains itself"
 
 
 class NotCanonicalError(TypeError):
@@ -40,13 +41,17 @@ def canonical(value: Any) -> bytes:
     Raises:
         NotCanonicalError: for a type that has none, for NaN, and for nesting beyond `MAX_DEPTH`.
     """
-    return _encode(value, 0)
+    try:
+        return _encode(value, 0)
+    except RecursionError:
+        # The caller stood deep in its own stack already.
+        raise NotCanonicalError(_TOO_DEEP) from None
 
 
 def _encode(value: Any, depth: int) -> bytes:
     encode = _ENCODERS.get(type(value)) or _encoder_of(value)
     if depth > MAX_DEPTH:
-        raise NotCanonicalError(f"nested more than {MAX_DEPTH} levels deep, or in itself")
+        raise NotCanonicalError(_TOO_DEEP)
     return encode(value, depth)
 
 
