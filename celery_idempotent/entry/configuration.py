@@ -13,7 +13,7 @@ import click
 from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
 from kombu.compression import encoders as compressions
-from kombu.serialization import prepare_accept_content, registry
+from kombu.serialization import dumps, prepare_accept_content, registry
 
 from celery_idempotent import settings
 from celery_idempotent.entry import depot
@@ -125,6 +125,12 @@ def _with_serializer(options: Settings, task: type[Task], app: Celery) -> Settin
     serializer = options.serializer or app.conf.result_serializer
     if serializer not in registry.name_to_type:
         raise SettingsError(f"{task.name}: idempotency_serializer: kombu knows no {serializer!r}")
+    try:
+        dumps(None, serializer)
+    except Exception as error:
+        raise SettingsError(
+            f"{task.name}: idempotency_serializer {serializer!r} cannot be used here: {error}"
+        ) from None
     if registry.name_to_type[serializer] not in _accepted(app):
         raise SettingsError(
             f"{task.name}: idempotency_serializer {serializer!r} writes what "

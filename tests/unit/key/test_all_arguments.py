@@ -165,7 +165,7 @@ class Opaque:
         (complex(1), "type complex"),
         (float("nan"), "NaN"),
         ([{"secret": float("nan")}], "NaN"),
-        (contains_itself(), "in itself"),
+        (contains_itself(), "contains itself"),
         (nested(200), "levels deep"),
         (nested(20_000), "levels deep"),
     ],
