@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from celery_idempotent.errors import SettingsError
@@ -76,9 +76,6 @@ class Settings:
 
 
 OPTIONS: tuple[str, ...] = tuple(PREFIX + field.name for field in fields(Settings))
-DEFAULTS: Mapping[str, Any] = {
-    PREFIX + field.name: field.default for field in fields(Settings) if field.default is not MISSING
-}
 
 
 def build(values: Mapping[str, Any], where: str) -> Settings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64encode
 from dataclasses import dataclass
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from celery_idempotent.key.canonical import canonical, digest
 
@@ -34,12 +34,6 @@ class Key:
         """The key of `task` for the canonical `form` of whatever its rule yields."""
         code = urlsafe_b64encode(digest(canonical(task) + form, KEY_BYTES))
         return cls(task, code.rstrip(b"=").decode(), fingerprint)
-
-    @classmethod
-    def parse(cls, text: str) -> Key:
-        """The key that ``str(key)`` wrote, without its fingerprint."""
-        task, _, code = text.rpartition(":")
-        return cls(unquote(task), code)
 
 
 def fingerprint_of(form: bytes) -> bytes:

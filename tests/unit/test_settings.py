@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from celery_idempotent import TASK_ID
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.settings import DEFAULTS, OPTIONS, Settings, build, check_names
+from celery_idempotent.settings import OPTIONS, Settings, build, check_names
 
 YEAR = 366 * 86400
 
@@ -49,7 +50,7 @@ def test_the_table_has_every_option() -> None:
     names = [f"idempotency_{name}" for name, *_ in TABLE]
 
     assert names == list(OPTIONS)
-    assert {f"idempotency_{name}": default for name, default, *_ in TABLE} == DEFAULTS
+    assert {name: default for name, default, *_ in TABLE} == asdict(Settings())
 
 
 def test_without_a_word_everything_is_at_its_default() -> None:
