@@ -22,7 +22,7 @@ from uuid import UUID
 VERSION = b"idempotent1"
 
 #: Nesting that is taken for a structure that contains itself.
-MAX_DEPTH = 200
+MAX_DEPTH = 100
 _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep, or contains itself"
 
 
