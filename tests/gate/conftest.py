@@ -1,0 +1,64 @@
+"""An eager app on a private server: the whole gate in one process, so that faults can be exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+
+from celery_idempotent import IdempotentTask, signals
+from celery_idempotent.testing.server import RedisServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer.start(config={}) as server:
+        yield server
+
+
+@pytest.fixture
+def app(server: RedisServer) -> Celery:
+    server.client().flushall()
+    app = Celery("gate", backend=server.url, set_as_current=False)
+    app.conf.update(task_always_eager=True, task_eager_propagates=True, idempotency_lease=0.6)
+    return app
+
+
+@pytest.fixture
+def task(app: Celery) -> Callable[..., IdempotentTask]:
+    """``task(body, option=…)``: an idempotent task of this body."""
+
+    def make(body: Callable[..., Any], **options: Any) -> IdempotentTask:
+        name = f"gate.{uuid4().hex}"
+        made: IdempotentTask = app.task(
+            body,
+            base=IdempotentTask,
+            bind=True,
+            shared=False,
+            name=name,
+            lazy=False,
+            **{f"idempotency_{option}": value for option, value in options.items()},
+        )
+        return made
+
+    return make
+
+
+@pytest.fixture
+def heard() -> Iterator[list[str]]:
+    """The names of the signals of executions, in the order in which they came."""
+    names: list[str] = []
+    receivers = []
+    for name in ("begun", "completed", "failed", "released", "lease_lost", "outcome_unsaved"):
+
+        def receive(name: str = name, **_: Any) -> None:
+            names.append(name)
+
+        getattr(signals, name).connect(receive, weak=False)
+        receivers.append((name, receive))
+    yield names
+    for name, receive in receivers:
+        getattr(signals, name).disconnect(receive)
