@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
+from celery.states import SUCCESS
 from celery.utils.nodenames import gethostname
 
 from celery_idempotent.entry import continuation, passage
 from celery_idempotent.entry.clock import seconds_until
 from celery_idempotent.entry.passage import Passage
-from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.errors import IdempotencyError, ResultNotStoredError
 from celery_idempotent.gate.caller import Delegate, Fail, Release, Verdict
 from celery_idempotent.gate.execution import Execution
 from celery_idempotent.key.key import Key
@@ -79,6 +80,20 @@ class TaskCall:
         if isinstance(error, (Ignore, Reject)):
             return Release()
         return Fail() if isinstance(error, self.settings.replay_errors) else Release()
+
+    def remembered(self, record: Record, error: ResultNotStoredError) -> Any:
+        """For a redelivery of the message that ran: what the result backend has under its id.
+
+        A failure of the redelivery must not be told to those who have seen the success.
+        """
+        if record.task_id == self.task_id and not self._request.is_eager:
+            result = self.sender.AsyncResult(self.task_id)
+            try:
+                if result.state == SUCCESS:
+                    return result.result
+            except Exception as trouble:
+                raise error from trouble
+        raise error
 
     def replayed(self, record: Record) -> None:
         """A redelivery of the message that ran sends its continuation only if nobody has yet.
