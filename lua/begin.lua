@@ -54,7 +54,7 @@ if raw then
     end
     attempt = unanswered and attempts or attempts + 1
     token = math.max(token, last_token + 1)
-    if attempt > tonumber(max_attempts) then
+    if attempt > attempts and attempt > tonumber(max_attempts) then
       raw = pack('F', attempts, token, now, known, task_id, last_worker, '', '', 'poisoned')
       redis.call('SET', record, raw, 'PX', error_ms)
       return reply('finished', raw)

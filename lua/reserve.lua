@@ -17,7 +17,7 @@
 local record = KEYS[1]
 local task_id, fingerprint, hold_ms = unpack(ARGV)
 
-local token, steps = now_us, ''
+local token, steps, keep_ms = now_us, '', hold_ms
 local raw = redis.call('GET', record)
 if raw then
   local state, _, last_token, at, known, holder, _, _, _, position = unpack_record(raw)
@@ -35,7 +35,10 @@ if raw then
   token = math.max(token, last_token + 1)
   fingerprint = fingerprint == '' and known or fingerprint
   steps = string.sub(raw, position)
+  if steps ~= '' then
+    keep_ms = math.max(hold_ms, redis.call('PTTL', record))
+  end
 end
 local reserved = pack('R', 0, token, now + hold_ms, fingerprint, task_id, '', '', '', steps)
-redis.call('SET', record, reserved, 'PX', hold_ms)
+redis.call('SET', record, reserved, 'PX', keep_ms)
 return reply('reserved', reserved)

@@ -59,12 +59,12 @@ class Heartbeat:
     def _run(self) -> None:
         while True:
             try:
-                self._beat(self._wait_for_due())
+                self._beat(*self._wait_for_due())
             except Exception:
                 # Whatever it was, the other leases must not end of it.
                 logger.exception("The idempotency heartbeat met an unexpected error and goes on")
 
-    def _wait_for_due(self) -> list[Lease]:
+    def _wait_for_due(self) -> tuple[list[Lease], float]:
         with self._changed:
             while True:
                 now = monotonic()
@@ -74,17 +74,18 @@ class Heartbeat:
                     due = [lease for lease in self._leases if lease.due_with_others <= now]
                     for lease in due:
                         lease.unanswered()
-                    return due
+                    # Two beats may fail before the shortest lease ends, whichever store is silent.
+                    return due, min(lease.seconds for lease in self._leases) / 8
                 self._changed.wait(min(self._wakes_at - now, threading.TIMEOUT_MAX))
 
-    def _beat(self, due: list[Lease]) -> None:
+    def _beat(self, due: list[Lease], patience: float) -> None:
         by_store: dict[RecordStore, list[Lease]] = defaultdict(list)
         for lease in due:
             by_store[lease.store].append(lease)
         for store, leases in by_store.items():
             sent_at = monotonic()
             try:
-                answers = store.extend([lease.extension for lease in leases])
+                answers = store.extend([lease.extension for lease in leases], patience)
             except IdempotencyError as error:
                 logger.warning("%d leases could not be extended: %s", len(leases), error)
                 continue

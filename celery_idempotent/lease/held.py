@@ -33,7 +33,7 @@ class Lease:
         self.extension = extension
         self.on_lost = on_lost
         self.lost = False
-        self._seconds = extension.lease_ms / 1000
+        self.seconds = extension.lease_ms / 1000
         self.renewed(sent_at)
 
     @property
@@ -53,14 +53,14 @@ class Lease:
 
     def renewed(self, sent_at: float) -> None:
         """The server granted it again, on a request sent at `sent_at` (monotonic seconds)."""
-        self.trusted_until = sent_at + self._seconds * (1 - MARGIN)
-        self.due = sent_at + self._seconds / 3
+        self.trusted_until = sent_at + self.seconds * (1 - MARGIN)
+        self.due = sent_at + self.seconds / 3
 
     def unanswered(self) -> None:
         """The server did not answer: ask again soon, the lease is running out."""
-        self.due = monotonic() + min(1.0, self._seconds / 10)
+        self.due = monotonic() + min(1.0, self.seconds / 10)
 
     @property
     def due_with_others(self) -> float:
         """From when on it joins a round trip made for another lease (monotonic seconds)."""
-        return self.due - self._seconds / 12
+        return self.due - self.seconds / 12

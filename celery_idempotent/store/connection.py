@@ -17,7 +17,7 @@ from celery_idempotent.record.layout import corrupt
 
 SCHEMES = ("redis", "rediss", "redis+socket", "unix")
 
-#: Seconds that one command may take. An execution waits this long for its begin at most twice.
+#: Seconds that one command may take; it is sent three times at most.
 COMMAND_TIMEOUT = 5.0
 CONNECT_TIMEOUT = 2.0
 
@@ -33,11 +33,11 @@ def redacted(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def connect(url: str) -> Redis:
+def connect(url: str, *, timeout: float = COMMAND_TIMEOUT, resends: int = 2) -> Redis:
     """A client for `url`, which connects when first used.
 
-    A command is sent again once or twice when its reply is lost: every script answers a resend as
-    it answered the first time.
+    A command is sent again up to `resends` times when its reply does not come in `timeout` seconds
+    or is lost: every script answers a resend as it answered the first time.
 
     Raises:
         SettingsError: if the URL is none that this library can use.
@@ -51,9 +51,9 @@ def connect(url: str) -> Redis:
     try:
         client = Redis.from_url(
             _as_redis_py_writes_it(url),
-            socket_timeout=COMMAND_TIMEOUT,
-            socket_connect_timeout=CONNECT_TIMEOUT,
-            retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 2),
+            socket_timeout=timeout,
+            socket_connect_timeout=min(timeout, CONNECT_TIMEOUT),
+            retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), resends),
             retry_on_error=[RedisConnectionError, RedisTimeoutError],
         )
         # Options are only looked at when a connection is made; this one stays closed.

@@ -14,7 +14,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import scripts
-from celery_idempotent.store.connection import connect, explained, redacted
+from celery_idempotent.store.connection import COMMAND_TIMEOUT, connect, explained, redacted
 from celery_idempotent.store.payload import Payload
 from celery_idempotent.store.scripts import Reply
 
@@ -47,6 +47,7 @@ class RecordStore:
         self._client = connect(url)
         # A client of its own: the heartbeat must not queue behind the callers.
         self._heartbeat_client: Redis | None = None
+        self._patience = 0.0
 
     @property
     def place(self) -> str:
@@ -147,16 +148,20 @@ class RecordStore:
         """Drop the record, or only `token`'s: ``ok``, ``absent`` or ``changed``."""
         return self._call("forget", key, token="" if token is None else token)
 
-    def extend(self, leases: Sequence[Extension]) -> list[Reply | IdempotencyError]:
+    def extend(
+        self, leases: Sequence[Extension], patience: float = COMMAND_TIMEOUT
+    ) -> list[Reply | IdempotencyError]:
         """Extend all `leases` in one round trip, on the heartbeat's own client.
 
-        Each answer stands for itself: one record in trouble must not end the others' leases.
+        Each answer stands for itself: one record in trouble must not end the others' leases. It is
+        waited for twice `patience` seconds; the next beat asks again.
 
         Raises:
             StoreUnavailableError: if Redis did not answer at all.
         """
-        if self._heartbeat_client is None:
-            self._heartbeat_client = connect(self._url)
+        if self._heartbeat_client is None or patience < self._patience:
+            self._patience = min(patience, COMMAND_TIMEOUT)
+            self._heartbeat_client = connect(self._url, timeout=self._patience, resends=1)
         client = self._heartbeat_client
         script = scripts.load("extend")
         try:

@@ -177,6 +177,22 @@ def test_a_lost_reply_is_no_loss(proxied: Scene, proxy: Proxy, heart: Heartbeat)
     heart.let_go(holder.lease)
 
 
+def test_a_reply_that_never_comes_is_no_loss(
+    proxied: Scene, proxy: Proxy, heart: Heartbeat
+) -> None:
+    # The connection stays open and silent, as behind a firewall that has forgotten it.
+    holder = Holder(proxied, proxied.key, lease_ms=1200)
+    proxy.swallow_reply(to=EXTEND)
+
+    heart.hold(holder.lease)
+
+    eventually(lambda: proxied.now_ms() > holder.begun.at_ms + 1200)
+    assert proxy.pending == 0
+    assert proxied.begin(task_id=SECOND).case == "held"
+    assert holder.lease.trusted
+    heart.let_go(holder.lease)
+
+
 def test_flushed_scripts_are_no_loss(scene: Scene, heart: Heartbeat) -> None:
     holder = Holder(scene, scene.key)
     heart.hold(holder.lease)
@@ -297,6 +313,25 @@ def test_an_unexpected_error_does_not_end_the_others(
     heart.let_go(good.lease)
 
 
+def test_a_record_that_cannot_be_read_is_told_and_does_not_end_the_others(
+    scene: Scene, heart: Heartbeat, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good = (Holder(scene, key) for key in keys(2))
+    name = scene.store.name(bad.lease.key)
+    scene.client.delete(name)
+    scene.client.rpush(name, "no record")
+    scene.client.expire(name, 60)
+
+    for holder in (bad, good):
+        heart.hold(holder.lease)
+
+    await_later_deadline(scene, good.lease.key, than=good.begun.at_ms + LEASE_MS)
+    assert f"The lease of {bad.lease.key} could not be extended" in caplog.text
+    assert not bad.losses, "nobody said that another has it"
+    for holder in (bad, good):
+        heart.let_go(holder.lease)
+
+
 def test_two_stores_are_both_served(scene: Scene, server: RedisServer, heart: Heartbeat) -> None:
     elsewhere = Scene(store_at(server.url, "other"), scene.client)
     holders = [Holder(scene, scene.key), Holder(elsewhere, scene.key)]
@@ -326,6 +361,24 @@ class TestFrozenServer:
         eventually(lambda: holder.lease.trusted)
         assert scene.begin(task_id=SECOND).case == "held"
         heart.let_go(holder.lease)
+
+    def test_leases_elsewhere_go_on(
+        self, scene: Scene, server: RedisServer, heart: Heartbeat
+    ) -> None:
+        with RedisServer.start(KINDS[0]) as other, other.client() as client:
+            frozen = Holder(Scene(store_at(other.url), client), scene.key, lease_ms=1200)
+            holder = Holder(scene, scene.key, lease_ms=1200)
+            for each in (frozen, holder):
+                heart.hold(each.lease)
+
+            other.pause()
+
+            eventually(lambda: scene.now_ms() > holder.begun.at_ms + 1200)
+            assert not frozen.lease.trusted
+            assert holder.lease.trusted
+            assert scene.begin(task_id=SECOND).case == "held"
+            for each in (frozen, holder):
+                heart.let_go(each.lease)
 
     def test_a_server_that_is_gone_is_told_and_asked_again(
         self,

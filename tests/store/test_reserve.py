@@ -8,6 +8,7 @@ from tests.store.scene import (
     HOLD_MS,
     NO_ARGUMENTS,
     OTHER_ARGUMENTS,
+    RETENTION_MS,
     SECOND,
     Scene,
 )
@@ -103,3 +104,4 @@ def test_finished_steps_stay_for_the_retry(scene: Scene) -> None:
 
     assert scene.reserve().case == "reserved"
     assert "reserve" in scene.steps
+    assert scene.left_ms() > RETENTION_MS - 5000, "and longer than the reservation"

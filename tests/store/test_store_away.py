@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
-from celery_idempotent.store.records import Extension
+from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.testing.server import RedisServer
-from tests.store.scene import LEASE_MS, RETENTION_MS, Scene, eventually, store_at
+from tests.store.scene import Scene, eventually, store_at
 
 CALLS: dict[str, Callable[[Scene], object]] = {
     "begin": lambda scene: scene.begin(),
@@ -95,23 +94,6 @@ def test_the_server_wants_a_password(scene: Scene, server: RedisServer) -> None:
         scene.client.config_set("requirepass", "")
 
     assert "secret" not in str(caught.value)
-
-
-def test_one_lease_in_trouble_is_not_all(scene: Scene) -> None:
-    running = scene.started()
-    broken = scene.key.parse("shop.charge:broken")
-    scene.client.rpush(scene.store.name(broken), "no record")
-    scene.client.expire(scene.store.name(broken), 60)
-
-    answers = scene.store.extend(
-        [
-            Extension(broken, 17, LEASE_MS, RETENTION_MS),
-            Extension(scene.key, running.token, LEASE_MS, RETENTION_MS),
-        ]
-    )
-
-    assert isinstance(answers[0], CorruptRecordError)
-    assert getattr(answers[1], "case", None) == "ok"
 
 
 def test_the_server_comes_back_and_so_does_the_store(scene: Scene, server: RedisServer) -> None:

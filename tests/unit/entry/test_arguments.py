@@ -15,12 +15,7 @@ from kombu import serialization
 
 from celery_idempotent.entry.arguments import normaliser
 from celery_idempotent.key.rule import KeyRule
-
-SERIALIZERS = [
-    name
-    for name in ("json", "pickle", "yaml", "msgpack")
-    if name in serialization.registry.name_to_type
-]
+from tests.unit.serializers import SERIALIZERS
 
 
 class Colour(str, Enum):

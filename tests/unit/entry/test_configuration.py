@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
+from kombu import serialization
 
 from celery_idempotent import TASK_ID, IdempotentTask
 from celery_idempotent.settings import OPTIONS, Settings
@@ -186,6 +187,18 @@ class TestRefusals:
     ) -> None:
         assert refusal(celery(**options)) == sentence
         assert refusal(celery(), **options) == sentence
+
+    def test_a_serializer_whose_package_is_missing(self) -> None:
+        def not_installed(*_: Any) -> None:
+            raise ImportError("no module named broken")
+
+        serialization.register("broken", not_installed, not_installed, "application/x-broken")
+        try:
+            sentence = refusal(celery(), idempotency_serializer="broken")
+        finally:
+            serialization.unregister("broken")
+        assert "idempotency_serializer 'broken' cannot be used here" in sentence
+        assert "no module named broken" in sentence
 
     def test_a_depot_that_is_no_key_value_backend(self) -> None:
         for url in ("rpc://:secret@localhost", "nonesuch://:secret@localhost", "secret"):

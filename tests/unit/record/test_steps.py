@@ -38,6 +38,14 @@ def test_steps_cut_short_anywhere_are_corrupt() -> None:
             steps.read((one + two)[:length], "k")
 
 
+def test_a_format_longer_than_its_step_is_corrupt() -> None:
+    # Lengths: of the rest, of the name, of the format.
+    body = bytes([0, 0, 0, 4, 0, 1]) + b"a" + bytes([9]) + b"and what is behind it"
+
+    with pytest.raises(CorruptRecordError):
+        steps.read(body, "k")
+
+
 @pytest.mark.parametrize("name", ["", "x" * 1001, "é" * 501], ids=["empty", "long", "bytes"])
 def test_a_name_that_does_not_fit_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="1 to 1000 bytes"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -13,20 +14,18 @@ import pytest
 from celery import Celery
 from celery.result import AsyncResult
 from kombu.compression import encoders
-from kombu.serialization import prepare_accept_content, registry
+from kombu.serialization import prepare_accept_content
 
 from celery_idempotent.entry.dialect import BackendDialect
 from celery_idempotent.errors import (
     CorruptRecordError,
+    NotReadyError,
     PoisonedTaskError,
     ResultNotStoredError,
 )
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.store.payload import NOT_WANTED, Payload, Payloads
-
-SERIALIZERS = [
-    name for name in ("json", "pickle", "yaml", "msgpack") if name in registry.name_to_type
-]
+from celery_idempotent.store.payload import DELEGATED, NOT_WANTED, Payload, Payloads
+from tests.unit.serializers import SERIALIZERS
 
 app = Celery("payloads", backend="cache+memory://", set_as_current=False)
 
@@ -308,6 +307,42 @@ def test_a_tampered_body_is_corrupt(payload: Payload) -> None:
 def test_a_tampered_reason_is_told_as_it_is() -> None:
     with pytest.raises(ResultNotStoredError, match="shop.charge:digest"):
         read(Payload("", b"\xff\xfe"))
+
+
+class TestReplacedTask:
+    """The outcome is that of the task which took this one's place (`self.replace`)."""
+
+    @staticmethod
+    def delegated(task_id: str) -> Record:
+        return replace(record_with(Payload(DELEGATED, task_id.encode())), decode=payloads().decode)
+
+    def test_has_no_result_while_the_other_has_none(self) -> None:
+        record = self.delegated(str(uuid4()))
+
+        assert record.result is None
+        with pytest.raises(NotReadyError):
+            record.outcome()
+
+    def test_has_the_others_result(self) -> None:
+        for value in (42, None, ""):
+            task_id = str(uuid4())
+            app.backend.store_result(task_id, value, "SUCCESS")
+
+            assert self.delegated(task_id).outcome() == value
+
+    def test_has_the_others_error(self) -> None:
+        task_id = str(uuid4())
+        app.backend.store_result(task_id, OutOfStockError("sku-7"), "FAILURE")
+
+        with pytest.raises(OutOfStockError, match="sku-7"):
+            self.delegated(task_id).outcome()
+
+    def test_has_none_where_the_backend_keeps_none(self) -> None:
+        without = Celery("without", backend="disabled://", set_as_current=False)
+        desk = Payloads(BackendDialect(without), prepare_accept_content(["json"]))
+
+        with pytest.raises(ResultNotStoredError, match="the result backend cannot tell"):
+            desk.decode(self.delegated(str(uuid4())))
 
 
 class OutOfStockError(Exception):
