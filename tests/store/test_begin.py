@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from celery_idempotent.record.record import State
 from tests.store.scene import (
     ERROR_MS,
@@ -20,6 +22,8 @@ from tests.store.scene import (
     Scene,
     eventually,
 )
+
+pytestmark = pytest.mark.core
 
 
 class TestAbsent:

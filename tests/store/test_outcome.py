@@ -20,6 +20,8 @@ from tests.store.scene import (
     Scene,
 )
 
+pytestmark = pytest.mark.core
+
 Settle = Callable[[Scene, int], Answer]
 
 ways = pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import pytest
 from celery_idempotent.record.record import State
 from tests.store.scene import FIRST, HOLD_MS, RETENTION_MS, SECOND, Scene
 
+pytestmark = pytest.mark.core
+
 
 class TestFree:
     def test_the_key_is_absent(self, scene: Scene) -> None:

@@ -34,6 +34,14 @@ QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 FOR_ALL = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
 
 
+#: Broker options: the messages of a dead worker are handed out again after 3 to 4 seconds.
+SOON_VISIBLE = {
+    "visibility_timeout": 3,
+    "unacked_restore_interval": 1,
+    "unacked_restore_throttle": 1,
+}
+
+
 class WorkerProcess:
     """``celery worker`` with its pool: what pytest-celery asks of a container."""
 
@@ -232,8 +240,9 @@ class Shop:
         self.redis.close()
         self.app.close()
         # A result that a failed test still holds must not ask a server that is gone.
-        if hasattr(self.app.backend, "result_consumer"):
-            self.app.backend.result_consumer.subscribed_to.clear()
+        if consumer := getattr(self.app.backend, "result_consumer", None):
+            consumer.subscribed_to.clear()
+            consumer._pubsub = None
 
 
 def _number_of(name: str | int) -> int:

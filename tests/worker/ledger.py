@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -94,7 +95,7 @@ class Ledger:
         }
         self._redis.rpush(f"runs:{order}", json.dumps([number, begun]))
         try:
-            self._wait_for_release(order)
+            self.wait_for_release(order)
             yield
         except BaseException as error:
             self._redis.hset(f"ends:{order}", number, type(error).__name__)
@@ -110,14 +111,26 @@ class Ledger:
         """Write down whatever a task has to say."""
         self._redis.rpush(f"notes:{order}", text)
 
-    def _wait_for_release(self, order: str) -> None:
+    def wait_for_release(self, order: str) -> None:
+        """Wait while `order` is held."""
         deadline = time.monotonic() + HELD_AT_MOST
         while self._redis.exists(f"held:{order}"):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"order {order} was never released")
             time.sleep(LOOK_EVERY)
 
+    def die_if_told(self, moment: str, task_id: str) -> None:
+        """Kill this process if a test wants the task to die at this moment: once."""
+        if self._redis.delete(f"kill:{moment}:{task_id}"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
     # What tests ask, and do.
+
+    def kill_once(self, moment: str, task_id: str) -> None:
+        """Let the task's process die after its outcome is stored: "before" its continuation is
+        sent, or "after" that and before the message is acknowledged.
+        """
+        self._redis.set(f"kill:{moment}:{task_id}", "1")
 
     def hold(self, order: str) -> None:
         """Let every run of `order` wait, until :meth:`release`."""

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from celery import Celery, shared_task
 from celery.exceptions import Ignore, Reject
-from celery.signals import worker_init
+from celery.signals import task_failure, task_success, worker_init
 
 from celery_idempotent import TASK_ID, IdempotentTask, LeaseLostError, signals
 from tests.worker.ledger import Ledger
@@ -81,6 +81,8 @@ ignoring = task_of(handle, "ignoring", idempotency_on_conflict="ignore")
 rejecting = task_of(handle, "rejecting", idempotency_on_conflict="reject")
 
 short_lease = task_of(handle, "short_lease", idempotency_lease=2.0)
+aborting = task_of(handle, "aborting", idempotency_lease=2.0, idempotency_on_lease_lost="abort")
+reserved = task_of(handle, "reserved", idempotency_dedupe_publish=True)
 silent = task_of(handle, "silent", ignore_result=True)
 forgetful = task_of(handle, "forgetful", idempotency_store_result=False)
 thrifty = task_of(handle, "thrifty", idempotency_max_result_size=10)
@@ -130,6 +132,60 @@ def try_later(self: Any, order: str, countdown: float) -> str:
         if self.request.retries == 0:
             raise self.retry(countdown=countdown)
         return uuid4().hex
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.change_then_handle")
+def change_then_handle(self: Any, order: str, amount: int) -> int:
+    """Retry once, with another amount."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        if self.request.retries == 0:
+            raise self.retry(args=(order, amount + 1), countdown=0)
+        return amount
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.give_up", max_retries=1)
+def give_up(self: Any, order: str, countdown: float = 0) -> None:
+    """Retry until that is not allowed any more."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        raise self.retry(countdown=countdown, exc=OutOfStockError(order, 3))
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.hand_over")
+def hand_over(self: Any, order: str) -> None:
+    """Let another task handle the order, under this one's id."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        self.replace(pack.s(f"replacement of {order}"))
+
+
+PARTS = ("charge", "book", "mail")
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.ship")
+def ship(self: Any, order: str, after: str = "", way: str = "") -> list[str]:
+    """Ship an order in three steps; `after` one of them the first run does not go on."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        first = len(ledger.runs(order)) == 1
+        values = []
+        for part in PARTS:
+            values.append(self.idempotency.step(part, _do_part, ledger, order, part))
+            if first and part == after:
+                _break_off(self, order, way)
+        return values
+
+
+def _do_part(ledger: Ledger, order: str, part: str) -> str:
+    ledger.note(order, part)
+    ledger.wait_for_release(f"{part} of {order}")
+    return f"{part} {uuid4().hex}"
+
+
+def _break_off(task: Any, order: str, way: str) -> None:
+    if way == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if way == "retry":
+        raise task.retry(countdown=0)
+    raise OutOfStockError(order, 3)
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.call_itself")
@@ -205,6 +261,21 @@ def _tell(signal: Any, sender: Any, **details: Any) -> None:
 
 for _name in SIGNALS:
     getattr(signals, _name).connect(_tell, weak=False)
+
+
+@signals.completed.connect
+@signals.failed.connect
+def _die_before_the_continuation(sender: Any, task_id: str, **_: Any) -> None:
+    Ledger.of(sender.app).die_if_told("before", task_id)
+
+
+# The library notes in the record that the continuation is out when it hears the same signals; it
+# has connected first.
+@task_success.connect
+@task_failure.connect
+def _die_after_the_continuation(sender: Any, **_: Any) -> None:
+    if sender.name.startswith("shop."):
+        Ledger.of(sender.app).die_if_told("after", sender.request.id)
 
 
 @worker_init.connect

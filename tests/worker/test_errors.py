@@ -7,7 +7,14 @@ import pytest
 from celery_idempotent import State
 from tests.worker.harness import Shop
 from tests.worker.ledger import SOON, Ledger, eventually
-from tests.worker.shop import OutOfStockError, final, flaky, try_later
+from tests.worker.shop import (
+    OutOfStockError,
+    change_then_handle,
+    final,
+    flaky,
+    give_up,
+    try_later,
+)
 
 pytestmark = pytest.mark.worker
 
@@ -110,3 +117,40 @@ class TestCelerysRetry:
 
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
         assert {run.task_id for run in ledger.runs(order)} == {first.id}
+
+    def test_without_a_countdown_meets_no_conflict_either(self, ledger: Ledger, order: str) -> None:
+        result = try_later.delay(order, 0)
+
+        assert result.get(timeout=SOON)
+        assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
+        assert ledger.signals(result.id, "conflicted") == []
+
+    def test_with_other_arguments_keeps_its_key(self, ledger: Ledger, order: str) -> None:
+        assert change_then_handle.delay(order, 1).get(timeout=SOON) == 2
+
+        retried, done = ledger.runs(order)
+        assert retried.key == done.key
+        assert change_then_handle.delay(order, 1).get(timeout=SOON) == 2
+        assert len(ledger.runs(order)) == 2
+
+    def test_that_is_not_allowed_any_more_releases(self, ledger: Ledger, order: str) -> None:
+        with pytest.raises(OutOfStockError):
+            give_up.delay(order).get(timeout=SOON)
+        assert give_up.idempotency_record(order) is None
+
+        with pytest.raises(OutOfStockError):
+            give_up.delay(order).get(timeout=SOON)
+        assert [run.end for run in ledger.runs(order)] == ["Retry", "OutOfStockError"] * 2
+
+    def test_leaves_a_duplicate_that_came_meanwhile_all_of_its_own(
+        self, ledger: Ledger, order: str
+    ) -> None:
+        first = give_up.delay(order, 1.0)
+        eventually(lambda: first.state == "RETRY", "the task has retried")
+        duplicate = give_up.delay(order, 1.0)
+        ledger.wait_for_signal(duplicate.id, "conflicted")
+
+        with pytest.raises(OutOfStockError):
+            duplicate.get(timeout=SOON)
+        expected = [first.id] * 2 + [duplicate.id] * 2
+        assert [run.task_id for run in ledger.runs(order)] == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -10,7 +11,7 @@ from redis import Redis
 from celery_idempotent.testing.server import RedisServer
 from tests.worker.harness import Shop
 from tests.worker.ledger import SOON
-from tests.worker.shop import pack
+from tests.worker.shop import PARTS, pack, ship
 
 pytestmark = pytest.mark.worker
 
@@ -22,10 +23,10 @@ class Meter:
         self.shop = shop
         self._client = client
 
-    def round_trips(self, order: str) -> int:
+    def round_trips(self, order: str, task: Any = pack) -> int:
         """How many scripts ran for one call that waits for its result."""
         self._client.config_resetstat()
-        pack.delay(order).get(timeout=SOON)
+        task.delay(order).get(timeout=SOON)
         stats = self._client.info("commandstats")
         return sum(stats[name]["calls"] for name in stats if name.startswith("cmdstat_eval"))
 
@@ -39,7 +40,8 @@ def meter(open_shop: Callable[..., Shop]) -> Iterator[Meter]:
     ):
         shop.start_worker(concurrency=1)
         # Connects, and makes the scripts known.
-        pack.delay("warm").get(timeout=SOON)
+        for task in (pack, ship):
+            task.delay("warm").get(timeout=SOON)
         yield Meter(shop, store.client())
 
 
@@ -52,3 +54,13 @@ def test_a_replay_takes_one(meter: Meter, order: str) -> None:
 
     assert meter.round_trips(order) == 1
     assert len(meter.shop.ledger.runs(order)) == 1
+
+
+def test_a_step_takes_one_more(meter: Meter, order: str) -> None:
+    assert meter.round_trips(order, ship) == 2 + len(PARTS)
+
+
+def test_a_replay_of_a_task_with_steps_takes_one(meter: Meter, order: str) -> None:
+    meter.round_trips(order, ship)
+
+    assert meter.round_trips(order, ship) == 1

@@ -10,7 +10,7 @@ from celery_idempotent import StoreUnavailableError
 from celery_idempotent.testing.server import RedisServer
 from tests.worker.harness import Shop
 from tests.worker.ledger import SOON, eventually
-from tests.worker.shop import pack, short_lease, strict, unguarded
+from tests.worker.shop import pack, reserved, short_lease, strict, unguarded
 
 pytestmark = pytest.mark.worker
 
@@ -40,6 +40,22 @@ def shop(open_for_business: Shop) -> Iterator[Shop]:
     yield open_for_business
     open_for_business.ledger.release_all()
     open_for_business.print_logs()
+
+
+class TestAtPublish:
+    """``idempotency_dedupe_publish``."""
+
+    def test_the_message_goes_without_a_reservation(
+        self, shop: Shop, store: RedisServer, order: str
+    ) -> None:
+        store.kill()
+        results = [reserved.delay(order) for _ in range(2)]
+        store.restart()
+
+        assert results[0].id != results[1].id
+        receipts = [result.get(timeout=SOON) for result in results]
+        assert receipts[0] == receipts[1]
+        assert len(shop.ledger.runs(order)) == 1
 
 
 class TestAtBegin:

@@ -7,88 +7,80 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
+from celery.result import AsyncResult
 
 from celery_idempotent import PoisonedTaskError, State
-from tests.worker.harness import Shop
-from tests.worker.ledger import SOON, Heard, Ledger, Run, eventually
+from tests.worker.frozen import FIRST_QUEUE, LEASE, Thawed, freeze_past_the_lease
+from tests.worker.harness import SOON_VISIBLE, Shop
+from tests.worker.ledger import SOON, Ledger, Run, eventually
 from tests.worker.shop import check_then_handle, pack, poison
 
 pytestmark = pytest.mark.worker
 
-#: Seconds. Recovery may take a few of these, where a default lease takes sixty.
-LEASE = 2.0
 
-#: The broker hands the messages of a dead worker out again after 3 to 4 seconds.
-SOON_VISIBLE = {
-    "visibility_timeout": 3,
-    "unacked_restore_interval": 1,
-    "unacked_restore_throttle": 1,
-}
+@dataclass(frozen=True)
+class Recovered:
+    """What came of an execution whose process was killed, and of the one that took over."""
+
+    result: AsyncResult
+    killed: Run
+    killed_at: float
+    again: Run
+    was_of_the_pool: bool
 
 
+@pytest.mark.core
 class TestPoolChildKilled:
     """The worker's main process lives: it sees its child die, and ends the lease."""
 
-    def test_the_task_runs_again_long_before_the_lease_ends(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        ledger.hold(order)
-        result = pack.delay(order)
-        killed = ledger.wait_for_run(order)
-        assert killed.pid in shop.workers[0].children()
-        killed_at = time.time()
+    ORDER = "of a child that is killed"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def recovered(cls, shared_shop: Shop) -> Recovered:
+        shared_shop.app.set_current()
+        ledger = shared_shop.ledger
+        ledger.hold(cls.ORDER)
+        result = pack.delay(cls.ORDER)
+        killed = ledger.wait_for_run(cls.ORDER)
+        was_of_the_pool = killed.pid in shared_shop.workers[0].children()
         os.kill(killed.pid, signal.SIGKILL)
-        ledger.release(order)
-
-        assert result.get(timeout=SOON)["receipt"]
-        again = ledger.runs(order)[1]
-        assert again.started_at - killed_at < 15, "the lease is of 60 s"
-
-    def test_the_second_run_knows_that_it_recovers(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        result = pack.delay(order)
-        os.kill(ledger.wait_for_run(order).pid, signal.SIGKILL)
-        ledger.release(order)
+        killed_at = time.time()
+        ledger.release(cls.ORDER)
         result.get(timeout=SOON)
+        _, again = ledger.runs(cls.ORDER)
+        return Recovered(result, killed, killed_at, again, was_of_the_pool)
 
-        killed, again = ledger.runs(order)
+    def test_the_task_runs_again_long_before_the_lease_ends(self, recovered: Recovered) -> None:
+        assert recovered.was_of_the_pool
+        assert recovered.again.started_at - recovered.killed_at < 15, "the lease is of 60 s"
+
+    def test_the_second_run_knows_that_it_recovers(self, recovered: Recovered) -> None:
+        killed, again = recovered.killed, recovered.again
         assert (killed.attempt, killed.recovered) == (1, False)
         assert (again.attempt, again.recovered) == (2, True)
         assert again.task_id == killed.task_id
         assert again.token > killed.token
 
-    def test_the_takeover_is_told(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        result = pack.delay(order)
-        os.kill(ledger.wait_for_run(order).pid, signal.SIGKILL)
-        ledger.release(order)
-        result.get(timeout=SOON)
-
-        names = [told.name for told in ledger.signals(result.id)]
+    def test_the_takeover_is_told(self, ledger: Ledger, recovered: Recovered) -> None:
+        task_id, again = recovered.result.id, recovered.again
+        names = [told.name for told in ledger.signals(task_id)]
         assert names == ["begun", "begun", "taken_over", "completed"]
-        (told,) = ledger.signals(result.id, "taken_over")
-        again = ledger.runs(order)[1]
+        (told,) = ledger.signals(task_id, "taken_over")
         assert told.sender == "shop.pack"
         assert told.details == {
-            "task_id": result.id,
+            "task_id": task_id,
             "key": again.key,
             "token": again.token,
             "attempt": 2,
         }
 
-    def test_there_is_one_completion(self, ledger: Ledger, order: str) -> None:
-        ledger.hold(order)
-        result = pack.delay(order)
-        os.kill(ledger.wait_for_run(order).pid, signal.SIGKILL)
-        ledger.release(order)
-        receipt = result.get(timeout=SOON)
-
-        assert pack.delay(order).get(timeout=SOON) == receipt
-        assert [run.end for run in ledger.runs(order)] == [None, "returned"]
-        assert len(ledger.signals(result.id, "completed")) == 1
+    def test_there_is_one_completion(self, ledger: Ledger, recovered: Recovered) -> None:
+        assert pack.delay(self.ORDER).get(timeout=SOON) == recovered.result.get(timeout=SOON)
+        assert [run.end for run in ledger.runs(self.ORDER)] == [None, "returned"]
+        assert len(ledger.signals(recovered.result.id, "completed")) == 1
 
 
 class TestWorkerKilled:
@@ -160,47 +152,6 @@ class TestTaskThatKillsItsWorker:
         with pytest.raises(PoisonedTaskError, match="has begun 2 times"):
             poison.delay("poisonous").get(timeout=SOON)
         assert len(poisoned.ledger.runs("poisonous")) == 2
-
-
-#: Of the worker to be frozen: what it has asked the broker for would be stuck with it.
-FIRST_QUEUE = "first"
-
-
-@dataclass(frozen=True)
-class Thawed:
-    """What came of an execution that was frozen past its lease, and of the one that took over."""
-
-    frozen: Run
-    winner: Run
-    receipts: tuple[Any, Any]
-    signals_of_frozen: list[Heard]
-    notes: list[str]
-
-
-def freeze_past_the_lease(shop: Shop, task: Any, order: str) -> Thawed:
-    """Freeze a worker amid `task`, let a duplicate take over on another one, and thaw it."""
-    ledger = shop.ledger
-    owner = shop.start_worker("--queues", FIRST_QUEUE, concurrency=1)
-    ledger.hold(order)
-    first = task.apply_async((order,), queue=FIRST_QUEUE)
-    ledger.wait_for_run(order)
-    owner.freeze()
-    shop.start_worker(concurrency=1)
-    ledger.release(order)
-    duplicate = task.delay(order)
-    receipt = duplicate.get(timeout=SOON)
-    winner = ledger.runs(order)[1]
-    owner.thaw()
-    late_receipt = first.get(timeout=SOON)
-    eventually(lambda: ledger.runs(order)[0].end, "the thawed execution ends")
-    shop.wait_until_empty()
-    return Thawed(
-        frozen=ledger.runs(order)[0],
-        winner=winner,
-        receipts=(late_receipt, receipt),
-        signals_of_frozen=ledger.signals(first.id),
-        notes=ledger.notes(order),
-    )
 
 
 class TestOwnerFrozen:

@@ -10,6 +10,8 @@ import pytest
 from celery_idempotent.errors import KeyRuleError
 from tests.unit.key.rules import Task
 
+pytestmark = pytest.mark.core
+
 
 def charge(order_id: Any, amount: Any = 0, *, note: Any = "") -> None: ...
 

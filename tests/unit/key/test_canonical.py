@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 from celery_idempotent.key.canonical import MAX_DEPTH, NotCanonicalError, canonical
 
+pytestmark = pytest.mark.core
+
 # Letters of the format itself: texts that might be taken for the end of something.
 texts = st.text("s1:[];", max_size=4) | st.text(max_size=4)
 scalars = (

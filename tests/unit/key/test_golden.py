@@ -12,6 +12,8 @@ import pytest
 
 from tests.unit.key.golden import derived
 
+pytestmark = pytest.mark.core
+
 REPOSITORY = Path(__file__).parents[3]
 
 #: Call, digest of its key, fingerprint. If a change here is meant, raise `canonical.VERSION`.

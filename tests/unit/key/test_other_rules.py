@@ -12,6 +12,8 @@ from celery_idempotent.errors import KeyRuleError, SettingsError
 from celery_idempotent.key.rule import KeyRule
 from tests.unit.key.rules import Task, rule_of
 
+pytestmark = pytest.mark.core
+
 
 def charge(order_id: Any, amount: Any = 0, **options: Any) -> None: ...
 

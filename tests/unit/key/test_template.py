@@ -15,6 +15,8 @@ import pytest
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from tests.unit.key.rules import Task, rule_of
 
+pytestmark = pytest.mark.core
+
 
 def charge(order: Any, amount: Any = 0, **options: Any) -> None: ...
 

@@ -1,0 +1,1 @@
+"""A table that refuses the writes of an execution that has lost its lease."""

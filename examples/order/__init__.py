@@ -1,0 +1,1 @@
+"""An order in steps, none of which is repeated."""

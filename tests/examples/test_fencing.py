@@ -1,0 +1,66 @@
+"""The table that asks for tokens: what a stale execution writes is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from celery_idempotent.pytest_plugin import Idempotency
+from celery_idempotent.testing.server import RedisServer
+from examples.fencing import tasks
+from examples.fencing.tasks import StaleWriteError, app, read, total, write
+
+DAY = "2026-11-21"
+
+
+@pytest.fixture(autouse=True)
+def _eager(
+    idempotency_server: RedisServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[None]:
+    monkeypatch.setenv("TOTALS_FILE", str(tmp_path / "totals.sqlite"))
+    app.conf.update(idempotency_redis_url=idempotency_server.url, task_always_eager=True)
+    idempotency_server.client().flushall()
+    yield
+    app.conf.task_always_eager = False
+
+
+@pytest.fixture
+def adding_up_is_overtaken(monkeypatch: pytest.MonkeyPatch, idempotency: Idempotency) -> None:
+    """The first execution loses its lease while it adds up, and another one is faster."""
+    amounts = iter([1, 2])
+
+    def add_up(day: str) -> int:
+        amount = next(amounts)
+        if amount == 1:
+            idempotency.expire_lease(total, day)
+            assert total.delay(day).get() == 2
+        return amount
+
+    monkeypatch.setattr(tasks, "add_up", add_up)
+
+
+def test_a_total_is_written() -> None:
+    assert total.delay(DAY).get() == read(DAY) == tasks.add_up(DAY)
+
+
+@pytest.mark.usefixtures("adding_up_is_overtaken")
+def test_a_stale_execution_leaves_the_table_alone() -> None:
+    total.delay(DAY).get()
+
+    assert read(DAY) == 2
+
+
+@pytest.mark.usefixtures("adding_up_is_overtaken")
+def test_the_caller_of_the_stale_execution_gets_the_winners_total() -> None:
+    assert total.delay(DAY).get() == 2
+
+
+def test_a_lower_token_is_refused_and_the_same_one_is_not() -> None:
+    write(DAY, 10, token=2)
+    write(DAY, 11, token=2)
+
+    with pytest.raises(StaleWriteError, match=DAY):
+        write(DAY, 12, token=1)
+    assert read(DAY) == 11

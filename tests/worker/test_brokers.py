@@ -1,0 +1,212 @@
+"""Where the broker matters: deaths, lost connections and dead letters, on Redis and on RabbitMQ.
+
+The broker is a server of its own here; results and records stay where they are, so that a fault of
+the broker is a fault of the broker alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kombu import Connection
+from redis import Redis
+
+from celery_idempotent.testing.rabbitmq import RabbitMQ
+from celery_idempotent.testing.server import RedisServer
+from tests.worker.frozen import LEASE
+from tests.worker.harness import SOON_VISIBLE, Shop
+from tests.worker.ledger import SOON, eventually
+from tests.worker.shop import pack, rejecting, try_later
+
+pytestmark = pytest.mark.worker
+
+
+class RedisBroker:
+    """A Redis that holds nothing but messages."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.url = server.url
+        # It knows no connection from another: what is out stays out for the visibility timeout.
+        self.settings: dict[str, Any] = {"broker_transport_options": SOON_VISIBLE}
+        self._client: Redis = server.client()
+
+    def close_connections(self) -> None:
+        """Close those of all clients, from the server's side."""
+        for kind in ("normal", "pubsub"):
+            self._client.client_kill_filter(_type=kind, skipme=True)
+
+
+class RabbitBroker:
+    """A RabbitMQ. It hands out again what a lost connection had, at once."""
+
+    def __init__(self, server: RabbitMQ) -> None:
+        self.url = server.url
+        self.settings: dict[str, Any] = {}
+        self.close_connections = server.close_connections
+
+
+@pytest.fixture(scope="module")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    with RabbitMQ.start() as server:
+        yield server
+
+
+@pytest.fixture(
+    scope="module", params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)]
+)
+def broker(request: pytest.FixtureRequest) -> Iterator[RedisBroker | RabbitBroker]:
+    if request.param == "rabbitmq":
+        yield RabbitBroker(request.getfixturevalue("rabbitmq"))
+    else:
+        with RedisServer.start(config={"appendonly": "no"}) as server:
+            yield RedisBroker(server)
+
+
+def settings_for(broker: RedisBroker | RabbitBroker) -> dict[str, Any]:
+    """Those of a shop with this broker, where it has a queue of its own."""
+    queue = f"queue-{os.urandom(4).hex()}"
+    return {"broker_url": broker.url, "task_default_queue": queue, **broker.settings}
+
+
+@pytest.fixture(scope="module")
+def shared_shop(
+    broker: RedisBroker | RabbitBroker, open_shop: Callable[..., Shop]
+) -> Iterator[Shop]:
+    with open_shop(idempotency_lease=LEASE, **settings_for(broker)) as shop:
+        shop.start_worker(concurrency=2)
+        yield shop
+
+
+@pytest.fixture
+def doomed(broker: RedisBroker | RabbitBroker, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    """A shop whose worker the test kills."""
+    with open_shop(idempotency_lease=LEASE, **settings_for(broker)) as shop:
+        shop.start_worker(concurrency=2)
+        yield shop
+
+
+def test_one_running_and_twenty_duplicates_are_one_run(shop: Shop, order: str) -> None:
+    shop.ledger.hold(order)
+    first = pack.delay(order)
+    shop.ledger.wait_for_run(order)
+    duplicates = [pack.delay(order) for _ in range(20)]
+    for duplicate in duplicates:
+        shop.ledger.wait_for_signal(duplicate.id, "conflicted")
+    shop.ledger.release(order)
+
+    receipts = [result.get(timeout=SOON) for result in [first, *duplicates]]
+
+    assert receipts == [receipts[0]] * 21
+    assert [run.task_id for run in shop.ledger.runs(order)] == [first.id]
+
+
+def test_a_retry_runs_again_and_replays(shop: Shop, order: str) -> None:
+    receipt = try_later.delay(order, 0.1).get(timeout=SOON)
+
+    assert try_later.delay(order, 0.1).get(timeout=SOON) == receipt
+    assert [run.end for run in shop.ledger.runs(order)] == ["Retry", "returned"]
+
+
+class TestKilledWhileItRuns:
+    def test_what_a_child_ran_is_run_again(self, shop: Shop, order: str) -> None:
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        os.kill(shop.ledger.wait_for_run(order).pid, signal.SIGKILL)
+        shop.ledger.release(order)
+
+        receipt = result.get(timeout=SOON)
+
+        assert pack.delay(order).get(timeout=SOON) == receipt
+        assert [run.end for run in shop.ledger.runs(order)] == [None, "returned"]
+        assert [run.attempt for run in shop.ledger.runs(order)] == [1, 2]
+
+    def test_what_a_whole_worker_ran_is_run_again_when_the_lease_ends(
+        self, doomed: Shop, order: str
+    ) -> None:
+        (worker,) = doomed.workers
+        doomed.ledger.hold(order)
+        result = pack.delay(order)
+        killed = doomed.ledger.wait_for_run(order)
+        worker.kill()
+        doomed.start_worker(concurrency=1)
+        doomed.ledger.release(order)
+
+        receipt = result.get(timeout=SOON)
+
+        assert pack.delay(order).get(timeout=SOON) == receipt
+        (_, again) = doomed.ledger.runs(order)
+        assert (again.attempt, again.end) == (2, "returned")
+        assert again.started_at - killed.started_at >= LEASE
+
+
+class TestConnectionLostWhileItRuns:
+    """The message is delivered again, to the very worker that runs it or to another."""
+
+    def test_there_is_one_run_and_one_completion(
+        self, broker: RedisBroker | RabbitBroker, shop: Shop, order: str
+    ) -> None:
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        shop.ledger.wait_for_run(order)
+        broker.close_connections()
+        shop.ledger.wait_for_signal(result.id, "conflicted")
+        assert result.state == "PENDING", "the copy has written no state"
+        shop.ledger.release(order)
+
+        receipt = result.get(timeout=SOON)
+        shop.ledger.wait_for_signal(result.id, "replayed")
+        assert pack.delay(order).get(timeout=SOON) == receipt
+        assert result.get(timeout=SOON) == receipt
+        assert [run.end for run in shop.ledger.runs(order)] == ["returned"]
+        assert len(shop.ledger.signals(result.id, "completed")) == 1
+
+    def test_the_copy_is_put_back_before_it_is_acknowledged(
+        self, broker: RedisBroker | RabbitBroker, doomed: Shop, order: str
+    ) -> None:
+        (worker,) = doomed.workers
+        doomed.ledger.hold(order)
+        result = pack.delay(order)
+        doomed.ledger.wait_for_run(order)
+        broker.close_connections()
+        doomed.ledger.wait_for_signal(result.id, "conflicted")
+
+        # Whatever has become of original and copy: nobody is left to put anything back.
+        worker.kill()
+        doomed.start_worker(concurrency=1)
+        doomed.ledger.release(order)
+
+        assert result.get(timeout=SOON)["receipt"]
+        assert [run.end for run in doomed.ledger.runs(order)] == [None, "returned"]
+
+
+@pytest.mark.rabbitmq
+def test_a_rejected_duplicate_is_a_dead_letter(
+    rabbitmq: RabbitMQ, open_shop: Callable[..., Shop], order: str
+) -> None:
+    to_the_dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    queue = {"exchange": "alive", "binding_key": "alive", "queue_arguments": to_the_dead}
+    with (
+        Connection(rabbitmq.url) as connection,
+        open_shop(
+            broker_url=rabbitmq.url, task_queues={"alive": queue}, task_default_queue="alive"
+        ) as shop,
+    ):
+        dead_letters = connection.SimpleQueue("dead")
+        shop.start_worker(concurrency=2)
+        shop.ledger.hold(order)
+        first = rejecting.delay(order)
+        shop.ledger.wait_for_run(order)
+        duplicate = rejecting.delay(order)
+
+        message = dead_letters.get(timeout=SOON)
+        shop.ledger.release(order)
+
+        assert message.headers["id"] == duplicate.id
+        assert message.headers["x-death"][0]["reason"] == "rejected"
+        message.ack()
+        assert first.get(timeout=SOON)["receipt"]
+        eventually(lambda: len(shop.ledger.runs(order)) == 1, "the duplicate has not run")

@@ -1,0 +1,233 @@
+"""What follows a task is sent once for each caller, though its message be delivered twice.
+
+A worker that dies after the outcome is stored leaves a message that is delivered again. The second
+pass sends what the first did not get round to, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import chain, chord, group
+from celery.canvas import Signature
+from celery.result import AsyncResult
+
+from tests.worker.harness import Shop
+from tests.worker.ledger import SOON, Ledger, eventually
+from tests.worker.shop import final, follow_up, hand_over, pack, report
+
+pytestmark = pytest.mark.worker
+
+
+def linked(task: Signature, order: str) -> AsyncResult:
+    return task.apply_async(link=report.s(order))
+
+
+def chained(task: Signature, order: str) -> AsyncResult:
+    return chain(task, report.s(order)).delay()
+
+
+def in_a_chord(task: Signature, order: str) -> AsyncResult:
+    return chord([task, pack.s(f"another {order}")])(report.s(order))
+
+
+def in_a_group_in_a_chain(task: Signature, order: str) -> AsyncResult:
+    members = group(task.set(immutable=True), pack.si(f"another {order}"))
+    return chain(pack.si(f"first {order}"), members, report.s(order)).delay()
+
+
+def before_a_chord(task: Signature, order: str) -> AsyncResult:
+    members = [follow_up.s(f"one {order}"), follow_up.s(f"two {order}")]
+    return chain(task, chord(members, report.s(order))).delay()
+
+
+def with_an_errback(task: Signature, order: str) -> AsyncResult:
+    failing = final.s(order).set(**task.options)
+    return failing.apply_async(link_error=report.si("failed", order))
+
+
+CANVASES = [
+    linked,
+    chained,
+    in_a_chord,
+    in_a_group_in_a_chain,
+    before_a_chord,
+    with_an_errback,
+]
+MOMENTS = ["before", "after"]
+
+
+@pytest.mark.core
+class TestTheWorkerDiesOnceTheOutcomeIsStored:
+    """…before its continuation is sent, or after that."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def published(cls, shared_shop: Shop) -> None:
+        """All at once: the pool may take five seconds to see that a child is gone."""
+        shared_shop.app.set_current()
+        for moment in MOMENTS:
+            for canvas in CANVASES:
+                name = order_of(canvas, moment)
+                shared_shop.ledger.kill_once(moment, name)
+                canvas(pack.s(name).set(task_id=name), name)
+
+    @pytest.mark.parametrize("moment", MOMENTS)
+    @pytest.mark.parametrize("canvas", CANVASES, ids=lambda canvas: canvas.__name__)
+    def test_the_continuation_is_sent_once(
+        self,
+        shop: Shop,
+        ledger: Ledger,
+        published: None,
+        canvas: Callable[..., AsyncResult],
+        moment: str,
+    ) -> None:
+        name = order_of(canvas, moment)
+        eventually(lambda: ledger.notes(name), "what follows has run")
+        shop.wait_until_empty()
+
+        assert len(ledger.notes(name)) == 1
+        assert [run.attempt for run in ledger.runs(name)] == [1]
+
+    @pytest.mark.parametrize("moment", MOMENTS)
+    def test_a_chord_counts_its_member_once(
+        self, shop: Shop, ledger: Ledger, published: None, moment: str
+    ) -> None:
+        name = order_of(in_a_chord, moment)
+        (note,) = eventually(lambda: ledger.notes(name), "the body has run")
+
+        first, second = json.loads(note)
+        assert first["receipt"] != second["receipt"]
+
+
+@pytest.mark.core
+class TestTheMessageIsDeliveredAgainWhenAllIsDone:
+    """As a broker does that has lost its connection to the worker, and the acknowledgement."""
+
+    @pytest.mark.parametrize("canvas", CANVASES, ids=lambda canvas: canvas.__name__)
+    def test_the_continuation_is_sent_once(
+        self, shop: Shop, ledger: Ledger, order: str, canvas: Callable[..., AsyncResult]
+    ) -> None:
+        canvas(pack.s(order).set(task_id=order, queue="kept"), order)
+        message = eventually(lambda: shop.redis.lpop("kept"), "the message is published")
+        shop.redis.lpush("celery", message)
+        eventually(lambda: ledger.notes(order), "what follows has run")
+        shop.wait_until_empty()
+
+        shop.redis.lpush("celery", message)
+
+        ledger.wait_for_signal(order, "replayed")
+        shop.wait_until_empty()
+        assert len(ledger.notes(order)) == 1
+        assert len(ledger.runs(order)) == 1
+        assert shop.redis.keys("celery-taskset-meta-*.j") == [], "no chord counts it again"
+
+
+def order_of(canvas: Callable[..., AsyncResult], moment: str) -> str:
+    return f"{canvas.__name__} {moment}"
+
+
+@pytest.mark.core
+class TestReplacement:
+    """``self.replace``"""
+
+    def test_its_result_is_the_tasks(self, ledger: Ledger, order: str) -> None:
+        receipt = hand_over.delay(order).get(timeout=SOON)
+
+        assert receipt == pack.delay(f"replacement of {order}").get(timeout=SOON)
+        assert len(ledger.runs(order)) == 1
+
+    def test_duplicates_get_its_result(self, ledger: Ledger, order: str) -> None:
+        receipts = [hand_over.delay(order).get(timeout=SOON) for _ in range(3)]
+
+        assert receipts == [receipts[0]] * 3
+        assert len(ledger.runs(order)) == 1
+        assert len(ledger.runs(f"replacement of {order}")) == 1
+
+    def test_duplicates_wait_for_it(self, ledger: Ledger, order: str) -> None:
+        ledger.hold(f"replacement of {order}")
+        first = hand_over.delay(order)
+        ledger.wait_for_run(f"replacement of {order}")
+        duplicate = hand_over.delay(order)
+        ledger.wait_for_signal(duplicate.id, "conflicted")
+        ledger.release(f"replacement of {order}")
+
+        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+        assert len(ledger.runs(order)) == 1
+
+    def test_it_takes_the_continuation_with_it(self, ledger: Ledger, order: str) -> None:
+        receipt = chain(hand_over.s(order), report.s(order)).delay().get(timeout=SOON)
+
+        assert receipt["receipt"]
+        assert len(ledger.notes(order)) == 1
+
+
+@pytest.mark.core
+class TestNestedCanvas:
+    def test_of_duplicates_runs_each_key_once(self, ledger: Ledger, order: str) -> None:
+        inner = chord([pack.s(order), pack.s(order)], follow_up.s(order))
+
+        whole = chain(inner, report.s(order)).delay().get(timeout=SOON)
+
+        (receipts, said) = whole
+        assert receipts[0] == receipts[1]
+        assert said == order
+        assert len(ledger.runs(order)) == 1
+
+    def test_twice_ends_twice(self, ledger: Ledger, order: str) -> None:
+        def nested(name: str) -> Any:
+            members = group(chain(pack.s(order), follow_up.s(order)), pack.s(order))
+            return chord([members, pack.s(f"other {order}")], report.s(name)).delay()
+
+        ends = [nested(f"{name} {order}").get(timeout=SOON) for name in ("one", "two")]
+
+        assert ends[0] == ends[1]
+        assert len(ledger.runs(order)) == 1
+        assert [len(ledger.notes(f"{name} {order}")) for name in ("one", "two")] == [1, 1]
+
+
+class TestMappedItemsAreDeliveredAgain:
+    """The message of a map is Celery's own task: it acknowledges late if the app says so."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def late(cls, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+        with open_shop(
+            task_acks_late=True, task_reject_on_worker_lost=True, idempotency_lease=2.0
+        ) as shop:
+            shop.start_worker(concurrency=3)
+            ledger = shop.ledger
+            for name in MAPPED:
+                ledger.hold(f"second {name}")
+            results = [publish() for publish in MAPPED.values()]
+            pids = [ledger.wait_for_run(f"second {name}").pid for name in MAPPED]
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            ledger.release_all()
+            for result in results:
+                result.get(timeout=SOON)
+            yield shop
+
+    @pytest.mark.parametrize("name", ["map", "starmap", "chunks"])
+    def test_what_is_done_is_not_done_again(self, late: Shop, name: str) -> None:
+        assert [run.end for run in late.ledger.runs(f"first {name}")] == ["returned"]
+
+    @pytest.mark.parametrize("name", ["map", "starmap", "chunks"])
+    def test_what_was_broken_off_is_done(self, late: Shop, name: str) -> None:
+        runs = late.ledger.runs(f"second {name}")
+        assert [run.end for run in runs] == [None, "returned"]
+        assert [run.attempt for run in runs] == [1, 2]
+        assert [run.end for run in late.ledger.runs(f"third {name}")] == ["returned"]
+
+
+NUMBERS = ("first", "second", "third")
+MAPPED: dict[str, Callable[[], AsyncResult]] = {
+    "map": lambda: pack.map([f"{number} map" for number in NUMBERS]).delay(),
+    "starmap": lambda: pack.starmap([(f"{number} starmap", 1) for number in NUMBERS]).delay(),
+    "chunks": lambda: pack.chunks([(f"{number} chunks",) for number in NUMBERS], 3).delay(),
+}

@@ -1,0 +1,124 @@
+"""The same promises in each of Celery's pools."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+
+import pytest
+
+from tests.worker.harness import Shop
+from tests.worker.ledger import SOON, Ledger, eventually
+from tests.worker.shop import (
+    PARTS,
+    OutOfStockError,
+    aborting,
+    flaky,
+    pack,
+    ship,
+    short_lease,
+    try_later,
+)
+
+pytestmark = pytest.mark.worker
+
+POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
+
+
+@pytest.fixture(scope="module", params=POOLS)
+def pool(request: pytest.FixtureRequest) -> str:
+    pool: str = request.param
+    if pool in ("gevent", "eventlet") and find_spec(pool) is None:
+        pytest.skip(f"{pool} is not installed")
+    return pool
+
+
+@pytest.fixture(scope="module")
+def shared_shop(pool: str, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    with open_shop() as shop:
+        shop.start_worker("--pool", pool, concurrency=30 if pool in ("gevent", "eventlet") else 4)
+        yield shop
+
+
+@pytest.mark.core
+def test_one_running_and_twenty_duplicates_are_one_run(
+    ledger: Ledger, order: str, pool: str
+) -> None:
+    ledger.hold(order)
+    first = pack.delay(order)
+    ledger.wait_for_run(order)
+    duplicates = [pack.delay(order) for _ in range(20)]
+    if pool != "solo":  # which takes one message at a time
+        for duplicate in duplicates:
+            ledger.wait_for_signal(duplicate.id, "conflicted")
+    ledger.release(order)
+
+    receipts = [result.get(timeout=SOON) for result in [first, *duplicates]]
+
+    assert receipts == [receipts[0]] * 21
+    assert [run.task_id for run in ledger.runs(order)] == [first.id]
+
+
+@pytest.mark.core
+def test_a_duplicate_replays(ledger: Ledger, order: str) -> None:
+    receipt = pack.delay(order).get(timeout=SOON)
+    duplicate = pack.delay(order)
+
+    assert duplicate.get(timeout=SOON) == receipt
+    ledger.wait_for_signal(duplicate.id, "replayed")
+    assert len(ledger.runs(order)) == 1
+
+
+@pytest.mark.core
+def test_an_error_gives_the_key_back(ledger: Ledger, order: str) -> None:
+    with pytest.raises(OutOfStockError):
+        flaky.delay(order, times=1).get(timeout=SOON)
+
+    assert flaky.delay(order, times=1).get(timeout=SOON) == "found one"
+
+
+@pytest.mark.core
+def test_a_retry_meets_no_conflict(ledger: Ledger, order: str) -> None:
+    result = try_later.delay(order, 0.1)
+
+    assert result.get(timeout=SOON)
+    assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
+    assert ledger.signals(result.id, "conflicted") == []
+
+
+@pytest.mark.core
+def test_finished_steps_are_kept(ledger: Ledger, order: str) -> None:
+    with pytest.raises(OutOfStockError):
+        ship.delay(order, "book", "error").get(timeout=SOON)
+
+    values = ship.delay(order, "book", "error").get(timeout=SOON)
+
+    assert [value.split()[0] for value in values] == list(PARTS)
+    assert ledger.notes(order) == list(PARTS)
+
+
+def test_a_run_longer_than_its_lease_keeps_it(ledger: Ledger, order: str) -> None:
+    ledger.hold(order)
+    first = short_lease.delay(order)
+    run = ledger.wait_for_run(order)
+    eventually(lambda: time.time() > run.started_at + 2.5, "a lease of 2 s would be over")
+    duplicate = short_lease.delay(order)
+    ledger.release(order)
+
+    assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+    assert len(ledger.runs(order)) == 1
+    assert ledger.signals(first.id, "lease_lost") == []
+
+
+def test_a_lost_lease_aborts_the_run(shop: Shop, ledger: Ledger, order: str) -> None:
+    ledger.hold(order)
+    result = aborting.delay(order)
+    ledger.wait_for_run(order)
+    assert aborting.idempotency_forget(order) is True
+    eventually(lambda: ledger.runs(order)[0].end == "LeaseLostError", "the run is aborted")
+    ledger.release(order)
+
+    # Nobody else has run it, so its message comes back.
+    assert result.get(timeout=SOON)["receipt"]
+    assert [run.end for run in ledger.runs(order)] == ["LeaseLostError", "returned"]
