@@ -5,7 +5,7 @@
 -- ARGV
 --   task_id            of the task to publish
 --   fingerprint        of all arguments, or ''
---   hold_ms            how long the reservation lasts if nothing begins
+--   hold_ms            how long the reservation lasts if nothing begins; 0 gives it back
 -- REPLIES
 --   reserved           publish it
 --   held               another task id has it reserved, or runs
@@ -27,10 +27,10 @@ if raw then
     return reply('reused', raw)
   elseif finished(state) then
     return reply('finished', raw)
-  elseif at <= now then
-    return reply('expired', raw)
-  elseif state == 'S' or holder ~= task_id then
+  elseif at > now and (state == 'S' or holder ~= task_id) then
     return reply('held', raw)
+  elseif state == 'S' then
+    return reply('expired', raw)
   end
   token = math.max(token, last_token + 1)
   fingerprint = fingerprint == '' and known or fingerprint
@@ -38,6 +38,10 @@ if raw then
   if steps ~= '' then
     keep_ms = math.max(hold_ms, redis.call('PTTL', record))
   end
+end
+if tonumber(keep_ms) == 0 then
+  redis.call('DEL', record)
+  return reply('reserved')
 end
 local reserved = pack('R', 0, token, now + hold_ms, fingerprint, task_id, '', '', '', steps)
 redis.call('SET', record, reserved, 'PX', keep_ms)

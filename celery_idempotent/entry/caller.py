@@ -60,6 +60,8 @@ class TaskCall:
         self.own_outcome = False
         #: The task has replaced itself: its id, and what follows it, belong to another.
         self.replaced = False
+        #: Something follows the task. Told now: older Celerys empty `request.chain` in sending it.
+        self.continues = continuation.exists(request)
         self.execution: Execution | None = None
         self._request = request
         self._args = args

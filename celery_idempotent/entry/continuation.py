@@ -26,7 +26,8 @@ def drop(request: Context) -> None:
         setattr(request, part, None)
 
 
-def _exists(request: Context) -> bool:
+def exists(request: Context) -> bool:
+    """Whether anything follows the task of `request`."""
     return any(getattr(request, part, None) for part in _PARTS)
 
 
@@ -36,7 +37,7 @@ def note(sender: Any, **_: Any) -> None:
     """The continuation is out: the record shall know, if the outcome in it is this task id's."""
     request = getattr(sender, "request_stack", None) and sender.request_stack.top
     call = getattr(request, "idempotency_call", None)
-    if call is None or not call.own_outcome or not _exists(request):
+    if call is None or not call.own_outcome or not call.continues:
         return
     try:
         sender.idempotency_configuration.gate.store.dispatched(call.key, call.task_id)

@@ -113,6 +113,6 @@ def _finished(task: IdempotentTask, record: Record) -> AsyncResult:
 
 def _give_back(task: IdempotentTask, record: Record, key: Any) -> None:
     try:
-        task.idempotency_configuration.gate.store.forget(key, record.token)
+        task.idempotency_configuration.gate.store.reserve(key, record.task_id, hold_ms=0)
     except IdempotencyError as error:
         logger.warning("The reservation of %s is not given back; it ends by itself: %s", key, error)

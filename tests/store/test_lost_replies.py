@@ -13,8 +13,6 @@ from celery_idempotent.store import scripts
 from tests.faults.proxy import Proxy
 from tests.store.scene import HOLD_MS, SECOND, Answer, Scene, store_at
 
-pytestmark = pytest.mark.core
-
 
 def warm(scene: Scene) -> None:
     """The server knows the scripts: one request is one call."""

@@ -20,6 +20,7 @@ from tests.worker.shop import (
     forgetful,
     pack,
     report,
+    ship,
     short_lease,
     try_later,
 )
@@ -222,3 +223,30 @@ class TestCallsThatArePublishedAllTheSame:
             pack.apply_async((order,), idempotency_key=False).get(timeout=SOON)
 
         assert len(ledger.runs(order)) == 2
+
+
+class TestAfterAnErrorWithFinishedSteps:
+    """The record that keeps the steps is reserved for nobody, until someone publishes."""
+
+    @pytest.fixture
+    def broken_off(self, order: str) -> tuple[str, str, str]:
+        arguments = (order, "charge", "error")
+        with pytest.raises(OutOfStockError):
+            ship.delay(*arguments).get(timeout=SOON)
+        return arguments
+
+    def test_there_is_one_message(self, shop: Shop, broken_off: tuple[str, str, str]) -> None:
+        before = shop.messages(NOBODYS_QUEUE)
+        results = [ship.apply_async(broken_off, queue=NOBODYS_QUEUE) for _ in range(3)]
+
+        assert len({result.id for result in results}) == 1
+        assert shop.messages(NOBODYS_QUEUE) == before + 1
+
+    def test_a_failed_publish_gives_the_key_back_and_keeps_the_steps(
+        self, ledger: Ledger, order: str, broken_off: tuple[str, str, str]
+    ) -> None:
+        with nowhere() as connection, pytest.raises(OperationalError):
+            ship.apply_async(broken_off, connection=connection, retry=False)
+
+        assert ship.delay(*broken_off).get(timeout=SOON)
+        assert ledger.notes(order) == ["charge", "book", "mail"]
