@@ -79,7 +79,7 @@ def combinations(corners: bool) -> list[Combination]:
     for python in (running,) if corners else PYTHONS:
         interpreter = find_python(python)
         if interpreter is None:
-            print(f"Python {python} is not here: left out")
+            print(f"Python {python} is not here: left out", flush=True)
             continue
         celerys = CORNER_CELERYS if corners else CELERYS
         found += [Combination(python, interpreter, celery) for celery in celerys]
@@ -98,7 +98,7 @@ def main() -> int:
         good, line = combination.test(options.pytest)
         passed &= good
         seconds = time.monotonic() - started
-        print(f"{'✓' if good else '✗'} {combination.folder.name}: {line} ({seconds:.0f} s)")
+        print(f"{'✓' if good else '✗'} {combination.folder.name}: {line} ({seconds:.0f} s)", flush=True)
     return 0 if passed else 1
 
 
