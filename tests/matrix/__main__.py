@@ -98,7 +98,8 @@ def main() -> int:
         good, line = combination.test(options.pytest)
         passed &= good
         seconds = time.monotonic() - started
-        print(f"{'✓' if good else '✗'} {combination.folder.name}: {line} ({seconds:.0f} s)", flush=True)
+        mark = "✓" if good else "✗"
+        print(f"{mark} {combination.folder.name}: {line} ({seconds:.0f} s)", flush=True)
     return 0 if passed else 1
 
 
