@@ -22,6 +22,10 @@ test: .venv/test  ## Run the tests, worker processes included, and report covera
 bench: .venv/test  ## Measure what the gate costs, on a private server
 	@$(BIN)/python -m tests.benchmarks
 
+.PHONY: peers
+peers: .venv/peers  ## Side by side with plain Celery, celery-once and celery-singleton
+	@$(BIN)/python -m tests.peers
+
 .PHONY: matrix
 matrix: .venv/test  ## Run the core tests under each supported Python and Celery
 	@$(BIN)/python -m tests.matrix $(if $(CORNERS),--corners)
@@ -41,7 +45,7 @@ clean:  ## Remove everything that these commands made
 
 # One stamp for each extra, made anew when pyproject.toml changes.
 # dev contains test, and test contains demo: whoever has the larger has the smaller.
-.venv/demo .venv/test .venv/dev: pyproject.toml | $(BIN)/python
+.venv/demo .venv/test .venv/dev .venv/peers: pyproject.toml | $(BIN)/python
 	@echo "installing .[$(@F)] into .venv"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(@F)]'
 	@touch $(if $(filter dev,$(@F)),.venv/demo .venv/test) $(if $(filter test,$(@F)),.venv/demo) $@
