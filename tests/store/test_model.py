@@ -189,25 +189,29 @@ class Machine(RuleBasedStateMachine):
         else:
             assert answer.case == "lost"
 
-    @rule(task_id=task_ids, key=keys)
-    def reserve(self, task_id, key):  # type: ignore[no-untyped-def]
+    @rule(task_id=task_ids, key=keys, hold_ms=holds)
+    def reserve(self, task_id, key, hold_ms):  # type: ignore[no-untyped-def]
         there = self.expected
-        answer = self.scene.reserve(task_id, key=key)
-        if there is None:
-            assert answer.case == "reserved"
-            self.expected = Expected(State.RESERVED, task_id, key.fingerprint)
+        answer = self.scene.reserve(task_id, key=key, hold_ms=hold_ms)
+        body, known = b"", key.fingerprint
+        if there is not None:
+            body, known = there.body, key.fingerprint or there.fingerprint
+            if self._refused(answer, key.fingerprint):
+                return
+            if there.state is State.STARTED:
+                assert answer.case == ("expired" if there.over else "held")
+                return
+            if there.task_id != task_id and not there.over:
+                assert answer.case == "held"
+                return
+        assert answer.case == "reserved"
+        if hold_ms or body:
+            self.expected = Expected(
+                State.RESERVED, task_id, known, body=body, over=not hold_ms
+            )  # fmt: skip
             self._newer(answer)
-        elif self._refused(answer, key.fingerprint):
-            return
-        elif there.over:
-            assert answer.case == "expired"
-        elif there.state is State.STARTED or there.task_id != task_id:
-            assert answer.case == "held"
         else:
-            assert answer.case == "reserved"
-            known = key.fingerprint or there.fingerprint
-            self.expected = replace(there, fingerprint=known)
-            self._newer(answer)
+            self._forgotten()
 
     @rule(task_id=task_ids)
     def dispatched(self, task_id):  # type: ignore[no-untyped-def]
