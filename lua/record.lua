@@ -49,10 +49,11 @@ local function differ(one, other)
   return one ~= '' and other ~= '' and one ~= other
 end
 
--- Each reply names its case first, then gives what is there, then the time: a caller that measures
--- how long something still lasts must not ask its own clock.
+-- Each reply names its case first, then the time, then gives what is there: a caller that measures
+-- how long something still lasts must not ask its own clock. One string, since a list costs a client
+-- more to read than all the rest of it.
 local function reply(case, raw)
-  return { case, raw or '', now }
+  return case .. ' ' .. now .. ' ' .. (raw or '')
 end
 
 -- STARTED under `token` becomes `state`, with its outcome. What the execution needed goes.

@@ -74,18 +74,18 @@ def publish(
         return send(task_id, options)
     if answer.case == "corrupt":
         raise layout.corrupt(str(key))
+    if answer.case == "reserved":
+        try:
+            return send(task_id, options)
+        except BaseException:
+            _give_back(task, task_id, key)
+            raise
     record = store.record(key, answer.raw)
     if answer.case == "reused":
         raise conflict.reused(record)
     if answer.case == "held":
         return task.AsyncResult(record.task_id)
-    if answer.case == "finished":
-        return _finished(task, record)
-    try:
-        return send(task_id, options)
-    except BaseException:
-        _give_back(task, record, key)
-        raise
+    return _finished(task, record)
 
 
 def _delay(options: Mapping[str, Any]) -> float:
@@ -111,8 +111,8 @@ def _finished(task: IdempotentTask, record: Record) -> AsyncResult:
         return EagerResult(record.task_id, error, FAILURE, name=task.name)
 
 
-def _give_back(task: IdempotentTask, record: Record, key: Any) -> None:
+def _give_back(task: IdempotentTask, task_id: str, key: Any) -> None:
     try:
-        task.idempotency_configuration.gate.store.reserve(key, record.task_id, hold_ms=0)
+        task.idempotency_configuration.gate.store.reserve(key, task_id, hold_ms=0)
     except IdempotencyError as error:
         logger.warning("The reservation of %s is not given back; it ends by itself: %s", key, error)

@@ -16,7 +16,7 @@ from celery_idempotent.gate.replay import replay
 from celery_idempotent.gate.running import Running
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.record import layout
-from celery_idempotent.record.record import Record
+from celery_idempotent.record.layout import Begun
 from celery_idempotent.store.payload import Payloads
 from celery_idempotent.store.records import RecordStore
 from celery_idempotent.store.scripts import Reply
@@ -65,9 +65,9 @@ class Gate:
                 return self._without_store(call, owner, error)
             if answer.case == "corrupt":
                 raise layout.corrupt(str(call.key))
-            record = self.store.record(call.key, answer.raw)
             if answer.case == "begun":
-                return self._execute(call, record, sent_at)
+                return self._execute(call, layout.begun(answer.raw), sent_at)
+            record = self.store.record(call.key, answer.raw)
             if answer.case == "finished":
                 try:
                     return replay(call, record)
@@ -97,14 +97,15 @@ class Gate:
             error_ms=settings.error_ms,
         )
 
-    def _execute(self, call: Caller, record: Record, sent_at: float) -> Any:
-        running = Running(call, record, self.store, self.payloads, sent_at)
+    def _execute(self, call: Caller, begun: Begun, sent_at: float) -> Any:
+        running = Running(call, begun, self.store, self.payloads, sent_at)
         heartbeat.hold(running.lease)
         try:
             running.announce()
             try:
                 value = call.run(running.execution)
-                running.interrupt.over()
+                if running.interrupt is not None:
+                    running.interrupt.over()
             except BaseException as error:
                 return settle.with_error(running, error)
             return settle.with_result(running, value)

@@ -14,7 +14,7 @@ from celery_idempotent.gate.execution import Execution
 from celery_idempotent.gate.steps import Steps
 from celery_idempotent.lease.held import Lease
 from celery_idempotent.lease.interrupt import Interrupt
-from celery_idempotent.record.record import Record
+from celery_idempotent.record.layout import Begun
 from celery_idempotent.store.payload import Payload, Payloads
 from celery_idempotent.store.records import Extension, RecordStore
 from celery_idempotent.store.scripts import Reply
@@ -29,23 +29,24 @@ class Running:
     """What one begin has granted.
 
     Args:
-        record: STARTED, as the begin wrote it.
+        begun: what it has granted.
         sent_at: monotonic seconds, taken before the begin was sent.
     """
 
     def __init__(
-        self, call: Caller, record: Record, store: RecordStore, payloads: Payloads, sent_at: float
+        self, call: Caller, begun: Begun, store: RecordStore, payloads: Payloads, sent_at: float
     ) -> None:
         self.call = call
         self.store = store
         self.payloads = payloads
         settings = call.settings
-        extension = Extension(call.key, record.token, settings.lease_ms, settings.result_ms)
+        extension = Extension(call.key, begun.token, settings.lease_ms, settings.result_ms)
         self.lease = Lease(store, extension, sent_at, self._lost)
         self.execution = Execution(
-            record.key, record.token, record.attempt, self.lease, Steps(self, record.body)
+            str(call.key), begun.token, begun.attempt, self.lease, Steps(self, begun.body)
         )
-        self.interrupt = Interrupt(LeaseLostError)
+        #: Under ``on_lease_lost="abort"``.
+        self.interrupt = Interrupt(LeaseLostError) if settings.on_lease_lost == "abort" else None
         self._loss_told = False
 
     def payload(self, value: Any, part: str = "") -> Payload:
@@ -100,7 +101,7 @@ class Running:
     def _lost(self) -> None:
         """The heartbeat has found another execution in the record, or none."""
         self.tell_loss()
-        if self.call.settings.on_lease_lost == "abort":
+        if self.interrupt is not None:
             self.interrupt.strike()
 
     def tell_loss(self) -> None:

@@ -14,6 +14,7 @@ from celery_idempotent.gate.caller import Delegate, Fail, Release
 from celery_idempotent.gate.replay import replay
 from celery_idempotent.gate.running import Running
 from celery_idempotent.lease.heartbeat import heartbeat
+from celery_idempotent.lease.interrupt import Interrupt
 from celery_idempotent.record.record import Record
 from celery_idempotent.store.payload import DELEGATED, NOT_WANTED, Payload
 from celery_idempotent.store.scripts import Reply
@@ -45,7 +46,8 @@ def with_error(running: Running, error: BaseException) -> Any:
 
     Returns only where a rival came first and its result is the answer.
     """
-    _end_interrupt(running)
+    if running.interrupt is not None:
+        _end(running.interrupt)
     if isinstance(error, LeaseLostError) and not running.lease.trusted:
         return _stopped(running, error)
     verdict = running.call.verdict(error)
@@ -56,12 +58,12 @@ def with_error(running: Running, error: BaseException) -> Any:
     return _release(running, error, verdict)
 
 
-def _end_interrupt(running: Running) -> None:
+def _end(interrupt: Interrupt) -> None:
     try:
-        running.interrupt.over()
+        interrupt.over()
     except LeaseLostError:
         # It struck at the last moment; the work had ended by itself.
-        running.interrupt.over()
+        interrupt.over()
 
 
 def _payload(running: Running, value: Any) -> Payload:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64encode
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import quote
 
 from celery_idempotent.key.canonical import canonical, digest
@@ -27,15 +28,25 @@ class Key:
 
     def __str__(self) -> str:
         """``task:digest``, fit for a URL, a log line, or as the key of a system downstream."""
-        return f"{quote(self.task, safe='')}:{self.digest}"
+        return f"{_safe(self.task)}:{self.digest}"
 
     @classmethod
     def of(cls, task: str, form: bytes, fingerprint: bytes = b"") -> Key:
         """The key of `task` for the canonical `form` of whatever its rule yields."""
-        code = urlsafe_b64encode(digest(canonical(task) + form, KEY_BYTES))
-        return cls(task, code.rstrip(b"=").decode(), fingerprint)
+        code = urlsafe_b64encode(digest(_form_of(task) + form, KEY_BYTES))
+        return cls(task, code[:22].decode(), fingerprint)
 
 
 def fingerprint_of(form: bytes) -> bytes:
     """The fingerprint of the canonical `form` of all arguments."""
     return digest(b"fingerprint" + form, FINGERPRINT_BYTES)
+
+
+@lru_cache(1024)
+def _form_of(task: str) -> bytes:
+    return canonical(task)
+
+
+@lru_cache(1024)
+def _safe(task: str) -> str:
+    return quote(task, safe="")

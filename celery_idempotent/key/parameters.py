@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -90,8 +91,13 @@ class Parameters:
             except NotCanonicalError as error:
                 form = instead(name, error)
             if form != self._default_forms.get(name):
-                parts.append(canonical(name) + form)
+                parts.append(_name_form(name) + form)
         return b"".join(parts)
+
+
+@lru_cache(1024)
+def _name_form(name: str) -> bytes:
+    return canonical(name)
 
 
 def _entry_name(parameter: Parameter) -> str:

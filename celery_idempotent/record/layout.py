@@ -16,9 +16,10 @@ body         rest  the outcome, or the reason why no value is kept; before that,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from celery_idempotent.errors import CorruptRecordError
@@ -35,6 +36,8 @@ _STATES = {
 #: Of these the continuation has gone out.
 _CONTINUED = b"DG"
 _FIXED = 15
+#: As `str` writes one, and nothing that `UUID` would read besides.
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 #: Times beyond are damage: the year 6429.
 _NEVER_MS = 2**47
 
@@ -84,6 +87,23 @@ def read(
         raise corrupt(key) from None
 
 
+class Begun(NamedTuple):
+    """What an execution needs of the STARTED record that granted it."""
+
+    token: int
+    attempt: int
+    #: The finished steps of executions before it.
+    body: bytes
+
+
+def begun(raw: bytes) -> Begun:
+    """The part of a record that the server has written this moment; nothing in it is doubted."""
+    position = _FIXED
+    for size in (1, 2, 1, 1, 1):
+        position += size + int.from_bytes(raw[position : position + size], "big")
+    return Begun(int.from_bytes(raw[2:9], "big"), raw[1], raw[position:])
+
+
 def corrupt(key: str) -> CorruptRecordError:
     """The error for a record that cannot be read."""
     return CorruptRecordError(
@@ -94,13 +114,8 @@ def corrupt(key: str) -> CorruptRecordError:
 
 def write_task_id(task_id: str) -> bytes:
     """Half the room for the ids that Celery draws; any other id as it is."""
-    try:
-        uuid = UUID(task_id)
-    except ValueError:
-        pass
-    else:
-        if str(uuid) == task_id:
-            return b"\0" + uuid.bytes
+    if _UUID.fullmatch(task_id):
+        return b"\0" + bytes.fromhex(task_id.replace("-", ""))
     data = task_id.encode()
     return b"\1" + data if data[:1] in (b"\0", b"\1") else data
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +27,9 @@ DELEGATED = "=task"
 #: Before the format of a value that is in the depot: the body is its name there.
 _ELSEWHERE = "@"
 _POISONED = b"poisoned"
+
+
+_SCALARS = frozenset({str, int, bool, type(None)})
 
 
 class Payload(NamedTuple):
@@ -176,6 +180,8 @@ class Payloads:
 
 
 def _dump(value: Any, serializer: str, compression: str | None) -> Payload:
+    if serializer == "json" and not compression and type(value) in _SCALARS:
+        return Payload("json", json.dumps(value).encode())  # as kombu would, in a tenth of the time
     _, _, data = serialization.dumps(value, serializer)
     body = data.encode("utf-8") if isinstance(data, str) else bytes(data)
     if not compression:

@@ -15,6 +15,7 @@ from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import scripts
 from celery_idempotent.store.connection import COMMAND_TIMEOUT, connect, explained, redacted
+from celery_idempotent.store.line import Line
 from celery_idempotent.store.payload import Payload
 from celery_idempotent.store.scripts import Reply
 
@@ -45,6 +46,7 @@ class RecordStore:
         self._prefix = prefix
         self._decode = decode
         self._client = connect(url)
+        self._line = Line(self._client)
         # A client of its own: the heartbeat must not queue behind the callers.
         self._heartbeat_client: Redis | None = None
         self._patience = 0.0
@@ -232,7 +234,7 @@ class RecordStore:
 
     def _call(self, name: str, key: Key, **values: Any) -> Reply:
         try:
-            return scripts.load(name).call(self._client, self.name(key), **values)
+            return scripts.load(name).call(self._line, self.name(key), **values)
         except FAULTS as error:
             raise explained(error, str(key)) from error
 

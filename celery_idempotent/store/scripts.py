@@ -8,9 +8,9 @@ error. The unit tests hold heads and bodies together.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha1
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import NoScriptError
 
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.store.line import Line, bulk
 
 #: Shared by all scripts, put before each of them.
 PRELUDE = "record"
@@ -53,23 +54,35 @@ class Script:
             raise KeyError(f"{self.name} takes {self.argv}, got {tuple(values)}")
         return [values[name] for name in self.argv]
 
-    def call(self, client: Any, record: str, **values: Any) -> Reply:
+    def call(self, line: Line, record: str, **values: Any) -> Reply:
         """Run on one record. One round trip; two when the server has yet to learn the script."""
-        arguments = self.arguments(values)
+        arguments = b"".join(map(bulk, [1, record, *self.arguments(values)]))
         try:
-            answer = client.evalsha(self.sha, 1, record, *arguments)
+            answer = line.send(self._by_sha + arguments)
         except NoScriptError:
             # Flushed, restarted or failed over. EVAL runs it and makes it known.
-            answer = client.eval(self.source, 1, record, *arguments)
+            answer = line.send(self._by_source + arguments)
         return self.reply(answer)
 
-    def reply(self, answer: Sequence[Any]) -> Reply:
+    @cached_property
+    def _by_sha(self) -> bytes:
+        return self._command("EVALSHA", self.sha)
+
+    @cached_property
+    def _by_source(self) -> bytes:
+        return self._command("EVAL", self.source)
+
+    def _command(self, name: str, script: str) -> bytes:
+        """The beginning of a command; the number of keys, the key and the arguments follow."""
+        return b"*%d\r\n%b%b" % (4 + len(self.argv), bulk(name), bulk(script))
+
+    def reply(self, answer: bytes) -> Reply:
         """The answer of a call as a value."""
-        case, raw, now_ms = answer
-        name = case.decode() if isinstance(case, bytes) else case
+        case, now_ms, raw = answer.split(b" ", 2)
+        name = case.decode()
         if name not in self.replies:
             raise IdempotencyError(f"the script {self.name} gave an unknown answer: {name!r}")
-        return Reply(name, raw, now_ms)
+        return Reply(name, raw, int(now_ms))
 
 
 @cache

@@ -1,0 +1,110 @@
+"""Connections that are used again, and those that must not be."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError
+
+from celery_idempotent.store.connection import connect
+from celery_idempotent.store.line import Line, bulk
+from celery_idempotent.testing.server import RedisServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer.start(config={"databases": "2"}) as server:
+        yield server
+
+
+@pytest.fixture
+def line(server: RedisServer) -> Line:
+    return Line(connect(server.url))
+
+
+def command(*words: Any) -> bytes:
+    return b"*%d\r\n" % len(words) + b"".join(map(bulk, words))
+
+
+def connection_of(line: Line) -> int:
+    answer: int = line.send(command("CLIENT", "ID"))
+    return answer
+
+
+def test_one_connection_is_used_again_and_again(line: Line) -> None:
+    assert connection_of(line) == connection_of(line)
+
+
+def test_an_error_of_the_server_keeps_the_connection(line: Line) -> None:
+    before = connection_of(line)
+    with pytest.raises(NoScriptError):
+        line.send(command("EVALSHA", "0" * 40, 0))
+
+    assert connection_of(line) == before
+
+
+def test_a_connection_that_the_server_closed_is_replaced(line: Line, server: RedisServer) -> None:
+    before = connection_of(line)
+    with server.client() as client:
+        client.client_kill_filter(_id=before)
+
+    assert connection_of(line) != before
+
+
+def test_so_are_all_of_them_after_a_restart(line: Line, server: RedisServer) -> None:
+    together = threading.Barrier(5)
+
+    def wait() -> None:
+        together.wait()
+        line.send(command("BLPOP", "nothing", "0.05"))
+
+    threads = [threading.Thread(target=wait) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    server.restart()
+
+    assert line.send(command("ECHO", "still there")) == b"still there"
+
+
+def test_an_interrupted_command_leaves_its_answer_to_nobody(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection_of(line)
+    (connection,) = line._free
+
+    def interrupt(**_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "read_response", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            line.send(command("ECHO", "late"))
+
+    assert line.send(command("ECHO", "mine")) == b"mine"
+
+
+def test_a_fork_makes_connections_of_its_own(line: Line) -> None:
+    before = connection_of(line)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, str(connection_of(line)).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+
+    assert int(os.read(reader, 20)) != before
+    assert connection_of(line) == before
+
+
+def test_no_server_is_an_error_after_all_tries(server: RedisServer) -> None:
+    line = Line(connect(server.url.replace(server.url.split(":")[2].split("/")[0], "1")))
+
+    with pytest.raises(RedisConnectionError):
+        line.send(command("PING"))
