@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_idempotent.store import commands
+
 if TYPE_CHECKING:
     from celery_idempotent import IdempotentTask
     from celery_idempotent.testing.server import RedisServer
@@ -72,24 +74,28 @@ class Idempotency:
             state = "absent" if record is None else record.state.value
             pytest.fail(f"{task.name} is {state} for these arguments: it holds no lease")
         configured = task.idempotency_configuration
-        configured.gate.store.abandon(
-            task.idempotency_key_of(*args, **kwargs), record.task_id, record.worker, grace_ms=0
+        configured.gate.store.execute(
+            commands.abandon(
+                task.idempotency_key_of(*args, **kwargs), record.task_id, record.worker, grace_ms=0
+            )
         )
 
     def crash(self, task: IdempotentTask, *args: Any, **kwargs: Any) -> None:
         """Leave what a worker leaves that died in the middle of this call: no outcome, no lease."""
         configured = task.idempotency_configuration
         settings = configured.settings
-        begun = configured.gate.store.begin(
-            task.idempotency_key_of(*args, **kwargs),
-            owner=b"a worker that died",
-            prior=b"",
-            task_id="a task whose worker died",
-            worker="a worker that died/0",
-            lease_ms=settings.lease_ms,
-            retention_ms=settings.result_ms,
-            max_attempts=settings.max_attempts,
-            error_ms=settings.error_ms,
+        begun = configured.gate.store.execute(
+            commands.begin(
+                task.idempotency_key_of(*args, **kwargs),
+                owner=b"a worker that died",
+                prior=b"",
+                task_id="a task whose worker died",
+                worker="a worker that died/0",
+                lease_ms=settings.lease_ms,
+                retention_ms=settings.result_ms,
+                max_attempts=settings.max_attempts,
+                error_ms=settings.error_ms,
+            )
         )
         if begun.case != "begun":
             pytest.fail(f"{task.name} cannot crash with these arguments: its key is {begun.case}")

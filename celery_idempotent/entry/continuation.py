@@ -14,6 +14,7 @@ from celery.app.task import Context
 from celery.signals import task_failure, task_success
 
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.store import commands
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ def note(sender: Any, **_: Any) -> None:
     if call is None or not call.own_outcome or not call.continues:
         return
     try:
-        sender.idempotency_configuration.gate.store.dispatched(call.key, call.task_id)
+        sender.idempotency_configuration.gate.store.execute(
+            commands.dispatched(call.key, call.task_id)
+        )
     except IdempotencyError as error:
         logger.warning("%s: a redelivery may send its continuation again: %s", call.key, error)

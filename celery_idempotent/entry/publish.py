@@ -18,6 +18,7 @@ from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 from celery_idempotent.gate import conflict
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
+from celery_idempotent.store import commands
 
 if TYPE_CHECKING:
     from celery_idempotent.entry.task import IdempotentTask
@@ -65,7 +66,7 @@ def publish(
     store = configured.gate.store
     hold = _delay(options) + configured.settings.lease
     try:
-        answer = store.reserve(key, task_id, hold_ms=round(hold * 1000))
+        answer = store.execute(commands.reserve(key, task_id, hold_ms=round(hold * 1000)))
     except StoreUnavailableError as error:
         # The gate stands before the execution as well: at worst the message is one too many.
         logger.warning("%s is published without a reservation: %s", key, error)
@@ -113,6 +114,6 @@ def _finished(task: IdempotentTask, record: Record) -> AsyncResult:
 
 def _give_back(task: IdempotentTask, task_id: str, key: Any) -> None:
     try:
-        task.idempotency_configuration.gate.store.reserve(key, task_id, hold_ms=0)
+        task.idempotency_configuration.gate.store.execute(commands.reserve(key, task_id, hold_ms=0))
     except IdempotencyError as error:
         logger.warning("The reservation of %s is not given back; it ends by itself: %s", key, error)

@@ -14,6 +14,7 @@ from celery.worker.request import Request
 
 from celery_idempotent.entry.caller import worker_name
 from celery_idempotent.entry.passage import Passage
+from celery_idempotent.store import commands
 
 #: Seconds between Celery's word that a time limit is over and the end of the child, at most.
 KILL_GRACE = 1.0
@@ -56,11 +57,13 @@ class IdempotentRequest(Request):
             key = carried.key or configured.rule.derive(
                 self.args, self.kwargs, task_id=self.id, explicit=carried.explicit
             )
-            configured.gate.store.abandon(
-                key,
-                self.id,
-                worker_name(self.hostname, self.worker_pid),
-                grace_ms=round(grace * 1000),
+            configured.gate.store.execute(
+                commands.abandon(
+                    key,
+                    self.id,
+                    worker_name(self.hostname, self.worker_pid),
+                    grace_ms=round(grace * 1000),
+                )
             )
         except Exception as trouble:
             # The lease ends by itself; the message must go back whatever happens here.

@@ -18,6 +18,7 @@ from celery_idempotent.gate.execution import Execution, unprotected
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.record.record import Record
+from celery_idempotent.store import commands
 
 
 class IdempotentTask(Task):
@@ -199,8 +200,8 @@ class IdempotentTask(Task):
         Raises:
             StoreUnavailableError: if Redis cannot be asked.
         """
-        answer = self.idempotency_configuration.gate.store.forget(
-            self.idempotency_key_of(*args, **kwargs)
+        answer = self.idempotency_configuration.gate.store.execute(
+            commands.forget(self.idempotency_key_of(*args, **kwargs))
         )
         return answer.case == "ok"
 

@@ -17,6 +17,7 @@ from celery_idempotent.gate.running import Running
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.record import layout
 from celery_idempotent.record.layout import Begun
+from celery_idempotent.store import commands
 from celery_idempotent.store.payload import Payloads
 from celery_idempotent.store.records import RecordStore
 from celery_idempotent.store.scripts import Reply
@@ -85,7 +86,7 @@ class Gate:
 
     def _begin(self, call: Caller, owner: bytes) -> Reply:
         settings = call.settings
-        return self.store.begin(
+        command = commands.begin(
             call.key,
             owner=owner,
             prior=call.prior,
@@ -96,6 +97,7 @@ class Gate:
             max_attempts=settings.max_attempts,
             error_ms=settings.error_ms,
         )
+        return self.store.execute(command)
 
     def _execute(self, call: Caller, begun: Begun, sent_at: float) -> Any:
         running = Running(call, begun, self.store, self.payloads, sent_at)

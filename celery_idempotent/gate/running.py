@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 from celery_idempotent import signals
@@ -15,8 +14,10 @@ from celery_idempotent.gate.steps import Steps
 from celery_idempotent.lease.held import Lease
 from celery_idempotent.lease.interrupt import Interrupt
 from celery_idempotent.record.layout import Begun
+from celery_idempotent.store import commands
+from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.payload import Payload, Payloads
-from celery_idempotent.store.records import Extension, RecordStore
+from celery_idempotent.store.records import RecordStore
 from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
@@ -63,14 +64,16 @@ class Running:
 
     def release(self, hold: float = 0.0) -> Reply:
         """Give the key back, or hold it `hold` seconds for the same task id."""
-        return self.store.release(
-            self.call.key,
-            self.execution.token,
-            hold_ms=round(hold * 1000),
-            retention_ms=self.call.settings.result_ms,
+        return self.store.execute(
+            commands.release(
+                self.call.key,
+                self.execution.token,
+                hold_ms=round(hold * 1000),
+                retention_ms=self.call.settings.result_ms,
+            )
         )
 
-    def persist(self, attempt: Callable[[], Reply]) -> Reply:
+    def persist(self, command: Command) -> Reply:
         """Write to the record; while Redis is away, again and again as long as it is ours.
 
         Raises:
@@ -78,7 +81,7 @@ class Running:
         """
         while True:
             try:
-                return attempt()
+                return self.store.execute(command)
             except StoreUnavailableError:
                 if not self.lease.trusted:
                     raise

@@ -16,6 +16,8 @@ from celery_idempotent.gate.running import Running
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.lease.interrupt import Interrupt
 from celery_idempotent.record.record import Record
+from celery_idempotent.store import commands
+from celery_idempotent.store.commands import Command
 from celery_idempotent.store.payload import DELEGATED, NOT_WANTED, Payload
 from celery_idempotent.store.scripts import Reply
 
@@ -28,9 +30,7 @@ def with_result(running: Running, value: Any) -> Any:
     retention_ms = running.call.settings.result_ms
     answer = _store(
         running,
-        lambda: running.store.complete(
-            running.call.key, running.execution.token, result, retention_ms
-        ),
+        commands.complete(running.call.key, running.execution.token, result, retention_ms),
     )
     if answer is None:
         return value
@@ -80,10 +80,10 @@ def _payload(running: Running, value: Any) -> Payload:
     return payload
 
 
-def _store(running: Running, attempt: Callable[[], Reply]) -> Reply | None:
+def _store(running: Running, outcome: Command) -> Reply | None:
     """Store the outcome; None if Redis stays away."""
     try:
-        return running.persist(attempt)
+        return running.persist(outcome)
     except StoreUnavailableError as error:
         logger.critical(
             "%s: the outcome of task %s is not stored: %s; a duplicate may run again",
@@ -104,13 +104,11 @@ def _delegate(running: Running, error: BaseException) -> Any:
     result = Payload(DELEGATED, call.task_id.encode())
     answer = _store(
         running,
-        lambda: running.store.complete(
-            call.key, running.execution.token, result, call.settings.result_ms
-        ),
+        commands.complete(call.key, running.execution.token, result, call.settings.result_ms),
     )
     if answer is not None and answer.case == "ok":
         with contextlib.suppress(StoreUnavailableError):
-            running.persist(lambda: running.store.dispatched(call.key, call.task_id))
+            running.persist(commands.dispatched(call.key, call.task_id))
         running.send(signals.completed)
     raise error
 
@@ -120,9 +118,7 @@ def _fail(running: Running, error: BaseException) -> Any:
     retention_ms = running.call.settings.error_ms
     answer = _store(
         running,
-        lambda: running.store.fail(
-            running.call.key, running.execution.token, payload, retention_ms
-        ),
+        commands.fail(running.call.key, running.execution.token, payload, retention_ms),
     )
     if answer is not None and answer.case != "ok":
         return _too_late(running, answer, lambda: _raise(error))

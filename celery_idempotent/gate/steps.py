@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_idempotent.errors import LeaseLostError
 from celery_idempotent.record import steps
+from celery_idempotent.store import commands
 from celery_idempotent.store.payload import Payload
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Steps:
         running = self._running
         payload = running.payload(value, part=f":{name}")
         answer = running.persist(
-            lambda: running.store.step(
+            commands.step(
                 running.call.key,
                 running.execution.token,
                 steps.write(name, payload.format, payload.body),

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from time import monotonic
 
 from celery_idempotent.key.key import Key
-from celery_idempotent.store.records import Extension, RecordStore
+from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.records import RecordStore
 
 #: Part of a lease that is not trusted: room for clocks of different rates.
 MARGIN = 0.05

@@ -1,10 +1,10 @@
-"""The records in Redis: each transition as a method, one round trip each."""
+"""The records in Redis: executes commands, and reads records back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
-from typing import Any, NamedTuple
+from typing import Any
 
 from redis import Redis
 from redis.exceptions import NoScriptError, RedisError
@@ -13,23 +13,14 @@ from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
-from celery_idempotent.store import scripts
+from celery_idempotent.store import commands, scripts
+from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.connection import COMMAND_TIMEOUT, connect, explained, redacted
 from celery_idempotent.store.line import Line
-from celery_idempotent.store.payload import Payload
 from celery_idempotent.store.scripts import Reply
 
 #: What a client raises when Redis, or the way to it, is in trouble.
 FAULTS = (RedisError, OSError)
-
-
-class Extension(NamedTuple):
-    """One lease that a heartbeat extends."""
-
-    key: Key
-    token: int
-    lease_ms: int
-    retention_ms: int
 
 
 class RecordStore:
@@ -60,95 +51,17 @@ class RecordStore:
         """The name of the record in Redis."""
         return f"{self._prefix}:{key}"
 
-    def begin(
-        self,
-        key: Key,
-        *,
-        owner: bytes,
-        prior: bytes,
-        task_id: str,
-        worker: str,
-        lease_ms: int,
-        retention_ms: int,
-        max_attempts: int,
-        error_ms: int,
-    ) -> Reply:
-        """Ask for the right to run; see lua/begin.lua for the cases."""
-        return self._call(
-            "begin",
-            key,
-            owner=owner,
-            prior=prior,
-            task_id=layout.write_task_id(task_id),
-            fingerprint=key.fingerprint,
-            worker=_worker(worker),
-            lease_ms=lease_ms,
-            retention_ms=retention_ms,
-            max_attempts=max_attempts,
-            error_ms=error_ms,
-        )
+    def execute(self, command: Command) -> Reply:
+        """The script's answer; one round trip.
 
-    def complete(self, key: Key, token: int, result: Payload, retention_ms: int) -> Reply:
-        """Store the result: ``ok`` or ``lost``."""
-        return self._call(
-            "complete",
-            key,
-            token=token,
-            format=result.format,
-            body=result.body,
-            retention_ms=retention_ms,
-        )
-
-    def fail(self, key: Key, token: int, error: Payload, retention_ms: int) -> Reply:
-        """Store an error that ends the key: ``ok`` or ``lost``."""
-        return self._call(
-            "fail",
-            key,
-            token=token,
-            format=error.format,
-            body=error.body,
-            retention_ms=retention_ms,
-        )
-
-    def release(self, key: Key, token: int, *, hold_ms: int, retention_ms: int) -> Reply:
-        """Give the key back, or hold it for its task id: ``ok`` or ``lost``."""
-        return self._call("release", key, token=token, hold_ms=hold_ms, retention_ms=retention_ms)
-
-    def step(
-        self, key: Key, token: int, entry: bytes, *, lease_ms: int, retention_ms: int
-    ) -> Reply:
-        """Keep a finished step: ``ok`` or ``lost``."""
-        return self._call(
-            "step", key, token=token, entry=entry, lease_ms=lease_ms, retention_ms=retention_ms
-        )
-
-    def dispatched(self, key: Key, task_id: str) -> Reply:
-        """Note that the continuation of `task_id` has gone out: ``ok`` or ``lost``."""
-        return self._call("dispatched", key, task_id=layout.write_task_id(task_id))
-
-    def abandon(self, key: Key, task_id: str, worker: str, *, grace_ms: int) -> Reply:
-        """End the lease of a worker process that died, or will: ``ok`` or ``lost``."""
-        return self._call(
-            "abandon",
-            key,
-            task_id=layout.write_task_id(task_id),
-            worker=_worker(worker),
-            grace_ms=grace_ms,
-        )
-
-    def reserve(self, key: Key, task_id: str, hold_ms: int) -> Reply:
-        """Keep the key for a task to be published; see lua/reserve.lua for the cases."""
-        return self._call(
-            "reserve",
-            key,
-            task_id=layout.write_task_id(task_id),
-            fingerprint=key.fingerprint,
-            hold_ms=hold_ms,
-        )
-
-    def forget(self, key: Key, token: int | None = None) -> Reply:
-        """Drop the record, or only `token`'s: ``ok``, ``absent`` or ``changed``."""
-        return self._call("forget", key, token="" if token is None else token)
+        Raises:
+            StoreUnavailableError: if Redis cannot be asked.
+            CorruptRecordError: if there is no string under the key.
+        """
+        try:
+            return command.script.call(self._line, self.name(command.key), command.arguments)
+        except FAULTS as error:
+            raise explained(error, str(command.key)) from error
 
     def extend(
         self, leases: Sequence[Extension], patience: float = COMMAND_TIMEOUT
@@ -165,33 +78,25 @@ class RecordStore:
             self._patience = min(patience, COMMAND_TIMEOUT)
             self._heartbeat_client = connect(self._url, timeout=self._patience, resends=1)
         client = self._heartbeat_client
-        script = scripts.load("extend")
+        extensions = [commands.extend(lease) for lease in leases]
         try:
-            answers = self._send_extensions(client, script, leases)
+            answers = self._send(client, extensions)
             if any(isinstance(answer, NoScriptError) for answer in answers):
-                client.script_load(script.source)
-                answers = self._send_extensions(client, script, leases)
+                client.script_load(scripts.load("extend").source)
+                answers = self._send(client, extensions)
         except FAULTS as error:
             raise explained(error, "") from error
         return [
-            explained(answer, str(lease.key))
+            explained(answer, str(command.key))
             if isinstance(answer, Exception)
-            else script.reply(answer)
-            for lease, answer in zip(leases, answers, strict=True)
+            else command.script.reply(answer)
+            for command, answer in zip(extensions, answers, strict=True)
         ]
 
-    def _send_extensions(
-        self, client: Redis, script: scripts.Script, leases: Sequence[Extension]
-    ) -> list[Any]:
+    def _send(self, client: Redis, extensions: Sequence[Command]) -> list[Any]:
         pipeline = client.pipeline(transaction=False)
-        for lease in leases:
-            values = {
-                "token": lease.token,
-                "lease_ms": lease.lease_ms,
-                "retention_ms": lease.retention_ms,
-            }
-            arguments = script.arguments(values)
-            pipeline.evalsha(script.sha, 1, self.name(lease.key), *arguments)
+        for script, key, arguments in extensions:
+            pipeline.evalsha(script.sha, 1, self.name(key), *arguments)
         answers: list[Any] = pipeline.execute(raise_on_error=False)
         return answers
 
@@ -231,14 +136,3 @@ class RecordStore:
             self._client.ping()
         except FAULTS as error:
             raise explained(error, "") from error
-
-    def _call(self, name: str, key: Key, **values: Any) -> Reply:
-        try:
-            return scripts.load(name).call(self._line, self.name(key), **values)
-        except FAULTS as error:
-            raise explained(error, str(key)) from error
-
-
-def _worker(name: str) -> bytes:
-    """`name` cut to what the record has room for, its end kept: that is where the pid stands."""
-    return name.encode()[-255:].decode(errors="ignore").encode()

@@ -8,7 +8,7 @@ error. The unit tests hold heads and bodies together.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha1
@@ -54,14 +54,14 @@ class Script:
             raise KeyError(f"{self.name} takes {self.argv}, got {tuple(values)}")
         return [values[name] for name in self.argv]
 
-    def call(self, line: Line, record: str, **values: Any) -> Reply:
+    def call(self, line: Line, record: str, arguments: Sequence[Any]) -> Reply:
         """Run on one record. One round trip; two when the server has yet to learn the script."""
-        arguments = b"".join(map(bulk, [1, record, *self.arguments(values)]))
+        rest = b"".join(map(bulk, [1, record, *arguments]))
         try:
-            answer = line.send(self._by_sha + arguments)
+            answer = line.send(self._by_sha + rest)
         except NoScriptError:
             # Flushed, restarted or failed over. EVAL runs it and makes it known.
-            answer = line.send(self._by_source + arguments)
+            answer = line.send(self._by_source + rest)
         return self.reply(answer)
 
     @cached_property

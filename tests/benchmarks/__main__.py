@@ -16,6 +16,7 @@ from rich.table import Table
 
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import KeyRule
+from celery_idempotent.store import commands
 from celery_idempotent.store.connection import connect
 from celery_idempotent.store.payload import Payload
 from celery_idempotent.store.records import RecordStore
@@ -47,21 +48,23 @@ class Contest:
         self.run(self.done)
 
     def begin(self, key: Key) -> Any:
-        return self.store.begin(
-            key,
-            owner=os.urandom(16),
-            prior=b"",
-            task_id="9612edd3-1a0a-4651-aeb1-15d47af714d9",
-            worker="celery@host/12345",
-            lease_ms=60_000,
-            retention_ms=86_400_000,
-            max_attempts=5,
-            error_ms=86_400_000,
+        return self.store.execute(
+            commands.begin(
+                key,
+                owner=os.urandom(16),
+                prior=b"",
+                task_id="9612edd3-1a0a-4651-aeb1-15d47af714d9",
+                worker="celery@host/12345",
+                lease_ms=60_000,
+                retention_ms=86_400_000,
+                max_attempts=5,
+                error_ms=86_400_000,
+            )
         )
 
     def run(self, key: Key) -> None:
         token = self.store.record(key, self.begin(key).raw).token
-        self.store.complete(key, token, RESULT, 86_400_000)
+        self.store.execute(commands.complete(key, token, RESULT, 86_400_000))
 
     def contestants(self) -> dict[str, Callable[[], Any]]:
         return {
@@ -124,7 +127,7 @@ def measure_server(contest: Contest) -> Table:
 
     def complete() -> None:
         key, token = next(waiting)
-        contest.store.complete(key, token, RESULT, 86_400_000)
+        contest.store.execute(commands.complete(key, token, RESULT, 86_400_000))
 
     name = contest.store.name(contest.done)
     table = Table("on the server", "", title="Counts")

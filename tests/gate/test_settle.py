@@ -10,6 +10,9 @@ import pytest
 
 from celery_idempotent import IdempotentTask, LeaseLostError, State, StoreUnavailableError
 from celery_idempotent.pytest_plugin import Idempotency
+from celery_idempotent.store import commands
+from celery_idempotent.store.commands import Command
+from celery_idempotent.store.scripts import Reply
 from celery_idempotent.testing.server import RedisServer
 
 Make = Callable[..., IdempotentTask]
@@ -25,16 +28,18 @@ def lose_to_a_rival_that_completes(
 def lose_to_a_rival_that_runs(task: IdempotentTask, order: str, idempotency: Idempotency) -> None:
     idempotency.expire_lease(task, order)
     configured = task.idempotency_configuration
-    begun = configured.gate.store.begin(
-        task.idempotency_key_of(order),
-        owner=b"the rival",
-        prior=b"",
-        task_id="the rival",
-        worker="elsewhere/1",
-        lease_ms=60_000,
-        retention_ms=60_000,
-        max_attempts=5,
-        error_ms=60_000,
+    begun = configured.gate.store.execute(
+        commands.begin(
+            task.idempotency_key_of(order),
+            owner=b"the rival",
+            prior=b"",
+            task_id="the rival",
+            worker="elsewhere/1",
+            lease_ms=60_000,
+            retention_ms=60_000,
+            max_attempts=5,
+            error_ms=60_000,
+        )
     )
     assert begun.case == "begun"
 
@@ -194,15 +199,16 @@ class TestTheStoreIsAway:
 
         slow = task(body, redis_url=own_server.url, lease=60)
         store = slow.idempotency_configuration.gate.store
-        complete, tries = store.complete, []
+        execute, tries = store.execute, []
 
-        def complete_and_count(*args: Any, **kwargs: Any) -> Any:
-            tries.append(None)
-            if len(tries) == 2:
-                own_server.restart()
-            return complete(*args, **kwargs)
+        def execute_and_count(command: Command) -> Reply:
+            if command.script.name == "complete":
+                tries.append(None)
+                if len(tries) == 2:
+                    own_server.restart()
+            return execute(command)
 
-        store.complete = complete_and_count  # type: ignore[method-assign]
+        store.execute = execute_and_count  # type: ignore[method-assign]
 
         assert slow.delay("1").get() == "kept in the end"
         assert len(tries) >= 2

@@ -12,8 +12,10 @@ import redis
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.record import Record, State
+from celery_idempotent.store import commands
+from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.payload import Payload
-from celery_idempotent.store.records import Extension, RecordStore
+from celery_idempotent.store.records import RecordStore
 from celery_idempotent.store.scripts import Reply
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
@@ -105,28 +107,34 @@ class Scene:
         max_attempts: int = 5,
     ) -> Answer:
         return self._answer(
-            self.store.begin(
-                key or self.key,
-                owner=owner or os.urandom(16),
-                prior=prior,
-                task_id=task_id,
-                worker=worker,
-                lease_ms=lease_ms,
-                retention_ms=RETENTION_MS,
-                max_attempts=max_attempts,
-                error_ms=ERROR_MS,
+            self.store.execute(
+                commands.begin(
+                    key or self.key,
+                    owner=owner or os.urandom(16),
+                    prior=prior,
+                    task_id=task_id,
+                    worker=worker,
+                    lease_ms=lease_ms,
+                    retention_ms=RETENTION_MS,
+                    max_attempts=max_attempts,
+                    error_ms=ERROR_MS,
+                )
             )
         )
 
     def complete(self, token: int, result: Payload = RESULT) -> Answer:
-        return self._answer(self.store.complete(self.key, token, result, RETENTION_MS))
+        return self._answer(
+            self.store.execute(commands.complete(self.key, token, result, RETENTION_MS))
+        )
 
     def fail(self, token: int, error: Payload = ERROR) -> Answer:
-        return self._answer(self.store.fail(self.key, token, error, ERROR_MS))
+        return self._answer(self.store.execute(commands.fail(self.key, token, error, ERROR_MS)))
 
     def release(self, token: int, hold_ms: int = 0) -> Answer:
         return self._answer(
-            self.store.release(self.key, token, hold_ms=hold_ms, retention_ms=RETENTION_MS)
+            self.store.execute(
+                commands.release(self.key, token, hold_ms=hold_ms, retention_ms=RETENTION_MS)
+            )
         )
 
     def extend(self, token: int, lease_ms: int = LEASE_MS) -> Answer:
@@ -136,28 +144,32 @@ class Scene:
 
     def step(self, token: int, name: str = "reserve", value: bytes = b'"r-1"') -> Answer:
         return self._answer(
-            self.store.step(
-                self.key,
-                token,
-                steps.write(name, "json", value),
-                lease_ms=LEASE_MS,
-                retention_ms=RETENTION_MS,
+            self.store.execute(
+                commands.step(
+                    self.key,
+                    token,
+                    steps.write(name, "json", value),
+                    lease_ms=LEASE_MS,
+                    retention_ms=RETENTION_MS,
+                )
             )
         )
 
     def dispatched(self, task_id: str = FIRST) -> Answer:
-        return self._answer(self.store.dispatched(self.key, task_id))
+        return self._answer(self.store.execute(commands.dispatched(self.key, task_id)))
 
     def abandon(self, task_id: str = FIRST, worker: str = WORKER, grace_ms: int = 0) -> Answer:
-        return self._answer(self.store.abandon(self.key, task_id, worker, grace_ms=grace_ms))
+        return self._answer(
+            self.store.execute(commands.abandon(self.key, task_id, worker, grace_ms=grace_ms))
+        )
 
     def reserve(
         self, task_id: str = FIRST, *, key: Key | None = None, hold_ms: int = HOLD_MS
     ) -> Answer:
-        return self._answer(self.store.reserve(key or self.key, task_id, hold_ms))
+        return self._answer(self.store.execute(commands.reserve(key or self.key, task_id, hold_ms)))
 
     def forget(self, token: int | None = None) -> Answer:
-        return self._answer(self.store.forget(self.key, token))
+        return self._answer(self.store.execute(commands.forget(self.key, token)))
 
     # What may be given
 

@@ -8,6 +8,7 @@ import pytest
 
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.record.record import State
+from celery_idempotent.store import commands
 from tests.store.scene import (
     HOLD_MS,
     LEASE_MS,
@@ -172,11 +173,11 @@ class TestDamaged:
     def test_nobody_begins_or_reserves(self, scene: Scene, raw: bytes) -> None:
         scene.put(raw)
 
-        begin = scene.store.begin(
+        begin = scene.store.execute(commands.begin(
             scene.key, owner=b"o", prior=b"", task_id="a", worker="w", lease_ms=LEASE_MS,
             retention_ms=RETENTION_MS, max_attempts=5, error_ms=1000,
-        )  # fmt: skip
-        reserve = scene.store.reserve(scene.key, "a", HOLD_MS)
+        ))  # fmt: skip
+        reserve = scene.store.execute(commands.reserve(scene.key, "a", HOLD_MS))
 
         assert (begin.case, begin.raw) == ("corrupt", raw)
         assert (reserve.case, reserve.raw) == ("corrupt", raw)
@@ -185,16 +186,16 @@ class TestDamaged:
     def test_nobody_settles(self, scene: Scene, raw: bytes) -> None:
         scene.put(raw)
         token = 1_763_726_400_123_457
-        cases = [
-            scene.store.complete(scene.key, token, RESULT, 1000).case,
-            scene.store.fail(scene.key, token, RESULT, 1000).case,
-            scene.store.release(scene.key, token, hold_ms=0, retention_ms=1000).case,
-            scene.store.step(scene.key, token, b"s", lease_ms=1000, retention_ms=1000).case,
-            scene.store.abandon(scene.key, "a", "w", grace_ms=0).case,
-            scene.store.dispatched(scene.key, "a").case,
-        ]
 
-        assert cases == ["lost"] * len(cases)
+        for settle in (
+            commands.complete(scene.key, token, RESULT, 1000),
+            commands.fail(scene.key, token, RESULT, 1000),
+            commands.release(scene.key, token, hold_ms=0, retention_ms=1000),
+            commands.step(scene.key, token, b"s", lease_ms=1000, retention_ms=1000),
+            commands.abandon(scene.key, "a", "w", grace_ms=0),
+            commands.dispatched(scene.key, "a"),
+        ):
+            assert scene.store.execute(settle).case == "lost"
         assert scene.raw == raw
 
 

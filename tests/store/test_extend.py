@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.key.key import Key
-from celery_idempotent.store.records import Extension
+from celery_idempotent.store import commands
+from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.scripts import Reply
 from tests.store.scene import LEASE_MS, RESULT, RETENTION_MS, SECOND, SHORT_MS, Scene
 
@@ -86,7 +87,7 @@ def test_a_key_that_was_forgotten_is_lost(scene: Scene) -> None:
 def test_each_of_many_gets_its_own_answer(scene: Scene) -> None:
     keys = [Key("shop.charge", f"{number:022}") for number in range(4)]
     tokens = [scene.started(key=key).token for key in keys]
-    scene.store.complete(keys[1], tokens[1], RESULT, RETENTION_MS)
+    scene.store.execute(commands.complete(keys[1], tokens[1], RESULT, RETENTION_MS))
     scene.client.delete(scene.store.name(keys[2]))
     scene.client.rpush(scene.store.name(keys[2]), "not a record")
     scene.client.expire(scene.store.name(keys[2]), 60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.store import commands
 from tests.store.scene import FIRST, SECOND, Scene
 
 
@@ -64,7 +65,7 @@ def test_what_cannot_be_read_is_dropped(scene: Scene) -> None:
 def test_what_cannot_be_read_is_no_tokens(scene: Scene) -> None:
     for raw in (b"", b"S", b"Znewer"):
         scene.put(raw)
-        assert scene.store.forget(scene.key, 17).case == "changed"
+        assert scene.store.execute(commands.forget(scene.key, 17)).case == "changed"
         assert scene.raw == raw
 
 

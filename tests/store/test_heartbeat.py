@@ -14,8 +14,8 @@ import pytest
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.heartbeat import Heartbeat
 from celery_idempotent.lease.held import Lease
-from celery_idempotent.store import scripts
-from celery_idempotent.store.records import Extension
+from celery_idempotent.store import commands, scripts
+from celery_idempotent.store.commands import Extension
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.store.conftest import KINDS
@@ -260,7 +260,7 @@ def test_an_answer_that_comes_after_letting_go_is_not_heard(
     proxied: Scene, proxy: Proxy, heart: Heartbeat
 ) -> None:
     released, other = (Holder(proxied, key) for key in keys(2))
-    proxied.store.forget(released.lease.key)
+    proxied.store.execute(commands.forget(released.lease.key))
     for holder in (released, other):
         proxy.delay_reply(to=EXTEND, seconds=0.2)
         heart.hold(holder.lease)
@@ -302,7 +302,7 @@ def test_an_unexpected_error_does_not_end_the_others(
         raise RuntimeError("in a handler")
 
     bad.lease.on_lost = explode
-    scene.store.forget(bad.lease.key)
+    scene.store.execute(commands.forget(bad.lease.key))
 
     heart.hold(bad.lease)
     heart.hold(good.lease)
@@ -404,6 +404,7 @@ from celery_idempotent.lease.heartbeat import heartbeat
 from tests.store.scene import Scene, store_at, eventually
 from tests.store.test_heartbeat import Holder, deadline, keys
 import redis
+from celery_idempotent.store import commands
 
 url = sys.argv[1]
 scene = Scene(store_at(url), redis.Redis.from_url(url))

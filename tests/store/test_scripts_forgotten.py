@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_idempotent.key.key import Key
-from celery_idempotent.store.records import Extension
+from celery_idempotent.store.commands import Extension
 from tests.store.scene import HOLD_MS, LEASE_MS, RETENTION_MS, SECOND, Scene
 
 CALLS: dict[str, Callable[[Scene, int], str]] = {

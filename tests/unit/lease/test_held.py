@@ -14,7 +14,8 @@ from celery_idempotent.gate.execution import Execution, unprotected
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.held import Lease
 from celery_idempotent.lease.interrupt import Interrupt
-from celery_idempotent.store.records import Extension, RecordStore
+from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.records import RecordStore
 
 NOBODY = cast("RecordStore", None)
 

@@ -112,7 +112,7 @@ def packed(*command: Any) -> bytes:
 def test_a_known_script_is_sent_as_its_digest() -> None:
     script, line = scripts.load("forget"), RecordingLine(knows=True)
 
-    script.call(line, "idem:a", token=7)
+    script.call(line, "idem:a", [7])
 
     assert line.sent == [packed("EVALSHA", script.sha, 1, "idem:a", 7)]
 
@@ -120,6 +120,6 @@ def test_a_known_script_is_sent_as_its_digest() -> None:
 def test_an_unknown_script_is_sent_as_source() -> None:
     script, line = scripts.load("forget"), RecordingLine(knows=False)
 
-    script.call(line, "idem:ä", token=7)
+    script.call(line, "idem:ä", [7])
 
     assert line.sent[1:] == [packed("EVAL", script.source, 1, "idem:ä", 7)]

@@ -1,0 +1,146 @@
+"""What can be asked of a record: each transition as a value, whoever executes it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from celery_idempotent.key.key import Key
+from celery_idempotent.record import layout
+from celery_idempotent.store import scripts
+from celery_idempotent.store.payload import Payload
+from celery_idempotent.store.scripts import Script
+
+
+class Command(NamedTuple):
+    """One call of a script: one round trip, and whoever sends it twice is answered the same."""
+
+    script: Script
+    key: Key
+    #: In the order of the script's head.
+    arguments: list[Any]
+
+
+class Extension(NamedTuple):
+    """One lease that a heartbeat extends."""
+
+    key: Key
+    token: int
+    lease_ms: int
+    retention_ms: int
+
+
+def begin(
+    key: Key,
+    *,
+    owner: bytes,
+    prior: bytes,
+    task_id: str,
+    worker: str,
+    lease_ms: int,
+    retention_ms: int,
+    max_attempts: int,
+    error_ms: int,
+) -> Command:
+    """Ask for the right to run; see lua/begin.lua for the cases."""
+    return _command(
+        "begin",
+        key,
+        owner=owner,
+        prior=prior,
+        task_id=layout.write_task_id(task_id),
+        fingerprint=key.fingerprint,
+        worker=_worker(worker),
+        lease_ms=lease_ms,
+        retention_ms=retention_ms,
+        max_attempts=max_attempts,
+        error_ms=error_ms,
+    )
+
+
+def extend(lease: Extension) -> Command:
+    """The lease ends later: ``ok`` or ``lost``."""
+    return _command(
+        "extend",
+        lease.key,
+        token=lease.token,
+        lease_ms=lease.lease_ms,
+        retention_ms=lease.retention_ms,
+    )
+
+
+def complete(key: Key, token: int, result: Payload, retention_ms: int) -> Command:
+    """Store the result: ``ok`` or ``lost``."""
+    return _command(
+        "complete",
+        key,
+        token=token,
+        format=result.format,
+        body=result.body,
+        retention_ms=retention_ms,
+    )
+
+
+def fail(key: Key, token: int, error: Payload, retention_ms: int) -> Command:
+    """Store an error that ends the key: ``ok`` or ``lost``."""
+    return _command(
+        "fail",
+        key,
+        token=token,
+        format=error.format,
+        body=error.body,
+        retention_ms=retention_ms,
+    )
+
+
+def release(key: Key, token: int, *, hold_ms: int, retention_ms: int) -> Command:
+    """Give the key back, or hold it for its task id: ``ok`` or ``lost``."""
+    return _command("release", key, token=token, hold_ms=hold_ms, retention_ms=retention_ms)
+
+
+def step(key: Key, token: int, entry: bytes, *, lease_ms: int, retention_ms: int) -> Command:
+    """Keep a finished step: ``ok`` or ``lost``."""
+    return _command(
+        "step", key, token=token, entry=entry, lease_ms=lease_ms, retention_ms=retention_ms
+    )
+
+
+def dispatched(key: Key, task_id: str) -> Command:
+    """Note that the continuation of `task_id` has gone out: ``ok`` or ``lost``."""
+    return _command("dispatched", key, task_id=layout.write_task_id(task_id))
+
+
+def abandon(key: Key, task_id: str, worker: str, *, grace_ms: int) -> Command:
+    """End the lease of a worker process that died, or will: ``ok`` or ``lost``."""
+    return _command(
+        "abandon",
+        key,
+        task_id=layout.write_task_id(task_id),
+        worker=_worker(worker),
+        grace_ms=grace_ms,
+    )
+
+
+def reserve(key: Key, task_id: str, hold_ms: int) -> Command:
+    """Keep the key for a task to be published; see lua/reserve.lua for the cases."""
+    return _command(
+        "reserve",
+        key,
+        task_id=layout.write_task_id(task_id),
+        fingerprint=key.fingerprint,
+        hold_ms=hold_ms,
+    )
+
+
+def forget(key: Key, token: int | None = None) -> Command:
+    """Drop the record, or only `token`'s: ``ok``, ``absent`` or ``changed``."""
+    return _command("forget", key, token="" if token is None else token)
+
+
+def _command(name: str, key: Key, **values: Any) -> Command:
+    script = scripts.load(name)
+    return Command(script, key, script.arguments(values))
+
+
+def _worker(name: str) -> bytes:
+    """`name` cut to what the record has room for, its end kept: that is where the pid stands."""
+    return name.encode()[-255:].decode(errors="ignore").encode()
