@@ -14,6 +14,7 @@ PREFIX = "idempotency_"
 ON_CONFLICT = ("retry", "wait", "raise", "ignore", "reject")
 ON_STORE_ERROR = ("retry", "run", "raise")
 ON_LEASE_LOST = ("finish", "abort")
+ON_START_WITHOUT_STORE = ("wait", "stop", "go")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,28 @@ class Settings:
     redis_url: str | None = None
     #: First part of every name in Redis.
     key_prefix: str = "idem"
+    #: For the client: master_name, sentinel_kwargs, ssl_ca_certs and whatever redis-py takes; None:
+    #: those of the result backend, or the broker, whose Redis it is.
+    redis_options: Mapping[str, Any] | None = None
+    #: A redis-py client of the user's own, what makes one, or the path to either.
+    redis_client: Any = None
+    #: What one command may take, resends included.
+    redis_timeout: float = 5.0
+    #: What connecting may take.
+    redis_connect_timeout: float = 2.0
+    #: Replicas that must have a begin or an outcome before it counts.
+    wait_replicas: int = 0
+    #: How long that may take.
+    wait_replicas_timeout: float = 1.0
+    #: Whether it must have reached the disks, too (WAITAOF).
+    wait_aof: bool = False
+    #: Commands that may fail in a row before Redis is left alone for a while.
+    breaker_failures: int = 2
+    #: The longest while.
+    breaker_pause: float = 30.0
+    #: What a worker does at its start when Redis is away; None: ``go`` where `on_store_error` is
+    #: ``run``, else ``wait``.
+    on_start_without_store: str | None = None
 
     @property
     def lease_ms(self) -> int:
@@ -92,9 +115,24 @@ def build(values: Mapping[str, Any], where: str) -> Settings:
         if wanted:
             raise SettingsError(f"{where}: {option} must be {wanted}, not {_shown(value)}")
     given = {option.removeprefix(PREFIX): value for option, value in values.items()}
+    _check_wait(given, where)
     if "replay_errors" in given:
         given["replay_errors"] = tuple(given["replay_errors"])
     return Settings(**given)
+
+
+def _check_wait(given: Mapping[str, Any], where: str) -> None:
+    """A connection must not give up while Redis still waits for its replicas."""
+    settings = Settings(**{name: given[name] for name in _WAIT if name in given})
+    waits = settings.wait_replicas or settings.wait_aof
+    if waits and settings.wait_replicas_timeout > settings.redis_timeout / 2:
+        raise SettingsError(
+            f"{where}: idempotency_wait_replicas_timeout must be at most half of "
+            f"idempotency_redis_timeout ({settings.redis_timeout:g} s)"
+        )
+
+
+_WAIT = ("wait_replicas", "wait_aof", "wait_replicas_timeout", "redis_timeout")
 
 
 def check_names(names: Iterable[str], where: str) -> None:
@@ -174,6 +212,19 @@ _CHECKS: Mapping[str, _Check] = {
     "offload_backend": _text("the URL of a Celery key-value backend"),
     "redis_url": _text("the URL of a Redis"),
     "key_prefix": (_is_prefix, "printable text without spaces"),
+    "redis_options": (lambda value: isinstance(value, Mapping), "a mapping of option to value"),
+    "redis_client": (
+        lambda value: callable(value) or isinstance(value, str) or hasattr(value, "evalsha"),
+        "a redis-py client, what makes one, or the path to either",
+    ),
+    "redis_timeout": _seconds(0.01),
+    "redis_connect_timeout": _seconds(0.01),
+    "wait_replicas": _whole(0, 100),
+    "wait_replicas_timeout": _seconds(0.001),
+    "wait_aof": _FLAG,
+    "breaker_failures": _whole(1, 1_000_000),
+    "breaker_pause": _seconds(0.01),
+    "on_start_without_store": _one_of(*ON_START_WITHOUT_STORE),
 }
 
 

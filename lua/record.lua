@@ -68,6 +68,10 @@ local function settle(record, state, token, format, body, retention_ms)
       '', format, body), 'PX', retention_ms)
     return true
   end
-  -- Stored already: the reply to the first try was lost, and the client has sent it again.
+  if held == state then
+    -- Stored already: the reply to the first try was lost, and the client has sent it again. A WAIT
+    -- behind it speaks of what this connection has written, so write.
+    redis.call('PEXPIRE', record, retention_ms)
+  end
   return held == state, raw
 end

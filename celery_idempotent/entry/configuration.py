@@ -20,12 +20,13 @@ from celery_idempotent.entry import depot
 from celery_idempotent.entry.arguments import normaliser
 from celery_idempotent.entry.depot import BackendDepot
 from celery_idempotent.entry.dialect import BackendDialect
+from celery_idempotent.entry.place import place_of
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.gate.gate import Gate
 from celery_idempotent.key.rule import KeyRule
 from celery_idempotent.settings import OPTIONS, PREFIX, Settings
-from celery_idempotent.store.connection import is_redis_url
 from celery_idempotent.store.payload import Payloads
+from celery_idempotent.store.place import Place
 from celery_idempotent.store.records import RecordStore
 
 
@@ -74,21 +75,6 @@ def check(task: type[Task], app: Celery) -> tuple[Settings, KeyRule]:
     except SettingsError as error:
         raise ConfigurationError(str(error)) from None
     return options, rule
-
-
-def redis_url(app: Celery, options: Settings) -> str:
-    """The URL of the Redis that holds the records.
-
-    Raises:
-        ConfigurationError: if no setting names one.
-    """
-    for url in (options.redis_url, app.conf.result_backend, app.conf.broker_read_url):
-        if url is not None and (url is options.redis_url or is_redis_url(url)):
-            return str(url)
-    raise ConfigurationError(
-        "idempotency_redis_url is not set, and neither the result backend nor the broker is a "
-        "Redis; set it to the URL of the Redis that shall hold the records"
-    )
 
 
 def _values(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
@@ -164,18 +150,22 @@ _making = threading.Lock()
 
 def _gate(app: Celery, options: Settings) -> Gate:
     """The app's gate to these places: tasks that share them share its connections."""
-    url = redis_url(app, options)
-    with _making:
-        gates: dict[Any, Gate] = vars(app).setdefault("_idempotency_gates", {})
-        place = (url, options.key_prefix, options.offload_backend)
-        gate = gates.get(place)
-        if gate is None:
-            offload = options.offload_backend
-            elsewhere = BackendDepot(app, offload) if offload else None
-            payloads = Payloads(BackendDialect(app), _accepted(app), elsewhere)
-            try:
-                store = RecordStore(url, options.key_prefix, payloads.decode)
-            except SettingsError as error:
-                raise ConfigurationError(str(error)) from None
-            gate = gates[place] = Gate(store, payloads)
-        return gate
+    try:
+        place = place_of(app, options)
+        with _making:
+            gates: list[tuple[Place, str | None, Gate]]
+            gates = vars(app).setdefault("_idempotency_gates", [])
+            for known, offload, gate in gates:
+                if (known, offload) == (place, options.offload_backend):
+                    return gate
+            gate = _new_gate(app, place, options.offload_backend)
+            gates.append((place, options.offload_backend, gate))
+            return gate
+    except SettingsError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _new_gate(app: Celery, place: Place, offload: str | None) -> Gate:
+    elsewhere = BackendDepot(app, offload) if offload else None
+    payloads = Payloads(BackendDialect(app), _accepted(app), elsewhere)
+    return Gate(RecordStore(place, payloads.decode), payloads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,27 +12,62 @@ from celery.signals import celeryd_after_setup
 
 from celery_idempotent.entry.configuration import ConfigurationError, TaskConfiguration
 from celery_idempotent.errors import StoreUnavailableError
+from celery_idempotent.settings import Settings
+from celery_idempotent.store.records import RecordStore
 
 logger = logging.getLogger(__name__)
+
+#: Seconds between two looks whether Redis is back.
+LOOK_AGAIN = 1.0
+
+_SAYS = {
+    "wait": "this worker waits for it",
+    "stop": "this worker stops",
+    "go": "this worker starts without it",
+}
 
 
 @celeryd_after_setup.connect(weak=False)
 def check_store(instance: Any, **_: Any) -> None:
-    """One line for each Redis that does not answer; none at all to ask ends the worker.
+    """One line for each Redis that does not answer, and what the worker does about it.
 
-    An unreachable Redis does not: each message will fare by ``idempotency_on_store_error``, and
-    Redis may be back before the first one comes.
+    None at all to ask, or none that can be used, ends the worker.
     """
     try:
-        stores = {configured.gate.store for configured in _gated(instance.app)}
+        stores = {configured.gate.store: configured.settings for configured in _gated(instance.app)}
     except ConfigurationError as error:
         # An exception would be swallowed by the signal.
         raise SystemExit(f"Error: {error}") from None
-    for store in stores:
+    for store, settings in stores.items():
+        _await(store, _policy(settings))
+
+
+def _policy(settings: Settings) -> str:
+    unprotected = settings.on_store_error == "run"
+    return settings.on_start_without_store or ("go" if unprotected else "wait")
+
+
+def _await(store: RecordStore, policy: str) -> None:
+    told = False
+    while True:
         try:
             store.ping()
         except StoreUnavailableError as error:
-            logger.error("The store of idempotent tasks is away: %s: %s", store.place, error)
+            if not told:
+                logger.error(
+                    "The store of idempotent tasks is away: %s: %s; %s",
+                    store.place, error, _SAYS[policy],
+                )  # fmt: skip
+                told = True
+            if policy == "stop":
+                raise SystemExit(1) from None
+            if policy == "go":
+                return
+            time.sleep(LOOK_AGAIN)
+        else:
+            if told:
+                logger.warning("The store of idempotent tasks is back: %s", store.place)
+            return
 
 
 def _gated(app: Celery) -> Iterator[TaskConfiguration]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery, Task
@@ -60,6 +61,16 @@ class IdempotentTask(Task):
     idempotency_offload_backend: str | None = None
     idempotency_redis_url: str | None = None
     idempotency_key_prefix: str | None = None
+    idempotency_redis_options: Mapping[str, Any] | None = None
+    idempotency_redis_client: Any = None
+    idempotency_redis_timeout: float | None = None
+    idempotency_redis_connect_timeout: float | None = None
+    idempotency_wait_replicas: int | None = None
+    idempotency_wait_replicas_timeout: float | None = None
+    idempotency_wait_aof: bool | None = None
+    idempotency_breaker_failures: int | None = None
+    idempotency_breaker_pause: float | None = None
+    idempotency_on_start_without_store: str | None = None
 
     _configuration: TaskConfiguration | None = None
 

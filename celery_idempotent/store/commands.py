@@ -131,6 +131,11 @@ def reserve(key: Key, task_id: str, hold_ms: int) -> Command:
     )
 
 
+def look_up(key: Key) -> Command:
+    """Read the record: ``there``, with the time that it has left, or ``absent``."""
+    return _command("look_up", key)
+
+
 def forget(key: Key, token: int | None = None) -> Command:
     """Drop the record, or only `token`'s: ``ok``, ``absent`` or ``changed``."""
     return _command("forget", key, token="" if token is None else token)

@@ -1,85 +1,122 @@
-"""From a URL, as Celery and kombu write it, to a Redis client."""
+"""From a place to a redis-py client."""
 
 from __future__ import annotations
 
-import re
-from urllib.parse import parse_qs, urlencode, urlsplit
+from collections.abc import Mapping
+from typing import Any
 
-from redis import Redis
+from redis import Redis, RedisCluster
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisClusterException, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
+from redis.sentinel import Sentinel
 
 from celery_idempotent.errors import IdempotencyError, SettingsError, StoreUnavailableError
 from celery_idempotent.record.layout import corrupt
+from celery_idempotent.store import url as urls
+from celery_idempotent.store.place import Place
 
-SCHEMES = ("redis", "rediss", "redis+socket", "unix")
+#: What a client raises when Redis, or the way to it, is in trouble.
+FAULTS = (RedisError, RedisClusterException, OSError)
 
-#: Seconds that one command may take; it is sent three times at most.
-COMMAND_TIMEOUT = 5.0
-CONNECT_TIMEOUT = 2.0
-
-
-def is_redis_url(url: object) -> bool:
-    """Whether a result backend's or a broker's URL names a Redis that this library can use."""
-    return isinstance(url, str) and url.split("://", 1)[0] in SCHEMES
+#: Options of a place that are the sentinels', not the master's.
+_OF_SENTINELS = ("master_name", "sentinel_kwargs", "min_other_sentinels")
 
 
-def redacted(url: str) -> str:
-    """`url` without user, password and query, fit for a log line."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+def connect(place: Place, *, timeout: float | None = None, resends: int = 1) -> Any:
+    """A client for `place`. It connects when it is first used; a cluster's does at once.
 
-
-def connect(url: str, *, timeout: float = COMMAND_TIMEOUT, resends: int = 2) -> Redis:
-    """A client for `url`, which connects when first used.
-
-    A command is sent again up to `resends` times when its reply does not come in `timeout` seconds
-    or is lost: every script answers a resend as it answered the first time.
+    Args:
+        timeout: seconds that one command may take, `resends` included; the place's by default.
+        resends: how often a command is sent again whose answer does not come. Every script answers
+            a resend as it answered the first time.
 
     Raises:
-        SettingsError: if the URL is none that this library can use.
+        SettingsError: if the place is none that this library can use.
+        RedisError, RedisClusterException, OSError: if a cluster does not answer.
     """
-    if not is_redis_url(url):
-        found = re.match(r"([\w+.-]+)://", url)
+    if place.client is not None:
+        return _users_own(place.client)
+    if not urls.is_redis_url(place.url):
+        scheme = urls.scheme_of(place.url)
         raise SettingsError(
-            f"idempotency_redis_url has {f'the scheme {found[1]!r}' if found else 'no scheme'}; "
-            f"it must be one of {', '.join(SCHEMES)}"
+            f"idempotency_redis_url has {f'the scheme {scheme!r}' if scheme else 'no scheme'}; "
+            f"it must be one of {', '.join(urls.SCHEMES)}"
         ) from None
+    patience = (place.timeout if timeout is None else timeout) / (resends + 1)
+    options = {
+        "socket_timeout": patience,
+        "socket_connect_timeout": min(patience, place.connect_timeout),
+        "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), resends),
+        **{name: value for name, value in place.options.items() if name not in _OF_SENTINELS},
+    }
     try:
-        client = Redis.from_url(
-            _as_redis_py_writes_it(url),
-            socket_timeout=timeout,
-            socket_connect_timeout=min(timeout, CONNECT_TIMEOUT),
-            retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), resends),
-            retry_on_error=[RedisConnectionError, RedisTimeoutError],
-        )
+        if urls.names_cluster(place.url):
+            return RedisCluster.from_url(urls.as_redis_py_writes_it(place.url), **options)
+        options["retry_on_error"] = [RedisConnectionError, RedisTimeoutError]
+        if urls.names_sentinels(place.url):
+            return _master(place, options)
+        client = Redis.from_url(urls.as_redis_py_writes_it(place.url), **options)
         # Options are only looked at when a connection is made; this one stays closed.
         pool = client.connection_pool
         pool.connection_class(**pool.connection_kwargs)
-    except (ValueError, TypeError, RedisError):
-        # What they say may quote the URL, and that may hold a password.
-        raise SettingsError(
-            "idempotency_redis_url has a part that cannot be used: look at its port, its database "
-            "and what stands behind the question mark"
-        ) from None
+    except (ValueError, TypeError) as error:
+        raise _wrong_part(error) from None
+    except RedisError as error:
+        if urls.names_cluster(place.url):
+            raise
+        raise _wrong_part(error) from None
     return client
 
 
-def _as_redis_py_writes_it(url: str) -> str:
-    parts = urlsplit(url)
-    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    scheme = parts.scheme
-    if scheme == "redis+socket":
-        scheme = "unix"
-        if "virtual_host" in query:
-            query["db"] = query.pop("virtual_host").lstrip("/")
-    if "ssl_cert_reqs" in query:
-        query["ssl_cert_reqs"] = query["ssl_cert_reqs"].removeprefix("CERT_").lower()
-    location = parts.netloc or ("" if scheme == "unix" else "localhost")
-    return f"{scheme}://{location}{parts.path}" + (f"?{urlencode(query)}" if query else "")
+def _master(place: Place, options: Mapping[str, Any]) -> Redis:
+    """The master that the sentinels name, asked for anew with each connection."""
+    name = place.options.get("master_name")
+    if not name:
+        raise SettingsError(
+            "idempotency_redis_url names sentinels: idempotency_redis_options must have the "
+            "'master_name' that they watch"
+        )
+    known = urls.sentinels(place.url)
+    patience = {n: options[n] for n in ("socket_timeout", "socket_connect_timeout")}
+    client: Redis = Sentinel(  # type: ignore[no-untyped-call]
+        known.addresses,
+        min_other_sentinels=place.options.get("min_other_sentinels", 0),
+        sentinel_kwargs={**patience, **(place.options.get("sentinel_kwargs") or {})},
+        db=known.database,
+        username=known.username,
+        password=known.password,
+        **options,
+    ).master_for(name)
+    pool = client.connection_pool
+    pool.connection_class(**pool.connection_kwargs)
+    return client
+
+
+def _users_own(client: Any) -> Any:
+    made = client if isinstance(client, (Redis, RedisCluster)) else client()
+    if not isinstance(made, (Redis, RedisCluster)):
+        raise SettingsError(
+            f"idempotency_redis_client gave a {type(made).__name__}; it must be a redis.Redis or a "
+            "redis.RedisCluster, or make one"
+        )
+    if made.get_connection_kwargs().get("decode_responses"):
+        raise SettingsError(
+            "idempotency_redis_client has decode_responses=True, and records are bytes; give it "
+            "a client without"
+        )
+    return made
+
+
+def _wrong_part(error: Exception) -> SettingsError:
+    # What it says may quote the URL, and that may hold a password.
+    del error
+    return SettingsError(
+        "idempotency_redis_url has a part that cannot be used: look at its port, its database, "
+        "what stands behind the question mark, and at idempotency_redis_options"
+    )
 
 
 def explained(error: Exception, key: str) -> IdempotencyError:

@@ -1,4 +1,4 @@
-"""A line to Redis for one command at a time, with as little as possible around it.
+"""A line to one server, with as little as possible around each command.
 
 redis-py's client does for every command what few need: it asks the socket whether the server has
 hung up, takes locks, measures, packs piece by piece. That takes longer than Redis does, and the
@@ -11,54 +11,123 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from celery_idempotent.store.scripts import Script
 
 #: Seconds before a command is sent again.
 PAUSES = (0.05, 0.1)
 
 
-class Line:
-    """Connections as `client` would make them, the last used first; for any number of threads."""
+class Call(NamedTuple):
+    """One script on one record."""
 
-    def __init__(self, client: Redis) -> None:
+    script: Script
+    #: The record's in Redis.
+    name: str
+    arguments: Sequence[Any]
+
+
+class Line:
+    """Connections as `client` would make them, the last used first; for any number of threads.
+
+    Args:
+        client: whose connections do not try again by themselves.
+        timeout: seconds after which a command is not sent again any more.
+    """
+
+    def __init__(self, client: Redis, timeout: float) -> None:
         self._make: Callable[[], Any] = client.connection_pool.make_connection
+        self._timeout = timeout
         self._free: list[Any] = []
 
-    def send(self, command: bytes) -> Any:
-        """The answer to a packed `command`, which may reach the server more than once.
+    def call(self, call: Call, *, then: Sequence[Any] = ()) -> list[Any]:
+        """The answer to `call`, and to the command `then` behind it on the same connection.
+
+        One round trip; two when the server has yet to learn the script.
 
         Raises:
             ResponseError: if the server answers with an error.
             RedisError, OSError: if it does not answer.
         """
+        behind = [packed(then)] if then else []
+        answers = self.send([by_sha(call), *behind])
+        if isinstance(answers[0], NoScriptError):
+            # Flushed, restarted or failed over. EVAL runs it and makes it known.
+            answers = self.send([by_source(call), *behind])
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    def call_all(self, calls: Sequence[Call]) -> list[Any]:
+        """The answer to each of `calls`, or the error that is its answer, in one round trip.
+
+        Raises:
+            RedisError, OSError: if the server does not answer.
+        """
+        answers = self.send([*map(by_sha, calls)])
+        unknown = [n for n, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        if unknown:
+            # The first of each script makes it known to the others behind it.
+            first = {calls[n].script.sha: n for n in reversed(unknown)}
+            again = self.send(
+                [by_source(calls[n]) if n in first.values() else by_sha(calls[n]) for n in unknown]
+            )
+            for n, answer in zip(unknown, again, strict=True):
+                answers[n] = answer
+        return answers
+
+    def ping(self) -> None:
+        """Make sure that the server answers; raise what it, or the way to it, did wrong."""
+        (answer,) = self.send([packed(("PING",))])
+        if isinstance(answer, Exception):
+            raise answer
+
+    def send(self, requests: Sequence[bytes]) -> list[Any]:
+        """The answers to packed `requests`, errors as values; they may reach the server repeatedly.
+
+        Raises:
+            RedisError, OSError: if there is one without an answer.
+        """
+        started = time.monotonic()
         for pause in (*PAUSES, None):
-            connection = self._take()
             try:
-                connection.send_packed_command([command], check_health=False)
-                answer = connection.read_response()
-            except ResponseError:
-                self._free.append(connection)
-                raise
-            except (RedisConnectionError, RedisTimeoutError):
-                connection.disconnect()
-                # Whatever cut this one off has probably cut off the others.
+                return self._send_once(requests)
+            except (RedisConnectionError, RedisTimeoutError, ReadOnlyError):
+                # Whatever cut this connection off has probably cut off the others.
                 self._free.clear()
-                if pause is None:
+                spent = time.monotonic() - started
+                if pause is None or spent > 0.6 * self._timeout:
                     raise
                 time.sleep(pause)
-            except BaseException:
-                # Interrupted: the answer is on its way, and must not become another command's.
-                connection.disconnect()
-                raise
-            else:
-                self._free.append(connection)
-                return answer
+        raise AssertionError("unreachable")
+
+    def _send_once(self, requests: Sequence[bytes]) -> list[Any]:
+        connection = self._take()
+        answers: list[Any] = []
+        try:
+            connection.send_packed_command(requests, check_health=False)
+            for _ in requests:
+                try:
+                    answers.append(connection.read_response())
+                except ReadOnlyError:
+                    raise
+                except ResponseError as error:
+                    answers.append(error)
+        except BaseException:
+            # Interrupted, perhaps: an answer is on its way, and must not become another command's.
+            connection.disconnect()
+            raise
+        self._free.append(connection)
+        return answers
 
     def _take(self) -> Any:
         while self._free:
@@ -72,8 +141,37 @@ class Line:
         connection.connect()
         return connection
 
+    def close(self) -> None:
+        """Hang up; the next command connects again."""
+        while self._free:
+            self._free.pop().disconnect()
+
 
 def bulk(value: bytes | str | int) -> bytes:
     """One argument of a command, as Redis reads it."""
     data = value if type(value) is bytes else str(value).encode()
     return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+def packed(words: Sequence[Any]) -> bytes:
+    """A command, as Redis reads it."""
+    return b"*%d\r\n%b" % (len(words), b"".join(map(bulk, words)))
+
+
+def by_sha(call: Call) -> bytes:
+    """The command that calls a script which the server knows."""
+    return _head("EVALSHA", call.script.sha, len(call.arguments)) + _rest(call)
+
+
+def by_source(call: Call) -> bytes:
+    """The command that calls any script."""
+    return _head("EVAL", call.script.source, len(call.arguments)) + _rest(call)
+
+
+@cache
+def _head(command: str, script: str, arguments: int) -> bytes:
+    return b"*%d\r\n%b%b" % (4 + arguments, bulk(command), bulk(script))
+
+
+def _rest(call: Call) -> bytes:
+    return b"".join(map(bulk, [1, call.name, *call.arguments]))

@@ -3,70 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
+from functools import cached_property
 from typing import Any
 
-from redis import Redis
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import ClusterError, ResponseError
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
-from celery_idempotent.store import commands, scripts
+from celery_idempotent.store import commands, replicas
+from celery_idempotent.store.breaker import PROBE_TIMEOUT, Breaker
+from celery_idempotent.store.client_line import ClientLine
 from celery_idempotent.store.commands import Command, Extension
-from celery_idempotent.store.connection import COMMAND_TIMEOUT, connect, explained, redacted
-from celery_idempotent.store.line import Line
+from celery_idempotent.store.connection import FAULTS, connect, explained
+from celery_idempotent.store.line import Call, Line
+from celery_idempotent.store.place import Place
 from celery_idempotent.store.scripts import Reply
+from celery_idempotent.store.url import names_cluster
 
-#: What a client raises when Redis, or the way to it, is in trouble.
-FAULTS = (RedisError, OSError)
+#: Sent even to a Redis that has not answered lately: what they bring must not be lost, and whoever
+#: sends them paces himself.
+_NEVER_REFUSED = frozenset({"complete", "fail"})
 
 
 class RecordStore:
-    """All records under one prefix of one Redis.
+    """All records of one place.
 
     Args:
-        url: of the Redis, as Celery and kombu write it.
-        prefix: of every name in Redis.
+        place: which Redis, and how it is spoken to.
         decode: turns a finished record's body into its result.
+
+    Raises:
+        SettingsError: if the place is none that this library can use.
     """
 
-    def __init__(self, url: str, prefix: str, decode: Callable[[Record], Any]) -> None:
-        self._url = url
-        self._prefix = prefix
+    def __init__(self, place: Place, decode: Callable[[Record], Any]) -> None:
+        self.place = place
         self._decode = decode
-        self._client = connect(url)
-        self._line = Line(self._client)
-        # A client of its own: the heartbeat must not queue behind the callers.
-        self._heartbeat_client: Redis | None = None
+        self._line = line_to(place)
+        # A line of its own: the heartbeat must not queue behind the callers.
+        self._heartbeat_line: Line | ClientLine | None = None
         self._patience = 0.0
+        self._waits = replicas.wanted(place)
+        self.breaker = Breaker(place.breaker_failures, place.breaker_pause, self._probe)
 
-    @property
-    def place(self) -> str:
-        """Where the records are, without secrets."""
-        return redacted(self._url)
+    @cached_property
+    def client(self) -> Any:
+        """A redis-py client, for what is asked of the server rather than of one record."""
+        return connect(self.place)
 
     def name(self, key: Key) -> str:
         """The name of the record in Redis."""
-        return f"{self._prefix}:{key}"
+        return f"{self.place.prefix}:{key}"
 
     def execute(self, command: Command) -> Reply:
         """The script's answer; one round trip.
 
         Raises:
-            StoreUnavailableError: if Redis cannot be asked.
+            StoreUnavailableError: if Redis cannot be asked, or fewer replicas than wanted answer.
             CorruptRecordError: if there is no string under the key.
         """
+        script, key, arguments = command
+        if script.name not in _NEVER_REFUSED:
+            self.breaker.enter()
+        wait = replicas.wait(self.place, script.name) if self._waits else ()
         try:
-            return command.script.call(self._line, self.name(command.key), command.arguments)
+            answers = self._line.call(Call(script, self.name(key), arguments), then=wait)
         except FAULTS as error:
-            raise explained(error, str(command.key)) from error
+            self._note(error)
+            raise explained(error, str(key)) from error
+        self.breaker.answered()
+        reply = script.reply(answers[0])
+        if wait:
+            replicas.check(self.place, reply, answers[1])
+        return reply
 
     def extend(
-        self, leases: Sequence[Extension], patience: float = COMMAND_TIMEOUT
+        self, leases: Sequence[Extension], patience: float | None = None
     ) -> list[Reply | IdempotencyError]:
-        """Extend all `leases` in one round trip, on the heartbeat's own client.
+        """Extend all `leases` in one round trip, on the heartbeat's own connection.
 
         Each answer stands for itself: one record in trouble must not end the others' leases. It is
         waited for twice `patience` seconds; the next beat asks again.
@@ -74,18 +91,15 @@ class RecordStore:
         Raises:
             StoreUnavailableError: if Redis did not answer at all.
         """
-        if self._heartbeat_client is None or patience < self._patience:
-            self._patience = min(patience, COMMAND_TIMEOUT)
-            self._heartbeat_client = connect(self._url, timeout=self._patience, resends=1)
-        client = self._heartbeat_client
+        line = self._line_of_heartbeat(self.place.timeout if patience is None else patience)
         extensions = [commands.extend(lease) for lease in leases]
+        calls = [Call(script, self.name(key), arguments) for script, key, arguments in extensions]
         try:
-            answers = self._send(client, extensions)
-            if any(isinstance(answer, NoScriptError) for answer in answers):
-                client.script_load(scripts.load("extend").source)
-                answers = self._send(client, extensions)
+            answers = line.call_all(calls)
         except FAULTS as error:
+            self._note(error)
             raise explained(error, "") from error
+        self.breaker.answered()
         return [
             explained(answer, str(command.key))
             if isinstance(answer, Exception)
@@ -93,34 +107,26 @@ class RecordStore:
             for command, answer in zip(extensions, answers, strict=True)
         ]
 
-    def _send(self, client: Redis, extensions: Sequence[Command]) -> list[Any]:
-        pipeline = client.pipeline(transaction=False)
-        for script, key, arguments in extensions:
-            pipeline.evalsha(script.sha, 1, self.name(key), *arguments)
-        answers: list[Any] = pipeline.execute(raise_on_error=False)
-        return answers
+    def _line_of_heartbeat(self, patience: float) -> Line | ClientLine:
+        if self._heartbeat_line is None or patience < self._patience:
+            self._patience = min(patience, self.place.timeout)
+            self._heartbeat_line = line_to(self.place, timeout=2 * self._patience)
+        return self._heartbeat_line
 
     def look_up(self, key: Key) -> Record | None:
         """The record of `key`, with the time at which Redis forgets it.
 
         Raises:
             CorruptRecordError: if what is there cannot be read.
+            StoreUnavailableError: if Redis cannot be asked.
         """
-        name = self.name(key)
-        pipeline = self._client.pipeline(transaction=True)
-        pipeline.get(name)
-        pipeline.pttl(name)
-        pipeline.time()
-        try:
-            raw, left_ms, clock = pipeline.execute()
-        except FAULTS as error:
-            raise explained(error, str(key)) from error
-        if raw is None:
+        answer = self.execute(commands.look_up(key))
+        if answer.case == "absent":
             return None
-        seconds, microseconds = clock
-        end = seconds + microseconds / 1e6 + left_ms / 1e3
-        expires_at = datetime.fromtimestamp(end, tz=timezone.utc) if left_ms >= 0 else None
-        return self.record(key, raw, expires_at)
+        left, _, raw = answer.raw.partition(b" ")
+        end = datetime.fromtimestamp(answer.now_ms / 1000, tz=timezone.utc)
+        lasting = int(left) < 0
+        return self.record(key, raw, None if lasting else end + timedelta(milliseconds=int(left)))
 
     def record(self, key: Key, raw: bytes, expires_at: datetime | None = None) -> Record:
         """The record that `raw` holds."""
@@ -133,6 +139,35 @@ class RecordStore:
             StoreUnavailableError: if not.
         """
         try:
-            self._client.ping()
+            self._line.ping()
         except FAULTS as error:
             raise explained(error, "") from error
+
+    def _probe(self) -> None:
+        try:
+            line_to(self.place, timeout=PROBE_TIMEOUT, resends=0).ping()
+        except FAULTS as error:
+            raise explained(error, "") from error
+
+    def _note(self, error: Exception) -> None:
+        """Whether Redis is away, or has only said no."""
+        if isinstance(error, ResponseError) and not isinstance(error, ClusterError):
+            self.breaker.answered()
+        else:
+            self.breaker.failed()
+
+    def close(self) -> None:
+        """Hang up; the next command connects again."""
+        for line in (self._line, self._heartbeat_line):
+            if line is not None:
+                line.close()
+
+
+def line_to(place: Place, *, timeout: float | None = None, resends: int = 1) -> Line | ClientLine:
+    """The leanest way there is to `place`."""
+    if place.client is not None or names_cluster(place.url):
+        return ClientLine(lambda: connect(place, timeout=timeout, resends=resends))
+    whole = place.timeout if timeout is None else timeout
+    # Half for each try: the line tries again by itself.
+    client = connect(place, timeout=whole / (resends + 1), resends=0)
+    return Line(client, whole)

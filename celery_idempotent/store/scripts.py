@@ -8,17 +8,14 @@ error. The unit tests hold heads and bodies together.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from hashlib import sha1
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from redis.exceptions import NoScriptError
-
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.store.line import Line, bulk
 
 #: Shared by all scripts, put before each of them.
 PRELUDE = "record"
@@ -40,7 +37,7 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """One script, ready to be called on any client."""
+    """One script, whatever calls it."""
 
     name: str
     source: str
@@ -53,28 +50,6 @@ class Script:
         if len(values) != len(self.argv):
             raise KeyError(f"{self.name} takes {self.argv}, got {tuple(values)}")
         return [values[name] for name in self.argv]
-
-    def call(self, line: Line, record: str, arguments: Sequence[Any]) -> Reply:
-        """Run on one record. One round trip; two when the server has yet to learn the script."""
-        rest = b"".join(map(bulk, [1, record, *arguments]))
-        try:
-            answer = line.send(self._by_sha + rest)
-        except NoScriptError:
-            # Flushed, restarted or failed over. EVAL runs it and makes it known.
-            answer = line.send(self._by_source + rest)
-        return self.reply(answer)
-
-    @cached_property
-    def _by_sha(self) -> bytes:
-        return self._command("EVALSHA", self.sha)
-
-    @cached_property
-    def _by_source(self) -> bytes:
-        return self._command("EVAL", self.source)
-
-    def _command(self, name: str, script: str) -> bytes:
-        """The beginning of a command; the number of keys, the key and the arguments follow."""
-        return b"*%d\r\n%b%b" % (4 + len(self.argv), bulk(name), bulk(script))
 
     def reply(self, answer: bytes) -> Reply:
         """The answer of a call as a value."""

@@ -19,6 +19,7 @@ from celery_idempotent.key.rule import KeyRule
 from celery_idempotent.store import commands
 from celery_idempotent.store.connection import connect
 from celery_idempotent.store.payload import Payload
+from celery_idempotent.store.place import Place
 from celery_idempotent.store.records import RecordStore
 from celery_idempotent.testing.server import RedisServer
 
@@ -40,8 +41,9 @@ class Contest:
 
     def __init__(self, server: RedisServer) -> None:
         # The same connection settings for all: the client itself is most of the time.
-        self.client: Redis = connect(server.url)
-        self.store = RecordStore(server.url, "idem", lambda record: None)
+        place = Place(url=server.url)
+        self.client: Redis = connect(place)
+        self.store = RecordStore(place, lambda record: None)
         self.fresh = keys()
         self.sha = self.client.script_load(NO_OP)
         self.done = next(self.fresh)

@@ -15,6 +15,7 @@ from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.payload import Payload
+from celery_idempotent.store.place import Place
 from celery_idempotent.store.records import RecordStore
 from celery_idempotent.store.scripts import Reply
 
@@ -62,7 +63,7 @@ _stores: list[RecordStore] = []
 
 def store_at(url: str, prefix: str = "idem") -> RecordStore:
     """A store whose results are the bytes themselves."""
-    store = RecordStore(url, prefix, lambda record: record.body)
+    store = RecordStore(Place(url=url, prefix=prefix), lambda record: record.body)
     _stores.append(store)
     return store
 
@@ -70,10 +71,7 @@ def store_at(url: str, prefix: str = "idem") -> RecordStore:
 def close_stores() -> None:
     """Close the connections of every store that was made so."""
     while _stores:
-        store = _stores.pop()
-        store._client.close()
-        if store._heartbeat_client is not None:
-            store._heartbeat_client.close()
+        _stores.pop().close()
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:

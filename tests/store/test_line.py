@@ -12,7 +12,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
 
 from celery_idempotent.store.connection import connect
-from celery_idempotent.store.line import Line, bulk
+from celery_idempotent.store.line import Line, packed
+from celery_idempotent.store.place import Place
 from celery_idempotent.testing.server import RedisServer
 
 
@@ -24,15 +25,21 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def line(server: RedisServer) -> Line:
-    return Line(connect(server.url))
+    return line_to(server.url)
 
 
-def command(*words: Any) -> bytes:
-    return b"*%d\r\n" % len(words) + b"".join(map(bulk, words))
+def line_to(url: str) -> Line:
+    place = Place(url=url)
+    return Line(connect(place, timeout=1, resends=0), timeout=2)
+
+
+def ask(line: Line, *words: Any) -> Any:
+    (answer,) = line.send([packed(words)])
+    return answer
 
 
 def connection_of(line: Line) -> int:
-    answer: int = line.send(command("CLIENT", "ID"))
+    answer: int = ask(line, "CLIENT", "ID")
     return answer
 
 
@@ -42,9 +49,8 @@ def test_one_connection_is_used_again_and_again(line: Line) -> None:
 
 def test_an_error_of_the_server_keeps_the_connection(line: Line) -> None:
     before = connection_of(line)
-    with pytest.raises(NoScriptError):
-        line.send(command("EVALSHA", "0" * 40, 0))
 
+    assert isinstance(ask(line, "EVALSHA", "0" * 40, 0), NoScriptError)
     assert connection_of(line) == before
 
 
@@ -61,7 +67,7 @@ def test_so_are_all_of_them_after_a_restart(line: Line, server: RedisServer) -> 
 
     def wait() -> None:
         together.wait()
-        line.send(command("BLPOP", "nothing", "0.05"))
+        ask(line, "BLPOP", "nothing", "0.05")
 
     threads = [threading.Thread(target=wait) for _ in range(5)]
     for thread in threads:
@@ -70,7 +76,7 @@ def test_so_are_all_of_them_after_a_restart(line: Line, server: RedisServer) -> 
         thread.join()
     server.restart()
 
-    assert line.send(command("ECHO", "still there")) == b"still there"
+    assert ask(line, "ECHO", "still there") == b"still there"
 
 
 def test_an_interrupted_command_leaves_its_answer_to_nobody(
@@ -85,9 +91,9 @@ def test_an_interrupted_command_leaves_its_answer_to_nobody(
     with monkeypatch.context() as patch:
         patch.setattr(connection, "read_response", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            line.send(command("ECHO", "late"))
+            ask(line, "ECHO", "late")
 
-    assert line.send(command("ECHO", "mine")) == b"mine"
+    assert ask(line, "ECHO", "mine") == b"mine"
 
 
 def test_a_fork_makes_connections_of_its_own(line: Line) -> None:
@@ -104,7 +110,7 @@ def test_a_fork_makes_connections_of_its_own(line: Line) -> None:
 
 
 def test_no_server_is_an_error_after_all_tries(server: RedisServer) -> None:
-    line = Line(connect(server.url.replace(server.url.split(":")[2].split("/")[0], "1")))
+    line = line_to(server.url.replace(server.url.split(":")[2].split("/")[0], "1"))
 
     with pytest.raises(RedisConnectionError):
-        line.send(command("PING"))
+        ask(line, "PING")

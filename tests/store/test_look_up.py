@@ -95,4 +95,4 @@ def test_prefixes_keep_stores_apart(scene: Scene) -> None:
 
     assert other.store.look_up(scene.key) is None
     assert other.begin().case == "begun"
-    assert other.store.place == url
+    assert str(other.store.place) == url

@@ -17,7 +17,7 @@ from tests.store.scene import HOLD_MS, SECOND, Answer, Scene, store_at
 def warm(scene: Scene) -> None:
     """The server knows the scripts: one request is one call."""
     for name in ("begin", "complete", "fail", "release", "extend", "step", "abandon", "reserve",
-                 "dispatched", "forget"):  # fmt: skip
+                 "dispatched", "forget", "look_up"):  # fmt: skip
         scene.client.script_load(scripts.load(name).source)
 
 
@@ -139,11 +139,11 @@ def test_dispatched(warmed: Scene, proxy: Proxy) -> None:
 
 def test_look_up(warmed: Scene, proxy: Proxy) -> None:
     done = warmed.completed()
-    proxy.lose_reply(to="PTTL")
+    lose(proxy, "look_up")
 
     record = warmed.store.look_up(warmed.key)
 
-    assert proxy.pending == 0
+    assert_sent_twice(proxy, "look_up")
     assert record is not None
     assert record.token == done.token
 

@@ -259,7 +259,7 @@ class TestRedis:
             | settings
         )
 
-        assert task_in(app).idempotency_configuration.gate.store.place == place
+        assert str(task_in(app).idempotency_configuration.gate.store.place) == place
 
     def test_that_is_nowhere_is_asked_for(self) -> None:
         app = Celery("shop", set_as_current=False)

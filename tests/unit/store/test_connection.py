@@ -11,12 +11,14 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.errors import CorruptRecordError, SettingsError, StoreUnavailableError
-from celery_idempotent.store.connection import connect, explained, is_redis_url, redacted
+from celery_idempotent.store.connection import connect, explained
+from celery_idempotent.store.place import Place
+from celery_idempotent.store.url import is_redis_url, redacted
 
 
 def connection_of(url: str) -> Any:
     """The connection that a client for `url` would open; not opened yet."""
-    return connect(url).connection_pool.make_connection()
+    return connect(Place(url=url)).connection_pool.make_connection()
 
 
 @pytest.mark.parametrize(
@@ -78,13 +80,13 @@ def test_unix_socket(url: str, database: int, password: str | None) -> None:
 
 
 def test_commands_end_in_time_unless_the_url_says_otherwise() -> None:
-    assert connection_of("redis://").socket_timeout == 5
+    assert connection_of("redis://").socket_timeout == 2.5  # and once again makes five seconds
     assert connection_of("redis://").socket_connect_timeout == 2
     assert connection_of("redis://?socket_timeout=0.5").socket_timeout == 0.5
 
 
 def test_a_lost_reply_is_asked_for_again() -> None:
-    assert connection_of("redis://").retry.get_retries() == 2
+    assert connection_of("redis://").retry.get_retries() == 1
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_a_lost_reply_is_asked_for_again() -> None:
 def test_an_unknown_scheme_is_told_with_the_known_ones(url: str, scheme: str) -> None:
     assert not is_redis_url(url)
     with pytest.raises(SettingsError, match="idempotency_redis_url has the scheme") as caught:
-        connect(url)
+        connect(Place(url=url))
 
     sentence = str(caught.value)
     assert repr(scheme) in sentence
@@ -125,7 +127,7 @@ def test_an_unknown_scheme_is_told_with_the_known_ones(url: str, scheme: str) ->
 )
 def test_a_url_that_cannot_work_is_refused_at_once_and_never_shown(url: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        connect(url)
+        connect(Place(url=url))
 
     sentence = str(caught.value)
     assert "idempotency_redis_url" in sentence

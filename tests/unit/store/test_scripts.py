@@ -6,9 +6,6 @@ from hashlib import sha1
 from typing import Any
 
 import pytest
-from redis._parsers import Encoder
-from redis.connection import PythonRespSerializer
-from redis.exceptions import NoScriptError
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.store import scripts
@@ -87,39 +84,3 @@ def test_a_reply_that_the_head_does_not_list_is_an_error() -> None:
 def test_a_script_that_is_not_there_says_that_the_installation_is_not_whole() -> None:
     with pytest.raises(IdempotencyError, match=r"lua/nonesuch\.lua is missing"):
         scripts.load("nonesuch")
-
-
-class RecordingLine:
-    """Writes down what is sent, as redis-py would pack it."""
-
-    def __init__(self, knows: bool) -> None:
-        self.knows = knows
-        self.sent: list[bytes] = []
-
-    def send(self, command: bytes) -> bytes:
-        self.sent.append(command)
-        if not self.knows and b"EVALSHA" in command:
-            raise NoScriptError
-        return b"ok 0 "
-
-
-def packed(*command: Any) -> bytes:
-    return b"".join(
-        PythonRespSerializer(6000, Encoder("utf-8", "strict", False).encode).pack(*command)
-    )
-
-
-def test_a_known_script_is_sent_as_its_digest() -> None:
-    script, line = scripts.load("forget"), RecordingLine(knows=True)
-
-    script.call(line, "idem:a", [7])
-
-    assert line.sent == [packed("EVALSHA", script.sha, 1, "idem:a", 7)]
-
-
-def test_an_unknown_script_is_sent_as_source() -> None:
-    script, line = scripts.load("forget"), RecordingLine(knows=False)
-
-    script.call(line, "idem:ä", [7])
-
-    assert line.sent[1:] == [packed("EVAL", script.source, 1, "idem:ä", 7)]

@@ -1,0 +1,55 @@
+"""Waiting until replicas, or disks, have what was written: ``idempotency_wait_replicas``.
+
+Redis replicates after it has answered. A master that dies in between takes a begin with it that
+somebody already acts on, and its heir grants another. WAIT closes most of that gap, not all of it:
+what it says holds for the replicas that were asked, and Sentinel may promote another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_idempotent.errors import StoreUnavailableError
+from celery_idempotent.store.place import Place
+from celery_idempotent.store.scripts import Reply
+
+#: What must not be forgotten: the right to run, and what came of it.
+_LASTING = frozenset({"begin", "complete", "fail", "step"})
+#: Their answers when they have written.
+_WRITTEN = ("begun", "ok")
+
+
+def wanted(place: Place) -> bool:
+    """Whether anything is waited for."""
+    return place.wait_replicas > 0 or place.wait_aof
+
+
+def wait(place: Place, script: str) -> tuple[Any, ...]:
+    """The command that waits behind `script`; empty if that may be forgotten."""
+    if script not in _LASTING:
+        return ()
+    milliseconds = round(place.wait_timeout * 1000)
+    if place.wait_aof:
+        return ("WAITAOF", 1, place.wait_replicas, milliseconds)
+    return ("WAIT", place.wait_replicas, milliseconds)
+
+
+def check(place: Place, reply: Reply, waited: Any) -> None:
+    """Take what was written for lost where too few have it: sent again, it is written again.
+
+    Raises:
+        StoreUnavailableError: saying how many have it.
+    """
+    if reply.case not in _WRITTEN:
+        return
+    on_disk, there = waited if place.wait_aof else (1, waited)
+    if there < place.wait_replicas:
+        raise StoreUnavailableError(
+            f"Redis has it, but only {there} of {place.wait_replicas} replicas have it after "
+            f"{place.wait_timeout:g} s (idempotency_wait_replicas)"
+        )
+    if place.wait_aof and on_disk < 1:
+        raise StoreUnavailableError(
+            f"Redis has it, but not on its disk after {place.wait_timeout:g} s "
+            "(idempotency_wait_aof)"
+        )

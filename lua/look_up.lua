@@ -1,0 +1,16 @@
+-- look_up: reads the record, and says how long it is kept.
+--
+-- KEYS
+--   record             the key's record
+-- ARGV
+-- REPLIES
+--   there              the milliseconds that it has left (-1: for ever), a space, and the record
+--   absent             there is none
+
+local record = KEYS[1]
+
+local raw = redis.call('GET', record)
+if not raw then
+  return reply('absent')
+end
+return reply('there', redis.call('PTTL', record) .. ' ' .. raw)
