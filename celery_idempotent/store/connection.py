@@ -45,6 +45,11 @@ def connect(place: Place, *, timeout: float | None = None, resends: int = 1) -> 
             f"idempotency_redis_url has {f'the scheme {scheme!r}' if scheme else 'no scheme'}; "
             f"it must be one of {', '.join(urls.SCHEMES)}"
         ) from None
+    if urls.names_sentinels(place.url) and not place.options.get("master_name"):
+        raise SettingsError(
+            "idempotency_redis_url names sentinels: idempotency_redis_options must have the "
+            "'master_name' that they watch"
+        )
     patience = (place.timeout if timeout is None else timeout) / (resends + 1)
     options = {
         "socket_timeout": patience,
@@ -73,12 +78,6 @@ def connect(place: Place, *, timeout: float | None = None, resends: int = 1) -> 
 
 def _master(place: Place, options: Mapping[str, Any]) -> Redis:
     """The master that the sentinels name, asked for anew with each connection."""
-    name = place.options.get("master_name")
-    if not name:
-        raise SettingsError(
-            "idempotency_redis_url names sentinels: idempotency_redis_options must have the "
-            "'master_name' that they watch"
-        )
     known = urls.sentinels(place.url)
     patience = {n: options[n] for n in ("socket_timeout", "socket_connect_timeout")}
     client: Redis = Sentinel(  # type: ignore[no-untyped-call]
@@ -89,7 +88,7 @@ def _master(place: Place, options: Mapping[str, Any]) -> Redis:
         username=known.username,
         password=known.password,
         **options,
-    ).master_for(name)
+    ).master_for(place.options["master_name"])
     pool = client.connection_pool
     pool.connection_class(**pool.connection_kwargs)
     return client

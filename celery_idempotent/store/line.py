@@ -22,8 +22,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.store.scripts import Script
 
-#: Seconds before a command is sent again.
-PAUSES = (0.05, 0.1)
+#: Seconds before a command is sent again: first at once, since a connection may have gone stale.
+PAUSES = (0.0, 0.1)
 
 
 class Call(NamedTuple):

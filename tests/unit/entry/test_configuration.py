@@ -10,6 +10,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 from kombu import serialization
+from redis import Redis
 
 from celery_idempotent import TASK_ID, IdempotentTask
 from celery_idempotent.settings import OPTIONS, Settings
@@ -260,6 +261,68 @@ class TestRedis:
         )
 
         assert str(task_in(app).idempotency_configuration.gate.store.place) == place
+
+    def test_takes_what_the_result_backend_connects_with(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.conf.update(
+            result_backend="sentinel://one:1/0;sentinel://two:2/0",
+            result_backend_transport_options={"master_name": "shop", "visibility_timeout": 5},
+            redis_backend_use_ssl={"ssl_ca_certs": "/etc/ca.pem"},
+        )
+
+        place = task_in(app).idempotency_configuration.gate.store.place
+
+        assert place.url == "sentinel://one:1/0;sentinel://two:2/0"
+        assert place.options == {
+            "master_name": "shop", "ssl": True, "ssl_ca_certs": "/etc/ca.pem",
+        }  # fmt: skip
+
+    @pytest.mark.parametrize("tls", [True, {"ssl_ca_certs": "/etc/ca.pem"}])
+    def test_takes_what_the_broker_connects_with(self, tls: Any) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.conf.update(
+            broker_url="redis://:pw@broker:1/0",
+            broker_use_ssl=tls,
+            broker_transport_options={"socket_keepalive": True, "queue_order_strategy": "sorted"},
+        )
+
+        place = task_in(app).idempotency_configuration.gate.store.place
+
+        assert place.url == "rediss://:pw@broker:1/0"
+        assert place.options == {"socket_keepalive": True} | (tls if tls is not True else {})
+
+    def test_that_is_named_takes_nothing_from_others(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.conf.update(
+            result_backend="redis://backend",
+            redis_backend_use_ssl={"ssl_ca_certs": "/etc/ca.pem"},
+            idempotency_redis_url="redis://own",
+            idempotency_redis_options={"username": "shop"},
+        )
+
+        place = task_in(app).idempotency_configuration.gate.store.place
+
+        assert (place.url, place.options) == ("redis://own", {"username": "shop"})
+
+    def test_may_be_a_client_of_ones_own(self) -> None:
+        client = Redis()
+        task = task_in(celery(), idempotency_redis_client=lambda: client)
+
+        store = task.idempotency_configuration.gate.store
+
+        assert store.client is client
+        assert str(store.place) == "function of your own"
+
+    def test_may_be_the_path_to_a_client(self) -> None:
+        task = task_in(celery(), idempotency_redis_client="redis:Redis")
+
+        assert isinstance(task.idempotency_configuration.gate.store.client, Redis)
+
+    def test_at_a_path_that_leads_nowhere_is_refused(self) -> None:
+        task = task_in(celery(), idempotency_redis_client="shop.nowhere:client")
+
+        with pytest.raises(ImproperlyConfigured, match="'shop.nowhere:client' cannot be imported"):
+            task.idempotency_record(1)
 
     def test_that_is_nowhere_is_asked_for(self) -> None:
         app = Celery("shop", set_as_current=False)

@@ -6,6 +6,7 @@ import ssl
 from typing import Any
 
 import pytest
+from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -147,10 +148,100 @@ def test_a_url_that_cannot_work_is_refused_at_once_and_never_shown(url: str) -> 
         ("redis://", "redis://"),
         ("redis+socket://:secret@/run/redis.sock?virtual_host=3", "redis+socket:///run/redis.sock"),
         ("redis://:secret@[::1]:7000/0", "redis://[::1]:7000/0"),
+        (
+            "sentinel://:secret@one:26379/0;sentinel://:secret@two:26379/0",
+            "sentinel://one:26379/0;sentinel://two:26379/0",
+        ),
+        ("redis+cluster://shop:secret@node:7000", "redis+cluster://node:7000"),
     ],
 )
 def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
     assert redacted(url) == shown
+
+
+class TestSentinels:
+    URL = "sentinel://shop:s%40cret@one:1/3;sentinel://two;sentinel://:other@three:3/4"
+
+    def master(self, url: str = URL, **options: Any) -> Any:
+        return connect(Place(url=url, options={"master_name": "shop", **options}))
+
+    def test_are_asked_for_the_master(self) -> None:
+        pool = self.master().connection_pool
+
+        places = [s.connection_pool.connection_kwargs for s in pool.sentinel_manager.sentinels]
+        assert [(p["host"], p["port"]) for p in places] == [
+            ("one", 1),
+            ("two", 26379),
+            ("three", 3),
+        ]
+        assert pool.service_name == "shop"
+
+    def test_the_first_one_s_database_and_credentials_are_the_master_s(self) -> None:
+        options = self.master().connection_pool.connection_kwargs
+
+        assert (options["db"], options["username"], options["password"]) == (3, "shop", "s@cret")
+
+    def test_have_options_of_their_own(self) -> None:
+        client = self.master(sentinel_kwargs={"password": "theirs"}, min_other_sentinels=1)
+
+        manager = client.connection_pool.sentinel_manager
+        (password,) = {s.connection_pool.connection_kwargs["password"] for s in manager.sentinels}
+        assert (password, manager.min_other_sentinels) == ("theirs", 1)
+
+    def test_can_be_had_under_tls(self) -> None:
+        client = self.master(ssl=True, ssl_cert_reqs="none")
+
+        assert "SSL" in client.connection_pool.connection_class.__name__
+
+    def test_without_a_master_s_name_are_told_so(self) -> None:
+        with pytest.raises(
+            SettingsError, match="idempotency_redis_options must have the 'master_n"
+        ):
+            connect(Place(url=self.URL))
+
+    @pytest.mark.parametrize("url", ["sentinel://one:port", "sentinel://one:1/secret"])
+    def test_with_a_part_that_cannot_be_used_are_refused(self, url: str) -> None:
+        with pytest.raises(SettingsError, match="idempotency_redis_url has a part"):
+            self.master(url)
+
+
+class TestAClientOfOnesOwn:
+    def test_is_taken_as_it_is(self) -> None:
+        client = Redis()
+
+        assert connect(Place(client=client)) is client
+
+    def test_may_be_made_when_it_is_needed(self) -> None:
+        client = Redis()
+
+        assert connect(Place(client=lambda: client)) is client
+
+    def test_that_is_none_is_refused(self) -> None:
+        with pytest.raises(SettingsError, match="idempotency_redis_client gave a dict"):
+            connect(Place(client=dict))
+
+    def test_that_decodes_is_refused(self) -> None:
+        with pytest.raises(SettingsError, match="decode_responses"):
+            connect(Place(client=Redis(decode_responses=True)))
+
+
+def test_options_go_to_the_client() -> None:
+    place = Place(url="redis://", options={"username": "shop", "socket_keepalive": True})
+
+    connection = connect(place).connection_pool.make_connection()
+
+    assert (connection.username, connection.socket_keepalive) == ("shop", True)
+
+
+def test_an_option_that_redis_py_does_not_have_is_refused() -> None:
+    with pytest.raises(SettingsError, match="idempotency_redis_options"):
+        connect(Place(url="redis://", options={"nonesuch": "secret"}))
+
+
+def test_a_place_does_not_show_its_secrets() -> None:
+    place = Place(url="redis://:secret@host/0", options={"password": "secret"})
+
+    assert "secret" not in f"{place} {place!r}"
 
 
 def test_what_redis_says_is_told_in_our_words() -> None:

@@ -1,0 +1,162 @@
+"""The breaker: an outage costs a call microseconds, and its end is noticed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from celery_idempotent.errors import StoreUnavailableError
+from celery_idempotent.store import breaker as module
+from celery_idempotent.store.breaker import Breaker
+
+
+class Redis:
+    """Answers the probe or does not; counts."""
+
+    def __init__(self) -> None:
+        self.away = True
+        self.probes = 0
+
+    def probe(self) -> None:
+        self.probes += 1
+        if self.away:
+            raise StoreUnavailableError("Redis cannot be reached: refused")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "monotonic", clock)
+    return clock
+
+
+@pytest.fixture
+def redis() -> Redis:
+    return Redis()
+
+
+@pytest.fixture
+def breaker(redis: Redis, clock: Clock) -> Breaker:
+    return Breaker(failures=2, longest_pause=8.0, probe=redis.probe)
+
+
+def fail(breaker: Breaker, times: int = 2) -> None:
+    for _ in range(times):
+        breaker.enter()
+        breaker.failed()
+
+
+def refused(breaker: Breaker) -> bool:
+    try:
+        breaker.enter()
+    except StoreUnavailableError:
+        return True
+    return False
+
+
+def test_everything_goes_through_a_closed_one(breaker: Breaker) -> None:
+    for _ in range(100):
+        breaker.enter()
+        breaker.answered()
+
+    assert not breaker.open
+
+
+def test_failures_in_a_row_open_it(breaker: Breaker, redis: Redis) -> None:
+    fail(breaker)
+
+    with pytest.raises(StoreUnavailableError, match=r"asked again in [01]\.\d s at the latest"):
+        breaker.enter()
+    assert redis.probes == 0
+
+
+def test_an_answer_in_between_starts_the_count_anew(breaker: Breaker) -> None:
+    fail(breaker, 1)
+    breaker.answered()
+    fail(breaker, 1)
+
+    assert not refused(breaker)
+
+
+def test_after_a_pause_one_caller_asks_and_opens_the_way(
+    breaker: Breaker, redis: Redis, clock: Clock
+) -> None:
+    fail(breaker)
+    redis.away = False
+    clock.now += module.FIRST_PAUSE
+
+    assert not refused(breaker)
+    assert redis.probes == 1
+    assert not breaker.open
+
+
+def test_each_time_in_vain_the_pause_doubles_up_to_the_longest(
+    breaker: Breaker, redis: Redis, clock: Clock
+) -> None:
+    fail(breaker)
+    waited = []
+    for _ in range(6):
+        before, probes = clock.now, redis.probes
+        while redis.probes == probes:
+            assert refused(breaker)
+            clock.now += 0.05
+        waited.append(clock.now - before)
+
+    for seconds, pause in zip(waited, (1, 2, 4, 8, 8, 8), strict=True):
+        assert 0.75 * pause <= seconds <= pause + 0.15
+
+
+def test_one_probes_while_all_others_are_refused_at_once(
+    clock: Clock, breaker: Breaker, redis: Redis
+) -> None:
+    asking, answer = threading.Event(), threading.Event()
+
+    def slow_probe() -> None:
+        asking.set()
+        answer.wait(10)
+
+    breaker = Breaker(failures=1, longest_pause=8.0, probe=slow_probe)
+    fail(breaker, 1)
+    clock.now += module.FIRST_PAUSE
+    prober = threading.Thread(target=breaker.enter)
+    prober.start()
+    asking.wait(10)
+
+    assert refused(breaker)
+    answer.set()
+    prober.join(10)
+    assert not refused(breaker)
+
+
+def test_others_may_hear_of_the_end_first(breaker: Breaker, redis: Redis) -> None:
+    fail(breaker)
+    breaker.answered()  # a heartbeat's, say
+
+    assert not refused(breaker)
+    assert redis.probes == 0
+
+
+def test_a_prober_that_dies_is_not_the_last(clock: Clock) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    probes: list[Callable[[], None]] = [interrupted, lambda: None]
+    breaker = Breaker(failures=1, longest_pause=8.0, probe=lambda: probes.pop(0)())
+    fail(breaker, 1)
+    clock.now += module.FIRST_PAUSE
+    with pytest.raises(KeyboardInterrupt):
+        breaker.enter()
+    assert refused(breaker)
+    clock.now += 2 * module.FIRST_PAUSE
+
+    assert not refused(breaker)
