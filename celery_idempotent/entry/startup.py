@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,9 +21,10 @@ logger = logging.getLogger(__name__)
 #: Seconds between two looks whether Redis is back.
 LOOK_AGAIN = 1.0
 
+#: The strictest first: it is what counts where the tasks differ.
 _SAYS = {
-    "wait": "this worker waits for it",
     "stop": "this worker stops",
+    "wait": "this worker waits for it",
     "go": "this worker starts without it",
 }
 
@@ -34,15 +36,18 @@ def check_store(instance: Any, **_: Any) -> None:
     None at all to ask, or none that can be used, ends the worker.
     """
     try:
-        stores = {configured.gate.store: configured.settings for configured in _gated(instance.app)}
+        policies: dict[RecordStore, set[str]] = defaultdict(set)
+        for configured in _gated(instance.app):
+            policies[configured.gate.store].add(policy_of(configured.settings))
     except ConfigurationError as error:
         # An exception would be swallowed by the signal.
         raise SystemExit(f"Error: {error}") from None
-    for store, settings in stores.items():
-        _await(store, _policy(settings))
+    for store, wanted in policies.items():
+        _await(store, next(policy for policy in _SAYS if policy in wanted))
 
 
-def _policy(settings: Settings) -> str:
+def policy_of(settings: Settings) -> str:
+    """What a task wants of a worker that starts without its store."""
     unprotected = settings.on_store_error == "run"
     return settings.on_start_without_store or ("go" if unprotected else "wait")
 

@@ -59,7 +59,8 @@ class Breaker:
                 self._set_pause()
         if left > 0:
             raise StoreUnavailableError(
-                f"Redis does not answer; it is asked again in {left:.1f} s at the latest"
+                f"Redis cannot be reached: it has not answered {self._failures} times in a row, and "
+                f"is asked again in {left:.1f} s"
             )
         try:
             self._probe()

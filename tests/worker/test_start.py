@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
+from celery_idempotent.testing.server import RedisServer
 from tests.worker.harness import Shop
+from tests.worker.ledger import SOON
+from tests.worker.shop import pack
 
 pytestmark = pytest.mark.worker
 
@@ -14,25 +17,48 @@ pytestmark = pytest.mark.worker
 NOWHERE = "redis://:secret@127.0.0.1:1/0"
 
 
-class TestAnUnreachableStore:
-    @pytest.fixture(scope="class")
-    @classmethod
-    def log(cls, open_shop: Callable[..., Shop]) -> Iterator[str]:
-        with open_shop(idempotency_redis_url=NOWHERE) as shop:
-            yield shop.start_worker(concurrency=1).logs()
+def lines_about_the_store(log: str) -> list[str]:
+    return [line for line in log.splitlines() if "127.0.0.1:1/" in line or "store" in line]
 
-    def test_is_one_clear_line(self, log: str) -> None:
+
+class TestAnUnreachableStore:
+    """``idempotency_on_start_without_store``."""
+
+    def test_is_one_clear_line_without_its_password(self, open_shop: Callable[..., Shop]) -> None:
+        with open_shop(
+            idempotency_redis_url=NOWHERE, idempotency_on_start_without_store="go"
+        ) as shop:
+            log = shop.start_worker(concurrency=1).logs()
+
         (line,) = lines_about_the_store(log)
         assert "ERROR" in line
         assert "cannot be reached" in line
+        assert "this worker starts without it" in line
         assert "Traceback" not in log
-
-    def test_does_not_tell_the_password(self, log: str) -> None:
         assert "secret" not in log
 
+    def test_is_waited_for(self, open_shop: Callable[..., Shop], order: str) -> None:
+        with RedisServer.start(config={}) as store:
+            store.kill()
+            with open_shop(idempotency_redis_url=store.url) as shop:
+                result = pack.delay(order)
+                worker = shop.start_worker(concurrency=1, ready=False)
+                worker.wait_for_log("this worker waits for it", "")
+                assert shop.ledger.runs(order) == []
+                store.restart()
 
-def lines_about_the_store(log: str) -> list[str]:
-    return [line for line in log.splitlines() if "127.0.0.1:1/" in line or "store" in line]
+                assert result.get(timeout=SOON)["receipt"]
+                assert "is back" in lines_about_the_store(worker.logs())[-1]
+
+    def test_ends_the_worker_where_that_is_wanted(self, open_shop: Callable[..., Shop]) -> None:
+        with open_shop(
+            idempotency_redis_url=NOWHERE, idempotency_on_start_without_store="stop"
+        ) as shop:
+            worker = shop.start_worker(ready=False)
+
+            assert worker.wait_for_exit() != 0
+            assert "this worker stops" in lines_about_the_store(worker.logs())[-1]
+            assert "Traceback" not in worker.logs()
 
 
 def test_a_store_that_answers_is_no_line(open_shop: Callable[..., Shop]) -> None:
