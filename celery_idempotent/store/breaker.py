@@ -59,8 +59,8 @@ class Breaker:
                 self._set_pause()
         if left > 0:
             raise StoreUnavailableError(
-                f"Redis cannot be reached: it has not answered {self._failures} times in a row, and "
-                f"is asked again in {left:.1f} s"
+                f"Redis cannot be reached: it has not answered {self._failures} times in a row, "
+                f"and is asked again in {left:.1f} s"
             )
         try:
             self._probe()
