@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from celery_idempotent.errors import SettingsError
@@ -17,7 +18,7 @@ ON_LEASE_LOST = ("finish", "abort")
 ON_START_WITHOUT_STORE = ("wait", "stop", "go")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """What a task goes by. Times are in seconds, sizes in bytes."""
 
@@ -82,17 +83,17 @@ class Settings:
     #: ``run``, else ``wait``.
     on_start_without_store: str | None = None
 
-    @property
+    @cached_property
     def lease_ms(self) -> int:
         """The lease in milliseconds."""
         return round(self.lease * 1000)
 
-    @property
+    @cached_property
     def result_ms(self) -> int:
         """Retention of a result in milliseconds."""
         return round(self.result_ttl * 1000)
 
-    @property
+    @cached_property
     def error_ms(self) -> int:
         """Retention of an error in milliseconds."""
         return round(self.error_ttl * 1000)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from celery_idempotent.errors import IdempotencyError, ResultNotStoredError
-from celery_idempotent.gate.execution import Execution
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
 from celery_idempotent.settings import Settings
@@ -50,8 +49,12 @@ class Caller(Protocol):
     #: Set by the gate: the record's outcome is this task id's own.
     own_outcome: bool
 
-    def run(self, execution: Execution) -> Any:
-        """Do the work. Whatever it raises comes out of the gate."""
+    def run(self, execution: Any) -> Any:
+        """Do the work. Whatever it raises comes out of the gate.
+
+        Args:
+            execution: of the kind that the world gives, in which this runs.
+        """
 
     def verdict(self, error: BaseException) -> Verdict:
         """What an error of the work means for the key."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from celery_idempotent.errors import LeaseLostError
+from celery_idempotent.gate.at_once import at_once
+from celery_idempotent.gate.outcome import Outcome
 from celery_idempotent.lease.held import Lease
 
 T = TypeVar("T")
@@ -14,12 +17,12 @@ T = TypeVar("T")
 class Steps(Protocol):
     """The steps of an execution, finished ones known."""
 
-    def run(self, name: str, work: Callable[[], Any]) -> Any:
-        """The value of the step: `work`'s, or the one kept."""
+    async def run(self, name: str, work: Callable[[], Any]) -> Outcome:
+        """How the step ends: as `work` does, or with the value kept."""
 
 
-class Execution:
-    """One run under the gate: ``self.idempotency`` in a bound task."""
+class AnyExecution:
+    """One run under the gate, whichever world it runs in."""
 
     __slots__ = ("_lease", "_steps", "attempt", "key", "token")
 
@@ -28,7 +31,7 @@ class Execution:
         key: str,
         token: int,
         attempt: int,
-        lease: Lease | None = None,
+        lease: Lease[Any] | None = None,
         steps: Steps | None = None,
     ) -> None:
         #: ``task:digest``: the same for every duplicate, fit as the key of a system downstream.
@@ -64,6 +67,17 @@ class Execution:
             raise LeaseLostError(f"{self.key}: another execution has taken over")
         raise LeaseLostError(f"{self.key}: the lease could not be extended in time")
 
+    def _step(self, name: str, work: Callable[[], Any]) -> Coroutine[Any, Any, Outcome]:
+        assert self._steps is not None
+        self.check()
+        return self._steps.run(name, work)
+
+
+class Execution(AnyExecution):
+    """One run under the gate: ``self.idempotency`` in a bound task."""
+
+    __slots__ = ()
+
     def step(self, name: str, func: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """Run ``func(*args, **kwargs)`` once for the key, and return what it returned.
 
@@ -80,9 +94,21 @@ class Execution:
         """
         if self._steps is None:
             return func(*args, **kwargs)
-        self.check()
-        value: T = self._steps.run(name, lambda: func(*args, **kwargs))
+        value: T = at_once(self._step(name, lambda: func(*args, **kwargs))).get()
         return value
+
+
+class AsyncExecution(AnyExecution):
+    """One run under the gate on an event loop."""
+
+    __slots__ = ()
+
+    async def step(self, name: str, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """As :meth:`Execution.step`; what `func` returns is awaited where it can be."""
+        if self._steps is None:
+            value = func(*args, **kwargs)
+            return await value if inspect.isawaitable(value) else value
+        return (await self._step(name, lambda: func(*args, **kwargs))).get()
 
 
 def unprotected(key: str = "") -> Execution:

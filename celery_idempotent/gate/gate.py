@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
-import time
+from time import monotonic
 from typing import Any
 
 from celery_idempotent import signals
 from celery_idempotent.errors import NotReadyError, StoreUnavailableError
-from celery_idempotent.gate import conflict, settle
+from celery_idempotent.gate import conflict
+from celery_idempotent.gate.at_once import at_once
 from celery_idempotent.gate.caller import Caller
-from celery_idempotent.gate.execution import unprotected
+from celery_idempotent.gate.execution import AnyExecution
+from celery_idempotent.gate.outcome import Outcome
 from celery_idempotent.gate.replay import replay
 from celery_idempotent.gate.running import Running
-from celery_idempotent.lease.heartbeat import heartbeat
+from celery_idempotent.gate.settle import settle
+from celery_idempotent.gate.threads import Threads
+from celery_idempotent.gate.world import World
 from celery_idempotent.record import layout
-from celery_idempotent.record.layout import Begun
 from celery_idempotent.store import commands
 from celery_idempotent.store.payload import Payloads
 from celery_idempotent.store.records import RecordStore
-from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +41,12 @@ _STORE_ERROR_SAYS = {
 
 
 class Gate:
-    """Lets calls through one at a time for each key."""
+    """Lets calls through one at a time for each key; for code that blocks."""
 
     def __init__(self, store: RecordStore, payloads: Payloads) -> None:
         self.store = store
         self.payloads = payloads
+        self.world = Threads(store)
 
     def enter(self, call: Caller) -> Any:
         """The call's result: its own, or the one of the execution that it duplicates.
@@ -55,82 +58,89 @@ class Gate:
             StoreUnavailableError: Redis cannot be asked, and the policy is ``raise``.
             BaseException: whatever the work raises, and whatever a stored error was.
         """
-        owner = os.urandom(OWNER_BYTES)
-        sent_at = time.monotonic()
-        give_up_at = sent_at + call.settings.wait_timeout
-        look = FIRST_LOOK
-        while True:
-            try:
-                answer = self._begin(call, owner)
-            except StoreUnavailableError as error:
-                return self._without_store(call, owner, error)
-            if answer.case == "corrupt":
-                raise layout.corrupt(str(call.key))
-            if answer.case == "begun":
-                return self._execute(call, layout.begun(answer.raw), sent_at)
-            record = self.store.record(call.key, answer.raw)
-            if answer.case == "finished":
-                try:
-                    return replay(call, record)
-                except NotReadyError:
-                    conflict.refuse(call, record)
-            if answer.case == "reused":
-                refusal = conflict.reused(record)
-                logger.warning("Task %s is refused: %s", call.task_id, refusal)
-                raise refusal
-            if call.settings.on_conflict != "wait" or time.monotonic() + look > give_up_at:
-                conflict.refuse(call, record)
-            time.sleep(look)
-            look = min(look * 1.5, LAST_LOOK)
-            sent_at = time.monotonic()
+        return at_once(enter(call, self.world, self.payloads)).get()
 
-    def _begin(self, call: Caller, owner: bytes) -> Reply:
-        settings = call.settings
-        command = commands.begin(
-            call.key,
-            owner=owner,
-            prior=call.prior,
-            task_id=call.task_id,
-            worker=call.worker,
-            lease_ms=settings.lease_ms,
-            retention_ms=settings.result_ms,
-            max_attempts=settings.max_attempts,
-            error_ms=settings.error_ms,
-        )
-        return self.store.execute(command)
 
-    def _execute(self, call: Caller, begun: Begun, sent_at: float) -> Any:
-        running = Running(call, begun, self.store, self.payloads, sent_at)
-        heartbeat.hold(running.lease)
+async def enter(call: Caller, world: World, payloads: Payloads) -> Outcome:
+    """How `call` ends; raises what :meth:`Gate.enter` does but for the work's own errors."""
+    standing = await begin(call, world, payloads)
+    if isinstance(standing, Running):
         try:
-            running.announce()
-            try:
-                value = call.run(running.execution)
-                if running.interrupt is not None:
-                    running.interrupt.over()
-            except BaseException as error:
-                return settle.with_error(running, error)
-            return settle.with_result(running, value)
+            standing.start()
+            outcome = await world.run(standing.work, standing.interrupt)
+            return await settle(standing, outcome)
         finally:
-            heartbeat.let_go(running.lease)
+            standing.over()
+    if isinstance(standing, AnyExecution):
+        unprotected = standing
+        return await world.run(lambda: call.run(unprotected))
+    return standing
 
-    def _without_store(self, call: Caller, owner: bytes, error: StoreUnavailableError) -> Any:
-        policy = call.settings.on_store_error
-        logger.error(
-            "%s: %s; task %s will %s", call.key, error, call.task_id, _STORE_ERROR_SAYS[policy]
-        )
-        signals.send(
-            signals.store_unavailable,
-            call.sender,
-            task_id=call.task_id,
-            key=str(call.key),
-            error=error,
-            policy=policy,
-        )
-        if policy == "run":
-            return call.run(unprotected(str(call.key)))
-        if policy == "raise":
-            raise error
-        # Redis may have granted the begin whose answer was lost: the next pass must know it again.
-        prior = (call.prior + owner)[-PRIOR_PASSES * OWNER_BYTES :]
-        conflict.come_back(call, prior, error)
+
+async def begin(call: Caller, world: World, payloads: Payloads) -> Running | AnyExecution | Outcome:
+    """What `call` may do: run, run without protection, or take what is there already."""
+    settings = call.settings
+    owner = os.urandom(OWNER_BYTES)
+    ask = commands.begin(
+        call.key,
+        owner=owner,
+        prior=call.prior,
+        task_id=call.task_id,
+        worker=call.worker,
+        lease_ms=settings.lease_ms,
+        retention_ms=settings.result_ms,
+        max_attempts=settings.max_attempts,
+        error_ms=settings.error_ms,
+    )
+    sent_at = monotonic()
+    give_up_at = sent_at + settings.wait_timeout
+    look = FIRST_LOOK
+    while True:
+        try:
+            answer = await world.execute(ask)
+        except StoreUnavailableError as error:
+            return _without_store(call, world, owner, error)
+        if answer.case == "begun":
+            return Running(call, layout.begun(answer.raw), world, payloads, sent_at)
+        if answer.case == "corrupt":
+            raise layout.corrupt(str(call.key))
+        record = world.store.record(call.key, answer.raw)
+        if answer.case == "finished":
+            try:
+                return await replay(call, record, world, payloads)
+            except NotReadyError:
+                conflict.refuse(call, record)
+        if answer.case == "reused":
+            refusal = conflict.reused(record)
+            logger.warning("Task %s is refused: %s", call.task_id, refusal)
+            raise refusal
+        if settings.on_conflict != "wait" or monotonic() + look > give_up_at:
+            conflict.refuse(call, record)
+        await world.sleep(look)
+        look = min(look * 1.5, LAST_LOOK)
+        sent_at = monotonic()
+
+
+def _without_store(
+    call: Caller, world: World, owner: bytes, error: StoreUnavailableError
+) -> AnyExecution:
+    """The execution that nothing protects, if that is the policy; else there is none."""
+    policy = call.settings.on_store_error
+    logger.error(
+        "%s: %s; task %s will %s", call.key, error, call.task_id, _STORE_ERROR_SAYS[policy]
+    )
+    signals.send(
+        signals.store_unavailable,
+        call.sender,
+        task_id=call.task_id,
+        key=str(call.key),
+        error=error,
+        policy=policy,
+    )
+    if policy == "run":
+        return world.execution(str(call.key), token=0, attempt=1)
+    if policy == "raise":
+        raise error
+    # Redis may have granted the begin whose answer was lost: the next pass must know it again.
+    prior = (call.prior + owner)[-PRIOR_PASSES * OWNER_BYTES :]
+    conflict.come_back(call, prior, error)

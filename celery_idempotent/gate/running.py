@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import logging
-import time
+from functools import partial
 from typing import Any
 
 from celery_idempotent import signals
-from celery_idempotent.errors import CorruptRecordError, LeaseLostError, StoreUnavailableError
+from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
 from celery_idempotent.gate.caller import Caller
-from celery_idempotent.gate.execution import Execution
 from celery_idempotent.gate.steps import Steps
+from celery_idempotent.gate.world import World
 from celery_idempotent.lease.held import Lease
-from celery_idempotent.lease.interrupt import Interrupt
 from celery_idempotent.record.layout import Begun
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.payload import Payload, Payloads
-from celery_idempotent.store.records import RecordStore
 from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
@@ -35,63 +33,26 @@ class Running:
     """
 
     def __init__(
-        self, call: Caller, begun: Begun, store: RecordStore, payloads: Payloads, sent_at: float
+        self, call: Caller, begun: Begun, world: World, payloads: Payloads, sent_at: float
     ) -> None:
         self.call = call
-        self.store = store
+        self.world = world
         self.payloads = payloads
         settings = call.settings
         extension = Extension(call.key, begun.token, settings.lease_ms, settings.result_ms)
-        self.lease = Lease(store, extension, sent_at, self._lost)
-        self.execution = Execution(
+        self.lease: Lease[Any] = Lease(world.store, extension, sent_at, self._lost)
+        self.execution = world.execution(
             str(call.key), begun.token, begun.attempt, self.lease, Steps(self, begun.body)
         )
+        #: The caller's.
+        self.work = partial(call.run, self.execution)
         #: Under ``on_lease_lost="abort"``.
-        self.interrupt = Interrupt(LeaseLostError) if settings.on_lease_lost == "abort" else None
+        self.interrupt = world.interrupt() if settings.on_lease_lost == "abort" else None
         self._loss_told = False
 
-    def payload(self, value: Any, part: str = "") -> Payload:
-        """`value` as the settings want it kept, or the reason why it cannot be."""
-        settings = self.call.settings
-        assert settings.serializer is not None
-        return self.payloads.of_result(
-            value,
-            serializer=settings.serializer,
-            compression=settings.compression,
-            max_size=settings.max_result_size,
-            name=f"{self.execution.key}:{self.execution.token}{part}",
-        )
-
-    def release(self, hold: float = 0.0) -> Reply:
-        """Give the key back, or hold it `hold` seconds for the same task id."""
-        return self.store.execute(
-            commands.release(
-                self.call.key,
-                self.execution.token,
-                hold_ms=round(hold * 1000),
-                retention_ms=self.call.settings.result_ms,
-            )
-        )
-
-    def persist(self, command: Command) -> Reply:
-        """Write to the record; while Redis is away, again and again as long as it is ours.
-
-        Raises:
-            StoreUnavailableError: if Redis stays away until the lease cannot be trusted.
-        """
-        while True:
-            try:
-                return self.store.execute(command)
-            except StoreUnavailableError:
-                if not self.lease.trusted:
-                    raise
-                time.sleep(STORE_AGAIN)
-            except CorruptRecordError:
-                # Someone wrote something else under the key: the record is not there any more.
-                return Reply("lost", b"", 0)
-
-    def announce(self) -> None:
-        """Tell that it begins, and over what."""
+    def start(self) -> None:
+        """Keep the lease alive from now on, and tell what begins, and over what."""
+        self.world.hold(self.lease)
         self.send(signals.begun)
         if self.execution.recovered:
             logger.info(
@@ -100,6 +61,52 @@ class Running:
                 self.execution.attempt,
             )
             self.send(signals.taken_over)
+
+    def over(self) -> None:
+        """Nothing is left to protect."""
+        self.world.let_go(self.lease)
+
+    async def payload(self, value: Any, part: str = "") -> Payload:
+        """`value` as the settings want it kept, or the reason why it cannot be."""
+        settings = self.call.settings
+        assert settings.serializer is not None
+        write = partial(
+            self.payloads.of_result,
+            value,
+            serializer=settings.serializer,
+            compression=settings.compression,
+            max_size=settings.max_result_size,
+            name=f"{self.execution.key}:{self.execution.token}{part}",
+        )
+        return await self.world.apart(write) if self.payloads.offloads else write()
+
+    async def release(self, hold: float = 0.0) -> Reply:
+        """Give the key back, or hold it `hold` seconds for the same task id."""
+        return await self.world.execute(
+            commands.release(
+                self.call.key,
+                self.execution.token,
+                hold_ms=round(hold * 1000),
+                retention_ms=self.call.settings.result_ms,
+            )
+        )
+
+    async def persist(self, command: Command) -> Reply:
+        """Write to the record; while Redis is away, again and again as long as it is ours.
+
+        Raises:
+            StoreUnavailableError: if Redis stays away until the lease cannot be trusted.
+        """
+        while True:
+            try:
+                return await self.world.execute(command)
+            except StoreUnavailableError:
+                if not self.lease.trusted:
+                    raise
+                await self.world.sleep(STORE_AGAIN)
+            except CorruptRecordError:
+                # Someone wrote something else under the key: the record is not there any more.
+                return Reply("lost", b"", 0)
 
     def _lost(self) -> None:
         """The heartbeat has found another execution in the record, or none."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_idempotent.errors import LeaseLostError
+from celery_idempotent.gate.outcome import Failure, Outcome, Result
 from celery_idempotent.record import steps
 from celery_idempotent.store import commands
 from celery_idempotent.store.payload import Payload
@@ -22,27 +24,31 @@ class Steps:
         self._body = body
         self._values: dict[str, Any] = {}
 
-    def run(self, name: str, work: Callable[[], Any]) -> Any:
-        """The value of the step: `work`'s, or the one that is kept."""
-        if name in self._values:
-            return self._values[name]
-        running = self._running
-        if self._body:
-            kept = steps.read(self._body, running.execution.key).get(name)
-            if kept is not None:
-                whose = f"step {name!r} of {running.execution.key}"
-                self._values[name] = running.payloads.load(Payload(*kept), whose)
-                return self._values[name]
-        steps.write(name, "", b"")  # a name that cannot be kept is refused before the work
-        value = work()
-        self._keep(name, value)
-        self._values[name] = value
-        return value
+    async def run(self, name: str, work: Callable[[], Any]) -> Outcome:
+        """How the step ends: as `work` does, or with the value that is kept."""
+        if name not in self._values:
+            kept = steps.read(self._body, self._running.execution.key).get(name)
+            if kept is None:
+                steps.write(name, "", b"")  # a name that cannot be kept is refused before the work
+                outcome = await self._running.world.run(work)
+                if isinstance(outcome, Failure):
+                    return outcome
+                await self._keep(name, outcome.value)
+                self._values[name] = outcome.value
+            else:
+                self._values[name] = await self._load(name, Payload(*kept))
+        return Result(self._values[name])
 
-    def _keep(self, name: str, value: Any) -> None:
+    async def _load(self, name: str, payload: Payload) -> Any:
         running = self._running
-        payload = running.payload(value, part=f":{name}")
-        answer = running.persist(
+        whose = f"step {name!r} of {running.execution.key}"
+        load = partial(running.payloads.load, payload, whose)
+        return await running.world.apart(load) if running.payloads.offloads else load()
+
+    async def _keep(self, name: str, value: Any) -> None:
+        running = self._running
+        payload = await running.payload(value, part=f":{name}")
+        answer = await running.persist(
             commands.step(
                 running.call.key,
                 running.execution.token,

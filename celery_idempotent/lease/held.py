@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
+from typing import Generic, TypeVar
 
 from celery_idempotent.key.key import Key
 from celery_idempotent.store.commands import Extension
-from celery_idempotent.store.records import RecordStore
+
+#: A store that blocks, or one for an event loop; each has a heartbeat of its kind.
+StoreT = TypeVar("StoreT")
 
 #: Part of a lease that is not trusted: room for clocks of different rates.
 MARGIN = 0.05
 
 
-class Lease:
+class Lease(Generic[StoreT]):
     """The right to run one execution; renewed by the heartbeat, read by the execution's thread.
 
     Args:
@@ -25,7 +28,7 @@ class Lease:
 
     def __init__(
         self,
-        store: RecordStore,
+        store: StoreT,
         extension: Extension,
         sent_at: float,
         on_lost: Callable[[], None],

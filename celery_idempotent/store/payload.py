@@ -91,6 +91,8 @@ class Payloads:
         self._dialect = dialect
         self._accept = accept
         self._depot = depot
+        #: Whether anything may be outside the records.
+        self.offloads = depot is not None
 
     def of_result(
         self, value: Any, *, serializer: str, compression: str | None, max_size: int, name: str

@@ -11,7 +11,6 @@ from redis.exceptions import ClusterError, ResponseError
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
-from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import commands, replicas
 from celery_idempotent.store.breaker import PROBE_TIMEOUT, Breaker
@@ -21,6 +20,7 @@ from celery_idempotent.store.connection import FAULTS, connect, explained
 from celery_idempotent.store.line import Call, Line
 from celery_idempotent.store.place import Place
 from celery_idempotent.store.scripts import Reply
+from celery_idempotent.store.shelf import Shelf
 from celery_idempotent.store.url import names_cluster
 
 #: Sent even to a Redis that has not answered lately: what they bring must not be lost, and whoever
@@ -28,7 +28,7 @@ from celery_idempotent.store.url import names_cluster
 _NEVER_REFUSED = frozenset({"complete", "fail"})
 
 
-class RecordStore:
+class RecordStore(Shelf):
     """All records of one place.
 
     Args:
@@ -40,8 +40,7 @@ class RecordStore:
     """
 
     def __init__(self, place: Place, decode: Callable[[Record], Any]) -> None:
-        self.place = place
-        self._decode = decode
+        super().__init__(place, decode)
         self._line = line_to(place)
         # A line of its own: the heartbeat must not queue behind the callers.
         self._heartbeat_line: Line | ClientLine | None = None
@@ -53,10 +52,6 @@ class RecordStore:
     def client(self) -> Any:
         """A redis-py client, for what is asked of the server rather than of one record."""
         return connect(self.place)
-
-    def name(self, key: Key) -> str:
-        """The name of the record in Redis."""
-        return f"{self.place.prefix}:{key}"
 
     def execute(self, command: Command) -> Reply:
         """The script's answer; one round trip.
@@ -127,10 +122,6 @@ class RecordStore:
         end = datetime.fromtimestamp(answer.now_ms / 1000, tz=timezone.utc)
         lasting = int(left) < 0
         return self.record(key, raw, None if lasting else end + timedelta(milliseconds=int(left)))
-
-    def record(self, key: Key, raw: bytes, expires_at: datetime | None = None) -> Record:
-        """The record that `raw` holds."""
-        return layout.read(raw, str(key), key.task, self._decode, expires_at)
 
     def ping(self) -> None:
         """Ask whether Redis answers.

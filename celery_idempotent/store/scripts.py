@@ -49,7 +49,7 @@ class Script:
         """`values` in the order of the head; a missing or unknown name is a KeyError."""
         if len(values) != len(self.argv):
             raise KeyError(f"{self.name} takes {self.argv}, got {tuple(values)}")
-        return [values[name] for name in self.argv]
+        return list(map(values.__getitem__, self.argv))
 
     def reply(self, answer: bytes) -> Reply:
         """The answer of a call as a value."""

@@ -1,0 +1,65 @@
+"""The world of code that blocks: tasks, plain functions, consumers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from celery_idempotent.errors import LeaseLostError
+from celery_idempotent.gate.execution import Execution
+from celery_idempotent.gate.outcome import Failure, Outcome, Result
+from celery_idempotent.lease.heartbeat import heartbeat
+from celery_idempotent.lease.interrupt import Interrupt
+from celery_idempotent.store.commands import Command
+from celery_idempotent.store.records import RecordStore
+from celery_idempotent.store.scripts import Reply
+
+T = TypeVar("T")
+
+
+class Threads:
+    """Everything happens in the thread that asks for it; one serves any number of flows."""
+
+    execution = Execution
+
+    def __init__(self, store: RecordStore) -> None:
+        self.store = store
+        self.hold = heartbeat.hold
+        self.let_go = heartbeat.let_go
+
+    async def execute(self, command: Command) -> Reply:
+        """The store's answer."""
+        return self.store.execute(command)
+
+    async def sleep(self, seconds: float) -> None:
+        """Block this thread."""
+        time.sleep(seconds)
+
+    async def run(self, work: Callable[[], T], interrupt: Interrupt | None = None) -> Outcome:
+        """How `work` ends."""
+        try:
+            value = work()
+            if interrupt is not None:
+                interrupt.over()
+        except BaseException as error:
+            if interrupt is not None:
+                _end(interrupt)
+            return Failure(error)
+        return Result(value)
+
+    async def apart(self, work: Callable[[], T]) -> T:
+        """What `work` returns."""
+        return work()
+
+    def interrupt(self) -> Interrupt:
+        """Raises in this thread, or greenlet."""
+        return Interrupt(LeaseLostError)
+
+
+def _end(interrupt: Interrupt) -> None:
+    try:
+        interrupt.over()
+    except LeaseLostError:
+        # It struck at the last moment; the work had ended by itself.
+        interrupt.over()

@@ -1,0 +1,65 @@
+"""Where the flow runs: in a thread that blocks, or on an event loop.
+
+The flow is written once, as coroutines, and whatever takes time it asks its world for. On an event
+loop that is awaited. A world that blocks has done it when it returns, so a flow in it runs from
+its first line to its last without being suspended once: `at_once` calls it like a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from celery_idempotent.gate.execution import AnyExecution
+from celery_idempotent.gate.outcome import Outcome
+from celery_idempotent.lease.held import Lease
+from celery_idempotent.store.commands import Command
+from celery_idempotent.store.scripts import Reply
+from celery_idempotent.store.shelf import Shelf
+
+T = TypeVar("T")
+
+
+class Interrupt(Protocol):
+    """Stops work whose lease is lost."""
+
+    def strike(self) -> None:
+        """Raise LeaseLostError in the work, unless it is over."""
+
+
+class World(Protocol):
+    """What the flow asks for."""
+
+    @property
+    def store(self) -> Shelf:
+        """Where the records are."""
+
+    @property
+    def execution(self) -> Callable[..., AnyExecution]:
+        """Makes what the code that runs in this world sees of its execution."""
+
+    async def execute(self, command: Command) -> Reply:
+        """The store's answer.
+
+        Raises:
+            StoreUnavailableError: if Redis cannot be asked.
+            CorruptRecordError: if there is no string under the key.
+        """
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+
+    async def run(self, work: Callable[[], Any], interrupt: Any = None) -> Outcome:
+        """How somebody else's code ends, which `interrupt` may stop. Never raises."""
+
+    async def apart(self, work: Callable[[], T]) -> T:
+        """What `work` returns, which blocks for long."""
+
+    def interrupt(self) -> Interrupt:
+        """Something that can stop the work which is to run here."""
+
+    def hold(self, lease: Lease[Any]) -> None:
+        """Extend `lease` from now on."""
+
+    def let_go(self, lease: Lease[Any]) -> None:
+        """Extend it no longer."""
