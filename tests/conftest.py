@@ -1,18 +1,33 @@
-"""A test marked `rabbitmq` is skipped where there is none, but not in CI: there it fails."""
+"""A test whose mark names what it needs is skipped where that is missing; in CI it fails there."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 
+from celery_idempotent.testing.clock import find_faketime
+from celery_idempotent.testing.kinds import Binary, find_servers
 from celery_idempotent.testing.rabbitmq import find_rabbitmq
 
 
-@pytest.hookimpl(tryfirst=True)  # before the test's fixtures start a broker
+def has_tls() -> bool:
+    return any(isinstance(found, Binary) and found.has_tls for found in find_servers().values())
+
+
+#: By mark: whether it is there, and what to do if not.
+NEEDS: dict[str, tuple[Callable[[], object], str]] = {
+    "clock": (find_faketime, "no libfaketime here: apt-get install libfaketime"),
+    "rabbitmq": (find_rabbitmq, "no RabbitMQ here: apt-get install rabbitmq-server"),
+    "tls": (has_tls, "no Redis with TLS here: apt-get install redis-server"),
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before the test's fixtures start a server
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("rabbitmq") and find_rabbitmq() is None:
-        missing = "no RabbitMQ here: apt-get install rabbitmq-server"
-        if os.environ.get("CI") == "true":
-            pytest.fail(missing)
-        pytest.skip(missing)
+    for mark, (there, missing) in NEEDS.items():
+        if item.get_closest_marker(mark) and not there():
+            if os.environ.get("CI") == "true":
+                pytest.fail(missing)
+            pytest.skip(missing)

