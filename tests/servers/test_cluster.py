@@ -1,0 +1,106 @@
+"""The launcher of private clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from celery_idempotent.testing.cluster import ClusterOfSix
+from celery_idempotent.testing.server import RedisServer
+from tests.servers.processes import is_running
+
+KEY = "{shop}key"
+NEIGHBOUR = "{shop}neighbour"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterOfSix]:
+    with ClusterOfSix.start(config={"appendonly": "yes"}) as cluster:
+        yield cluster
+        pids = [node.client().info("server")["process_id"] for node in cluster.nodes]
+        assert all(is_running(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
+    cluster.stop()
+
+
+@pytest.fixture
+def client(cluster: ClusterOfSix) -> Iterator[redis.RedisCluster]:
+    with cluster.client() as client:
+        client.flushall(target_nodes=redis.RedisCluster.PRIMARIES)
+        yield client
+
+
+def answer(node: RedisServer, *command: str) -> bytes | str:
+    """What this node says, and where it sends callers of a plain client."""
+    with node.client(retry=None) as plain:
+        try:
+            value = plain.execute_command(*command)
+        except (redis.exceptions.AskError, redis.exceptions.MovedError) as error:
+            # To redis-py, the second is a kind of the first.
+            kind = "MOVED" if isinstance(error, redis.exceptions.MovedError) else "ASK"
+            return f"{kind} {error.port}"
+    assert isinstance(value, bytes | None)
+    return value or b""
+
+
+def test_three_masters_share_the_slots(cluster: ClusterOfSix, client: redis.RedisCluster) -> None:
+    keys = [f"key-{number}" for number in range(30)]
+    for key in keys:
+        client.set(key, key)
+
+    masters = {cluster.master_of(key).port for key in keys}
+    assert len(masters) == 3
+    assert {cluster.replica_of(key).port for key in keys} == {
+        node.port for node in cluster.nodes
+    } - masters
+    for key in keys:
+        assert cluster.master_of(key).client().get(key) == key.encode()
+
+
+def test_a_slot_is_asked_for_and_then_moved(
+    cluster: ClusterOfSix, client: redis.RedisCluster
+) -> None:
+    client.set(KEY, "value")
+    old, new = cluster.master_of(KEY), cluster.other_master(KEY)
+
+    with cluster.move_slot(KEY, new) as move:
+        assert answer(old, "GET", KEY) == b"value"
+        assert answer(old, "GET", NEIGHBOUR) == f"ASK {new.port}"
+        assert answer(new, "GET", KEY) == f"MOVED {old.port}"
+
+        move.carry()
+        assert answer(old, "GET", KEY) == f"ASK {new.port}"
+        assert answer(new, "GET", KEY) == f"MOVED {old.port}"
+        assert client.get(KEY) == b"value"
+
+    assert cluster.master_of(KEY) is new
+    assert answer(old, "GET", KEY) == f"MOVED {new.port}"
+    assert answer(new, "GET", KEY) == b"value"
+    assert client.get(KEY) == b"value"
+    move.finish()
+
+
+def test_the_replica_takes_over_with_all_data_and_the_dead_one_comes_back(
+    cluster: ClusterOfSix, client: redis.RedisCluster
+) -> None:
+    client.set(KEY, "value")
+    master, replica = cluster.master_of(KEY), cluster.replica_of(KEY)
+
+    assert cluster.kill_master_of(KEY) is master
+    assert cluster.master_of(KEY) is replica
+    assert master not in cluster.living
+    assert client.get(KEY) == b"value"
+    with cluster.client() as another:
+        assert another.get(KEY) == b"value"
+
+    cluster.rejoin()
+    assert cluster.replica_of(KEY) is master
+    assert cluster.living == list(cluster.nodes)
+
+
+def test_its_nodes_listen_on_loopback_only_and_are_configured(cluster: ClusterOfSix) -> None:
+    for node in cluster.nodes:
+        configured = node.client().config_get("bind", "appendonly")
+        assert configured == {"bind": "127.0.0.1", "appendonly": "yes"}
