@@ -80,7 +80,7 @@ def _master(place: Place, options: Mapping[str, Any]) -> Redis:
     """The master that the sentinels name, asked for anew with each connection."""
     known = urls.sentinels(place.url)
     patience = {n: options[n] for n in ("socket_timeout", "socket_connect_timeout")}
-    client: Redis = Sentinel(  # type: ignore[no-untyped-call]
+    client: Redis = Sentinel(
         known.addresses,
         min_other_sentinels=place.options.get("min_other_sentinels", 0),
         sentinel_kwargs={**patience, **(place.options.get("sentinel_kwargs") or {})},
