@@ -118,12 +118,14 @@ class TestCelerysRetry:
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
         assert {run.task_id for run in ledger.runs(order)} == {first.id}
 
-    def test_without_a_countdown_meets_no_conflict_either(self, ledger: Ledger, order: str) -> None:
+    def test_without_a_countdown_may_overtake_the_first_and_waits_for_it(
+        self, ledger: Ledger, order: str
+    ) -> None:
+        # Celery publishes the retry before it ends the run; another process may be that quick.
         result = try_later.delay(order, 0)
 
         assert result.get(timeout=SOON)
         assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
-        assert ledger.signals(result.id, "conflicted") == []
 
     def test_with_other_arguments_keeps_its_key(self, ledger: Ledger, order: str) -> None:
         assert change_then_handle.delay(order, 1).get(timeout=SOON) == 2
