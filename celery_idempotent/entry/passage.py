@@ -2,7 +2,8 @@
 
 ``idempotency_key`` is the caller's own key, or False to let this one call through. Anyone who
 publishes by name may set it. ``idempotency`` is the gate's: a message that it, or a retry, puts
-back carries its derived key, so that a deploy in between changes nothing for it.
+back carries its derived key, so that a deploy in between changes nothing for it. It is one text,
+``digest.fingerprint.returns.prior``, since every publish with a reservation pays for it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from celery_idempotent.key.key import Key
 KEY_HEADER = "idempotency_key"
 PASSAGE_HEADER = "idempotency"
 
-_DIGEST = re.compile(r"[A-Za-z0-9_-]{22}")
-_FINGERPRINT = re.compile(r"([0-9a-f]{16})?")
+_CARRIED = re.compile(
+    r"([A-Za-z0-9_-]{22})\.((?:[0-9a-f]{16})?)\.([0-9]{1,9})\.((?:[0-9a-f]{2})*)", re.ASCII
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +46,17 @@ class Passage:
         explicit = headers.get(KEY_HEADER)
         if explicit is False:
             return cls(ungated=True)
-        try:
-            carried = headers[PASSAGE_HEADER]
-            digest, fingerprint, returns = (carried[n] for n in ("key", "fingerprint", "returns"))
-            if not (_DIGEST.fullmatch(digest) and _FINGERPRINT.fullmatch(fingerprint)):
-                raise ValueError(digest)
-            if not isinstance(returns, int) or returns < 0:
-                raise ValueError(returns)
-            return cls(
-                explicit,
-                key=Key(task, digest, bytes.fromhex(fingerprint)),
-                returns=returns,
-                prior=bytes.fromhex(carried["prior"]),
-            )
-        except (KeyError, TypeError, ValueError):
+        carried = headers.get(PASSAGE_HEADER)
+        parts = _CARRIED.fullmatch(carried) if isinstance(carried, str) else None
+        if parts is None:
             return cls(explicit)
+        digest, fingerprint, returns, prior = parts.groups()
+        return cls(
+            explicit,
+            key=Key(task, digest, bytes.fromhex(fingerprint)),
+            returns=int(returns),
+            prior=bytes.fromhex(prior),
+        )
 
 
 _FIRST = Passage()
@@ -84,10 +82,5 @@ def put_back(
     headers: Mapping[str, Any] | None, key: Key, returns: int = 0, prior: bytes = b""
 ) -> dict[str, Any]:
     """`headers` for a message that passes again later."""
-    carried = {
-        "key": key.digest,
-        "fingerprint": key.fingerprint.hex(),
-        "returns": returns,
-        "prior": prior.hex(),
-    }
+    carried = f"{key.digest}.{key.fingerprint.hex()}.{returns}.{prior.hex()}"
     return {**(headers or {}), PASSAGE_HEADER: carried}

@@ -33,7 +33,7 @@ _CONTINUATIONS = ("link", "link_error", "chain", "chord", "group_id")
 def wanted(task: IdempotentTask, options: Mapping[str, Any]) -> bool:
     """Whether the publishing of this call is to be deduplicated."""
     settings = task.idempotency_configuration.settings
-    if not (settings.dedupe_publish and settings.enabled) or task.app.conf.task_always_eager:
+    if not (settings.dedupe_publish and settings.enabled):
         return False
     headers = options.get("headers") or {}
     if PASSAGE_HEADER in headers or headers.get(passage.KEY_HEADER) is False:

@@ -147,15 +147,9 @@ class Line:
             self._free.pop().disconnect()
 
 
-def bulk(value: bytes | str | int) -> bytes:
-    """One argument of a command, as Redis reads it."""
-    data = value if type(value) is bytes else str(value).encode()
-    return b"$%d\r\n%b\r\n" % (len(data), data)
-
-
 def packed(words: Sequence[Any]) -> bytes:
     """A command, as Redis reads it."""
-    return b"*%d\r\n%b" % (len(words), b"".join(map(bulk, words)))
+    return b"*%d\r\n%b" % (len(words), _bulks(words))
 
 
 def by_sha(call: Call) -> bytes:
@@ -170,8 +164,13 @@ def by_source(call: Call) -> bytes:
 
 @cache
 def _head(command: str, script: str, arguments: int) -> bytes:
-    return b"*%d\r\n%b%b" % (4 + arguments, bulk(command), bulk(script))
+    return b"*%d\r\n%b" % (4 + arguments, _bulks((command, script)))
 
 
 def _rest(call: Call) -> bytes:
-    return b"".join(map(bulk, [1, call.name, *call.arguments]))
+    return _bulks((1, call.name, *call.arguments))
+
+
+def _bulks(words: Sequence[Any]) -> bytes:
+    data = [word if type(word) is bytes else str(word).encode() for word in words]
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in data])
