@@ -1,11 +1,12 @@
-"""A TCP proxy before a Redis that loses, swallows or delays what it is told to.
+"""A TCP proxy before a server that loses, swallows, delays or refuses what it is told to.
 
     with Proxy(server.url) as proxy:
         store = RecordStore(proxy.url, …)
         proxy.lose_reply(to="EVALSHA")
 
-It relies on a client that waits for its replies: what arrives from the server next is the reply to
-what the client has sent since the last one.
+It stands before any server that has a URL: Redis, RabbitMQ. Faults of one reply rely on a client
+that waits for its replies: what arrives from the server next is the reply to what the client has
+sent since the last one. What happens to the whole way (`refuse`, `black_hole`) lasts until `heal`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,19 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import struct
 import threading
 from dataclasses import dataclass
 from types import TracebackType
 from urllib.parse import urlsplit
 
+from celery_idempotent.testing.process import free_ports
+
 _CHUNK = 1 << 20
+_DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "amqp": 5672, "amqps": 5671}
+
+#: On, and no time to linger: closing resets the connection.
+_RESET = struct.pack("ii", 1, 0)
 
 
 @dataclass
@@ -32,25 +40,32 @@ class _Fault:
 
 
 class Proxy:
-    """Listens on a port of its own for the Redis at `url`; leaving the `with` block ends it.
+    """Listens on a port of its own for the server at `url`; leaving the `with` block ends it.
 
     Attributes:
-        url: of the same database through the proxy.
+        url: of the same database or virtual host through the proxy.
+        port: that it listens on.
         requests: what a client sent before it waited for a reply, all clients', in order.
     """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         assert parts.hostname is not None
-        self._target = (parts.hostname, parts.port or 6379)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}{parts.path}"
+        self._target = (parts.hostname, parts.port or _DEFAULT_PORTS[parts.scheme])
+        self.port = free_ports(1)[0]
+        credentials, at, _ = parts.netloc.rpartition("@")
+        self.url = parts._replace(netloc=f"{credentials}{at}127.0.0.1:{self.port}").geturl()
         self.requests: list[bytearray] = []
         self._lock = threading.Lock()
         self._faults: list[_Fault] = []
         self._connections: set[socket.socket] = set()
         self._ended = threading.Event()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._open = threading.Event()
+        self._open.set()
+        self._listener: socket.socket | None = None
+        self._listen()
+
+    # To one request or reply
 
     def lose_request(self, to: str) -> None:
         """The next request with `to` in it never reaches the server; the connection ends."""
@@ -68,13 +83,45 @@ class Proxy:
         """The reply to the next request with `to` in it comes `seconds` later."""
         self._plan(_Fault("delay", to.encode(), seconds))
 
+    # To all connections
+
     def cut(self) -> int:
-        """End every connection now; how many there were."""
-        with self._lock:
-            connections = list(self._connections)
+        """End every connection now, in order (FIN); how many there were."""
+        connections = self._connected()
         for connection in connections:
-            _shut(connection)
+            _shut(connection, socket.SHUT_RDWR)
         return len(connections)
+
+    def reset(self) -> int:
+        """End every connection now, as a crash would (RST); how many there were."""
+        connections = self._connected()
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            # Its thread reads the end of what comes in, and closes it.
+            _shut(connection, socket.SHUT_RD)
+        return len(connections)
+
+    def refuse(self) -> int:
+        """Take no more connections and end those that there are, as if the server were gone."""
+        if self._listener is not None:
+            _shut(self._listener, socket.SHUT_RDWR)  # wakes up who waits in accept
+            self._listener.close()
+            self._acceptor.join()
+            self._listener = None
+        return self.cut()
+
+    def black_hole(self) -> None:
+        """Hold back whatever either side says; connections are taken and stay open."""
+        self._open.clear()
+
+    def heal(self) -> None:
+        """Be a mere wire again; what a black hole held back arrives now."""
+        self._open.set()
+        if self._listener is None:
+            self._listen()
+
+    # What was there
 
     def requests_with(self, part: str) -> list[bytes]:
         """The requests that have `part` in them."""
@@ -90,9 +137,8 @@ class Proxy:
     def stop(self) -> None:
         """End all connections, and take no more."""
         self._ended.set()
-        _shut(self._listener)
-        self._listener.close()
-        self.cut()
+        self.refuse()
+        self._open.set()
 
     def __enter__(self) -> Proxy:
         return self
@@ -117,24 +163,35 @@ class Proxy:
                     return fault
         return None
 
-    def _accept(self) -> None:
-        while not self._ended.is_set():
+    def _connected(self) -> list[socket.socket]:
+        with self._lock:
+            return list(self._connections)
+
+    def _listen(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._acceptor = threading.Thread(target=self._accept, args=(self._listener,), daemon=True)
+        self._acceptor.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
             try:
-                client, _ = self._listener.accept()
-            except OSError:
-                continue
+                client, _ = listener.accept()
+            except OSError:  # closed
+                return
+            with self._lock:
+                self._connections.add(client)
             threading.Thread(target=self._run, args=(client,), daemon=True).start()
 
     def _run(self, client: socket.socket) -> None:
         # Whichever side goes, the other goes with it.
-        with client, contextlib.suppress(OSError), socket.create_connection(self._target) as server:
-            with self._lock:
-                self._connections.add(client)
-            try:
+        try:
+            self._open.wait()
+            with contextlib.suppress(OSError), socket.create_connection(self._target) as server:
                 self._pass_on(client, server)
-            finally:
-                with self._lock:
-                    self._connections.discard(client)
+        finally:
+            with self._lock:
+                self._connections.discard(client)
+            client.close()
 
     def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
         request: bytearray | None = None
@@ -149,6 +206,7 @@ class Proxy:
                 fault = fault or self._due(request)
                 if fault and fault.kind == "cut":
                     return
+                self._open.wait()
                 server.sendall(data)
             if server in ready:
                 data = server.recv(_CHUNK)
@@ -160,6 +218,7 @@ class Proxy:
                 if fault:
                     self._ended.wait(fault.seconds)
                     fault = None
+                self._open.wait()
                 client.sendall(data)
 
     def _noted(self, request: bytearray | None, data: bytes) -> bytearray:
@@ -171,6 +230,6 @@ class Proxy:
             return request
 
 
-def _shut(connection: socket.socket) -> None:
+def _shut(connection: socket.socket, how: int) -> None:
     with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(how)

@@ -18,6 +18,7 @@ from kombu.simple import SimpleQueue
 
 from celery_idempotent.testing import rabbitmq as rabbitmq_module
 from celery_idempotent.testing.rabbitmq import RabbitMQ, RabbitMQError, find_rabbitmq
+from tests.faults.proxy import Proxy
 from tests.servers.processes import (
     REPOSITORY,
     eventually,
@@ -67,6 +68,30 @@ def test_takes_and_hands_out_a_message(broker: RabbitMQ) -> None:
         message = messages.get(timeout=10)
         assert message.payload == {"amount": 999}
         message.ack()
+
+
+@needs_rabbitmq
+def test_a_proxy_can_stand_before_it(broker: RabbitMQ) -> None:
+    with Proxy(broker.url) as proxy:
+        with Connection(proxy.url, transport_options={"confirm_publish": True}) as connection:
+            messages = queue(connection, "by proxy")
+            messages.put("first")
+            proxy.lose_reply(to="second")
+            with pytest.raises(connection.connection_errors):
+                messages.put("second")
+        assert proxy.pending == 0
+
+        proxy.refuse()
+        with pytest.raises(ConnectionRefusedError), Connection(proxy.url) as connection:
+            connection.connect()
+        proxy.heal()
+
+        with Connection(proxy.url) as connection:
+            messages = queue(connection, "by proxy")
+            for wanted in ("first", "second"):
+                message = messages.get(timeout=10)
+                assert message.payload == wanted
+                message.ack()
 
 
 @needs_rabbitmq
