@@ -13,6 +13,7 @@ import random
 import threading
 from collections.abc import Callable
 from time import monotonic
+from typing import Any
 
 from celery_idempotent.errors import StoreUnavailableError
 
@@ -27,10 +28,11 @@ class Breaker:
     Args:
         failures: in a row, that open it.
         longest_pause: seconds between two probes at most.
-        probe: asks whether Redis answers; raises if not.
+        probe: asks whether Redis answers; raises if not. One that is awaited is for the caller of
+            `must_probe`.
     """
 
-    def __init__(self, failures: int, longest_pause: float, probe: Callable[[], None]) -> None:
+    def __init__(self, failures: int, longest_pause: float, probe: Callable[[], Any]) -> None:
         self._most = failures
         self._longest_pause = longest_pause
         self._probe = probe
@@ -50,8 +52,22 @@ class Breaker:
         Raises:
             StoreUnavailableError: if Redis is being left alone, or the probe failed.
         """
+        if self.must_probe():
+            try:
+                self._probe()
+            except StoreUnavailableError:
+                self.failed()
+                raise
+            self.answered()
+
+    def must_probe(self) -> bool:
+        """Whether it is for this caller to ask if Redis is back; if not, it may go on.
+
+        Raises:
+            StoreUnavailableError: if Redis is being left alone.
+        """
         if self._failures < self._most:
-            return
+            return False
         with self._lock:
             left = self._again_at - monotonic()
             if left <= 0:
@@ -62,12 +78,7 @@ class Breaker:
                 f"Redis cannot be reached: it has not answered {self._failures} times in a row, "
                 f"and is asked again in {left:.1f} s"
             )
-        try:
-            self._probe()
-        except StoreUnavailableError:
-            self.failed()
-            raise
-        self.answered()
+        return True
 
     def answered(self) -> None:
         """Redis has answered, be it with an error."""

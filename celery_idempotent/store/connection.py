@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import Redis, RedisCluster
 from redis.backoff import ExponentialBackoff
@@ -25,7 +25,23 @@ FAULTS = (RedisError, RedisClusterException, OSError)
 _OF_SENTINELS = ("master_name", "sentinel_kwargs", "min_other_sentinels")
 
 
-def connect(place: Place, *, timeout: float | None = None, resends: int = 1) -> Any:
+class Kind(NamedTuple):
+    """redis-py's classes: those that block, or those of asyncio."""
+
+    #: What the user is told to give.
+    package: str
+    redis: Any
+    cluster: Any
+    sentinel: Any
+    retry: Any
+
+
+BLOCKING = Kind("redis", Redis, RedisCluster, Sentinel, Retry)
+
+
+def connect(
+    place: Place, *, timeout: float | None = None, resends: int = 1, kind: Kind = BLOCKING
+) -> Any:
     """A client for `place`. It connects when it is first used; a cluster's does at once.
 
     Args:
@@ -38,7 +54,7 @@ def connect(place: Place, *, timeout: float | None = None, resends: int = 1) -> 
         RedisError, RedisClusterException, OSError: if a cluster does not answer.
     """
     if place.client is not None:
-        return _users_own(place.client)
+        return _users_own(place.client, kind)
     if not urls.is_redis_url(place.url):
         scheme = urls.scheme_of(place.url)
         raise SettingsError(
@@ -54,16 +70,16 @@ def connect(place: Place, *, timeout: float | None = None, resends: int = 1) -> 
     options = {
         "socket_timeout": patience,
         "socket_connect_timeout": min(patience, place.connect_timeout),
-        "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), resends),
+        "retry": kind.retry(ExponentialBackoff(cap=0.5, base=0.05), resends),
         **{name: value for name, value in place.options.items() if name not in _OF_SENTINELS},
     }
     try:
         if urls.names_cluster(place.url):
-            return RedisCluster.from_url(urls.as_redis_py_writes_it(place.url), **options)
+            return kind.cluster.from_url(urls.as_redis_py_writes_it(place.url), **options)
         options["retry_on_error"] = [RedisConnectionError, RedisTimeoutError]
         if urls.names_sentinels(place.url):
-            return _master(place, options)
-        client = Redis.from_url(urls.as_redis_py_writes_it(place.url), **options)
+            return _master(place, options, kind)
+        client = kind.redis.from_url(urls.as_redis_py_writes_it(place.url), **options)
         # Options are only looked at when a connection is made; this one stays closed.
         pool = client.connection_pool
         pool.connection_class(**pool.connection_kwargs)
@@ -76,11 +92,11 @@ def connect(place: Place, *, timeout: float | None = None, resends: int = 1) -> 
     return client
 
 
-def _master(place: Place, options: Mapping[str, Any]) -> Redis:
+def _master(place: Place, options: Mapping[str, Any], kind: Kind) -> Any:
     """The master that the sentinels name, asked for anew with each connection."""
     known = urls.sentinels(place.url)
     patience = {n: options[n] for n in ("socket_timeout", "socket_connect_timeout")}
-    client: Redis = Sentinel(
+    client = kind.sentinel(
         known.addresses,
         min_other_sentinels=place.options.get("min_other_sentinels", 0),
         sentinel_kwargs={**patience, **(place.options.get("sentinel_kwargs") or {})},
@@ -94,12 +110,12 @@ def _master(place: Place, options: Mapping[str, Any]) -> Redis:
     return client
 
 
-def _users_own(client: Any) -> Any:
-    made = client if isinstance(client, (Redis, RedisCluster)) else client()
-    if not isinstance(made, (Redis, RedisCluster)):
+def _users_own(client: Any, kind: Kind) -> Any:
+    made = client() if callable(client) else client
+    if not isinstance(made, (kind.redis, kind.cluster)):
         raise SettingsError(
-            f"idempotency_redis_client gave a {type(made).__name__}; it must be a redis.Redis or a "
-            "redis.RedisCluster, or make one"
+            f"idempotency_redis_client gave a {type(made).__name__} that is neither a "
+            f"{kind.package}.Redis nor a {kind.package}.RedisCluster"
         )
     if made.get_connection_kwargs().get("decode_responses"):
         raise SettingsError(

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from typing import Any
-
-from redis.exceptions import ClusterError, ResponseError
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import commands, replicas
-from celery_idempotent.store.breaker import PROBE_TIMEOUT, Breaker
+from celery_idempotent.store.breaker import PROBE_TIMEOUT
 from celery_idempotent.store.client_line import ClientLine
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.connection import FAULTS, connect, explained
-from celery_idempotent.store.line import Call, Line
+from celery_idempotent.store.line import Line
 from celery_idempotent.store.place import Place
 from celery_idempotent.store.scripts import Reply
-from celery_idempotent.store.shelf import Shelf
+from celery_idempotent.store.shelf import NEVER_REFUSED, Shelf, replies
 from celery_idempotent.store.url import names_cluster
-
-#: Sent even to a Redis that has not answered lately: what they bring must not be lost, and whoever
-#: sends them paces himself.
-_NEVER_REFUSED = frozenset({"complete", "fail"})
 
 
 class RecordStore(Shelf):
@@ -40,13 +33,11 @@ class RecordStore(Shelf):
     """
 
     def __init__(self, place: Place, decode: Callable[[Record], Any]) -> None:
-        super().__init__(place, decode)
+        super().__init__(place, decode, self._probe)
         self._line = line_to(place)
         # A line of its own: the heartbeat must not queue behind the callers.
         self._heartbeat_line: Line | ClientLine | None = None
         self._patience = 0.0
-        self._waits = replicas.wanted(place)
-        self.breaker = Breaker(place.breaker_failures, place.breaker_pause, self._probe)
 
     @cached_property
     def client(self) -> Any:
@@ -60,15 +51,15 @@ class RecordStore(Shelf):
             StoreUnavailableError: if Redis cannot be asked, or fewer replicas than wanted answer.
             CorruptRecordError: if there is no string under the key.
         """
-        script, key, arguments = command
-        if script.name not in _NEVER_REFUSED:
+        script = command.script
+        if script.name not in NEVER_REFUSED:
             self.breaker.enter()
         wait = replicas.wait(self.place, script.name) if self._waits else ()
         try:
-            answers = self._line.call(Call(script, self.name(key), arguments), then=wait)
+            answers = self._line.call(self.call(command), then=wait)
         except FAULTS as error:
-            self._note(error)
-            raise explained(error, str(key)) from error
+            self.note(error)
+            raise explained(error, str(command.key)) from error
         self.breaker.answered()
         reply = script.reply(answers[0])
         if wait:
@@ -87,20 +78,29 @@ class RecordStore(Shelf):
             StoreUnavailableError: if Redis did not answer at all.
         """
         line = self._line_of_heartbeat(self.place.timeout if patience is None else patience)
-        extensions = [commands.extend(lease) for lease in leases]
-        calls = [Call(script, self.name(key), arguments) for script, key, arguments in extensions]
+        return self._execute_all([commands.extend(lease) for lease in leases], line)
+
+    def execute_all(self, many: Sequence[Command]) -> list[Reply | IdempotencyError]:
+        """The answer to each of `many`, or the error that is its answer.
+
+        One round trip for all; on a cluster one for each node that has one of the records.
+
+        Raises:
+            StoreUnavailableError: if Redis cannot be asked.
+        """
+        self.breaker.enter()
+        return self._execute_all(many, self._line)
+
+    def _execute_all(
+        self, many: Sequence[Command], line: Line | ClientLine
+    ) -> list[Reply | IdempotencyError]:
         try:
-            answers = line.call_all(calls)
+            answers = line.call_all([self.call(command) for command in many])
         except FAULTS as error:
-            self._note(error)
+            self.note(error)
             raise explained(error, "") from error
         self.breaker.answered()
-        return [
-            explained(answer, str(command.key))
-            if isinstance(answer, Exception)
-            else command.script.reply(answer)
-            for command, answer in zip(extensions, answers, strict=True)
-        ]
+        return replies(many, answers)
 
     def _line_of_heartbeat(self, patience: float) -> Line | ClientLine:
         if self._heartbeat_line is None or patience < self._patience:
@@ -115,13 +115,7 @@ class RecordStore(Shelf):
             CorruptRecordError: if what is there cannot be read.
             StoreUnavailableError: if Redis cannot be asked.
         """
-        answer = self.execute(commands.look_up(key))
-        if answer.case == "absent":
-            return None
-        left, _, raw = answer.raw.partition(b" ")
-        end = datetime.fromtimestamp(answer.now_ms / 1000, tz=timezone.utc)
-        lasting = int(left) < 0
-        return self.record(key, raw, None if lasting else end + timedelta(milliseconds=int(left)))
+        return self.looked_up(key, self.execute(commands.look_up(key)))
 
     def ping(self) -> None:
         """Ask whether Redis answers.
@@ -139,13 +133,6 @@ class RecordStore(Shelf):
             line_to(self.place, timeout=PROBE_TIMEOUT, resends=0).ping()
         except FAULTS as error:
             raise explained(error, "") from error
-
-    def _note(self, error: Exception) -> None:
-        """Whether Redis is away, or has only said no."""
-        if isinstance(error, ResponseError) and not isinstance(error, ClusterError):
-            self.breaker.answered()
-        else:
-            self.breaker.failed()
 
     def close(self) -> None:
         """Hang up; the next command connects again."""

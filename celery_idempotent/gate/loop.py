@@ -1,0 +1,134 @@
+"""The world of code on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from celery_idempotent.errors import LeaseLostError
+from celery_idempotent.gate.execution import AsyncExecution
+from celery_idempotent.gate.outcome import Failure, Outcome, Result
+from celery_idempotent.lease.held import Lease
+from celery_idempotent.lease.loop_heartbeat import loop_heartbeat
+from celery_idempotent.store.async_records import AsyncRecordStore
+from celery_idempotent.store.commands import Command
+from celery_idempotent.store.scripts import Reply
+
+T = TypeVar("T")
+
+
+class Loop:
+    """Everything is awaited; one for each flow.
+
+    A flow that is cancelled goes on to its end, without the work: a begin may have been granted,
+    and then the key is to be given back; an outcome that is being stored must be stored. A command
+    that is cancelled on its way is sent again, since only its answer tells whether it was executed,
+    and every script answers a second time as it did the first. The cancellation is raised when the
+    flow has ended (:meth:`end`).
+    """
+
+    execution = AsyncExecution
+
+    def __init__(self, store: AsyncRecordStore) -> None:
+        self.store = store
+        self._cancelled: asyncio.CancelledError | None = None
+        self._holds = False
+
+    def hold(self, lease: Lease[AsyncRecordStore]) -> None:
+        """Leave `lease` to the loop's heartbeat."""
+        self._holds = True
+        loop_heartbeat().hold(lease)
+
+    def let_go(self, lease: Lease[AsyncRecordStore]) -> None:
+        """Take it back."""
+        self._holds = False
+        loop_heartbeat().let_go(lease)
+
+    async def execute(self, command: Command) -> Reply:
+        """The store's answer, which comes even if the flow is cancelled meanwhile."""
+        while True:
+            try:
+                return await self.store.execute(command)
+            except asyncio.CancelledError as error:
+                self._cancelled = error
+
+    async def sleep(self, seconds: float) -> None:
+        """Let others run; raises the cancellation while there is nothing to be given back."""
+        try:
+            if not self._holds:
+                self.end()
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError as error:
+            self._cancelled = error
+            if not self._holds:
+                raise
+
+    async def run(self, work: Callable[[], Any], interrupt: TaskInterrupt | None = None) -> Outcome:
+        """How `work` ends, and what it returns if that is to be awaited."""
+        if self._cancelled is not None:
+            return Failure(self._cancelled)
+        try:
+            value = work()
+            if inspect.isawaitable(value):
+                value = await value
+        except GeneratorExit:
+            raise  # the loop is gone: nothing can be awaited any more
+        except BaseException as error:
+            return Failure(error if interrupt is None else interrupt.meant(error))
+        finally:
+            if interrupt is not None:
+                interrupt.over()
+        return Result(value)
+
+    async def apart(self, work: Callable[[], T]) -> T:
+        """What `work` returns, from a thread, which nothing can stop."""
+        thread = asyncio.ensure_future(asyncio.to_thread(work))
+        while True:
+            try:
+                return await asyncio.shield(thread)
+            except asyncio.CancelledError as error:
+                if thread.cancelled():
+                    raise
+                self._cancelled = error
+
+    def interrupt(self) -> TaskInterrupt:
+        """Cancels the running task."""
+        return TaskInterrupt()
+
+    def end(self) -> None:
+        """Raise the cancellation that has come meanwhile, if one has."""
+        if self._cancelled is not None:
+            raise self._cancelled
+
+
+class TaskInterrupt:
+    """Stops the task that creates this by cancelling it, and tells that apart from others' cancelling."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._struck = False
+        self._over = False
+
+    def strike(self) -> None:
+        """Cancel it, unless the protected part is over."""
+        if not self._over:
+            self._struck = True
+            self._task.cancel()
+
+    def over(self) -> None:
+        """The protected part has ended; from now on nothing is cancelled."""
+        self._over = True
+
+    def meant(self, error: BaseException) -> BaseException:
+        """`error`, or LeaseLostError if it is the cancellation that this has caused."""
+        if not (self._struck and isinstance(error, asyncio.CancelledError)):
+            return error
+        # Python 3.11 counts: someone else may have cancelled the task as well.
+        uncancel = getattr(self._task, "uncancel", None)
+        if uncancel is not None and uncancel() > 0:
+            return error
+        return LeaseLostError()

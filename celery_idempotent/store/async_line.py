@@ -1,0 +1,107 @@
+"""A line by way of redis.asyncio, for whichever event loop asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.exceptions import NoScriptError
+
+from celery_idempotent.store.connection import Kind
+from celery_idempotent.store.line import Call
+
+ASYNC = Kind("redis.asyncio", redis.asyncio.Redis, redis.asyncio.RedisCluster, Sentinel, Retry)
+
+
+class AsyncLine:
+    """As `ClientLine`; connections belong to an event loop, so each loop has a client.
+
+    Args:
+        make: gives a client, which connects when it is first used.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
+
+    @property
+    def client(self) -> Any:
+        """The client of the running event loop."""
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop)
+        if client is None:
+            client = self._clients[loop] = self._make()
+        return client
+
+    async def call(self, call: Call, *, then: Sequence[Any] = ()) -> list[Any]:
+        """The answer to `call`, and to the command `then` behind it on the same connection.
+
+        Raises:
+            RedisError, OSError: if the server answers with an error, or not at all.
+        """
+        if then:
+            return await self._call_then(call, then)
+        script, name, arguments = call
+        try:
+            return [await self.client.evalsha(script.sha, 1, name, *arguments)]
+        except NoScriptError:
+            return [await self.client.eval(script.source, 1, name, *arguments)]
+
+    async def call_all(self, calls: Sequence[Call]) -> list[Any]:
+        """The answer to each of `calls`, or the error that is its answer.
+
+        One round trip; on a cluster one for each node that has one of the records, all at once.
+
+        Raises:
+            RedisError, OSError: if the server does not answer.
+        """
+        answers = await self._send(calls)
+        unknown = [n for n, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        if unknown:
+            for source in {calls[n].script.source for n in unknown}:
+                await self.client.script_load(source)
+            for n, answer in zip(
+                unknown, await self._send([calls[n] for n in unknown]), strict=True
+            ):
+                answers[n] = answer
+        return answers
+
+    async def _send(self, calls: Sequence[Call], then: Sequence[Any] = ()) -> list[Any]:
+        pipeline = self._pipeline()
+        for script, name, arguments in calls:
+            # Not its method of that name, which a cluster's refuses.
+            pipeline.execute_command("EVALSHA", script.sha, 1, name, *arguments)
+        if then:
+            pipeline.execute_command(*then)
+        answers: list[Any] = await pipeline.execute(raise_on_error=False)
+        return answers
+
+    def _pipeline(self) -> Any:
+        client = self.client
+        cluster = isinstance(client, ASYNC.cluster)
+        return client.pipeline() if cluster else client.pipeline(transaction=False)
+
+    async def _call_then(self, call: Call, then: Sequence[Any]) -> list[Any]:
+        answers = await self._send([call], then)
+        if isinstance(answers[0], NoScriptError):
+            await self.client.script_load(call.script.source)
+            answers = await self._send([call], then)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    async def ping(self) -> None:
+        """Make sure that the server answers; raise what it, or the way to it, did wrong."""
+        await self.client.ping()
+
+    async def aclose(self) -> None:
+        """Hang up in the running event loop; the next command connects again."""
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
