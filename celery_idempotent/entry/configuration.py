@@ -55,7 +55,7 @@ class TaskConfiguration:
         Raises:
             ConfigurationError: if no setting names a Redis.
         """
-        return _gate(self._app, self.settings)
+        return gate_of(self._app, self.settings)
 
 
 def check(task: type[Task], app: Celery) -> tuple[Settings, KeyRule]:
@@ -65,10 +65,10 @@ def check(task: type[Task], app: Celery) -> tuple[Settings, KeyRule]:
         ConfigurationError: for the first fault found, in one line that names the option.
     """
     try:
-        settings.check_names(_options_in(app), "the Celery configuration")
+        settings.check_names(options_in(app), "the Celery configuration")
         settings.check_names(_attributes_of(task), task.name)
         options = settings.build(dict(_values(task, app)), task.name)
-        options = _with_serializer(options, task, app)
+        options = with_serializer(options, task.name, app.conf.result_serializer, accepted(app))
         if options.offload_backend:
             depot.check(app, options.offload_backend)
         rule = KeyRule(task.name, options.key, _signature_of(task), normaliser(task.serializer))
@@ -86,7 +86,7 @@ def _values(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
             yield option, value
 
 
-def _options_in(app: Celery) -> Iterator[str]:
+def options_in(app: Celery) -> Iterator[str]:
     """Everything in the configuration that is named like an option of ours, without namespace.
 
     In Django's settings an upper-case name without the namespace is some other library's.
@@ -107,29 +107,41 @@ def _attributes_of(task: type[Task]) -> Iterator[str]:
             yield name
 
 
-def _with_serializer(options: Settings, task: type[Task], app: Celery) -> Settings:
-    serializer = options.serializer or app.conf.result_serializer
+def with_serializer(
+    options: Settings, where: str, default: str, accept: frozenset[str]
+) -> Settings:
+    """`options` with a serializer and a compression that are found right.
+
+    Args:
+        where: the task, for the error's sentence.
+        accept: content types that will be read.
+
+    Raises:
+        SettingsError: if one cannot be used, or what it writes is not accepted.
+    """
+    serializer = options.serializer or default
     if serializer not in registry.name_to_type:
-        raise SettingsError(f"{task.name}: idempotency_serializer: kombu knows no {serializer!r}")
+        raise SettingsError(f"{where}: idempotency_serializer: kombu knows no {serializer!r}")
     try:
         dumps(None, serializer)
     except Exception as error:
         raise SettingsError(
-            f"{task.name}: idempotency_serializer {serializer!r} cannot be used here: {error}"
+            f"{where}: idempotency_serializer {serializer!r} cannot be used here: {error}"
         ) from None
-    if registry.name_to_type[serializer] not in _accepted(app):
+    if registry.name_to_type[serializer] not in accept:
         raise SettingsError(
-            f"{task.name}: idempotency_serializer {serializer!r} writes what "
+            f"{where}: idempotency_serializer {serializer!r} writes what "
             "result_accept_content (or accept_content) does not let anyone read"
         )
     if options.compression and options.compression not in compressions():
         raise SettingsError(
-            f"{task.name}: idempotency_compression: kombu knows no {options.compression!r}"
+            f"{where}: idempotency_compression: kombu knows no {options.compression!r}"
         )
     return replace(options, serializer=serializer)
 
 
-def _accepted(app: Celery) -> frozenset[str]:
+def accepted(app: Celery) -> frozenset[str]:
+    """Content types that the app reads results of."""
     accept = app.conf.result_accept_content
     if accept is None:
         accept = app.conf.accept_content
@@ -148,7 +160,7 @@ def _signature_of(task: type[Task]) -> inspect.Signature:
 _making = threading.Lock()
 
 
-def _gate(app: Celery, options: Settings) -> Gate:
+def gate_of(app: Celery, options: Settings) -> Gate:
     """The app's gate to these places: tasks that share them share its connections."""
     try:
         place = place_of(app, options)
@@ -167,5 +179,5 @@ def _gate(app: Celery, options: Settings) -> Gate:
 
 def _new_gate(app: Celery, place: Place, offload: str | None) -> Gate:
     elsewhere = BackendDepot(app, offload) if offload else None
-    payloads = Payloads(BackendDialect(app), _accepted(app), elsewhere)
+    payloads = Payloads(BackendDialect(app), accepted(app), elsewhere)
     return Gate(RecordStore(place, payloads.decode), payloads)

@@ -25,8 +25,8 @@ _CONNECTING = (
 )
 
 
-def place_of(app: Celery, options: Settings) -> Place:
-    """Where the records of a task with these `options` are.
+def place_of(app: Celery | None, options: Settings) -> Place:
+    """Where the records of a task with these `options` are, or of callers without an app.
 
     Raises:
         SettingsError: if no setting names a Redis, or one cannot be used.
@@ -47,10 +47,10 @@ def place_of(app: Celery, options: Settings) -> Place:
     )
 
 
-def _found(app: Celery, options: Settings) -> tuple[str, Mapping[str, Any]]:
+def _found(app: Celery | None, options: Settings) -> tuple[str, Mapping[str, Any]]:
     if options.redis_url is not None:
         return options.redis_url, {}
-    for url, transport, tls in _candidates(app):
+    for url, transport, tls in _candidates(app) if app else ():
         if is_redis_url(url):
             inherited = {n: v for n, v in (transport or {}).items() if n in _CONNECTING}
             if not tls:

@@ -35,6 +35,9 @@ class Loop:
         self.store = store
         self._cancelled: asyncio.CancelledError | None = None
         self._holds = False
+        # How often the task has been cancelled; Python 3.10 does not count.
+        self._cancellings = getattr(asyncio.current_task(), "cancelling", lambda: 0)
+        self._cancellings_before = self._cancellings()
 
     def hold(self, lease: Lease[AsyncRecordStore]) -> None:
         """Leave `lease` to the loop's heartbeat."""
@@ -50,9 +53,14 @@ class Loop:
         """The store's answer, which comes even if the flow is cancelled meanwhile."""
         while True:
             try:
-                return await self.store.execute(command)
+                answer = await self.store.execute(command)
             except asyncio.CancelledError as error:
                 self._cancelled = error
+            else:
+                if self._cancelled is None and self._cancellings() > self._cancellings_before:
+                    # Before Python 3.12 `asyncio.wait_for`, in redis-py, loses one now and then.
+                    self._cancelled = asyncio.CancelledError()
+                return answer
 
     async def sleep(self, seconds: float) -> None:
         """Let others run; raises the cancellation while there is nothing to be given back."""
@@ -104,7 +112,7 @@ class Loop:
 
 
 class TaskInterrupt:
-    """Stops the task that creates this by cancelling it, and tells that apart from others' cancelling."""
+    """Stops the task that creates this by cancelling it; knows its own cancelling from others'."""
 
     def __init__(self) -> None:
         task = asyncio.current_task()

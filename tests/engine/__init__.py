@@ -1,0 +1,1 @@
+"""The engine for callers that are not tasks, on real servers."""
