@@ -1,6 +1,7 @@
 """Idempotent Celery tasks on Redis: duplicates get the first outcome, not a second execution."""
 
 from celery_idempotent.entry import startup as _startup  # noqa: F401 - connects its signal
+from celery_idempotent.entry.decision import Decision
 from celery_idempotent.entry.engine import Idempotency
 from celery_idempotent.entry.task import IdempotentTask
 from celery_idempotent.errors import (
@@ -23,6 +24,7 @@ __all__ = [
     "TASK_ID",
     "ConflictError",
     "CorruptRecordError",
+    "Decision",
     "Idempotency",
     "IdempotencyError",
     "IdempotentTask",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, TypeVar, overload
 
@@ -12,8 +12,10 @@ from celery import Celery
 from kombu.serialization import registry
 
 from celery_idempotent import settings
-from celery_idempotent.entry import configuration
-from celery_idempotent.entry.direct import under_way
+from celery_idempotent.entry import batch, configuration
+from celery_idempotent.entry.batch import AsyncBatch, Batch
+from celery_idempotent.entry.block import Block
+from celery_idempotent.entry.direct import DirectCall, under_way
 from celery_idempotent.entry.function import Gated
 from celery_idempotent.entry.place import place_of
 from celery_idempotent.entry.plain_dialect import PlainDialect
@@ -113,6 +115,57 @@ class Idempotency:
         if func is not None:
             return Gated(self, func, name, key, options).wrapped()
         return lambda func: Gated(self, func, name, key, options).wrapped()
+
+    def execution(self, key: Any, *, fingerprint: Any = None, **options: Any) -> Block:
+        """A block of code behind the gate: ``with``, or ``async with``, gives its execution.
+
+        Args:
+            key: as of :meth:`key_of`.
+            fingerprint: as of :meth:`key_of`.
+            options: as of the engine, for this block.
+
+        Raises:
+            SettingsError: for the first option that is wrong, in one line.
+            KeyRuleError: if `key` cannot be one.
+        """
+        options_here = self.settings_for(options, self.name)
+        gates = (lambda: self.gate, lambda: self.async_gate)
+        return Block(self, gates, self.key_of(key, fingerprint), options_here)
+
+    def begin_many(
+        self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None
+    ) -> Batch:
+        """Begin all `keys` in one round trip, and keep one lease for those that are to be run.
+
+        Args:
+            keys: each as of :meth:`key_of`.
+            fingerprints: one for each.
+
+        Raises:
+            StoreUnavailableError: if Redis cannot be asked, and the policy is ``raise``.
+        """
+        return batch.begun(self.gate, keys, self._calls(keys, fingerprints))
+
+    async def abegin_many(
+        self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None
+    ) -> AsyncBatch:
+        """As :meth:`begin_many`, and awaited."""
+        return await batch.async_begun(self.async_gate, keys, self._calls(keys, fingerprints))
+
+    def _calls(
+        self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None
+    ) -> list[DirectCall]:
+        if self.settings.wait_replicas or self.settings.wait_aof:
+            raise SettingsError(
+                f"Idempotency {self.name!r}: a batch does not wait for replicas: leave out "
+                "idempotency_wait_replicas and idempotency_wait_aof, or begin key by key"
+            )
+        here = replace(self.settings, on_lease_lost="finish")
+        prints = [None] * len(keys) if fingerprints is None else fingerprints
+        return [
+            DirectCall(self, self.key_of(key, fingerprint), here)
+            for key, fingerprint in zip(keys, prints, strict=True)
+        ]
 
     @property
     def current(self) -> AnyExecution:

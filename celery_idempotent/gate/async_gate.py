@@ -20,9 +20,6 @@ class AsyncGate:
 
     async def enter(self, call: Caller) -> Any:
         """As :meth:`Gate.enter`; where it is cancelled, the key is given back first."""
-        world = Loop(self.store)
-        try:
+        with Loop(self.store) as world:
             outcome = await enter(call, world, self.payloads)
-        finally:
-            world.end()
         return outcome.get()

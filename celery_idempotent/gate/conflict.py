@@ -56,11 +56,11 @@ def return_delay(returns: int, lease: float) -> float:
 
 
 def _come_back(call: Caller, record: Record) -> NoReturn:
-    come_back(call, call.prior, _conflict(call, record))
+    come_back(call, call.prior, held(call, record))
 
 
 def _raise(call: Caller, record: Record) -> NoReturn:
-    raise _conflict(call, record)
+    raise held(call, record)
 
 
 def _ignore(call: Caller, record: Record) -> NoReturn:
@@ -68,10 +68,11 @@ def _ignore(call: Caller, record: Record) -> NoReturn:
 
 
 def _reject(call: Caller, record: Record) -> NoReturn:
-    call.reject(str(_conflict(call, record)))
+    call.reject(str(held(call, record)))
 
 
-def _conflict(call: Caller, record: Record) -> ConflictError:
+def held(call: Caller, record: Record) -> ConflictError:
+    """The error for a call whose key someone else holds."""
     place = f" on {record.worker}" if record.worker else ", which is yet to run"
     return ConflictError(f"{call.key} is held by task {record.task_id}{place}")
 

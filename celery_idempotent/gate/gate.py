@@ -21,6 +21,7 @@ from celery_idempotent.gate.threads import Threads
 from celery_idempotent.gate.world import World
 from celery_idempotent.record import layout
 from celery_idempotent.store import commands
+from celery_idempotent.store.commands import Command
 from celery_idempotent.store.payload import Payloads
 from celery_idempotent.store.records import RecordStore
 
@@ -81,17 +82,7 @@ async def begin(call: Caller, world: World, payloads: Payloads) -> Running | Any
     """What `call` may do: run, run without protection, or take what is there already."""
     settings = call.settings
     owner = os.urandom(OWNER_BYTES)
-    ask = commands.begin(
-        call.key,
-        owner=owner,
-        prior=call.prior,
-        task_id=call.task_id,
-        worker=call.worker,
-        lease_ms=settings.lease_ms,
-        retention_ms=settings.result_ms,
-        max_attempts=settings.max_attempts,
-        error_ms=settings.error_ms,
-    )
+    ask = asking(call, owner)
     sent_at = monotonic()
     give_up_at = sent_at + settings.wait_timeout
     look = FIRST_LOOK
@@ -99,7 +90,7 @@ async def begin(call: Caller, world: World, payloads: Payloads) -> Running | Any
         try:
             answer = await world.execute(ask)
         except StoreUnavailableError as error:
-            return _without_store(call, world, owner, error)
+            return without_store(call, world, owner, error)
         if answer.case == "begun":
             return Running(call, layout.begun(answer.raw), world, payloads, sent_at)
         if answer.case == "corrupt":
@@ -121,7 +112,23 @@ async def begin(call: Caller, world: World, payloads: Payloads) -> Running | Any
         sent_at = monotonic()
 
 
-def _without_store(
+def asking(call: Caller, owner: bytes) -> Command:
+    """The command that asks for the right to run."""
+    settings = call.settings
+    return commands.begin(
+        call.key,
+        owner=owner,
+        prior=call.prior,
+        task_id=call.task_id,
+        worker=call.worker,
+        lease_ms=settings.lease_ms,
+        retention_ms=settings.result_ms,
+        max_attempts=settings.max_attempts,
+        error_ms=settings.error_ms,
+    )
+
+
+def without_store(
     call: Caller, world: World, owner: bytes, error: StoreUnavailableError
 ) -> AnyExecution:
     """The execution that nothing protects, if that is the policy; else there is none."""

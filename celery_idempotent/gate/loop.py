@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from celery_idempotent.errors import LeaseLostError
+from celery_idempotent.errors import IdempotencyError, LeaseLostError
 from celery_idempotent.gate.execution import AsyncExecution
 from celery_idempotent.gate.outcome import Failure, Outcome, Result
 from celery_idempotent.lease.held import Lease
@@ -51,9 +51,16 @@ class Loop:
 
     async def execute(self, command: Command) -> Reply:
         """The store's answer, which comes even if the flow is cancelled meanwhile."""
+        return await self._answer(lambda: self.store.execute(command))
+
+    async def execute_all(self, many: Sequence[Command]) -> list[Reply | IdempotencyError]:
+        """The store's answers, which come even if the flow is cancelled meanwhile."""
+        return await self._answer(lambda: self.store.execute_all(many))
+
+    async def _answer(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
         while True:
             try:
-                answer = await self.store.execute(command)
+                answer = await ask()
             except asyncio.CancelledError as error:
                 self._cancelled = error
             else:
@@ -109,6 +116,12 @@ class Loop:
         """Raise the cancellation that has come meanwhile, if one has."""
         if self._cancelled is not None:
             raise self._cancelled
+
+    def __enter__(self) -> Loop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
 class TaskInterrupt:

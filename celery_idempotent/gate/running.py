@@ -82,13 +82,15 @@ class Running:
 
     async def release(self, hold: float = 0.0) -> Reply:
         """Give the key back, or hold it `hold` seconds for the same task id."""
-        return await self.world.execute(
-            commands.release(
-                self.call.key,
-                self.execution.token,
-                hold_ms=round(hold * 1000),
-                retention_ms=self.call.settings.result_ms,
-            )
+        return await self.world.execute(self.releasing(hold))
+
+    def releasing(self, hold: float = 0.0) -> Command:
+        """The command that gives the key back."""
+        return commands.release(
+            self.call.key,
+            self.execution.token,
+            hold_ms=round(hold * 1000),
+            retention_ms=self.call.settings.result_ms,
         )
 
     async def persist(self, command: Command) -> Reply:

@@ -30,19 +30,21 @@ async def settle(running: Running, outcome: Outcome) -> Outcome:
     """
     if isinstance(outcome, Failure):
         return await _with_error(running, outcome)
-    call = running.call
-    result = await _payload(running, outcome.value)
-    answer = await _store(
-        running,
-        commands.complete(call.key, running.execution.token, result, call.settings.result_ms),
-    )
+    answer = await _store(running, await completing(running, outcome.value))
     if answer is None:
         return outcome
     if answer.case != "ok":
         return await _too_late(running, answer, outcome)
-    call.own_outcome = True
+    running.call.own_outcome = True
     running.send(signals.completed)
     return outcome
+
+
+async def completing(running: Running, value: Any) -> Command:
+    """The command that stores `value`."""
+    call = running.call
+    result = await _payload(running, value)
+    return commands.complete(call.key, running.execution.token, result, call.settings.result_ms)
 
 
 async def _with_error(running: Running, outcome: Failure) -> Outcome:
@@ -76,14 +78,19 @@ async def _store(running: Running, outcome: Command) -> Reply | None:
     try:
         return await running.persist(outcome)
     except StoreUnavailableError as error:
-        logger.critical(
-            "%s: the outcome of task %s is not stored: %s; a duplicate may run again",
-            running.execution.key,
-            running.call.task_id,
-            error,
-        )
-        running.send(signals.outcome_unsaved, error=error)
+        unsaved(running, error)
         return None
+
+
+def unsaved(running: Running, error: Exception) -> None:
+    """Tell that the outcome could not be stored."""
+    logger.critical(
+        "%s: the outcome of task %s is not stored: %s; a duplicate may run again",
+        running.execution.key,
+        running.call.task_id,
+        error,
+    )
+    running.send(signals.outcome_unsaved, error=error)
 
 
 async def _delegate(running: Running, outcome: Failure) -> Outcome:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from celery_idempotent.errors import LeaseLostError
+from celery_idempotent.errors import IdempotencyError, LeaseLostError
 from celery_idempotent.gate.execution import Execution
 from celery_idempotent.gate.outcome import Failure, Outcome, Result
 from celery_idempotent.lease.heartbeat import heartbeat
@@ -31,6 +31,10 @@ class Threads:
     async def execute(self, command: Command) -> Reply:
         """The store's answer."""
         return self.store.execute(command)
+
+    async def execute_all(self, many: Sequence[Command]) -> list[Reply | IdempotencyError]:
+        """The store's answers."""
+        return self.store.execute_all(many)
 
     async def sleep(self, seconds: float) -> None:
         """Block this thread."""

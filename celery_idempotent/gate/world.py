@@ -7,9 +7,10 @@ its first line to its last without being suspended once: `at_once` calls it like
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.gate.execution import AnyExecution
 from celery_idempotent.gate.outcome import Outcome
 from celery_idempotent.lease.held import Lease
@@ -44,6 +45,13 @@ class World(Protocol):
         Raises:
             StoreUnavailableError: if Redis cannot be asked.
             CorruptRecordError: if there is no string under the key.
+        """
+
+    async def execute_all(self, many: Sequence[Command]) -> list[Reply | IdempotencyError]:
+        """The answer to each of `many`, or the error that is its answer, in one round trip.
+
+        Raises:
+            StoreUnavailableError: if Redis cannot be asked.
         """
 
     async def sleep(self, seconds: float) -> None:
