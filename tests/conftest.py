@@ -1,4 +1,4 @@
-"""A test whose mark names what it needs is skipped where that is missing; in CI it fails there."""
+"""What holds for every test: what it shares a process with, and what it does without a server."""
 
 from __future__ import annotations
 
@@ -24,8 +24,20 @@ NEEDS: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A module's tests share Celery workers, so one process of pytest-xdist is to run them all.
+
+    Where some of them have workers of their own, they say so by a mark of their own.
+    """
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 @pytest.hookimpl(tryfirst=True)  # before the test's fixtures start a server
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test whose mark names what it needs is skipped where that is missing; in CI it fails."""
     for mark, (there, missing) in NEEDS.items():
         if item.get_closest_marker(mark) and not there():
             if os.environ.get("CI") == "true":

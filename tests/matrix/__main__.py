@@ -1,32 +1,40 @@
 """Installs each combination of Python and Celery, and runs the core tests in it.
 
-Environments stay in ``.matrix`` and are used again. A Python that is not on PATH (nor in pyenv) is
-named and left out; ``--corners`` keeps to the running one, with the oldest Celery and the newest.
+Environments stay in ``.matrix`` and are used again. A Python that is not here is downloaded; one
+that cannot be had is named and left out. ``--corners`` downloads none and keeps to two: the oldest
+Celery on the oldest Python that is here, and the newest on the newest. What all the tests run
+under anyway is no corner.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
-#: Celery's version, and what an old one needs beside it.
-CELERYS = {
-    "5.3": ("celery[redis]==5.3.*", "kombu<5.6"),
-    "5.4": ("celery[redis]==5.4.*", "kombu<5.6"),
-    "5.5": ("celery[redis]==5.5.*", "kombu==5.5.*"),
-    "5.6": ("celery[redis]==5.6.*",),
-    "newest": ("celery[redis]",),
-}
-CORNER_CELERYS = ("5.3", "newest")
+CELERYS = ("5.3", "5.4", "5.5", "5.6", "5.7")
+#: Each is told, since a result depends on them as much as on Celery's version.
+TOLD = ("celery", "kombu", "redis")
+
+#: Tests wait more than they work, so that three processes of them keep two cores busy.
+SPREAD = ("--numprocesses", "3", "--dist", "loadgroup")
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".matrix"
+#: uv does not look into pyenv's folder, and the shims that pyenv has on PATH find one version only.
+PYENV = sorted((Path.home() / ".pyenv" / "versions").glob("*/bin"))
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": os.pathsep.join([*map(str, PYENV), os.environ["PATH"]]),
+    "UV_PYTHON_INSTALL_DIR": str(FOLDER / "pythons"),
+}
 
 
 @dataclass(frozen=True)
@@ -34,28 +42,37 @@ class Combination:
     """One environment."""
 
     python: str
-    interpreter: str
     celery: str
 
     @property
     def folder(self) -> Path:
         return FOLDER / f"python{self.python}-celery{self.celery}"
 
-    def install(self) -> None:
-        """Make the environment, unless it is there from an earlier run."""
-        done = self.folder / "installed"
-        if done.exists():
-            return
-        subprocess.run([self.interpreter, "-m", "venv", "--clear", self.folder], check=True)
-        pip = [self.folder / "bin" / "python", "-m", "pip", "install", "--quiet"]
-        quiet = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-        wanted = [*CELERYS[self.celery], "--editable", f"{ROOT}[test]"]
-        subprocess.run([*pip, *wanted], check=True, env=quiet)
-        done.touch()
+    @property
+    def interpreter(self) -> str:
+        return str(self.folder / "bin" / "python")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this is what the command itself runs under, and so do all the tests."""
+        here = "{}.{}".format(*sys.version_info)
+        return (self.python, self.celery) == (here, version("celery").rpartition(".")[0])
+
+    def install(self) -> str:
+        """Make the environment, or bring it up to date; the versions that it has."""
+        if not self.folder.exists():
+            uv("venv", "--python", str(find_python(self.python)), str(self.folder))
+        uv(
+            *("pip", "install", "--python", self.interpreter),
+            *(f"celery[redis]=={self.celery}.*", "--editable", f"{ROOT}[test]"),
+        )
+        installed = uv("pip", "freeze", "--python", self.interpreter).splitlines()
+        pairs = (line.split("==") for line in installed if "==" in line)
+        return ", ".join(f"{name} {number}" for name, number in pairs if name in TOLD)
 
     def test(self, arguments: list[str]) -> tuple[bool, str]:
-        """Whether the core tests pass, and pytest's last line."""
-        command = [self.folder / "bin" / "python", "-m", "pytest", "-q", "-m", "core", *arguments]
+        """Whether the core tests pass, and pytest's last line; the others are printed if not."""
+        command = [self.interpreter, "-m", "pytest", "-q", "-m", "core", *SPREAD, *arguments]
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         lines = run.stdout.strip().splitlines() or run.stderr.strip().splitlines() or [""]
         if run.returncode != 0:
@@ -63,43 +80,73 @@ class Combination:
         return run.returncode == 0, lines[-1]
 
 
-def find_python(version: str) -> str | None:
-    """An interpreter of this version: the running one, on PATH, or pyenv's."""
-    if version == "{}.{}".format(*sys.version_info):
-        return sys.executable
-    installed = Path.home() / ".pyenv" / "versions"
-    by_pyenv = sorted(installed.glob(f"{version}.*/bin/python"))
-    return str(by_pyenv[-1]) if by_pyenv else shutil.which(f"python{version}")
+def uv(*arguments: str) -> str:
+    """What uv prints; what it complains of is shown if it fails."""
+    command = [sys.executable, "-m", "uv", *arguments]
+    run = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        raise UvError(run.stderr.strip())
+    return run.stdout.strip()
 
 
-def combinations(corners: bool) -> list[Combination]:
-    """Those that can be tried here."""
+class UvError(Exception):
+    """What uv said when it failed."""
+
+
+@cache
+def find_python(python: str) -> str | None:
+    """Where an interpreter of this version is, if one is here."""
+    try:
+        return uv("python", "find", "--no-python-downloads", python)
+    except UvError:
+        return None
+
+
+def download_python(python: str) -> bool:
+    """Get an interpreter of this version; whether that went well."""
+    try:
+        uv("python", "install", python)
+    except UvError:
+        return False
+    find_python.cache_clear()
+    return True
+
+
+def all_combinations() -> list[Combination]:
+    """Those that can be tried, or be made so."""
     found = []
-    running = "{}.{}".format(*sys.version_info)
-    for python in (running,) if corners else PYTHONS:
-        interpreter = find_python(python)
-        if interpreter is None:
-            print(f"Python {python} is not here: left out", flush=True)
-            continue
-        celerys = CORNER_CELERYS if corners else CELERYS
-        found += [Combination(python, interpreter, celery) for celery in celerys]
+    for python in PYTHONS:
+        if find_python(python) or download_python(python):
+            found += [Combination(python, celery) for celery in CELERYS]
+        else:
+            print(f"– Python {python} is not here and cannot be downloaded: left out", flush=True)
     return found
+
+
+def corners() -> list[Combination]:
+    """The oldest of both, and the newest."""
+    pythons = [python for python in PYTHONS if find_python(python)]
+    oldest, newest = Combination(pythons[0], CELERYS[0]), Combination(pythons[-1], CELERYS[-1])
+    return [corner for corner in (oldest, newest) if not corner.is_running]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
-    parser.add_argument("--corners", action="store_true", help="the oldest and the newest Celery")
+    parser.add_argument("--corners", action="store_true", help="the oldest and the newest of both")
     parser.add_argument("pytest", nargs="*", help="passed on to pytest")
     options = parser.parse_args()
     passed = True
-    for combination in combinations(options.corners):
+    for combination in corners() if options.corners else all_combinations():
         started = time.monotonic()
-        combination.install()
-        good, line = combination.test(options.pytest)
+        try:
+            versions = combination.install()
+            good, line = combination.test(options.pytest)
+        except UvError as error:
+            versions, good, line = f"celery {combination.celery}", False, str(error)
         passed &= good
+        told = f"Python {combination.python}, {versions}: {line}"
         seconds = time.monotonic() - started
-        mark = "✓" if good else "✗"
-        print(f"{mark} {combination.folder.name}: {line} ({seconds:.0f} s)", flush=True)
+        print("✓" if good else "✗", told, f"({seconds:.0f} s)", flush=True)
     return 0 if passed else 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,11 @@ pytestmark = pytest.mark.worker
 POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
 
 
-@pytest.fixture(scope="module", params=POOLS)
+def _in_a_group_of_its_own(pool: str) -> Any:
+    return pytest.param(pool, marks=pytest.mark.xdist_group(f"pool {pool}"))
+
+
+@pytest.fixture(scope="module", params=map(_in_a_group_of_its_own, POOLS))
 def pool(request: pytest.FixtureRequest) -> str:
     pool: str = request.param
     if pool in ("gevent", "eventlet") and find_spec(pool) is None:
