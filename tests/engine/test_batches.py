@@ -73,6 +73,7 @@ def test_round_trips_are_counted_where_they_are_made(
     idem: Idempotency, monkeypatch: pytest.MonkeyPatch, keys: list[str]
 ) -> None:
     idem.begin_many(["warm"]).complete_many()
+    idem.begin_many(["too"]).release_many()
     line = idem.gate.store._line
     send, trips = line.send, []  # type: ignore[union-attr]
 
