@@ -7,8 +7,12 @@ from typing import Any
 
 from kombu import serialization
 
-#: Values of exactly these types come out of every serializer as they went in.
-_SCALARS = frozenset({str, int, float, bool, type(None)})
+#: Values of exactly these types come out of every serializer as they went in, and so does text
+#: that can be encoded: JSON makes one letter of two surrogates.
+_SCALARS = frozenset({int, float, bool, type(None)})
+
+#: Members of lists and mappings that are looked at; one that contains itself has no end of them.
+_LOOKS = 100_000
 
 
 def normaliser(
@@ -23,7 +27,7 @@ def normaliser(
     def normalise(
         args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        if all(map(_is_plain, args)) and all(map(_is_plain, kwargs.values())):
+        if _is_plain(*args, *kwargs.values()):
             return args, kwargs
         try:
             content_type, encoding, data = serialization.dumps(
@@ -37,14 +41,33 @@ def normaliser(
     return normalise
 
 
-def _is_plain(value: Any, depth: int = 0) -> bool:
-    kind = type(value)
-    if kind in _SCALARS:
-        return True
-    if depth > 20:
+def _is_plain(*values: Any) -> bool:
+    left = list(values)
+    looks = _LOOKS
+    while left:
+        value = left.pop()
+        kind = type(value)
+        if kind is list or kind is dict:
+            looks -= len(value)
+            if looks < 0:
+                return False
+            if kind is dict:
+                if not all(type(key) is str for key in value):
+                    return False
+                left += value
+                value = value.values()
+            left += value
+        elif kind is str:
+            if not (value.isascii() or _is_encodable(value)):
+                return False
+        elif kind not in _SCALARS:
+            return False
+    return True
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
         return False
-    if kind is list:
-        return all(_is_plain(item, depth + 1) for item in value)
-    if kind is dict:
-        return all(type(key) is str and _is_plain(item, depth + 1) for key, item in value.items())
-    return False
+    return True

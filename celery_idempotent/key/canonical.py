@@ -24,6 +24,11 @@ VERSION = b"idempotent1"
 #: Nesting that is taken for a structure that contains itself.
 MAX_DEPTH = 100
 _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep, or contains itself"
+#: What one value may cost: text its bytes, each member of a structure this many. Sixty lists, each
+#: with the one before in it twice, are soon pickled and would be written out for ever.
+MAX_COST = 64 * 1024 * 1024
+MEMBER_COST = 64
+_TOO_LARGE = f"is larger than {MAX_COST >> 20} MiB, or has more than a million members"
 
 
 class NotCanonicalError(TypeError):
@@ -39,23 +44,50 @@ def canonical(value: Any) -> bytes:
     """The canonical bytes of `value`.
 
     Raises:
-        NotCanonicalError: for a type that has none, for NaN, and for nesting beyond `MAX_DEPTH`.
+        NotCanonicalError: for a type that has none, for NaN, for nesting beyond `MAX_DEPTH` and for
+            what costs more than `MAX_COST`.
     """
     try:
-        return _encode(value, 0)
+        return _encode(value, _Walk())
+    except NotCanonicalError:
+        raise
     except RecursionError:
         # The caller stood deep in its own stack already.
         raise NotCanonicalError(_TOO_DEEP) from None
+    except Exception as error:
+        # A type of the application's own that cannot be read. What it says may quote a value.
+        raise NotCanonicalError(f"cannot be read ({type(error).__name__})") from None
 
 
-def _encode(value: Any, depth: int) -> bytes:
+class _Walk:
+    """The way through one value: how deep it is, and what it has cost."""
+
+    # Of the class, so that a plain value, whose walk is over at once, does not pay for them.
+    depth = 0
+    cost = 0
+
+    def spend(self, cost: int) -> None:
+        self.cost += cost
+        if self.cost > MAX_COST:
+            raise NotCanonicalError(_TOO_LARGE)
+
+    def down(self, members: int) -> None:
+        """Go to the members of a structure."""
+        self.spend(members * MEMBER_COST)
+        self.depth += 1
+        if self.depth > MAX_DEPTH and members:
+            raise NotCanonicalError(_TOO_DEEP)
+
+    def up(self) -> None:
+        self.depth -= 1
+
+
+def _encode(value: Any, walk: _Walk) -> bytes:
     encode = _ENCODERS.get(type(value)) or _encoder_of(value)
-    if depth > MAX_DEPTH:
-        raise NotCanonicalError(_TOO_DEEP)
-    return encode(value, depth)
+    return encode(value, walk)
 
 
-def _encoder_of(value: Any) -> Callable[[Any, int], bytes]:
+def _encoder_of(value: Any) -> Callable[[Any, _Walk], bytes]:
     """The encoder for an instance of a subclass, or of a kind rather than a type."""
     if isinstance(value, Enum):
         return _enum
@@ -67,62 +99,81 @@ def _encoder_of(value: Any) -> Callable[[Any, int], bytes]:
     raise NotCanonicalError(f"has no canonical form (type {type(value).__qualname__})")
 
 
-def _text(value: str, _: int = 0) -> bytes:
+def _text(value: str, walk: _Walk) -> bytes:
     data = value.encode("utf-8", "surrogatepass")
-    return b"s%d:%b" % (len(data), data)
+    size = len(data)
+    if size > MEMBER_COST:
+        walk.spend(size)
+    return b"s%d:%b" % (size, data)
 
 
-def _bytes(value: Any, _: int) -> bytes:
+def _bytes(value: Any, walk: _Walk) -> bytes:
     data = bytes(value)
-    return b"b%d:%b" % (len(data), data)
+    return b"b%d:%b" % (len(data), _paid(data, walk))
 
 
-def _float(value: float, _: int) -> bytes:
+def _paid(data: bytes, walk: _Walk) -> bytes:
+    if len(data) > MEMBER_COST:
+        walk.spend(len(data))
+    return data
+
+
+def _float(value: float, _: _Walk) -> bytes:
     if math.isnan(value):
         raise NotCanonicalError("is NaN, which equals nothing, not even itself")
     return b"f%b;" % float.__repr__(value).encode()
 
 
-def _int(value: int, _: int) -> bytes:
+def _int(value: int, walk: _Walk) -> bytes:
     # Hexadecimal, because Python refuses to write very long integers in decimal.
-    return b"i%b;" % format(int(value), "x").encode()
+    return b"i%b;" % _paid(format(int(value), "x").encode(), walk)
 
 
-def _decimal(value: Decimal, _: int) -> bytes:
+def _decimal(value: Decimal, walk: _Walk) -> bytes:
     if value.is_nan():
         raise NotCanonicalError("is NaN, which equals nothing, not even itself")
-    return b"D%b;" % Decimal.__str__(value).encode()
+    # A decimal context may want its exponent in a small letter.
+    return b"D%b;" % _paid(Decimal.__str__(value).replace("e", "E").encode(), walk)
 
 
-def _sequence(value: Any, depth: int) -> bytes:
-    return b"[%b]" % b"".join(_encode(item, depth + 1) for item in value)
+def _sequence(value: Any, walk: _Walk) -> bytes:
+    walk.down(len(value))
+    members = [_encode(item, walk) for item in value]
+    walk.up()
+    return b"[%b]" % b"".join(members)
 
 
-def _set(value: Any, depth: int) -> bytes:
-    return b"<%b>" % b"".join(sorted(_encode(item, depth + 1) for item in value))
+def _set(value: Any, walk: _Walk) -> bytes:
+    walk.down(len(value))
+    members = sorted([_encode(item, walk) for item in value])
+    walk.up()
+    return b"<%b>" % b"".join(members)
 
 
-def _mapping(value: Mapping[Any, Any], depth: int) -> bytes:
-    pairs = sorted(
-        (_encode(key, depth + 1), _encode(item, depth + 1)) for key, item in value.items()
-    )
-    return b"{%b}" % b"".join(key + item for key, item in pairs)
+def _mapping(value: Mapping[Any, Any], walk: _Walk) -> bytes:
+    walk.down(len(value))
+    pairs = sorted([(_encode(key, walk), _encode(item, walk)) for key, item in value.items()])
+    walk.up()
+    return b"{%b}" % b"".join([key + item for key, item in pairs])
 
 
-def _enum(value: Enum, depth: int) -> bytes:
-    return b"E%b%b" % (_text(type(value).__qualname__), _encode(value.value, depth + 1))
+def _enum(value: Enum, walk: _Walk) -> bytes:
+    walk.down(1)
+    form = _encode(value.value, walk)
+    walk.up()
+    return b"E%b%b" % (_text(type(value).__qualname__, walk), form)
 
 
-def _dataclass(value: Any, depth: int) -> bytes:
+def _dataclass(value: Any, walk: _Walk) -> bytes:
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return b"C%b%b" % (_text(type(value).__qualname__), _mapping(fields, depth))
+    return b"C%b%b" % (_text(type(value).__qualname__, walk), _mapping(fields, walk))
 
 
-def _timedelta(value: timedelta, _: int) -> bytes:
+def _timedelta(value: timedelta, _: _Walk) -> bytes:
     return b"P%d,%d,%d;" % (value.days, value.seconds, value.microseconds)
 
 
-_ENCODERS: dict[type, Callable[[Any, int], bytes]] = {
+_ENCODERS: dict[type, Callable[[Any, _Walk], bytes]] = {
     str: _text,
     int: _int,
     float: _float,
@@ -134,8 +185,8 @@ _ENCODERS: dict[type, Callable[[Any, int], bytes]] = {
 }
 
 #: In this order: a datetime is also a date.
-_KINDS: tuple[tuple[type | tuple[type, ...], Callable[[Any, int], bytes]], ...] = (
-    (str, lambda value, _: _text(str.__str__(value))),
+_KINDS: tuple[tuple[type | tuple[type, ...], Callable[[Any, _Walk], bytes]], ...] = (
+    (str, lambda value, walk: _text(str.__str__(value), walk)),
     (int, _int),
     (float, _float),
     (Decimal, _decimal),

@@ -130,20 +130,27 @@ class KeyRule:
         except Exception as error:
             # Not its message: that may quote an argument.
             raise KeyRuleError(
-                f"{self._task}: idempotency_key raised {type(error).__name__}"
+                f"{self._task}: idempotency_key raised {type(error).__name__}; it must give a key "
+                "for every call, or the call carry its own"
             ) from error
         return self._text(value, "what idempotency_key returned")
 
     def _text(self, value: Any, name: str) -> bytes:
         """The form of a key given as a value: a number or a UUID is the same key as its text."""
         if value is None or isinstance(value, bool) or (hasattr(value, "__len__") and not value):
-            raise KeyRuleError(f"{self._task}: {name} is {_kind(value)}, which is no key")
+            raise KeyRuleError(
+                f"{self._task}: {name} is {_kind(value)}, which is no key; it must be text, a "
+                "number, a UUID or a tuple of these"
+            )
         if isinstance(value, (int, UUID)):
             value = str(value)
         try:
             return b"key" + canonical(value)
         except NotCanonicalError as error:
-            raise KeyRuleError(f"{self._task}: {name} {error}") from None
+            raise KeyRuleError(
+                f"{self._task}: {name} {error}; it must be text, a number, a UUID or a tuple of "
+                "these"
+            ) from None
 
     def _refuse(self, name: str, error: NotCanonicalError) -> bytes:
         raise KeyRuleError(

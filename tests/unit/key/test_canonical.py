@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
+from decimal import Context, Decimal, localcontext
 from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -240,3 +240,53 @@ def test_a_caller_deep_in_its_own_stack_gets_the_same_kind_of_refusal() -> None:
 
     with pytest.raises(NotCanonicalError, match="deep"):
         from_below(sys.getrecursionlimit() - 200)
+
+
+class Unreadable(dict):  # type: ignore[type-arg]
+    def items(self) -> Any:
+        raise RuntimeError("secret")
+
+
+def test_a_type_that_cannot_be_read_is_refused_and_its_words_are_not_repeated() -> None:
+    released = memoryview(b"secret")
+    released.release()
+    half = Point(1)
+    del half.x
+
+    for value in (Unreadable(a=1), released, half):
+        with pytest.raises(NotCanonicalError, match="cannot be read") as caught:
+            canonical([value])
+        assert "secret" not in str(caught.value)
+
+
+def test_a_decimal_is_the_same_in_every_context() -> None:
+    number = Decimal("1E+30")
+    expected = canonical(number)
+
+    with localcontext(Context(prec=2, capitals=0)):
+        assert canonical(number) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "x" * 70_000_000,
+        b"x" * 70_000_000,
+        ["x" * 10_000_000] * 7,
+        [None] * 1_100_000,
+        dict.fromkeys(range(1_100_000)),
+    ],
+    ids=["text", "bytes", "texts", "list", "dict"],
+)
+def test_what_is_enormous_is_refused(value: Any) -> None:
+    with pytest.raises(NotCanonicalError, match="is larger than 64 MiB"):
+        canonical(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["x" * 60_000_000, [None] * 1_000_000, 1 << 8_000_000],
+    ids=["text", "list", "number"],
+)
+def test_what_is_only_large_is_not(value: Any) -> None:
+    assert canonical(value)

@@ -105,7 +105,10 @@ class TestCallable:
         with pytest.raises(KeyRuleError) as caught:
             Task(charge, rule)("4111-1111")
 
-        assert str(caught.value) == "shop.charge: idempotency_key raised LookupError"
+        assert str(caught.value) == (
+            "shop.charge: idempotency_key raised LookupError; it must give a key for every call, "
+            "or the call carry its own"
+        )
         assert isinstance(caught.value.__cause__, LookupError)
 
 
