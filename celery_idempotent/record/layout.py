@@ -9,7 +9,7 @@ fingerprint   1 +  length, then bytes
 task_id       2 +  length, then bytes; a UUID is a zero byte and its 16 bytes
 worker        1 +  length, then UTF-8
 owner         1 +  length, then the id of the execution; empty unless STARTED
-format        1 +  length, then ASCII; empty unless a value is kept
+format        1 +  length, then ASCII: how to read the body, see store/payload.py
 body         rest  the outcome, or the reason why no value is kept; before that, the steps
 ==========  =====  ==========================================================================
 """
@@ -22,7 +22,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.errors import CorruptRecordError, IdempotencyError
 from celery_idempotent.record.record import Record, State
 
 _STATES = {
@@ -36,6 +36,8 @@ _STATES = {
 #: Of these the continuation has gone out.
 _CONTINUED = b"DG"
 _FIXED = 15
+#: And one byte before it, at times.
+_LONGEST_TASK_ID = 2**16 - 2
 #: As `str` writes one, and nothing that `UUID` would read besides.
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 #: Times beyond are damage: the year 6429.
@@ -113,10 +115,21 @@ def corrupt(key: str) -> CorruptRecordError:
 
 
 def write_task_id(task_id: str) -> bytes:
-    """Half the room for the ids that Celery draws; any other id as it is."""
+    """Half the room for the ids that Celery draws; any other id as it is.
+
+    Raises:
+        IdempotencyError: if a record has no room for it, or it is no text that can be written.
+    """
     if _UUID.fullmatch(task_id):
         return b"\0" + bytes.fromhex(task_id.replace("-", ""))
-    data = task_id.encode()
+    try:
+        data = task_id.encode()
+    except UnicodeEncodeError:
+        raise IdempotencyError("the task's id holds half a letter (a lone surrogate)") from None
+    if len(data) > _LONGEST_TASK_ID:
+        raise IdempotencyError(
+            f"the task's id has {len(data)} bytes; a record has room for {_LONGEST_TASK_ID}"
+        )
     return b"\1" + data if data[:1] in (b"\0", b"\1") else data
 
 
