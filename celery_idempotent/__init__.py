@@ -7,6 +7,7 @@ from celery_idempotent.entry.task import IdempotentTask
 from celery_idempotent.errors import (
     ConflictError,
     CorruptRecordError,
+    DecryptionError,
     IdempotencyError,
     KeyReusedError,
     KeyRuleError,
@@ -25,6 +26,7 @@ __all__ = [
     "ConflictError",
     "CorruptRecordError",
     "Decision",
+    "DecryptionError",
     "Idempotency",
     "IdempotencyError",
     "IdempotentTask",

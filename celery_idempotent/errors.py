@@ -39,11 +39,15 @@ class PoisonedTaskError(IdempotencyError):
 
 
 class StoreUnavailableError(IdempotencyError):
-    """Redis cannot be reached, or does not answer in time."""
+    """Redis, or the backend that a result was offloaded to, cannot be reached in time."""
 
 
 class CorruptRecordError(IdempotencyError):
     """The record cannot be read: damaged, of another kind, or written by a newer version."""
+
+
+class DecryptionError(CorruptRecordError):
+    """What is stored was encrypted under a key that is not at hand, or was tampered with."""
 
 
 class NotReadyError(IdempotencyError):

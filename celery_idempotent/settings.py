@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -52,6 +53,10 @@ class Settings:
     serializer: str | None = None
     #: kombu compression.
     compression: str | None = None
+    #: Smaller values stay as they are.
+    compression_threshold: int = 1024
+    #: Fernet keys, the newest first; or a function, or the dotted path of one, that gives them.
+    encryption_keys: Any = field(default=None, repr=False)
     #: Above it the value is not kept in Redis.
     max_result_size: int = 1024 * 1024
     #: URL of a Celery key-value backend for values above `max_result_size`.
@@ -99,7 +104,10 @@ class Settings:
         return round(self.error_ttl * 1000)
 
 
-OPTIONS: tuple[str, ...] = tuple(PREFIX + field.name for field in fields(Settings))
+OPTIONS: tuple[str, ...] = tuple(PREFIX + option.name for option in fields(Settings))
+
+#: Their values appear in no error, not even short ones.
+_SECRET = frozenset(PREFIX + name for name in ("encryption_keys", "redis_url", "offload_backend"))
 
 
 def build(values: Mapping[str, Any], where: str) -> Settings:
@@ -114,11 +122,13 @@ def build(values: Mapping[str, Any], where: str) -> Settings:
     for option, value in values.items():
         wanted = _fault(option, value)
         if wanted:
-            raise SettingsError(f"{where}: {option} must be {wanted}, not {_shown(value)}")
+            shown = type(value).__name__ if option in _SECRET else _shown(value)
+            raise SettingsError(f"{where}: {option} must be {wanted}, not {shown}")
     given = {option.removeprefix(PREFIX): value for option, value in values.items()}
     _check_wait(given, where)
-    if "replay_errors" in given:
-        given["replay_errors"] = tuple(given["replay_errors"])
+    for name in ("replay_errors", "encryption_keys"):
+        if isinstance(given.get(name), list):
+            given[name] = tuple(given[name])
     return Settings(**given)
 
 
@@ -188,6 +198,14 @@ def _are_errors(value: Any) -> bool:
     )
 
 
+def _are_keys(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return bool(value) and all(isinstance(key, (str, bytes)) and key for key in value)
+    if isinstance(value, str):
+        return re.fullmatch(r"\w+([.:]\w+)+", value) is not None
+    return value is None or callable(value)
+
+
 def _is_prefix(value: Any) -> bool:
     return isinstance(value, str) and value != "" and value.isprintable() and " " not in value
 
@@ -209,6 +227,11 @@ _CHECKS: Mapping[str, _Check] = {
     "store_result": _FLAG,
     "serializer": _text("the name of a kombu serializer"),
     "compression": _text("the name of a kombu compression"),
+    "compression_threshold": _whole(0, 512 * 1024 * 1024),
+    "encryption_keys": (
+        _are_keys,
+        "a tuple of Fernet keys, the newest first, or a function that gives it, or its path",
+    ),
     "max_result_size": _whole(0, 512 * 1024 * 1024),
     "offload_backend": _text("the URL of a Celery key-value backend"),
     "redis_url": _text("the URL of a Redis"),

@@ -13,7 +13,7 @@ from celery.utils.nodenames import gethostname
 from celery_idempotent.entry import continuation, passage
 from celery_idempotent.entry.clock import seconds_until
 from celery_idempotent.entry.passage import Passage
-from celery_idempotent.errors import IdempotencyError, ResultNotStoredError
+from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.gate.caller import Delegate, Fail, Release, Verdict
 from celery_idempotent.gate.execution import Execution
 from celery_idempotent.key.key import Key
@@ -83,7 +83,7 @@ class TaskCall:
             return Release()
         return Fail() if isinstance(error, self.settings.replay_errors) else Release()
 
-    def remembered(self, record: Record, error: ResultNotStoredError) -> Any:
+    def remembered(self, record: Record, error: IdempotencyError) -> Any:
         """For a redelivery of the message that ran: what the result backend has under its id.
 
         A failure of the redelivery must not be told to those who have seen the success.

@@ -12,11 +12,11 @@ from typing import Any
 import click
 from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
-from kombu.compression import encoders as compressions
+from kombu.compression import get_encoder
 from kombu.serialization import dumps, prepare_accept_content, registry
 
 from celery_idempotent import settings
-from celery_idempotent.entry import depot
+from celery_idempotent.entry import depot, encryption
 from celery_idempotent.entry.arguments import normaliser
 from celery_idempotent.entry.depot import BackendDepot
 from celery_idempotent.entry.dialect import BackendDialect
@@ -71,6 +71,7 @@ def check(task: type[Task], app: Celery) -> tuple[Settings, KeyRule]:
         options = with_serializer(options, task.name, app.conf.result_serializer, accepted(app))
         if options.offload_backend:
             depot.check(app, options.offload_backend)
+        encryption.check(options)
         rule = KeyRule(task.name, options.key, _signature_of(task), normaliser(task.serializer))
     except SettingsError as error:
         raise ConfigurationError(str(error)) from None
@@ -133,10 +134,13 @@ def with_serializer(
             f"{where}: idempotency_serializer {serializer!r} writes what "
             "result_accept_content (or accept_content) does not let anyone read"
         )
-    if options.compression and options.compression not in compressions():
-        raise SettingsError(
-            f"{where}: idempotency_compression: kombu knows no {options.compression!r}"
-        )
+    if options.compression:
+        try:
+            get_encoder(options.compression)
+        except KeyError:
+            raise SettingsError(
+                f"{where}: idempotency_compression: kombu knows no {options.compression!r}"
+            ) from None
     return replace(options, serializer=serializer)
 
 
@@ -164,20 +168,23 @@ def gate_of(app: Celery, options: Settings) -> Gate:
     """The app's gate to these places: tasks that share them share its connections."""
     try:
         place = place_of(app, options)
+        wanted = place, options.offload_backend, options.encryption_keys
         with _making:
-            gates: list[tuple[Place, str | None, Gate]]
+            gates: list[tuple[tuple[Place, Any, Any], Gate]]
             gates = vars(app).setdefault("_idempotency_gates", [])
-            for known, offload, gate in gates:
-                if (known, offload) == (place, options.offload_backend):
+            for known, gate in gates:
+                if known == wanted:
                     return gate
-            gate = _new_gate(app, place, options.offload_backend)
-            gates.append((place, options.offload_backend, gate))
+            gate = _new_gate(app, place, options)
+            gates.append((wanted, gate))
             return gate
     except SettingsError as error:
         raise ConfigurationError(str(error)) from None
 
 
-def _new_gate(app: Celery, place: Place, offload: str | None) -> Gate:
+def _new_gate(app: Celery, place: Place, options: Settings) -> Gate:
+    offload = options.offload_backend
     elsewhere = BackendDepot(app, offload) if offload else None
-    payloads = Payloads(BackendDialect(app), accepted(app), elsewhere)
+    cipher = encryption.cipher(options)
+    payloads = Payloads(BackendDialect(app), accepted(app), elsewhere, cipher)
     return Gate(RecordStore(place, payloads.decode), payloads)

@@ -1,7 +1,11 @@
-"""Large results in one of Celery's key-value backends, outside Redis."""
+"""Large payloads in one of Celery's key-value backends, outside Redis."""
 
 from __future__ import annotations
 
+import os
+import threading
+from base64 import b64decode, b64encode
+from math import ceil
 from typing import Any
 
 from celery import Celery
@@ -11,32 +15,65 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_idempotent.errors import SettingsError
 
+#: Before data that is no ASCII: every backend takes text, some make text of all they are given.
+_BASE64 = "base64:"
+
 
 class BackendDepot:
     """Objects by name in the backend that a URL names: ``file://``, ``s3://``, ``gs://`` …
 
-    The backend is opened in the process that first needs it, never before a fork.
+    The backend is opened in the process and thread that need it: clients in there are seldom made
+    for several threads, and never for both sides of a fork.
     """
 
     def __init__(self, app: Celery, url: str) -> None:
         self._app = app
         self._url = url
-        self._backend: Any = None
+        self._opened = threading.local()
 
-    def put(self, name: str, data: bytes) -> None:
-        """Keep `data` under `name`; whatever the backend raises comes out."""
-        self._open().set(name.encode(), data)
+    def put(self, name: str, data: bytes, seconds: float) -> None:
+        """Keep `data` under `name`; whatever the backend raises comes out.
+
+        `seconds` is told to the backend as its ``expires``; some go by it, most do not.
+        """
+        backend = self._open(ceil(seconds))
+        backend.set(backend.key_t(name), _as_text(data))
 
     def get(self, name: str) -> bytes | None:
         """The data under `name`, or None if there is none any more."""
-        data = self._open().get(name.encode())
-        return data.encode() if isinstance(data, str) else data
+        backend = self._open()
+        data = backend.get(backend.key_t(name))
+        return None if data is None else _from_text(data)
 
-    def _open(self) -> Any:
-        if self._backend is None:
+    def delete(self, name: str) -> None:
+        """Forget `name`."""
+        backend = self._open()
+        backend.delete(backend.key_t(name))
+
+    def _open(self, seconds: int | None = None) -> Any:
+        opened: dict[Any, Any] = vars(self._opened)
+        place = os.getpid(), seconds
+        if place not in opened:
             backend, url = by_url(self._url, self._app.loader)
-            self._backend = backend(app=self._app, url=url)
-        return self._backend
+            opened[place] = backend(app=self._app, url=url, expires=seconds)
+        return opened[place]
+
+
+def _as_text(data: bytes) -> str:
+    if data.isascii() and not data.startswith(_BASE64.encode()):
+        return data.decode("ascii")
+    return _BASE64 + b64encode(data).decode()
+
+
+def _from_text(data: bytes | str) -> bytes:
+    text = data.encode() if isinstance(data, str) else bytes(data)
+    mark = _BASE64.encode()
+    if not text.startswith(mark):
+        return text
+    try:
+        return b64decode(text[len(mark) :], validate=True)
+    except ValueError:
+        return text  # damage, which the reader will find out and tell
 
 
 def check(app: Celery, url: str) -> None:

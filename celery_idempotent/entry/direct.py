@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from uuid import uuid4
 
 from celery_idempotent.entry.caller import worker_name
-from celery_idempotent.errors import IdempotencyError, ResultNotStoredError
+from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.gate.caller import Fail, Release, Verdict
 from celery_idempotent.gate.execution import AnyExecution
 from celery_idempotent.key.key import Key
@@ -42,7 +42,7 @@ class DirectCall:
         """``replay_errors`` end the key; every other error gives it back."""
         return Fail() if isinstance(error, self.settings.replay_errors) else Release()
 
-    def remembered(self, record: Record, error: ResultNotStoredError) -> Any:
+    def remembered(self, record: Record, error: IdempotencyError) -> Any:
         """Nobody else has the value."""
         raise error
 

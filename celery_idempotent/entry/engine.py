@@ -12,7 +12,7 @@ from celery import Celery
 from kombu.serialization import registry
 
 from celery_idempotent import settings
-from celery_idempotent.entry import batch, configuration
+from celery_idempotent.entry import batch, configuration, encryption
 from celery_idempotent.entry.batch import AsyncBatch, Batch
 from celery_idempotent.entry.block import Block
 from celery_idempotent.entry.direct import DirectCall, under_way
@@ -40,7 +40,7 @@ _OF_TASKS = ("key", "dedupe_publish", "on_start_without_store")
 #: Options of the engine alone: where the records are.
 _OF_PLACE = frozenset(
     {"redis_url", "redis_client", "redis_options", "redis_timeout", "redis_connect_timeout"}
-    | {"key_prefix", "offload_backend", "breaker_failures", "breaker_pause"}
+    | {"key_prefix", "offload_backend", "encryption_keys", "breaker_failures", "breaker_pause"}
     | {"wait_replicas", "wait_replicas_timeout", "wait_aof"}
 )
 
@@ -78,6 +78,7 @@ class Idempotency:
         )
         self.settings = self._build(options, f"Idempotency {name!r}")
         self._values |= options
+        encryption.check(self.settings)
         self._place = place_of(self._app, self.settings)
         if self.settings.offload_backend and self._app is None:
             raise SettingsError(
@@ -206,7 +207,7 @@ class Idempotency:
     def _payloads(self) -> Payloads:
         if self._app is not None:
             return self.gate.payloads
-        return Payloads(PlainDialect(), self._accept)
+        return Payloads(PlainDialect(), self._accept, cipher=encryption.cipher(self.settings))
 
     def settings_for(self, options: Mapping[str, Any], where: str) -> Settings:
         """The engine's settings with these `options`.

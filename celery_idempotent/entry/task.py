@@ -19,7 +19,6 @@ from celery_idempotent.gate.execution import Execution, unprotected
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.record.record import Record
-from celery_idempotent.store import commands
 
 
 class IdempotentTask(Task):
@@ -57,6 +56,8 @@ class IdempotentTask(Task):
     idempotency_store_result: bool | None = None
     idempotency_serializer: str | None = None
     idempotency_compression: str | None = None
+    idempotency_compression_threshold: int | None = None
+    idempotency_encryption_keys: Any = None
     idempotency_max_result_size: int | None = None
     idempotency_offload_backend: str | None = None
     idempotency_redis_url: str | None = None
@@ -211,10 +212,7 @@ class IdempotentTask(Task):
         Raises:
             StoreUnavailableError: if Redis cannot be asked.
         """
-        answer = self.idempotency_configuration.gate.store.execute(
-            commands.forget(self.idempotency_key_of(*args, **kwargs))
-        )
-        return answer.case == "ok"
+        return self.idempotency_configuration.gate.forget(self.idempotency_key_of(*args, **kwargs))
 
     def idempotency_key_of(self, *args: Any, **kwargs: Any) -> Key:
         """The key of a call with these arguments; ``str()`` of it is `Record.key`.

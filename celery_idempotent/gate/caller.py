@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from celery_idempotent.errors import IdempotencyError, ResultNotStoredError
+from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
 from celery_idempotent.settings import Settings
@@ -59,8 +59,8 @@ class Caller(Protocol):
     def verdict(self, error: BaseException) -> Verdict:
         """What an error of the work means for the key."""
 
-    def remembered(self, record: Record, error: ResultNotStoredError) -> Any:
-        """The value that the record has not kept, from wherever the caller has it; or `error`."""
+    def remembered(self, record: Record, error: IdempotencyError) -> Any:
+        """The value that the record cannot give, from wherever the caller has it; or `error`."""
 
     def replayed(self, record: Record) -> None:
         """The record answers this call."""

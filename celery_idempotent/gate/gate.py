@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from time import monotonic
-from typing import Any
+from typing import Any, NoReturn
 
 from celery_idempotent import signals
-from celery_idempotent.errors import NotReadyError, StoreUnavailableError
+from celery_idempotent.errors import CorruptRecordError, NotReadyError, StoreUnavailableError
 from celery_idempotent.gate import conflict
 from celery_idempotent.gate.at_once import at_once
 from celery_idempotent.gate.caller import Caller
@@ -19,6 +20,7 @@ from celery_idempotent.gate.running import Running
 from celery_idempotent.gate.settle import settle
 from celery_idempotent.gate.threads import Threads
 from celery_idempotent.gate.world import World
+from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
@@ -61,6 +63,21 @@ class Gate:
         """
         return at_once(enter(call, self.world, self.payloads)).get()
 
+    def forget(self, key: Key) -> bool:
+        """Drop the record of `key`, and what it has in the depot. True if there was one.
+
+        Raises:
+            StoreUnavailableError: if Redis cannot be asked.
+        """
+        record = None
+        if self.payloads.offloads:
+            with contextlib.suppress(CorruptRecordError):
+                record = self.store.look_up(key)
+        forgotten = self.store.execute(commands.forget(key)).case == "ok"
+        if record is not None:
+            self.payloads.discard(record)
+        return forgotten
+
 
 async def enter(call: Caller, world: World, payloads: Payloads) -> Outcome:
     """How `call` ends; raises what :meth:`Gate.enter` does but for the work's own errors."""
@@ -101,6 +118,8 @@ async def begin(call: Caller, world: World, payloads: Payloads) -> Running | Any
                 return await replay(call, record, world, payloads)
             except NotReadyError:
                 conflict.refuse(call, record)
+            except StoreUnavailableError as error:
+                _without_depot(call, error)
         if answer.case == "reused":
             refusal = conflict.reused(record)
             logger.warning("Task %s is refused: %s", call.task_id, refusal)
@@ -126,6 +145,14 @@ def asking(call: Caller, owner: bytes) -> Command:
         max_attempts=settings.max_attempts,
         error_ms=settings.error_ms,
     )
+
+
+def _without_depot(call: Caller, error: StoreUnavailableError) -> NoReturn:
+    """There is an outcome, so running is out of the question whatever the policy."""
+    logger.error("%s: task %s is not answered: %s", call.key, call.task_id, error)
+    if call.settings.on_store_error == "raise":
+        raise error
+    conflict.come_back(call, call.prior, error)
 
 
 def without_store(

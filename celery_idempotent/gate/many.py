@@ -88,9 +88,11 @@ async def complete_many(
         elif answer.case == "ok":
             running.call.own_outcome = True
             running.send(signals.completed)
+            await running.steps.discard()
             faults.append(None)
         else:
             running.tell_loss()
+            await running.discard_outcome()
             faults.append(
                 LeaseLostError(f"{running.execution.key}: another execution has taken over")
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_idempotent import signals
-from celery_idempotent.errors import ResultNotStoredError
+from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.gate.caller import Caller
 from celery_idempotent.gate.outcome import Failure, Outcome, Result
 from celery_idempotent.gate.world import World
@@ -17,16 +17,18 @@ async def replay(call: Caller, record: Record, world: World, payloads: Payloads)
     Raises:
         ResultNotStoredError: if the value was not kept.
         CorruptRecordError: if it cannot be read.
+        StoreUnavailableError: if the depot that it is in cannot be asked.
         NotReadyError: if it is the result of a task that has not ended.
         BaseException: if it is the error of a task that took this one's place.
     """
+    failed = record.state is State.FAILED
     try:
         if payloads.offloads:
             outcome = await world.apart(record.outcome)
         else:
             outcome = record.outcome()
-    except ResultNotStoredError as error:
-        outcome = call.remembered(record, error)
+    except (ResultNotStoredError, CorruptRecordError) as error:
+        outcome, failed = call.remembered(record, error), False
     call.replayed(record)
     signals.send(signals.replayed, call.sender, task_id=call.task_id, key=record.key, record=record)
-    return Failure(outcome) if record.state is State.FAILED else Result(outcome)
+    return Failure(outcome) if failed else Result(outcome)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from celery_idempotent.lease.held import Lease
 from celery_idempotent.record.layout import Begun
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command, Extension
-from celery_idempotent.store.payload import Payload, Payloads
+from celery_idempotent.store.payload import RESULT, Payload, Payloads
 from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
@@ -41,8 +42,11 @@ class Running:
         settings = call.settings
         extension = Extension(call.key, begun.token, settings.lease_ms, settings.result_ms)
         self.lease: Lease[Any] = Lease(world.store, extension, sent_at, self._lost)
+        self.steps = Steps(self, begun.body)
+        #: What is to be stored at the end, and as which part of the record.
+        self.outcome: tuple[Payload, str] = Payload("", b""), RESULT
         self.execution = world.execution(
-            str(call.key), begun.token, begun.attempt, self.lease, Steps(self, begun.body)
+            str(call.key), begun.token, begun.attempt, self.lease, self.steps
         )
         #: The caller's.
         self.work = partial(call.run, self.execution)
@@ -66,19 +70,27 @@ class Running:
         """Nothing is left to protect."""
         self.world.let_go(self.lease)
 
-    async def payload(self, value: Any, part: str = "") -> Payload:
+    async def payload(self, value: Any, part: str = RESULT) -> Payload:
         """`value` as the settings want it kept, or the reason why it cannot be."""
-        settings = self.call.settings
-        assert settings.serializer is not None
-        write = partial(
-            self.payloads.of_result,
-            value,
-            serializer=settings.serializer,
-            compression=settings.compression,
-            max_size=settings.max_result_size,
-            name=f"{self.execution.key}:{self.execution.token}{part}",
-        )
-        return await self.world.apart(write) if self.payloads.offloads else write()
+        write = partial(self.payloads.of_result, value, self.call.settings, part=part)
+        return await self._written(write)
+
+    async def error_payload(self, error: BaseException) -> Payload:
+        """`error` as the settings want it kept, or the reason why it cannot be."""
+        return await self._written(partial(self.payloads.of_error, error, self.call.settings))
+
+    async def _written(self, write: Callable[..., Payload]) -> Payload:
+        place = {"key": self.execution.key, "token": self.execution.token}
+        if self.payloads.offloads:
+            return await self.world.apart(partial(write, **place))
+        return write(**place)
+
+    async def discard_outcome(self) -> None:
+        """It came too late: no record will ever point to it."""
+        payload, part = self.outcome
+        if payload.elsewhere:
+            key = self.execution.key
+            await self.world.apart(lambda: self.payloads.discard_payload(payload, key, part))
 
     async def release(self, hold: float = 0.0) -> Reply:
         """Give the key back, or hold it `hold` seconds for the same task id."""

@@ -16,7 +16,7 @@ from celery_idempotent.gate.running import Running
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
-from celery_idempotent.store.payload import DELEGATED, NOT_WANTED, Payload
+from celery_idempotent.store.payload import DELEGATED, ERROR, NOT_WANTED, RESULT, Payload
 from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
@@ -34,9 +34,11 @@ async def settle(running: Running, outcome: Outcome) -> Outcome:
     if answer is None:
         return outcome
     if answer.case != "ok":
+        await running.discard_outcome()
         return await _too_late(running, answer, outcome)
     running.call.own_outcome = True
     running.send(signals.completed)
+    await running.steps.discard()
     return outcome
 
 
@@ -44,6 +46,7 @@ async def completing(running: Running, value: Any) -> Command:
     """The command that stores `value`."""
     call = running.call
     result = await _payload(running, value)
+    running.outcome = result, RESULT
     return commands.complete(call.key, running.execution.token, result, call.settings.result_ms)
 
 
@@ -62,11 +65,15 @@ async def _with_error(running: Running, outcome: Failure) -> Outcome:
 async def _payload(running: Running, value: Any) -> Payload:
     if not running.call.settings.store_result:
         return Payload("", NOT_WANTED)
-    payload = await running.payload(value)
+    return _told(running, await running.payload(value), RESULT)
+
+
+def _told(running: Running, payload: Payload, part: str) -> Payload:
     if not payload.kept:
         logger.error(
-            "%s: the result of task %s is not kept: %s; duplicates will get ResultNotStoredError",
+            "%s: the %s of task %s is not kept: %s; duplicates will get ResultNotStoredError",
             running.execution.key,
+            part,
             running.call.task_id,
             payload.body.decode(),
         )
@@ -113,7 +120,8 @@ async def _delegate(running: Running, outcome: Failure) -> Outcome:
 
 async def _fail(running: Running, outcome: Failure) -> Outcome:
     call = running.call
-    payload = running.payloads.of_error(outcome.error)
+    payload = _told(running, await running.error_payload(outcome.error), ERROR)
+    running.outcome = payload, ERROR
     answer = await _store(
         running,
         commands.fail(call.key, running.execution.token, payload, call.settings.error_ms),
@@ -121,9 +129,11 @@ async def _fail(running: Running, outcome: Failure) -> Outcome:
     if answer is None:
         return outcome
     if answer.case != "ok":
+        await running.discard_outcome()
         return await _too_late(running, answer, outcome)
     call.own_outcome = True
     running.send(signals.failed, error=outcome.error)
+    await running.steps.discard()
     return outcome
 
 

@@ -10,7 +10,7 @@ from celery_idempotent.errors import LeaseLostError
 from celery_idempotent.gate.outcome import Failure, Outcome, Result
 from celery_idempotent.record import steps
 from celery_idempotent.store import commands
-from celery_idempotent.store.payload import Payload
+from celery_idempotent.store.payload import Payload, step_part
 
 if TYPE_CHECKING:
     from celery_idempotent.gate.running import Running
@@ -41,18 +41,25 @@ class Steps:
 
     async def _load(self, name: str, payload: Payload) -> Any:
         running = self._running
-        whose = f"step {name!r} of {running.execution.key}"
-        load = partial(running.payloads.load, payload, whose)
+        load = partial(running.payloads.load, payload, running.execution.key, step_part(name))
         return await running.world.apart(load) if running.payloads.offloads else load()
+
+    async def discard(self) -> None:
+        """Delete from the depot what the execution's outcome has replaced."""
+        running = self._running
+        if running.payloads.offloads and self._body:
+            key = running.execution.key
+            await running.world.apart(lambda: running.payloads.discard_steps(self._body, key))
 
     async def _keep(self, name: str, value: Any) -> None:
         running = self._running
-        payload = await running.payload(value, part=f":{name}")
+        payload = await running.payload(value, step_part(name))
+        entry = steps.write(name, payload.format, payload.body)
         answer = await running.persist(
             commands.step(
                 running.call.key,
                 running.execution.token,
-                steps.write(name, payload.format, payload.body),
+                entry,
                 lease_ms=running.call.settings.lease_ms,
                 retention_ms=running.call.settings.result_ms,
             )
@@ -60,3 +67,4 @@ class Steps:
         if answer.case == "lost":
             running.tell_loss()
             raise LeaseLostError(f"{running.execution.key}: another execution has taken over")
+        self._body += entry

@@ -36,6 +36,13 @@ TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("store_result", True, [True, False], [None, 1, "no"]),
     ("serializer", None, [None, "json", "pickle"], ["", 5, b"json"]),
     ("compression", None, [None, "gzip"], ["", 5, True]),
+    ("compression_threshold", 1024, [0, 1024, 2**29], [-1, 2**29 + 1, 1.5, "1k", None, True]),
+    (
+        "encryption_keys",
+        None,
+        [None, (b"a key",), ["a key", "another"], "shop.secrets.keys", "shop.secrets:keys", len],
+        ["", (), [], "no-path", "a key without a dot=", (1,), ("",), 5, True, {"key": 1}],
+    ),
     ("max_result_size", 1024 * 1024, [0, 1, 2**29], [-1, 2**29 + 1, 1.5, "1M", None, True]),
     ("offload_backend", None, [None, "file:///tmp/results"], ["", 5]),
     ("redis_url", None, [None, "redis://localhost"], ["", 5, b"redis://"]),

@@ -189,6 +189,12 @@ class TestRefusals:
         assert refusal(celery(**options)) == sentence
         assert refusal(celery(), **options) == sentence
 
+    @pytest.mark.parametrize("compression", ["gzip", "zlib", "bzip2", "application/x-gzip"])
+    def test_not_what_kombu_knows_by_any_name(self, compression: str) -> None:
+        settings = settings_of(celery(idempotency_compression=compression))
+
+        assert settings.compression == compression
+
     def test_a_serializer_whose_package_is_missing(self) -> None:
         def not_installed(*_: Any) -> None:
             raise ImportError("no module named broken")
@@ -223,6 +229,104 @@ class TestRefusals:
 
         with pytest.raises(ImproperlyConfigured, match="idempotency_lease"):
             app.finalize()
+
+
+KEY = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0IHNlY3I="
+
+times_asked: list[None] = []
+
+
+def keys() -> tuple[str, ...]:
+    times_asked.append(None)
+    return (KEY,)
+
+
+def keys_from_a_vault_that_is_away() -> tuple[str, ...]:
+    raise OSError("secret vault is away")
+
+
+class TestEncryptionKeys:
+    """However they are given, results are encrypted; whatever is wrong, they are not shown."""
+
+    @pytest.mark.parametrize(
+        "given",
+        [(KEY,), [KEY.encode()], keys, f"{__name__}.keys", f"{__name__}:keys", f"{__name__}:GIVEN"],
+        ids=["tuple", "list", "function", "dotted", "colon", "value"],
+    )
+    def test_come_from_the_settings_or_from_elsewhere(self, given: Any) -> None:
+        for task in (
+            task_in(celery(idempotency_encryption_keys=given)),
+            task_in(celery(), idempotency_encryption_keys=given),
+        ):
+            configured = task.idempotency_configuration
+            payload = configured.gate.payloads.of_result(
+                "a card number", configured.settings, key="k", token=1
+            )
+            assert payload.format == "!json"
+            assert KEY not in repr(configured.settings)
+
+    def test_that_a_function_gives_are_asked_for_at_first_use(self) -> None:
+        times_asked.clear()
+        configured = task_in(celery(idempotency_encryption_keys=keys)).idempotency_configuration
+        assert times_asked == []
+
+        for _ in range(2):
+            assert configured.gate
+
+        assert len(times_asked) == 1
+
+    def test_of_several_tasks_may_differ(self) -> None:
+        app = celery()
+        gates = [
+            task_in(
+                app, name=f"shop.{n}", idempotency_encryption_keys=given
+            ).idempotency_configuration.gate
+            for n, given in enumerate([None, (KEY,), [KEY], keys])
+        ]
+
+        assert gates[1] is gates[2]
+        assert len(set(map(id, gates))) == 3
+
+    @pytest.mark.parametrize(
+        "given",
+        [("secret",), (KEY, "secret"), [b"secret secret"], "secret", (), KEY],
+        ids=["short", "second", "bytes", "no-path", "empty", "not-in-a-tuple"],
+    )
+    def test_that_are_none_are_refused_at_once(self, given: Any) -> None:
+        for sentence in (
+            refusal(celery(idempotency_encryption_keys=given)),
+            refusal(celery(), idempotency_encryption_keys=given),
+        ):
+            assert "idempotency_encryption_keys" in sentence
+            assert KEY not in sentence
+
+    @pytest.mark.parametrize(
+        ("given", "sentence"),
+        [
+            (
+                f"{__name__}.nothing",
+                "'tests.unit.entry.test_configuration.nothing' gave no keys, but",
+            ),
+            ("no.such.module", "'no.such.module' gave no keys, but ModuleNotFoundError"),
+            (keys_from_a_vault_that_is_away, "its function gave no keys, but OSError"),
+            (lambda: KEY, "expected a tuple of Fernet keys from its function, got str"),
+            (lambda: None, "expected a tuple of Fernet keys from its function, got NoneType"),
+            (lambda: (), "has no key in it"),
+            (lambda: ["secret"], "number 1 of 1 is no Fernet key"),
+        ],
+        ids=["no-name", "no-module", "raises", "text", "none", "empty", "no-key"],
+    )
+    def test_that_cannot_be_had_are_refused_at_first_use(self, given: Any, sentence: str) -> None:
+        task = task_in(celery(idempotency_encryption_keys=given))
+
+        with pytest.raises(ImproperlyConfigured, match="idempotency_encryption_keys") as caught:
+            _ = task.idempotency_configuration.gate
+        assert sentence in str(caught.value)
+        assert "secret" not in str(caught.value)
+        assert KEY not in str(caught.value)
+
+
+GIVEN = [KEY]
 
 
 class TestSerializer:

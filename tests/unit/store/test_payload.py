@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta, timezone
@@ -22,12 +23,25 @@ from celery_idempotent.errors import (
     NotReadyError,
     PoisonedTaskError,
     ResultNotStoredError,
+    StoreUnavailableError,
 )
+from celery_idempotent.record import steps
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.store.payload import DELEGATED, NOT_WANTED, Payload, Payloads
+from celery_idempotent.settings import Settings
+from celery_idempotent.store.cipher import Cipher
+from celery_idempotent.store.payload import (
+    DELEGATED,
+    NOT_WANTED,
+    RESULT,
+    Payload,
+    Payloads,
+    step_part,
+)
 from tests.unit.serializers import SERIALIZERS
 
 app = Celery("payloads", backend="cache+memory://", set_as_current=False)
+
+KEY = "shop.charge:digest"
 
 
 class Shelf:
@@ -37,17 +51,27 @@ class Shelf:
         self.full = full
         self.kept: dict[str, bytes] = {}
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, seconds: float) -> None:
         if self.full:
             raise OSError("no room")
         self.kept[name] = data
+        self.seconds = seconds
 
     def get(self, name: str) -> bytes | None:
+        if self.full:
+            raise OSError("no way in")
         return self.kept.get(name)
 
+    def delete(self, name: str) -> None:
+        if self.full:
+            raise OSError("no way in")
+        self.kept.pop(name, None)
 
-def payloads(accept: Iterable[str] = SERIALIZERS, depot: Shelf | None = None) -> Payloads:
-    return Payloads(BackendDialect(app), prepare_accept_content(list(accept)), depot)
+
+def payloads(
+    accept: Iterable[str] = SERIALIZERS, depot: Shelf | None = None, cipher: Cipher | None = None
+) -> Payloads:
+    return Payloads(BackendDialect(app), prepare_accept_content(list(accept)), depot, cipher)
 
 
 def written(
@@ -55,22 +79,32 @@ def written(
     serializer: str = "json",
     *,
     compression: str | None = None,
+    threshold: int = 0,
     max_size: int = 1_000_000,
+    key: str = KEY,
+    part: str = RESULT,
     by: Payloads | None = None,
 ) -> Payload:
-    return (by or payloads()).of_result(
-        value,
+    settings = Settings(
         serializer=serializer,
         compression=compression,
-        max_size=max_size,
-        name="shop.charge:digest:17",
+        compression_threshold=threshold,
+        max_result_size=max_size,
     )
+    return (by or payloads()).of_result(value, settings, key=key, token=17, part=part)
+
+
+def error_written(
+    error: BaseException, *, by: Payloads | None = None, max_size: int = 1_000_000
+) -> Payload:
+    settings = Settings(serializer="json", max_result_size=max_size)
+    return (by or payloads()).of_error(error, settings, key=KEY, token=17)
 
 
 def record_with(payload: Payload, state: State = State.COMPLETED) -> Record:
     return Record(
         state=state,
-        key="shop.charge:digest",
+        key=KEY,
         task="shop.charge",
         task_id="a",
         worker="w",
@@ -181,6 +215,25 @@ def test_compression_saves_room_and_is_named_in_the_format(compression: str) -> 
     assert read(payload) == value
 
 
+def test_what_is_below_the_threshold_is_not_compressed() -> None:
+    for length, form in [(997, "json"), (998, "json+gzip"), (5000, "json+gzip")]:
+        value = "x" * length  # and two quotation marks
+
+        payload = written(value, compression="gzip", threshold=1000)
+
+        assert payload.format == form
+        assert read(payload) == value
+
+
+def test_what_compression_makes_larger_is_not_compressed() -> None:
+    value = uuid4().hex
+
+    payload = written(value, compression="gzip", threshold=0)
+
+    assert payload.format == "json"
+    assert read(payload) == value
+
+
 def test_the_size_that_counts_is_that_of_the_bytes_to_be_kept() -> None:
     value = "x" * 98
 
@@ -271,19 +324,127 @@ class TestDepot:
             read(payload, by=desk)
         assert "shop.charge:digest:17" in caplog.text
 
-    @pytest.mark.parametrize("reader", [payloads(depot=Shelf()), payloads()], ids=["empty", "none"])
-    def test_that_no_longer_has_it_is_told(self, reader: Payloads) -> None:
+    def test_that_no_longer_has_it_is_told(self) -> None:
         payload = written("x" * 1000, max_size=100, by=payloads(depot=Shelf()))
 
-        with pytest.raises(ResultNotStoredError, match="not in idempotency_offload_backend"):
-            read(payload, by=reader)
+        with pytest.raises(ResultNotStoredError) as caught:
+            read(payload, by=payloads(depot=Shelf()))
+        assert str(caught.value) == (
+            "shop.charge:digest has completed, but its result is not in "
+            "idempotency_offload_backend (any more): shop.charge:digest:17"
+        )
+
+    def test_that_is_not_set_here_is_told(self) -> None:
+        payload = written("x" * 1000, max_size=100, by=payloads(depot=Shelf()))
+
+        with pytest.raises(ResultNotStoredError, match="no idempotency_offload_backend is set"):
+            read(payload)
+
+    def test_that_cannot_be_asked_is_no_reason_to_say_that_it_is_gone(self) -> None:
+        shelf = Shelf()
+        payload = written("x" * 1000, max_size=100, by=payloads(depot=shelf))
+        shelf.full = True
+
+        with pytest.raises(StoreUnavailableError) as caught:
+            read(payload, by=payloads(depot=shelf))
+        assert str(caught.value) == (
+            "idempotency_offload_backend cannot be asked for the result of shop.charge:digest: "
+            "OSError"
+        )
+
+    def test_is_told_how_long_to_keep_it(self) -> None:
+        shelf = Shelf()
+        settings = Settings(serializer="json", max_result_size=0, result_ttl=60, error_ttl=90)
+
+        desk = payloads(depot=shelf)
+        desk.of_result(1, settings, key=KEY, token=17)
+        assert shelf.seconds == 60
+        desk.of_error(ValueError(), settings, key=KEY, token=17)
+        assert shelf.seconds == 90
+
+    def test_gives_each_part_a_name_of_its_own(self) -> None:
+        shelf = Shelf()
+        desk = payloads(depot=shelf)
+        parts = [RESULT, step_part("a"), step_part("a/../../b"), step_part("x" * 1000)]
+        for part in parts:
+            payload = written(part, max_size=0, part=part, by=desk)
+            assert desk.load(payload, KEY, part) == part
+        error = error_written(ValueError("a"), max_size=0, by=desk)
+        assert read(error, by=desk, state=State.FAILED).args == ("a",)
+
+        assert len(shelf.kept) == len(parts) + 1
+        assert all(
+            re.fullmatch(r"shop\.charge:digest:17(:[\w-]{12})?", name) for name in shelf.kept
+        )
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "../../etc/passwd",
+            "shop.charge:digest:17/../x",
+            "shop.charge:digest:",
+            "shop.charge:other:17",
+            "shop.charge:digest:17:AAAAAAAAAAAA",
+            "shop.charge:digest:17\n",
+            "shop.charge:digest:١٧",
+            "",
+        ],
+    )
+    def test_is_never_asked_for_what_a_record_cannot_have_put_there(self, name: str) -> None:
+        shelf = Shelf()
+        shelf.kept[name] = b"1"
+        desk = payloads(depot=shelf)
+        forged = Payload("@json", name.encode())
+
+        with pytest.raises(CorruptRecordError, match="said to be where it cannot be"):
+            read(forged, by=desk)
+        desk.discard(record_with(forged))
+        assert shelf.kept == {name: b"1"}
+
+    def test_forgets_what_a_forgotten_record_had_there(self) -> None:
+        shelf = Shelf()
+        desk = payloads(depot=shelf)
+        for number, state in enumerate([State.COMPLETED, State.FAILED, State.STARTED]):
+            if state is State.COMPLETED:
+                payload = written(1, max_size=0, by=desk)
+            elif state is State.FAILED:
+                payload = error_written(ValueError(), max_size=0, by=desk)
+            else:
+                kept = written(1, max_size=0, part=step_part("a"), by=desk)
+                payload = Payload("", steps.write("a", *kept) + steps.write("b", "json", b"1"))
+            shelf.kept["another"] = b""
+            assert len(shelf.kept) == 2, number
+
+            desk.discard(record_with(payload, state))
+
+            assert list(shelf.kept) == ["another"]
+
+    def test_that_cannot_forget_is_no_reason_to_fail(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        shelf = Shelf()
+        desk = payloads(depot=shelf)
+        payload = written(1, max_size=0, by=desk)
+        shelf.full = True
+
+        desk.discard(record_with(payload))
+        desk.discard(record_with(Payload("", b"\0\0\0\x09cut"), State.STARTED))
+        payloads().discard(record_with(payload))
+
+        assert caplog.messages == [
+            "shop.charge:digest: its result stays in idempotency_offload_backend: OSError"
+        ]
 
 
 def test_a_content_type_that_the_app_does_not_accept_is_not_read() -> None:
     payload = written({"a": 1}, "pickle")
 
-    with pytest.raises(CorruptRecordError, match="shop.charge:digest cannot be read as pickle"):
+    with pytest.raises(CorruptRecordError) as caught:
         read(payload, by=payloads(accept=["json"]))
+    assert str(caught.value) == (
+        "the result of shop.charge:digest cannot be read as pickle: result_accept_content (or "
+        "accept_content) does not accept it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -296,12 +457,19 @@ def test_a_content_type_that_the_app_does_not_accept_is_not_read() -> None:
         Payload("nonesuch", b"1"),
         Payload("pickle", b"\x80\x04garbage"),
         Payload("+", b""),
+        Payload("json", b"[" * 100_000),
+        Payload("json", b"1" * 5_000),
+        Payload("@", b"shop.charge:digest:17"),
+        Payload("=other", b"1"),
     ],
     ids=lambda payload: payload.format + repr(payload.body)[:6],
 )
 def test_a_tampered_body_is_corrupt(payload: Payload) -> None:
+    shelf = Shelf()
+    shelf.kept["shop.charge:digest:17"] = b"1"
+
     with pytest.raises(CorruptRecordError, match="shop.charge:digest cannot be read as"):
-        read(payload)
+        read(payload, by=payloads(depot=shelf))
 
 
 def test_a_tampered_reason_is_told_as_it_is() -> None:
@@ -349,6 +517,13 @@ class OutOfStockError(Exception):
     """Of a module that every worker has."""
 
 
+class Unspeakable(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("secret")
+
+    __str__ = __repr__
+
+
 class TestErrors:
     @pytest.mark.parametrize(
         "error",
@@ -369,25 +544,25 @@ class TestErrors:
         app.backend.store_result(task_id, error, "FAILURE")
         first = app.AsyncResult(task_id).result
 
-        again = read(payloads().of_error(error), state=State.FAILED)
+        again = read(error_written(error), state=State.FAILED)
 
         assert type(again).__qualname__ == type(first).__qualname__
         assert type(again).__module__ == type(first).__module__
         assert again.args == first.args
 
     def test_known_ones_come_back_as_they_were(self) -> None:
-        again = read(payloads().of_error(OutOfStockError("sku-7", 5)), state=State.FAILED)
+        again = read(error_written(OutOfStockError("sku-7", 5)), state=State.FAILED)
 
         assert type(again) is OutOfStockError
         assert again.args == ("sku-7", 5)
 
     def test_are_written_so_that_nothing_can_be_executed(self) -> None:
-        payload = payloads().of_error(ValueError(Explodes, "a"))
+        payload = error_written(ValueError(Explodes, "a"))
 
         assert payload.format == "json"
 
     def test_are_read_even_where_the_app_accepts_no_json(self) -> None:
-        payload = payloads().of_error(ValueError("a"))
+        payload = error_written(ValueError("a"))
 
         assert read(payload, by=payloads(accept=["pickle"]), state=State.FAILED).args == ("a",)
 
@@ -411,6 +586,23 @@ class TestErrors:
     def test_a_tampered_one_is_corrupt(self, body: bytes) -> None:
         with pytest.raises(CorruptRecordError, match="shop.charge:digest"):
             read(Payload("json", body), state=State.FAILED)
+
+    @pytest.mark.parametrize("error", [Unspeakable(), ValueError(Unspeakable())], ids=["it", "arg"])
+    def test_one_that_cannot_be_written_is_no_reason_to_fail(self, error: Exception) -> None:
+        payload = error_written(error)
+
+        again = read(payload, state=State.FAILED)
+
+        assert isinstance(again, (Unspeakable, ValueError, ResultNotStoredError))
+
+    def test_one_that_is_too_large_leaves_the_reason(self) -> None:
+        error = read(error_written(ValueError("x" * 1000), max_size=100), state=State.FAILED)
+
+        assert type(error) is ResultNotStoredError
+        assert str(error) == (
+            "shop.charge:digest has failed, but its error was not kept: "
+            "it is larger than idempotency_max_result_size"
+        )
 
     def test_a_poisoned_key_tells_how_often_it_has_begun(self) -> None:
         error = read(Payload("", b"poisoned"), state=State.FAILED)

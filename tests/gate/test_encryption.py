@@ -1,0 +1,185 @@
+"""Results, errors and steps that nobody can read in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.fernet import Fernet
+
+from celery_idempotent import DecryptionError, IdempotentTask
+from celery_idempotent.testing.server import RedisServer
+
+Make = Callable[..., IdempotentTask]
+
+SECRET = "4111-1111-1111-1111"
+OLD, NEW = Fernet.generate_key().decode(), Fernet.generate_key().decode()
+
+
+class Keyring:
+    """Keys that a test changes, as a deploy would."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = [OLD]
+
+    def __call__(self) -> list[str]:
+        return self.keys
+
+
+@pytest.fixture
+def keyring() -> Keyring:
+    return Keyring()
+
+
+@pytest.fixture
+def secretive(task: Make, keyring: Keyring) -> Make:
+    def make(body: Callable[..., Any], **options: Any) -> IdempotentTask:
+        return task(body, encryption_keys=keyring, **options)
+
+    return make
+
+
+@pytest.fixture
+def everything(server: RedisServer, tmp_path: Path) -> Callable[[], bytes]:
+    """All bytes that Redis and the depot hold for the library."""
+
+    def look() -> bytes:
+        client = server.client()
+        names = list(client.scan_iter("idem:*"))
+        kept = [client.get(name) for name in names]
+        return b"".join([*names, *kept, *(path.read_bytes() for path in tmp_path.iterdir())])
+
+    return look
+
+
+def deploy(task: IdempotentTask) -> None:
+    """Let the task begin afresh, with the keys of now."""
+    type(task)._configuration = None
+    task.app._idempotency_gates.clear()
+
+
+def with_step(self: IdempotentTask, order: str) -> dict[str, str]:
+    card = self.idempotency.step("card", lambda: {"card": SECRET})
+    if order == "fails":
+        raise ValueError(card["card"])
+    return card
+
+
+def test_a_result_is_replayed_and_nothing_of_it_is_seen(
+    secretive: Make, everything: Callable[[], bytes]
+) -> None:
+    task = secretive(with_step)
+
+    assert task.delay("1").get() == task.delay("1").get() == {"card": SECRET}
+    assert b"4111" not in everything()
+
+
+def test_a_step_and_an_error_are_not_seen_either(
+    secretive: Make, everything: Callable[[], bytes]
+) -> None:
+    passing, final = secretive(with_step), secretive(with_step, replay_errors=(ValueError,))
+    for task in (passing, final):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=SECRET):
+                task.delay("fails")
+
+    assert b"4111" not in everything()
+    assert len(everything()) > 300  # there is something there
+
+
+def test_what_is_offloaded_is_not_seen_either(
+    secretive: Make, everything: Callable[[], bytes], tmp_path: Path
+) -> None:
+    task = secretive(with_step, max_result_size=50, offload_backend=f"file://{tmp_path}")
+
+    assert task.delay("1").get() == task.delay("1").get() == {"card": SECRET}
+    assert len(list(tmp_path.iterdir())) == 1
+    assert b"4111" not in everything()
+
+
+def test_keys_are_rotated_without_losing_a_result(secretive: Make, keyring: Keyring) -> None:
+    task = secretive(with_step)
+    task.delay("before")
+    keyring.keys = [NEW, OLD]
+    deploy(task)
+    task.delay("after")
+    assert task.delay("before").get() == {"card": SECRET}
+
+    keyring.keys = [NEW]
+    deploy(task)
+
+    assert task.delay("after").get() == {"card": SECRET}
+    with pytest.raises(DecryptionError):
+        task.delay("before")
+
+
+def test_a_lost_key_is_told_and_nothing_runs_until_it_is_back(
+    secretive: Make, keyring: Keyring
+) -> None:
+    runs = []
+
+    def body(self: IdempotentTask, order: str) -> str:
+        runs.append(order)
+        return SECRET
+
+    task = secretive(body)
+    task.delay("1")
+    keyring.keys = [NEW]
+    deploy(task)
+
+    for _ in range(2):
+        with pytest.raises(DecryptionError, match="put the key back there") as caught:
+            task.delay("1")
+        assert SECRET not in str(caught.value)
+    assert runs == ["1"]
+
+    keyring.keys = [NEW, OLD]
+    deploy(task)
+    assert task.delay("1").get() == SECRET
+
+
+def test_a_lost_key_is_mended_by_forgetting(secretive: Make, keyring: Keyring) -> None:
+    task = secretive(with_step)
+    task.delay("1")
+    with pytest.raises(ValueError, match=SECRET):
+        task.delay("fails")  # leaves a finished step
+    keyring.keys = [NEW]
+    deploy(task)
+    for order in ("1", "fails"):
+        with pytest.raises(DecryptionError):
+            task.delay(order)
+
+    assert task.idempotency_forget("1")
+    assert task.idempotency_forget("fails")
+
+    assert task.delay("1").get() == {"card": SECRET}
+    with pytest.raises(ValueError, match=SECRET):
+        task.delay("fails")
+
+
+def test_a_record_copied_onto_another_key_is_refused(secretive: Make, server: RedisServer) -> None:
+    task = secretive(with_step)
+    for order in ("mine", "theirs"):
+        task.delay(order)
+    names = [f"idem:{task.idempotency_key_of(order)}" for order in ("mine", "theirs")]
+    client = server.client()
+    stolen = client.get(names[1])
+    assert isinstance(stolen, bytes)
+    client.set(names[0], stolen, px=60_000)
+
+    with pytest.raises(DecryptionError):
+        task.delay("mine")
+
+
+def test_what_was_stored_before_encryption_is_replayed(
+    task: Make, secretive: Make, keyring: Keyring
+) -> None:
+    plain = task(with_step)
+    plain.delay("1")
+
+    type(plain).idempotency_encryption_keys = keyring
+    deploy(plain)
+
+    assert plain.delay("1").get() == {"card": SECRET}
