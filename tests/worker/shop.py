@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -27,6 +28,7 @@ from celery_idempotent import TASK_ID, IdempotentTask, LeaseLostError, signals
 from tests.worker.ledger import Ledger
 
 SETTINGS_VARIABLE = "SHOP_SETTINGS"
+KEYRING_VARIABLE = "SHOP_KEYRING"
 
 SIGNALS = (
     "begun",
@@ -96,6 +98,37 @@ def give(self: Any, order: str, value: Any) -> Any:
     """Return `value`."""
     with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
         return value
+
+
+def read_keyring() -> list[str]:
+    """The keys of now, as a vault would give them."""
+    return Path(os.environ[KEYRING_VARIABLE]).read_text().split()
+
+
+def rule_with(fault: str, order: str) -> Any:
+    """A key rule of somebody who has not thought of everything."""
+    if fault == "raises":
+        raise LookupError(f"no such order: {order}")
+    return {
+        "none": None,
+        "empty": "",
+        "nan": float("nan"),
+        "object": object(),
+        "long": order * 300_000,
+        "control": f"{order}\0\n\x1b[31m{{}}",
+    }[fault]
+
+
+def misrule(self: Any, fault: str, order: str) -> str:
+    """Run, if there is a key."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        return uuid4().hex
+
+
+misruled = task_of(misrule, "misruled", idempotency_key=rule_with)
+misruled_early = task_of(
+    misrule, "misruled_early", idempotency_key=rule_with, idempotency_dedupe_publish=True
+)
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.unserialisable")
