@@ -1,0 +1,75 @@
+"""The payments API: one charge for a key, whatever dies between the client and the worker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from celery_idempotent.testing.server import RedisServer
+from tests.engine.test_http import REPOSITORY, Web, serving
+
+WORKER = (sys.executable, "-m", "celery", "-A", "examples.fastapi_payments.tasks", "worker")
+BODY = {"account": "A-1", "amount": 999}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer.start(config={}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def places(server: RedisServer) -> dict[str, str]:
+    return {"CELERY_BROKER_URL": server.url, "CELERY_RESULT_BACKEND": server.url}
+
+
+@pytest.fixture(scope="module")
+def web(places: dict[str, str]) -> Iterator[Web]:
+    with serving("examples.fastapi_payments.web:api", **places) as web:
+        yield web
+
+
+def test_a_payment_is_charged_once_however_often_it_is_asked_for(
+    web: Web, server: RedisServer, places: dict[str, str], tmp_path: Path
+) -> None:
+    key = uuid4().hex
+    client = server.client()
+
+    first = web.post("/payments", key, BODY)
+    again = web.post("/payments", key, BODY)
+    assert (first.status_code, again.status_code) == (202, 202)
+    assert first.json() == again.json()
+    assert client.llen("celery") == 1
+    assert web.post("/payments", key, {**BODY, "amount": 1}).status_code == 422
+    assert web.post("/payments", None, BODY).status_code == 400
+
+    # The web process dies before it has kept its answer: the same request starts the task again.
+    (record,) = client.keys("idem:payments:*")
+    client.delete(record)
+    after = web.post("/payments", key, BODY)
+    assert after.json() == first.json()
+    assert client.llen("celery") == 2
+
+    log = tmp_path / "worker.log"
+    with log.open("wb") as output:
+        worker = subprocess.Popen(
+            [*WORKER, "-P", "solo", "-l", "INFO", "--without-gossip", "--without-mingle"],
+            cwd=REPOSITORY,
+            env={**os.environ, **places},
+            stdout=output,
+            stderr=output,
+        )
+        deadline = time.monotonic() + 60
+        while log.read_text().count("succeeded in") < 2:
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        worker.terminate()
+        worker.wait(30)
+    assert log.read_text().count(f"for payment {first.json()['payment']}") == 1

@@ -1,0 +1,55 @@
+"""Two forwarders on one stream: each webhook comes out once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from kombu import Connection
+
+from celery_idempotent import Idempotency
+from celery_idempotent.testing.server import RedisServer
+from examples.forwarding.forward import BATCH, Forwarder
+
+WEBHOOKS = 300
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with RedisServer.start(config={}) as server:
+        yield server.url
+
+
+def test_each_webhook_is_forwarded_once(url: str) -> None:
+    source, target = uuid4().hex, uuid4().hex
+    with Connection(url) as connection:
+        producer = connection.Producer()
+        for number in range(WEBHOOKS):
+            for _ in range(1 + number % 2):  # every second one comes twice
+                producer.publish({"id": f"evt-{number}"}, routing_key=source, serializer="json")
+        total = WEBHOOKS + WEBHOOKS // 2
+        forwarders = [
+            Forwarder(Connection(url), Idempotency(url), source, target) for _ in range(2)
+        ]
+
+        def done() -> bool:
+            waiting: Any = connection.default_channel.client.llen(source)
+            idle = not any(forwarder._taken for forwarder in forwarders)
+            return sum(each.forwarded for each in forwarders) >= WEBHOOKS and not waiting and idle
+
+        threads = [threading.Thread(target=each.run, args=(done,)) for each in forwarders]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+
+        client = connection.default_channel.client
+        assert sum(each.forwarded for each in forwarders) == WEBHOOKS
+        assert client.llen(target) == WEBHOOKS
+        assert total > 3 * BATCH
+    for each in forwarders:
+        each.connection.release()
+        each.idem.close()
