@@ -104,4 +104,5 @@ class AsyncLine:
         """Hang up in the running event loop; the next command connects again."""
         client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
-            await client.aclose()
+            close = getattr(client, "aclose", client.close)  # redis-py 5.0.1 renamed it
+            await close()
