@@ -16,7 +16,6 @@ from tests.store.scene import HOLD_MS, Scene
 VALUE = "x" * 98  # 100 bytes as JSON
 
 
-@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # by Celery
 def test_a_completed_record_takes_less_than_celerys_own(
     scene: Scene, server: RedisServer, record_property: Callable[[str, object], None]
 ) -> None:

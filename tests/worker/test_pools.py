@@ -85,7 +85,7 @@ def test_an_error_gives_the_key_back(ledger: Ledger, order: str) -> None:
 
 @pytest.mark.core
 def test_a_retry_meets_no_conflict(ledger: Ledger, order: str) -> None:
-    result = try_later.delay(order, 0.1)
+    result = try_later.delay(order, 1.0)
 
     assert result.get(timeout=SOON)
     assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
