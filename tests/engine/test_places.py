@@ -1,0 +1,91 @@
+"""The engine on every kind of Redis, in both worlds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from celery_idempotent import Decision, Idempotency
+from celery_idempotent.errors import SettingsError
+from celery_idempotent.testing.cluster import ClusterOfSix
+from celery_idempotent.testing.sentinel import SentinelTrio
+
+BATCH = [str(n) for n in range(100)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterOfSix]:
+    with ClusterOfSix.start() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def sentinels() -> Iterator[SentinelTrio]:
+    with SentinelTrio.start() as sentinels:
+        yield sentinels
+
+
+@pytest.fixture(params=["sentinels", "cluster"])
+def idem(request: pytest.FixtureRequest) -> Iterator[Idempotency]:
+    place = request.getfixturevalue(request.param)
+    options: dict[str, Any] = {}
+    if request.param == "sentinels":
+        options["redis_options"] = {"master_name": place.master_name}
+    engine = Idempotency(place.url, key_prefix=uuid4().hex, lease=0.5, **options)
+    yield engine
+    engine.close()
+
+
+def test_functions_blocks_and_batches_that_block(idem: Idempotency) -> None:
+    runs = []
+
+    @idem.idempotent
+    def charge(order: int) -> int:
+        runs.append(order)
+        return order
+
+    assert [charge(order) for order in (1, 2, 3, 1, 2, 3)] == [1, 2, 3, 1, 2, 3]
+    assert runs == [1, 2, 3]
+    with idem.execution("block") as execution:
+        execution.complete(1)
+    with idem.begin_many(BATCH) as batch:
+        assert {entry.decision for entry in batch} == {Decision.RUN}
+        assert batch.complete_many(dict.fromkeys(BATCH, "done")) == {}
+    assert [entry.replay for entry in idem.begin_many(BATCH)] == ["done"] * len(BATCH)
+
+
+def test_and_those_that_await(idem: Idempotency) -> None:
+    runs = []
+
+    @idem.idempotent
+    async def charge(order: int) -> int:
+        runs.append(order)
+        await asyncio.sleep(0.8)  # longer than the lease
+        idem.current.check()
+        return order
+
+    async def story() -> None:
+        try:
+            answers = await asyncio.gather(*(charge(order) for order in (1, 2, 3, 1, 2, 3)))
+            assert answers == [1, 2, 3, 1, 2, 3]
+            async with await idem.abegin_many(BATCH) as batch:
+                assert {entry.decision for entry in batch} == {Decision.RUN}
+                assert await batch.complete_many(dict.fromkeys(BATCH, "done")) == {}
+            again = await idem.abegin_many(BATCH)
+            assert [entry.replay for entry in again] == ["done"] * len(BATCH)
+        finally:
+            await idem.aclose()
+
+    asyncio.run(story())
+    assert sorted(runs) == [1, 2, 3]
+
+
+def test_replicas_of_a_cluster_are_not_waited_for_on_a_loop(cluster: ClusterOfSix) -> None:
+    careful = Idempotency(cluster.url, wait_replicas=1)
+
+    with pytest.raises(SettingsError, match="are not for async callers of a cluster"):
+        _ = careful.async_gate
