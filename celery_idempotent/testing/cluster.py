@@ -52,7 +52,6 @@ class ClusterOfSix:
     def __init__(self, nodes: Iterable[RedisServer]) -> None:
         self.nodes = tuple(nodes)
         self.url = f"redis+cluster://127.0.0.1:{self.nodes[0].port}"
-        self._dead: list[RedisServer] = []
 
     @classmethod
     def start(
@@ -91,8 +90,8 @@ class ClusterOfSix:
 
     @property
     def living(self) -> list[RedisServer]:
-        """The nodes that have not been killed."""
-        return [node for node in self.nodes if node not in self._dead]
+        """The nodes that were not killed."""
+        return [node for node in self.nodes if node.running]
 
     def client(self, **options: Any) -> redis.RedisCluster:
         """A new redis-py client of the whole cluster."""
@@ -119,7 +118,6 @@ class ClusterOfSix:
         dead, heir = self.master_of(key), self.replica_of(key)
         wait_until(lambda: heir.is_copy_of(dead), "The replica did not get the master's data")
         dead.kill()
-        self._dead.append(dead)
         slot = key_slot(key.encode())
         wait_until(
             lambda: all(_serves(node, slot, heir.port) for node in self.living),
@@ -129,8 +127,9 @@ class ClusterOfSix:
 
     def rejoin(self) -> None:
         """Bring the dead nodes back, each as a replica of the one that took over from it."""
-        while self._dead:
-            self._dead.pop().restart()
+        for node in self.nodes:
+            if not node.running:
+                node.restart()
         wait_until(self._whole, "The cluster did not become whole again")
 
     def move_slot(self, key: str, to: RedisServer) -> SlotMove:

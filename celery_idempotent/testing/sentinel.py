@@ -125,7 +125,8 @@ class SentinelTrio:
 
     def rejoin(self) -> None:
         """Bring the dead server back as a replica, so that there can be another failover."""
-        self.replica.restart(replica_of=self.master)
+        if not self.replica.running:
+            self.replica.restart(replica_of=self.master)
         wait_until(self._ready, "The Sentinels did not see the replica")
 
     def stop(self) -> None:

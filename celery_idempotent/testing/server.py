@@ -153,6 +153,11 @@ class RedisServer:
         """On 127.0.0.1; 0 if it listens on a Unix socket."""
         return urlsplit(self.url).port or 0
 
+    @property
+    def running(self) -> bool:
+        """Whether its process lives, be it frozen."""
+        return not self._ours().ended()
+
     def url_as(self, user: str, password: str) -> str:
         """The `url` of one of its `users`."""
         return _with_credentials(self.url, user, password)

@@ -52,8 +52,8 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
 @pytest.fixture(scope="session")
 def server(site: Site) -> RedisServer:
     """The site is this one server."""
-    assert site.server is not None
-    return site.server
+    assert isinstance(site.behind, RedisServer)
+    return site.behind
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,12 @@ the store. Some sites run the whole suite; for the others, what is marked `core`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +21,18 @@ from celery_idempotent.testing.kinds import Binary, find_servers
 from celery_idempotent.testing.sentinel import SentinelTrio
 from celery_idempotent.testing.server import RedisServer
 
+
+def granted_by(document: str) -> str:
+    """The rules of the first ACL SETUSER in a document."""
+    text = (Path(__file__).parents[2] / document).read_text(encoding="utf-8")
+    found = re.search(r"ACL SETUSER \w+ ((?:.*\\\n)*.*)", text)
+    assert found, f"{document} shows no ACL SETUSER"
+    return " ".join(found[1].replace("\\\n", " ").split())
+
+
 USER, PASSWORD = "shop", "s3cret/@:"
-#: All that a store asks for; behind EVAL are the commands that its scripts call.
-RULES = (
-    f"on >{PASSWORD} ~idem:* ~other:* -@all "
-    "+ping +evalsha +eval +get +set +del +pttl +pexpire +time"
-)
+#: What docs/redis.md tells users to grant is enough.
+RULES = granted_by("docs/redis.md").replace(">password", f">{PASSWORD}") + " ~other:*"
 
 KINDS = [kind for kind, found in find_servers().items() if isinstance(found, Binary)]
 #: Where the kind makes no difference.
@@ -39,8 +47,8 @@ class Site:
     how: Mapping[str, Any]
     #: Makes a client that looks past the store.
     client: Callable[[], Any]
-    #: The one server, where it is a single one whose `url` is the whole story.
-    server: RedisServer | None = None
+    #: What may be killed, frozen and moved.
+    behind: RedisServer | SentinelTrio | ClusterOfSix
 
 
 @contextmanager
@@ -52,49 +60,51 @@ def plain(kind: str) -> Iterator[Site]:
 @contextmanager
 def by_socket() -> Iterator[Site]:
     with RedisServer.start(ANY, unix_socket=True) as server:
-        yield Site({"url": server.url}, server.client)
+        yield Site({"url": server.url}, server.client, server)
 
 
 @contextmanager
 def by_tls() -> Iterator[Site]:
     with RedisServer.start(tls=True) as server:
-        yield Site({"url": server.url}, server.client)
+        yield Site({"url": server.url}, server.client, server)
 
 
 @contextmanager
 def as_user() -> Iterator[Site]:
     with RedisServer.start(ANY, users={USER: RULES}) as server:
-        yield Site({"url": server.url_as(USER, PASSWORD)}, server.client)
+        yield Site({"url": server.url_as(USER, PASSWORD)}, server.client, server)
 
 
 @contextmanager
 def by_protocol(version: int) -> Iterator[Site]:
     with RedisServer.start(ANY) as server:
-        yield Site({"url": f"{server.url}?protocol={version}"}, server.client)
+        yield Site({"url": f"{server.url}?protocol={version}"}, server.client, server)
 
 
 @contextmanager
 def by_own_client() -> Iterator[Site]:
     with RedisServer.start(ANY) as server, server.client() as own:
-        yield Site({"client": own}, server.client)
+        yield Site({"client": own}, server.client, server)
 
 
 @contextmanager
 def by_sentinels() -> Iterator[Site]:
     with SentinelTrio.start(password="s3cret/@:") as trio:
-        yield Site({"url": trio.url, "options": {"master_name": trio.master_name}}, trio.client)
+        yield Site(
+            {"url": trio.url, "options": {"master_name": trio.master_name}}, trio.client, trio
+        )
 
 
 @contextmanager
 def in_cluster() -> Iterator[Site]:
     with ClusterOfSix.start() as cluster:
-        yield Site({"url": cluster.url}, cluster.client)
+        yield Site({"url": cluster.url}, cluster.client, cluster)
 
 
 @contextmanager
 def in_cluster_by_own_client() -> Iterator[Site]:
     with ClusterOfSix.start() as cluster:
-        yield Site({"client": cluster.client}, cluster.client)
+        yield Site({"client": cluster.client}, cluster.client, cluster)
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,9 @@ PLAIN = [
     Choice(kind, partial(plain, kind), kind in _WHOLE_SUITE) for kind in KINDS or ["no server"]
 ]
 
+SENTINEL = Choice("sentinel", by_sentinels, whole_suite=True)
+CLUSTER = Choice("cluster", in_cluster, whole_suite=True)
+
 ALL = [
     *PLAIN,
     Choice("socket", by_socket),
@@ -126,7 +139,7 @@ ALL = [
     Choice("resp2", partial(by_protocol, 2)),
     Choice("resp3", partial(by_protocol, 3)),
     Choice("own client", by_own_client),
-    Choice("sentinel", by_sentinels, whole_suite=True),
-    Choice("cluster", in_cluster, whole_suite=True),
+    SENTINEL,
+    CLUSTER,
     Choice("own cluster client", in_cluster_by_own_client),
 ]

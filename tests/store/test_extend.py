@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.scripts import Reply
 from tests.store.scene import LEASE_MS, RESULT, RETENTION_MS, SECOND, SHORT_MS, Scene
+
+pytestmark = pytest.mark.core
 
 
 def test_a_lease_ends_that_long_from_now(scene: Scene) -> None:

@@ -12,6 +12,8 @@ from celery_idempotent.record.record import State
 from tests.store.scene import FIRST, LEASE_MS, RETENTION_MS, WORKER, Scene, store_at
 from tests.store.sites import Site
 
+pytestmark = pytest.mark.core
+
 MOMENT = timedelta(seconds=2)
 
 

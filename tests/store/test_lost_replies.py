@@ -11,7 +11,7 @@ from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.record.record import State
 from celery_idempotent.store import scripts
 from tests.faults.proxy import Proxy
-from tests.store.scene import HOLD_MS, SECOND, Answer, Scene, store_at
+from tests.store.scene import HOLD_MS, OWNER, SECOND, Answer, Scene, store_at
 
 
 def warm(scene: Scene) -> None:
@@ -193,15 +193,14 @@ class TestNoReplyAtAll:
         impatient = Scene(store_at(proxy.url + "?socket_timeout=0.1"), scene.client)
         for _ in range(3):
             proxy.swallow_reply(to=scripts.load("begin").sha)
-        owner = b"16 bytes of name"
 
         with pytest.raises(StoreUnavailableError, match="cannot be reached"):
-            impatient.begin(owner=owner)
+            impatient.begin(owner=OWNER)
         assert proxy.pending == 0
         assert scene.record().state is State.STARTED
 
         assert scene.begin(task_id=SECOND).case == "held"
-        answer = scene.begin(prior=owner)
+        answer = scene.begin(prior=OWNER)
         assert (answer.case, answer.there.attempt) == ("begun", 1)
 
     def test_a_reply_that_comes_late_is_waited_for(self, warmed: Scene, proxy: Proxy) -> None:

@@ -10,6 +10,8 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.store.commands import Extension
 from tests.store.scene import HOLD_MS, LEASE_MS, RETENTION_MS, SECOND, Scene, calls
 
+pytestmark = pytest.mark.core
+
 CALLS: dict[str, Callable[[Scene, int], str]] = {
     "begin": lambda scene, token: scene.begin(task_id=SECOND).case,
     "extend": lambda scene, token: scene.extend(token).case,
