@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import Task
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
     from celery.app.task import Context
 
     from celery_idempotent.entry.task import IdempotentTask
+
+#: Seconds, at most, before a message is handed back that cannot be published.
+REQUEUE_PAUSE = 1.0
+
+#: Seconds that a message may wait in a worker where the transport does not say: half of the
+#: half-hour after which RabbitMQ gives a worker up that keeps one; Redis waits an hour.
+LONGEST_WAIT = 900.0
 
 
 class TaskCall:
@@ -136,7 +144,10 @@ class TaskCall:
                 add_to_parent=False,
             ).apply_async()
         except Exception as error:
-            raise Reject(error, requeue=True) from error
+            # The message comes again at once, as it is, and not even the broker may take time over
+            # it. The errors behind this one would be a page of log for each.
+            time.sleep(min(seconds, REQUEUE_PAUSE))
+            raise Reject(f"{reason}; and it cannot be published: {error}", requeue=True) from None
         raise Ignore from reason
 
     def ignore(self) -> NoReturn:
@@ -151,10 +162,10 @@ class TaskCall:
 def _longest_wait(task: Task) -> float:
     """Seconds that a message may wait in a worker for its time without being handed out again.
 
-    A transport with a visibility timeout takes one that waits longer for lost.
+    A broker takes one that waits longer for lost.
     """
     visible_again = (task.app.conf.broker_transport_options or {}).get("visibility_timeout")
-    return visible_again / 2 if visible_again else float("inf")
+    return min(LONGEST_WAIT, visible_again / 2) if visible_again else LONGEST_WAIT
 
 
 def worker_name(nodename: str | None, pid: int) -> str:

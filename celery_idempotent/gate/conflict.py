@@ -46,12 +46,12 @@ def come_back(call: Caller, prior: bytes, reason: IdempotencyError) -> NoReturn:
     call.come_back(return_delay(call.returns, call.settings.lease), prior, reason)
 
 
-def return_delay(returns: int, lease: float) -> float:
-    """Seconds till a message comes back: 1, then twice that each time, up to one lease.
+def return_delay(returns: int, longest: float) -> float:
+    """Seconds till a message comes back: 1, then twice that each time, up to `longest`.
 
     Up to a quarter less by chance, so that the duplicates of a burst do not come back as one.
     """
-    delay: float = min(FIRST_RETURN * 2 ** min(returns, 30), max(lease, FIRST_RETURN))
+    delay: float = min(FIRST_RETURN * 2 ** min(returns, 30), max(longest, FIRST_RETURN))
     return delay * random.uniform(0.75, 1.0)
 
 

@@ -41,6 +41,8 @@ _STORE_ERROR_SAYS = {
     "run": "run without protection",
     "raise": "fail",
 }
+#: How loudly, after the first one: the worker itself tells at INFO that a task came and went.
+_STORE_STILL_AWAY = {"retry": logging.INFO, "run": logging.WARNING, "raise": logging.INFO}
 
 
 class Gate:
@@ -108,6 +110,7 @@ async def begin(call: Caller, world: World, payloads: Payloads) -> Running | Any
             answer = await world.execute(ask)
         except StoreUnavailableError as error:
             return without_store(call, world, owner, error)
+        world.store.outage.over()
         if answer.case == "begun":
             return Running(call, layout.begun(answer.raw), world, payloads, sent_at)
         if answer.case == "corrupt":
@@ -159,9 +162,15 @@ def without_store(
     call: Caller, world: World, owner: bytes, error: StoreUnavailableError
 ) -> AnyExecution:
     """The execution that nothing protects, if that is the policy; else there is none."""
-    policy = call.settings.on_store_error
-    logger.error(
-        "%s: %s; task %s will %s", call.key, error, call.task_id, _STORE_ERROR_SAYS[policy]
+    settings = call.settings
+    policy = settings.on_store_error
+    logger.log(
+        logging.ERROR if world.store.outage.another_call() else _STORE_STILL_AWAY[policy],
+        "%s: %s; task %s will %s",
+        call.key,
+        error,
+        call.task_id,
+        _STORE_ERROR_SAYS[policy],
     )
     signals.send(
         signals.store_unavailable,
@@ -177,4 +186,4 @@ def without_store(
         raise error
     # Redis may have granted the begin whose answer was lost: the next pass must know it again.
     prior = (call.prior + owner)[-PRIOR_PASSES * OWNER_BYTES :]
-    conflict.come_back(call, prior, error)
+    call.come_back(conflict.return_delay(call.returns, settings.breaker_pause), prior, error)

@@ -46,6 +46,7 @@ async def begin_many(calls: Sequence[Caller], world: World, payloads: Payloads) 
         answers = await world.execute_all(asks)
     except StoreUnavailableError as error:
         return [without_store(call, world, b"", error) for call in calls]
+    world.store.outage.over()
     return [
         _standing(call, answer, world, payloads, sent_at)
         for call, answer in zip(calls, answers, strict=True)

@@ -17,6 +17,7 @@ from celery_idempotent.store.breaker import Breaker
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.connection import explained
 from celery_idempotent.store.line import Call
+from celery_idempotent.store.outage import Outage
 from celery_idempotent.store.place import Place
 from celery_idempotent.store.scripts import Reply
 
@@ -39,6 +40,7 @@ class Shelf:
     ) -> None:
         self.place = place
         self.breaker = Breaker(place.breaker_failures, place.breaker_pause, probe)
+        self.outage = Outage(place)
         self._decode = decode
         self._waits = replicas.wanted(place)
 

@@ -46,11 +46,16 @@ class WorkerProcess:
     """``celery worker`` with its pool: what pytest-celery asks of a container."""
 
     def __init__(
-        self, name: str, options: tuple[str, ...], environment: Mapping[str, str], log: Path
+        self,
+        name: str,
+        options: tuple[str, ...],
+        environment: Mapping[str, str],
+        log: Path,
+        app: str = "tests.worker.shop",
     ) -> None:
         self.name = self.id = name
         self._command = [
-            *(sys.executable, "-m", "celery", "-q", "-A", "tests.worker.shop"),
+            *(sys.executable, "-m", "celery", "-q", "-A", app),
             *("worker", "--hostname", f"{name}@here", "--loglevel", "INFO", *QUIET, *options),
         ]
         self._environment = {**os.environ, **environment}

@@ -10,11 +10,9 @@ in the option that they are named after.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from celery.signals import task_failure, task_success, worker_init
 
 from celery_idempotent import TASK_ID, IdempotentTask, LeaseLostError, signals
 from tests.worker.ledger import Ledger
+from tests.worker.mortal import die_with_parent
 
 SETTINGS_VARIABLE = "SHOP_SETTINGS"
 KEYRING_VARIABLE = "SHOP_KEYRING"
@@ -42,8 +41,6 @@ SIGNALS = (
     "outcome_unsaved",
     "store_unavailable",
 )
-
-PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>
 
 
 def make_app(settings: Mapping[str, Any]) -> Celery:
@@ -91,6 +88,19 @@ thrifty = task_of(handle, "thrifty", idempotency_max_result_size=10)
 
 unguarded = task_of(handle, "unguarded", idempotency_on_store_error="run")
 strict = task_of(handle, "strict", idempotency_on_store_error="raise")
+
+
+class UnsendableTask(IdempotentTask):
+    """A task whose messages the broker hands out, and takes no others of."""
+
+    abstract = True
+
+    def signature_from_request(self, *args: Any, **options: Any) -> Any:
+        """Fail at once, as no broker that is away does."""
+        raise OSError("the broker takes no messages")
+
+
+unsendable = shared_task(handle, bind=True, base=UnsendableTask, name="shop.unsendable")
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.give", idempotency_key="{order}")
@@ -311,8 +321,4 @@ def _die_after_the_continuation(sender: Any, **_: Any) -> None:
         Ledger.of(sender.app).die_if_told("after", sender.request.id)
 
 
-@worker_init.connect
-def _die_with_parent(**_: object) -> None:
-    """Let Linux end the worker with the tests. The pool ends with the worker, by Celery's care."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+worker_init.connect(die_with_parent)

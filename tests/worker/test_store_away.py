@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from celery_idempotent import StoreUnavailableError
+from celery_idempotent.entry.caller import REQUEUE_PAUSE
 from celery_idempotent.testing.server import RedisServer
 from tests.worker.harness import Shop
 from tests.worker.ledger import SOON, eventually
-from tests.worker.shop import pack, reserved, short_lease, strict, unguarded
+from tests.worker.shop import pack, reserved, short_lease, strict, unguarded, unsendable
 
 pytestmark = pytest.mark.worker
 
@@ -116,6 +118,40 @@ class TestAtBegin:
 
         assert duplicate.get(timeout=SOON) == receipt
         assert len(shop.ledger.runs(order)) == 1
+
+    def test_a_message_that_cannot_be_put_back_comes_again_without_haste(
+        self, shop: Shop, store: RedisServer, order: str
+    ) -> None:
+        store.kill()
+        began_at = time.monotonic()
+        result = unsendable.delay(order)
+        shop.ledger.wait_for_signal(result.id, "store_unavailable", number=3)
+        assert time.monotonic() - began_at > 2 * 0.75 * REQUEUE_PAUSE
+        store.restart()
+
+        assert result.get(timeout=SOON)["receipt"]
+        assert len(shop.ledger.runs(order)) == 1
+
+    def test_many_messages_are_few_errors_and_one_line_at_the_end(
+        self, shop: Shop, store: RedisServer, order: str
+    ) -> None:
+        (worker,) = shop.workers
+        worker.news()
+        store.kill()
+        results = [pack.delay(f"{order}-{number}") for number in range(20)]
+        for result in results:
+            shop.ledger.wait_for_signal(result.id, "store_unavailable")
+        store.restart()
+        for result in results:
+            assert result.get(timeout=SOON)
+
+        lines = worker.news().splitlines()
+        told = [line for line in lines if "will come back later" in line]
+        errors = [line for line in told if "ERROR" in line]
+        assert len(told) >= len(results)
+        assert 1 <= len(errors) <= 2, "one for each process of the pool"
+        back = [line for line in lines if "is back after" in line]
+        assert 1 <= len(back) <= 2
 
 
 class TestAtComplete:

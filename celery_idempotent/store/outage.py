@@ -1,0 +1,44 @@
+"""What a process says of a store that cannot be asked: one loud line at its start, one at its end.
+
+An outage meets every message that comes meanwhile, again and again. A line for each at level ERROR
+would bury whatever else the log has to say.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+
+from celery_idempotent.store.place import Place
+
+logger = logging.getLogger(__name__)
+
+
+class Outage:
+    """One for each store and process; a call or two may be miscounted among threads."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._calls = 0
+        self._since = 0.0
+
+    def another_call(self) -> bool:
+        """A call could not ask; whether it is the first."""
+        self._calls += 1
+        if self._calls > 1:
+            return False
+        self._since = monotonic()
+        return True
+
+    def over(self) -> None:
+        """A call has had its answer."""
+        if not self._calls:
+            return
+        calls, self._calls = self._calls, 0
+        if calls > 1:
+            logger.warning(
+                "The store of idempotent tasks is back after %.1f s: %s; %d calls could not ask it",
+                monotonic() - self._since,
+                self._place,
+                calls,
+            )
