@@ -28,6 +28,10 @@ bench: .venv/test  ## Measure what the gate costs, on a private server
 peers: .venv/peers  ## Side by side with plain Celery, celery-once and celery-singleton
 	@$(BIN)/python -m tests.peers
 
+.PHONY: outages
+outages: .venv/test  ## Strike every kind of outage while workers work: what is lost or done twice
+	@$(BIN)/python -m tests.outages
+
 .PHONY: matrix
 matrix: .venv/test  ## Run the core tests under each supported Python and Celery
 	@$(BIN)/python -m tests.matrix $(if $(CORNERS),--corners)

@@ -1,0 +1,1 @@
+"""Outages of the store while real workers work: what is lost, and what is done twice."""
