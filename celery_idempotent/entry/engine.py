@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from datetime import timedelta
 from functools import cached_property
 from typing import Any, TypeVar, overload
 
@@ -26,6 +27,9 @@ from celery_idempotent.gate.gate import Gate
 from celery_idempotent.key.canonical import canonical
 from celery_idempotent.key.key import Key, fingerprint_of
 from celery_idempotent.key.rule import KeyRule
+from celery_idempotent.ops import gated
+from celery_idempotent.ops.records import records
+from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import PREFIX, Settings
 from celery_idempotent.store.async_records import AsyncRecordStore
 from celery_idempotent.store.payload import Payloads
@@ -64,7 +68,7 @@ class Idempotency:
         self.name = name
         self._values: dict[str, Any] = {"on_conflict": "wait", "on_store_error": "raise"}
         if self._app is not None:
-            settings.check_names(configuration.options_in(self._app), "the Celery configuration")
+            configuration.check_names_in(self._app)
             self._values |= _of_app(self._app)
         elif isinstance(place, str):
             self._values["redis_url"] = place
@@ -208,6 +212,31 @@ class Idempotency:
         if self._app is not None:
             return self.gate.payloads
         return Payloads(PlainDialect(), self._accept, cipher=encryption.cipher(self.settings))
+
+    def records(
+        self,
+        *,
+        state: State | str | None = None,
+        task: str | None = None,
+        older_than: timedelta | float | None = None,
+    ) -> Iterator[Record]:
+        """All records here: by SCAN, on every node of a Cluster, never KEYS. For code that blocks.
+
+        From an app these are those of its tasks, too, wherever they keep them. A result is decoded,
+        and a large one fetched, when `Record.result` is asked for it.
+
+        Args:
+            state: only records in this state.
+            task: only records of this task, or of what else stands in its place, by name.
+            older_than: only records that came into their state longer ago (seconds, or timedelta).
+
+        Raises:
+            StoreUnavailableError: if Redis cannot be asked.
+            ValueError: if there is no such state.
+        """
+        tasks = gated.enabled(self._app) if self._app is not None else []
+        stores = dict.fromkeys([self.gate.store, *gated.stores(tasks)])
+        return records(stores, state=state, task=task, older_than=older_than)
 
     def settings_for(self, options: Mapping[str, Any], where: str) -> Settings:
         """The engine's settings with these `options`.

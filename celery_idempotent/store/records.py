@@ -19,6 +19,7 @@ from celery_idempotent.store.place import Place
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.store.shelf import NEVER_REFUSED, Shelf, replies
 from celery_idempotent.store.url import names_cluster
+from celery_idempotent.store.watch import Watch
 
 
 class RecordStore(Shelf):
@@ -116,6 +117,18 @@ class RecordStore(Shelf):
             StoreUnavailableError: if Redis cannot be asked.
         """
         return self.looked_up(key, self.execute(commands.look_up(key)))
+
+    def watch(self, patience: float = 5.0) -> Watch:
+        """A look over all records, by a client of its own that waits `patience` seconds.
+
+        Raises:
+            StoreUnavailableError: if a cluster cannot be asked who its nodes are.
+        """
+        try:
+            client = connect(self.place, timeout=patience, resends=0)
+        except FAULTS as error:
+            raise explained(error, "") from error
+        return Watch(client, self.place, self._decode)
 
     def ping(self) -> None:
         """Ask whether Redis answers.
