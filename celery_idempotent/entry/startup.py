@@ -13,6 +13,7 @@ from celery.signals import celeryd_after_setup
 
 from celery_idempotent.entry.configuration import ConfigurationError, TaskConfiguration
 from celery_idempotent.errors import StoreUnavailableError
+from celery_idempotent.ops import doctor
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.records import RecordStore
 
@@ -44,6 +45,8 @@ def check_store(instance: Any, **_: Any) -> None:
         raise SystemExit(f"Error: {error}") from None
     for store, wanted in policies.items():
         _await(store, next(policy for policy in _SAYS if policy in wanted))
+    for finding in doctor.at_start(instance.app):
+        logger.warning("Idempotency is weaker than it could be: %s", finding.line)
 
 
 def policy_of(settings: Settings) -> str:

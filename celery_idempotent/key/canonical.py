@@ -59,6 +59,12 @@ def canonical(value: Any) -> bytes:
         raise NotCanonicalError(f"cannot be read ({type(error).__name__})") from None
 
 
+def has_form(kind: type) -> bool:
+    """Whether values of this type have canonical bytes, as far as the type alone tells."""
+    known = kind in _ENCODERS or issubclass(kind, Enum) or dataclasses.is_dataclass(kind)
+    return known or any(issubclass(kind, one) for one, _ in _KINDS)
+
+
 class _Walk:
     """The way through one value: how deep it is, and what it has cost."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from inspect import Parameter, Signature
 from typing import Any
 
 from celery_idempotent.key.canonical import NotCanonicalError, canonical
+from celery_idempotent.key.explanation import Argument
 
 _FLAT = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
@@ -93,6 +94,21 @@ class Parameters:
             if form != self._default_forms.get(name):
                 parts.append(_name_form(name) + form)
         return b"".join(parts)
+
+    def explain(
+        self, bound: Mapping[str, Any], speaks_of: Collection[str] | None
+    ) -> Iterator[Argument]:
+        """What becomes of each argument of a call; see :meth:`forms`.
+
+        Args:
+            speaks_of: the names that the key is made of; None where that cannot be told.
+        """
+        for name in (*bound, *(other for other in self._defaults if other not in bound)):
+            given = bound.get(name, self._defaults.get(name))
+            form = _form_of(given)
+            at_default = name not in bound or form == self._default_forms.get(name, b"")
+            in_key = None if speaks_of is None else name.lstrip("*") in speaks_of
+            yield Argument(name, form, at_default, in_key)
 
 
 @lru_cache(1024)

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from celery_idempotent.key.canonical import NotCanonicalError, canonical
+from celery_idempotent.key.explanation import Explanation
 from celery_idempotent.key.key import Key, fingerprint_of
 from celery_idempotent.key.parameters import Parameters
 
@@ -60,17 +61,55 @@ class KeyRule:
             KeyRuleError: naming the task and the argument, never what it holds.
             TypeError: if the arguments do not fit the task, as calling it would.
         """
+        return Key.of(self._task, *self._forms(args, kwargs, task_id, explicit))
+
+    def explain(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        task_id: str | None = None,
+        explicit: str | None = None,
+    ) -> Explanation:
+        """How :meth:`derive` comes to its key; raises what that would raise."""
+        form, fingerprint = self._forms(args, kwargs, task_id, explicit)
+        by_id = self._rule is TASK_ID and explicit is None
+        bound = {} if by_id else self._parameters.bind(*self._normalise(args, kwargs))
+        speaks_of = None
+        if explicit is not None or self._rule is TASK_ID:
+            speaks_of = frozenset[str]()
+        elif isinstance(self._rule, str):
+            speaks_of = frozenset(_names_in(self._rule))
+        elif isinstance(self._rule, (tuple, list)):
+            speaks_of = frozenset(self._rule)
+        elif self._rule is None:
+            speaks_of = frozenset(name.lstrip("*") for name in bound)
+        return Explanation(
+            rule="idempotency_key of the call" if explicit is not None else _in_words(self._rule),
+            arguments=tuple(self._parameters.explain(bound, speaks_of)),
+            form=form,
+            key=Key.of(self._task, form, fingerprint),
+        )
+
+    def _forms(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        task_id: str | None,
+        explicit: str | None,
+    ) -> tuple[bytes, bytes]:
+        """What makes the key, and the fingerprint."""
         if self._rule is TASK_ID and explicit is None:
-            return Key.of(self._task, b"task-id" + canonical(task_id))
+            return b"task-id" + canonical(task_id), b""
         args, kwargs = self._normalise(args, kwargs)
         bound = self._parameters.bind(args, kwargs)
         if explicit is None and self._form is None:
-            return Key.of(self._task, b"arguments" + self._parameters.forms(bound, self._refuse))
+            return b"arguments" + self._parameters.forms(bound, self._refuse), b""
         fingerprint = fingerprint_of(self._parameters.forms(bound, _type_only))
         if explicit is not None:
-            return Key.of(self._task, self._text(explicit, "idempotency_key"), fingerprint)
+            return self._text(explicit, "idempotency_key"), fingerprint
         assert self._form is not None
-        return Key.of(self._task, self._form(bound, args, kwargs), fingerprint)
+        return self._form(bound, args, kwargs), fingerprint
 
     def of_text(self, text: Any) -> Key:
         """The key that a call carried itself, for looking its record up."""
@@ -95,6 +134,11 @@ class KeyRule:
     def task(self) -> str:
         """The task's name."""
         return self._task
+
+    @property
+    def signature(self) -> Signature:
+        """What the task takes."""
+        return self._parameters.signature
 
     def check_names(self, names: Sequence[str]) -> None:
         """Refuse a rule that names an argument which no call can have."""
@@ -180,7 +224,7 @@ class _Template:
                 f"{rule.task}: idempotency_key {template!r} has no field, so every call would "
                 "share one key; write the argument that matters in braces"
             )
-        names = [self._first_name(field) for field in fields]
+        names = [_first_name(field) for field in fields]
         if any(not name or name.isdigit() for name in names):
             raise SettingsError(
                 f"{rule.task}: idempotency_key {template!r}: name the argument in each field"
@@ -195,10 +239,6 @@ class _Template:
             )
         rule.check_names(names)
         self._separators = self._between_fields()
-
-    @staticmethod
-    def _first_name(field: str) -> str:
-        return field.replace("[", ".").split(".", 1)[0]
 
     def _between_fields(self) -> tuple[str, ...]:
         literals = [literal for literal, field, _, _ in self._pieces if field is not None]
@@ -257,6 +297,27 @@ def _require_text_of_its_own(value: Any, conversion: str | None) -> None:
 def _type_only(name: str, error: NotCanonicalError) -> bytes:
     """Where the rule leaves an argument out of the key, it may be of any type."""
     return b"?"
+
+
+def _first_name(field: str) -> str:
+    return field.replace("[", ".").split(".", 1)[0]
+
+
+def _names_in(template: str) -> list[str]:
+    """The arguments that a template speaks of."""
+    return [_first_name(field) for _, field, _, _ in Formatter().parse(template) if field]
+
+
+def _in_words(rule: Any) -> str:
+    if rule is None:
+        return "all arguments"
+    if rule is TASK_ID:
+        return "TASK_ID: the id of the message"
+    if isinstance(rule, str):
+        return f"the template {rule!r}"
+    if isinstance(rule, (tuple, list)):
+        return f"the arguments {', '.join(rule)}"
+    return f"the callable {getattr(rule, '__qualname__', type(rule).__name__)}"
 
 
 def _kind(value: Any) -> str:

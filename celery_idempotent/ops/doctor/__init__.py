@@ -1,0 +1,51 @@
+"""Everything that makes the promise weaker, each with the setting to change and why.
+
+A check is a function from what it looks at to findings; a finding is a value. The command
+``doctor`` runs all of them, a worker at its start those that look at the server and the broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from celery import Celery
+
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.ops import gated
+from celery_idempotent.ops.doctor import broker, server, tasks, versions
+from celery_idempotent.ops.doctor.finding import Finding, Severity
+from celery_idempotent.store.records import RecordStore
+
+__all__ = ["Finding", "Severity", "at_start", "examine"]
+
+#: Seconds that a worker waits at its start for the server to speak of itself.
+PATIENCE_AT_START = 2.0
+
+
+def examine(app: Celery) -> list[Finding]:
+    """All findings, the gravest first."""
+    found = [*versions.check(), *broker.check(app), *tasks.check(app)]
+    for store in gated.stores(gated.enabled(app)):
+        found += _of_server(store)
+    return sorted(found, key=lambda finding: finding.severity, reverse=True)
+
+
+def at_start(app: Celery) -> Iterator[Finding]:
+    """What a worker warns of before it takes its first message.
+
+    Of a server that does not answer it says nothing: that is another line.
+    """
+    yield from broker.visibility(app)
+    for store in gated.stores(gated.enabled(app)):
+        for finding in _of_server(store, PATIENCE_AT_START):
+            if finding.severity >= Severity.WARNING and finding.name != server.AWAY:
+                yield finding
+
+
+def _of_server(store: RecordStore, patience: float = 5.0) -> list[Finding]:
+    try:
+        with store.watch(patience) as watch:
+            facts = watch.facts()
+    except IdempotencyError as error:
+        return [server.away(str(store.place), error)]
+    return list(server.check(facts, str(store.place), store.place.wait_replicas))

@@ -1,0 +1,98 @@
+"""How soon the broker hands a dead worker's messages out again, against the leases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from celery import Celery
+
+from celery_idempotent.ops import gated
+from celery_idempotent.ops.doctor.finding import Finding, Severity
+
+#: Transports with a visibility timeout, and theirs where nothing else is said (seconds).
+VISIBILITY_TIMEOUT = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
+#: kombu's Redis transport looks for such messages every so many seconds, times the throttle.
+RESTORE_INTERVAL, RESTORE_THROTTLE = 10.0, 10
+#: Seconds after which a sweep is worth a word.
+LONG_SWEEP = 60.0
+
+
+def check(app: Celery) -> Iterator[Finding]:
+    """All findings about the broker."""
+    yield from visibility(app)
+    yield from _recovery(app)
+
+
+def visibility(app: Celery) -> Iterator[Finding]:
+    """A lease that outlasts the visibility timeout."""
+    timeout, longest = _timeout(app), _longest_lease(app)
+    if timeout is None or longest is None or timeout >= longest[0]:
+        return
+    lease, task = longest
+    yield Finding(
+        "visibility-timeout",
+        Severity.WARNING,
+        "broker",
+        f"its visibility timeout ({timeout:g} s) is shorter than the lease of {task} ({lease:g} s)",
+        f"broker_transport_options['visibility_timeout'] above {lease:g}",
+        "messages of healthy workers are handed out again and again, and come back as conflicts; "
+        "an eta or countdown beyond it does the same",
+    )
+
+
+def _recovery(app: Celery) -> Iterator[Finding]:
+    timeout, longest = _timeout(app), _longest_lease(app)
+    if timeout is None or longest is None:
+        return
+    sweep = _sweep(app)
+    slowest = max(timeout + sweep, longest[0])
+    yield Finding(
+        "recovery",
+        Severity.NOTE,
+        "broker",
+        f"after the death of a whole worker its tasks run again within {slowest:g} s: "
+        f"visibility timeout {timeout:g} s, sweep {sweep:g} s, longest lease {longest[0]:g} s",
+        "broker_transport_options: visibility_timeout, above the longest task and countdown"
+        + (", unacked_restore_interval and unacked_restore_throttle" if sweep else ""),
+        "the broker, not the lease, decides when a dead worker's messages are handed out again",
+    )
+    if sweep > LONG_SWEEP and timeout < sweep:
+        yield Finding(
+            "sweep",
+            Severity.WARNING,
+            "broker",
+            f"it looks for messages to hand out again only every {sweep:g} s",
+            "broker_transport_options['unacked_restore_throttle'] = 1",
+            f"a visibility timeout of {timeout:g} s promises less",
+        )
+
+
+def _transport(app: Celery) -> str:
+    url = str(app.conf.broker_read_url or "")
+    return url.split("://", 1)[0].split("+", 1)[0].lower()
+
+
+def _options(app: Celery) -> dict[str, Any]:
+    return app.conf.broker_transport_options or {}
+
+
+def _timeout(app: Celery) -> float | None:
+    """The visibility timeout; None where the broker has none."""
+    default = VISIBILITY_TIMEOUT.get(_transport(app))
+    if default is None:
+        return None
+    return float(_options(app).get("visibility_timeout", default))
+
+
+def _sweep(app: Celery) -> float:
+    if _transport(app) == "sqs":
+        return 0.0
+    options = _options(app)
+    interval = options.get("unacked_restore_interval", RESTORE_INTERVAL)
+    return float(interval) * (options.get("unacked_restore_throttle", RESTORE_THROTTLE) or 1)
+
+
+def _longest_lease(app: Celery) -> tuple[float, str] | None:
+    leases = [(t.idempotency_configuration.settings.lease, t.name) for t in gated.enabled(app)]
+    return max(leases, default=None)
