@@ -17,6 +17,7 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.key.rule import TASK_ID
+from celery_idempotent.ops import worker as _worker  # noqa: F401 - connects its signals
 from celery_idempotent.record.record import Record, State
 
 __version__ = "0.1.0"

@@ -7,16 +7,20 @@ stands beside it. Handlers run where the task runs; an error in one is logged, n
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 from celery.utils.dispatch import Signal
+
+PREFIX: Final = "idempotency_"
 
 #: An execution begins. ``token`` (int), ``attempt`` (int, 1 for the first).
 begun = Signal(name="idempotency_begun", providing_args={"task_id", "key", "token", "attempt"})
 
-#: It begins over the lease of one that died (sent after ``begun``). ``token``, ``attempt``.
+#: It begins over the lease of one that died (sent after ``begun``). ``token``, ``attempt``,
+#: ``idle`` (float, seconds from the end of that lease to this beginning).
 taken_over = Signal(
-    name="idempotency_taken_over", providing_args={"task_id", "key", "token", "attempt"}
+    name="idempotency_taken_over", providing_args={"task_id", "key", "token", "attempt", "idle"}
 )
 
 #: Its result is stored. ``token``, ``attempt``.
@@ -62,7 +66,31 @@ store_unavailable = Signal(
 )
 
 
+#: Redis has answered a begin, whatever it said. ``case`` (str, as in lua/begin.lua), ``seconds``
+#: (float, there and back).
+answered = Signal(name="idempotency_answered", providing_args={"task_id", "key", "case", "seconds"})
+
+#: What becomes of a call: counted in every worker.
+ALL: Final = (
+    begun,
+    taken_over,
+    completed,
+    failed,
+    released,
+    replayed,
+    conflicted,
+    lease_lost,
+    outcome_unsaved,
+    store_unavailable,
+)
+
+#: Told of each signal and its sender, whether anybody listens or not. In a worker: its tally.
+counter: Callable[[Signal, Any], None] | None = None
+
+
 def send(signal: Signal, sender: Any, **details: Any) -> None:
-    """Send `signal`; costs nothing while nobody listens."""
+    """Send `signal`; costs next to nothing while nobody listens."""
+    if counter is not None:
+        counter(signal, sender)
     if signal.receivers:
         signal.send(sender=sender, **details)

@@ -14,6 +14,7 @@ from celery.worker.request import Request
 
 from celery_idempotent.entry.caller import worker_name
 from celery_idempotent.entry.passage import Passage
+from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
 
 #: Seconds between Celery's word that a time limit is over and the end of the child, at most.
@@ -48,16 +49,27 @@ class IdempotentRequest(Request):
             self._abandon(grace=KILL_GRACE)
         return super().on_timeout(soft, timeout)
 
+    def idempotency_key(self) -> Key | None:
+        """The key that this message has at the gate; None if it goes through ungated.
+
+        Raises:
+            KeyRuleError: if there is none for its arguments.
+        """
+        configured = self.task.idempotency_configuration
+        carried = Passage.read(self.task.name, self._context.headers)
+        if carried.ungated or not configured.settings.enabled:
+            return None
+        key: Key = carried.key or configured.rule.derive(
+            self.args, self.kwargs, task_id=self.id, explicit=carried.explicit
+        )
+        return key
+
     def _abandon(self, grace: float) -> None:
         try:
-            configured = self.task.idempotency_configuration
-            carried = Passage.read(self.task.name, self._context.headers)
-            if carried.ungated or not configured.settings.enabled or self.worker_pid is None:
+            key = self.idempotency_key()
+            if key is None or self.worker_pid is None:
                 return
-            key = carried.key or configured.rule.derive(
-                self.args, self.kwargs, task_id=self.id, explicit=carried.explicit
-            )
-            configured.gate.store.execute(
+            self.task.idempotency_configuration.gate.store.execute(
                 commands.abandon(
                     key,
                     self.id,

@@ -1,0 +1,56 @@
+"""What a worker does for those who watch, without a line of user code.
+
+Only signals are connected here. What they need is imported when a worker starts, so a program that
+merely publishes pays nothing for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.signals import celeryd_after_setup, celeryd_init, worker_process_init
+
+from celery_idempotent.errors import SettingsError
+from celery_idempotent.ops import tally
+
+
+@celeryd_init.connect(weak=False)
+def _add_to_worker(instance: Any, **_: Any) -> None:
+    import celery_idempotent.ops.remote  # noqa: F401 - its commands are registered by now
+    from celery_idempotent.ops.bootstep import Idempotency
+
+    instance.app.steps["consumer"].add(Idempotency)
+
+
+@celeryd_after_setup.connect(weak=False)
+def _start_to_watch(instance: Any, **_: Any) -> None:
+    """Before the pool is started, whose processes shall have all this."""
+    from celery_idempotent.ops import events, gated
+
+    tasks = gated.tasks(instance.app)
+    if tasks:
+        tally.start(task.name for task in tasks)
+        events.connect()
+        _start_metrics(instance.app.conf.get("idempotency_metrics"))
+
+
+def _start_metrics(setting: Any) -> None:
+    if setting is None:
+        return
+    from celery_idempotent.ops import metrics
+
+    try:
+        metrics.start(setting)
+    except SettingsError as error:
+        # An exception would be swallowed by the signal.
+        raise SystemExit(f"Error: {error}") from None
+    except ImportError:
+        raise SystemExit(
+            "Error: idempotency_metrics needs pip install 'celery-idempotent[prometheus]'"
+        ) from None
+
+
+@worker_process_init.connect(weak=False)
+def _enter_process(**_: Any) -> None:
+    if tally.tally is not None:
+        tally.tally.enter_process()
