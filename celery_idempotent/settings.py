@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -109,6 +109,9 @@ OPTIONS: tuple[str, ...] = tuple(PREFIX + option.name for option in fields(Setti
 #: Their values appear in no error, not even short ones.
 _SECRET = frozenset(PREFIX + name for name in ("encryption_keys", "redis_url", "offload_backend"))
 
+#: What an app, not a task, can be told.
+APP_OPTIONS: tuple[str, ...] = ("idempotency_metrics",)
+
 
 def build(values: Mapping[str, Any], where: str) -> Settings:
     """The settings that `values` (option name to value) make; the rest is at its default.
@@ -146,15 +149,15 @@ def _check_wait(given: Mapping[str, Any], where: str) -> None:
 _WAIT = ("wait_replicas", "wait_aof", "wait_replicas_timeout", "redis_timeout")
 
 
-def check_names(names: Iterable[str], where: str) -> None:
-    """Refuse any of `names` that looks like an option and is none.
+def check_names(names: Iterable[str], where: str, known: Collection[str] = OPTIONS) -> None:
+    """Refuse any of `names` that looks like an option and is not among the `known` ones.
 
     Raises:
         SettingsError: naming it, and the option that was probably meant.
     """
     for name in names:
-        if name.startswith(PREFIX) and name not in OPTIONS:
-            close = difflib.get_close_matches(name, OPTIONS, n=1)
+        if name.startswith(PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise SettingsError(f"{where}: there is no option {name}{hint}")
 

@@ -4,7 +4,8 @@
 -- message bears the same task id. A begin that the client sends twice finds its own record and gets
 -- the same answer. A message put back because an answer was lost carries the ids of those passes as
 -- `prior`: if one did begin, nobody runs under it, and this pass steps in without counting an attempt.
--- The steps that an earlier execution has finished stay in the body.
+-- The steps that an earlier execution has finished stay in the body. A takeover writes down, where an
+-- outcome has its format, for how many milliseconds the key had stood still.
 --
 -- KEYS
 --   record             the key's record
@@ -29,10 +30,10 @@ local record = KEYS[1]
 local owner, prior, task_id, fingerprint, worker, lease_ms, retention_ms, max_attempts, error_ms =
   unpack(ARGV)
 
-local attempt, token, steps = 1, now_us, ''
+local attempt, token, idle, steps = 1, now_us, '', ''
 local raw = redis.call('GET', record)
 if raw then
-  local state, attempts, last_token, at, known, holder, last_worker, last_owner, _, position =
+  local state, attempts, last_token, at, known, holder, last_worker, last_owner, stood, position =
     unpack_record(raw)
   if not state then
     return reply('corrupt', raw)
@@ -46,13 +47,14 @@ if raw then
     end
     token = math.max(token, last_token + 1)
   elseif last_owner == owner then
-    attempt, token = attempts, last_token
+    attempt, token, idle = attempts, last_token, stood
   else
     local unanswered = last_owner ~= '' and string.find(prior, last_owner, 1, true)
     if at > now and not unanswered then
       return reply('held', raw)
     end
     attempt = unanswered and attempts or attempts + 1
+    idle = unanswered and stood or string.format('%.0f', now - at)
     token = math.max(token, last_token + 1)
     if attempt > attempts and attempt > tonumber(max_attempts) then
       raw = pack('F', attempts, token, now, known, task_id, last_worker, '', '', 'poisoned')
@@ -65,6 +67,6 @@ if raw then
 end
 
 local started =
-  pack('S', attempt, token, now + lease_ms, fingerprint, task_id, worker, owner, '', steps)
+  pack('S', attempt, token, now + lease_ms, fingerprint, task_id, worker, owner, idle, steps)
 redis.call('SET', record, started, 'PX', lease_ms + retention_ms)
 return reply('begun', started)

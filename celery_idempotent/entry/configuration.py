@@ -65,7 +65,7 @@ def check(task: type[Task], app: Celery) -> tuple[Settings, KeyRule]:
         ConfigurationError: for the first fault found, in one line that names the option.
     """
     try:
-        settings.check_names(options_in(app), "the Celery configuration")
+        check_names_in(app)
         settings.check_names(_attributes_of(task), task.name)
         options = settings.build(dict(_values(task, app)), task.name)
         options = with_serializer(options, task.name, app.conf.result_serializer, accepted(app))
@@ -85,6 +85,16 @@ def _values(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
             value = app.conf.get(option)
         if value is not None:
             yield option, value
+
+
+def check_names_in(app: Celery) -> None:
+    """Refuse what looks like an option in the app's configuration and is none.
+
+    Raises:
+        SettingsError: naming it, and the option that was probably meant.
+    """
+    known = (*OPTIONS, *settings.APP_OPTIONS)
+    settings.check_names(options_in(app), "the Celery configuration", known)
 
 
 def options_in(app: Celery) -> Iterator[str]:

@@ -26,6 +26,7 @@ from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.payload import Payloads
 from celery_idempotent.store.records import RecordStore
+from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +112,8 @@ async def begin(call: Caller, world: World, payloads: Payloads) -> Running | Any
         except StoreUnavailableError as error:
             return without_store(call, world, owner, error)
         world.store.outage.over()
+        if signals.answered.receivers:
+            _tell_answer(call, answer, monotonic() - sent_at)
         if answer.case == "begun":
             return Running(call, layout.begun(answer.raw), world, payloads, sent_at)
         if answer.case == "corrupt":
@@ -156,6 +159,17 @@ def _without_depot(call: Caller, error: StoreUnavailableError) -> NoReturn:
     if call.settings.on_store_error == "raise":
         raise error
     conflict.come_back(call, call.prior, error)
+
+
+def _tell_answer(call: Caller, answer: Reply, seconds: float) -> None:
+    signals.send(
+        signals.answered,
+        call.sender,
+        task_id=call.task_id,
+        key=str(call.key),
+        case=answer.case,
+        seconds=seconds,
+    )
 
 
 def without_store(

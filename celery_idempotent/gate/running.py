@@ -53,6 +53,7 @@ class Running:
         #: Under ``on_lease_lost="abort"``.
         self.interrupt = world.interrupt() if settings.on_lease_lost == "abort" else None
         self._loss_told = False
+        self._idle = begun.idle
 
     def start(self) -> None:
         """Keep the lease alive from now on, and tell what begins, and over what."""
@@ -64,7 +65,7 @@ class Running:
                 self.execution.key,
                 self.execution.attempt,
             )
-            self.send(signals.taken_over)
+            self.send(signals.taken_over, idle=self._idle)
 
     def over(self) -> None:
         """Nothing is left to protect."""

@@ -9,7 +9,9 @@ fingerprint   1 +  length, then bytes
 task_id       2 +  length, then bytes; a UUID is a zero byte and its 16 bytes
 worker        1 +  length, then UTF-8
 owner         1 +  length, then the id of the execution; empty unless STARTED
-format        1 +  length, then ASCII: how to read the body, see store/payload.py
+format        1 +  length, then ASCII: how to read the body, see store/payload.py, and behind a
+                   space the trace that the outcome comes from; STARTED: milliseconds that the key
+                   stood still before this takeover, if it is one
 body         rest  the outcome, or the reason why no value is kept; before that, the steps
 ==========  =====  ==========================================================================
 """
@@ -66,6 +68,7 @@ def read(
                 raise IndexError(position)
             fields.append(raw[start:position])
         fingerprint, task_id, worker, _owner, form = fields
+        form, _, origin = form.partition(b" ")
         at_ms = int.from_bytes(raw[9:15], "big")
         if at_ms >= _NEVER_MS:
             raise ValueError(at_ms)
@@ -81,6 +84,7 @@ def read(
             at_ms=at_ms,
             fingerprint=fingerprint,
             format=form.decode("ascii"),
+            origin=origin.decode("ascii"),
             body=raw[position:],
             decode=decode,
             expires_at=expires_at,
@@ -96,14 +100,18 @@ class Begun(NamedTuple):
     attempt: int
     #: The finished steps of executions before it.
     body: bytes
+    #: Seconds that the key stood still before it took over; 0 where it did not.
+    idle: float = 0.0
 
 
 def begun(raw: bytes) -> Begun:
     """The part of a record that the server has written this moment; nothing in it is doubted."""
-    position = _FIXED
+    start = position = _FIXED
     for size in (1, 2, 1, 1, 1):
-        position += size + int.from_bytes(raw[position : position + size], "big")
-    return Begun(int.from_bytes(raw[2:9], "big"), raw[1], raw[position:])
+        start = position + size
+        position = start + int.from_bytes(raw[position:start], "big")
+    idle = int(raw[start:position] or b"0") / 1000
+    return Begun(int.from_bytes(raw[2:9], "big"), raw[1], raw[position:], idle)
 
 
 def corrupt(key: str) -> CorruptRecordError:

@@ -55,6 +55,8 @@ class Record:
     fingerprint: bytes = field(default=b"", repr=False)
     #: How `body` was written (serializer, compression); empty where no value is kept.
     format: str = field(default="", repr=False)
+    #: The trace that the outcome comes from (a W3C traceparent); empty where nobody traces.
+    origin: str = field(default="", repr=False)
     #: The outcome as stored, or why there is none; while there is none, the finished steps.
     body: bytes = field(default=b"", repr=False)
     decode: Callable[[Record], Any] | None = field(default=None, repr=False, compare=False)

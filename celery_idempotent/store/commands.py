@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
+from celery_idempotent.record.origin import stamped
 from celery_idempotent.store import scripts
 from celery_idempotent.store.payload import Payload
 from celery_idempotent.store.scripts import Script
@@ -74,7 +75,7 @@ def complete(key: Key, token: int, result: Payload, retention_ms: int) -> Comman
         "complete",
         key,
         token=token,
-        format=result.format,
+        format=stamped(result.format),
         body=result.body,
         retention_ms=retention_ms,
     )
@@ -86,7 +87,7 @@ def fail(key: Key, token: int, error: Payload, retention_ms: int) -> Command:
         "fail",
         key,
         token=token,
-        format=error.format,
+        format=stamped(error.format),
         body=error.body,
         retention_ms=retention_ms,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 from celery.result import AsyncResult
 
+from celery_idempotent import signals
 from tests.worker.harness import Shop
 from tests.worker.ledger import SOON, Heard, Ledger
 from tests.worker.shop import charge, final, flaky, pack, raising, try_later
@@ -126,6 +127,26 @@ def test_released_for_a_retry_says_for_how_long(ledger: Ledger, order: str) -> N
     signal = heard(ledger, result, "released")
     assert signal.details["error"][0] == "Retry"
     assert signal.details["held_for"] == pytest.approx(0.5 + 60.0)
+
+
+def test_answered_tells_each_begin_and_how_long_it_took(order: str) -> None:
+    heard = []
+
+    def hear(sender: object, **details: object) -> None:
+        heard.append((sender, details))
+
+    signals.answered.connect(hear)
+    try:
+        for _ in range(2):
+            pack.apply((order,))
+    finally:
+        signals.answered.disconnect(hear)
+
+    assert [details.pop("case") for _, details in heard] == ["begun", "finished"]
+    for sender, details in heard:
+        assert sender is pack._get_current_object()
+        assert 0 < details.pop("seconds") < SOON
+        assert details.keys() == {"signal", "task_id", "key"}
 
 
 def test_a_refused_reuse_of_a_key_sends_none(ledger: Ledger, order: str) -> None:

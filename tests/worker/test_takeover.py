@@ -70,6 +70,7 @@ class TestPoolChildKilled:
         assert names == ["begun", "begun", "taken_over", "completed"]
         (told,) = ledger.signals(task_id, "taken_over")
         assert told.sender == "shop.pack"
+        assert 0 <= told.details.pop("idle") < SOON
         assert told.details == {
             "task_id": task_id,
             "key": again.key,

@@ -1,0 +1,326 @@
+"""What a real prefork worker tells those who watch it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from celery_idempotent.store import commands
+from celery_idempotent.testing.process import free_ports
+from tests.worker import harness
+from tests.worker.harness import Shop, Worker
+from tests.worker.ledger import SOON, eventually
+from tests.worker.shop import charge, pack, raising, short_lease
+
+pytestmark = pytest.mark.worker
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    (port,) = free_ports(1)
+    return port
+
+
+@pytest.fixture(scope="module")
+def watched(open_shop: Callable[..., Shop], port: int) -> Iterator[Shop]:
+    with open_shop(idempotency_metrics=f"127.0.0.1:{port}", idempotency_lease=30.0) as shop:
+        shop.start_worker("--task-events", concurrency=2)
+        yield shop
+
+
+@pytest.fixture
+def shop(watched: Shop) -> Iterator[Shop]:
+    watched.app.set_current()
+    yield watched
+    watched.ledger.release_all()
+    watched.wait_until_empty()
+    watched.print_logs()
+
+
+@pytest.fixture
+def worker(shop: Shop) -> Worker:
+    return shop.workers[0]
+
+
+def ask(shop: Shop, command: str) -> Any:
+    """What the one worker answers to ``celery inspect``."""
+    (reply,) = shop.app.control.broadcast(command, reply=True, timeout=SOON, limit=1)
+    (answer,) = reply.values()
+    return answer
+
+
+def lease_of(shop: Shop, task_id: str) -> dict[str, Any]:
+    """The lease of one task; tests before may have left others that are about to end."""
+    (lease,) = (one for one in ask(shop, "idempotency_leases") if one["task_id"] == task_id)
+    return lease
+
+
+class TestAtTheStart:
+    def test_a_line_has_the_settings_in_force(self, worker: Worker) -> None:
+        (line,) = (line for line in worker.logs().splitlines() if "idempotent tasks" in line)
+
+        assert "records at redis://127.0.0.1:" in line
+        assert "lease 30," in line
+        assert "on_conflict retry" in line
+
+    def test_a_line_has_what_a_task_does_otherwise(self, worker: Worker) -> None:
+        lines = worker.logs()
+
+        assert re.search(r"shop\.short_lease: lease 2$", lines, re.MULTILINE)
+        assert "shop.open_door: ungated" in lines
+
+    def test_what_makes_the_promise_weaker_is_a_line_each(self, worker: Worker) -> None:
+        warnings = [line for line in worker.logs().splitlines() if "weaker" in line]
+
+        assert len(warnings) == 1
+        assert "nothing is written to disk" in warnings[0]
+        assert "appendonly yes" in warnings[0]
+
+
+class TestInspect:
+    def test_tells_the_leases_that_are_held(self, shop: Shop, worker: Worker, order: str) -> None:
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        run = shop.ledger.wait_for_run(order)
+
+        lease = lease_of(shop, result.id)
+
+        assert lease["task"] == "shop.pack"
+        assert (lease["pid"], lease["key"], lease["token"]) == (run.pid, run.key, run.token)
+        assert lease["attempt"] == 1
+        assert lease["heartbeat"] == "healthy"
+        assert 0 < lease["trusted_seconds"] <= 0.95 * 30
+        assert lease["extended_seconds_ago"] == pytest.approx(lease["held_seconds"], abs=0.1)
+
+    def test_tells_that_a_heartbeat_is_at_work(self, shop: Shop, order: str) -> None:
+        shop.ledger.hold(order)
+        result = short_lease.delay(order)
+        shop.ledger.wait_for_run(order)
+
+        def extended() -> Any:
+            lease = lease_of(shop, result.id)
+            assert lease["heartbeat"] == "healthy"
+            return lease["extended_seconds_ago"] < lease["held_seconds"] - 0.3
+
+        eventually(extended, "the lease is extended")
+
+    def test_tells_a_lease_that_is_lost(self, shop: Shop, order: str) -> None:
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        shop.ledger.wait_for_run(order)
+        key = pack.idempotency_key_of(order)
+        store = pack.idempotency_configuration.gate.store
+        record = pack.idempotency_record(order)
+        store.execute(commands.abandon(key, record.task_id, record.worker, grace_ms=0))
+
+        lease = lease_of(shop, result.id)
+
+        assert lease["heartbeat"] == "over"
+        assert lease["trusted_seconds"] == 0
+
+    def test_tells_nothing_where_nothing_is_held(self, shop: Shop) -> None:
+        eventually(lambda: ask(shop, "idempotency_leases") == [], "no lease is held")
+
+    def test_counts_what_all_processes_do(self, shop: Shop, order: str) -> None:
+        before = Counter(ask(shop, "idempotency_counts").get("shop.charge", {}))
+        for _ in range(5):
+            charge.delay(order, 1).get(timeout=SOON)
+
+        after = Counter(ask(shop, "idempotency_counts")["shop.charge"])
+
+        assert after - before == {"begun": 1, "completed": 1, "replayed": 4}
+
+    def test_counts_on_where_a_process_has_died(self, shop: Shop, order: str) -> None:
+        before = Counter(ask(shop, "idempotency_counts").get("shop.pack", {}))
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        kill(shop, order)
+        shop.ledger.wait_for_run(order, 2)
+        shop.ledger.release(order)
+        result.get(timeout=SOON)
+
+        after = Counter(ask(shop, "idempotency_counts")["shop.pack"])
+
+        assert after - before == {"begun": 2, "completed": 1, "taken_over": 1}
+
+    def test_examines_itself(self, shop: Shop) -> None:
+        found = {one["name"] for one in ask(shop, "idempotency_doctor")}
+
+        assert {"persistence", "fail-open", "recovery"} <= found
+
+
+class Monitor:
+    """Hears a shop's events, as Flower does."""
+
+    def __init__(self, shop: Shop) -> None:
+        self.state = shop.app.events.State()
+        self.heard: list[dict[str, Any]] = []
+        listening = threading.Event()
+        self._connection = shop.app.connection()
+        self._receiver = shop.app.events.Receiver(self._connection, handlers={"*": self._hear})
+        self._receiver.on_consume_ready = lambda *_, **__: listening.set()
+        self._thread = threading.Thread(target=self._receiver.capture, args=(None, None, False))
+        self._thread.start()
+        assert listening.wait(SOON)
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        self.state.event(dict(event))
+        self.heard.append(event)
+
+    def wait_for(self, name: str, task_id: str) -> dict[str, Any]:
+        """The event of that name about a task."""
+        return eventually(
+            lambda: next(
+                (e for e in self.heard if e["type"] == name and e.get("uuid") == task_id), None
+            ),
+            f"{name} of {task_id}; heard: {[e['type'] for e in self.heard]}",
+        )
+
+    def stop(self) -> None:
+        self._receiver.should_stop = True
+        self._thread.join(SOON)
+        self._connection.release()
+
+
+@pytest.fixture
+def monitor(shop: Shop) -> Iterator[Monitor]:
+    monitor = Monitor(shop)
+    yield monitor
+    monitor.stop()
+
+
+class TestEvents:
+    def test_a_replay(self, shop: Shop, monitor: Monitor, order: str) -> None:
+        first = pack.delay(order)
+        first.get(timeout=SOON)
+        second = pack.delay(order)
+
+        event = monitor.wait_for("task-replayed", second.id)
+        assert event["first_uuid"] == first.id
+        assert event["key"] == str(pack.idempotency_key_of(order))
+        assert event["hostname"] == shop.workers[0].name() + "@here"
+        monitor.wait_for("task-succeeded", second.id)
+        assert monitor.state.tasks[second.id].state == "SUCCESS"
+
+    def test_a_conflict(self, shop: Shop, monitor: Monitor, order: str) -> None:
+        shop.ledger.hold(order)
+        first = raising.delay(order)
+        shop.ledger.wait_for_run(order)
+        second = raising.delay(order)
+
+        event = monitor.wait_for("task-conflicted", second.id)
+        assert (event["holder_uuid"], event["policy"]) == (first.id, "raise")
+
+    def test_a_takeover(self, shop: Shop, monitor: Monitor, order: str) -> None:
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        kill(shop, order)
+        shop.ledger.wait_for_run(order, 2)
+
+        assert monitor.wait_for("task-taken-over", result.id)["attempt"] == 2
+        eventually(
+            lambda: monitor.state.tasks[result.id].state == "TAKEN-OVER", "the monitor shows it"
+        )
+
+
+def test_events_are_sent_while_somebody_wants_them(
+    open_shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As workers are by default: they send events of their own, and of tasks when they are told to.
+    monkeypatch.setattr(harness, "QUIET", ("--without-gossip", "--without-mingle"))
+    with open_shop() as shop:
+        shop.start_worker(concurrency=1)
+        monitor = Monitor(shop)
+        try:
+            assert not tells_a_replay(shop, monitor)
+            shop.app.control.enable_events(reply=True, timeout=SOON, limit=1)
+            eventually(lambda: tells_a_replay(shop, monitor), "the worker sends events")
+            shop.app.control.disable_events(reply=True, timeout=SOON, limit=1)
+            eventually(lambda: not tells_a_replay(shop, monitor), "the worker sends no more")
+        finally:
+            monitor.stop()
+
+
+def tells_a_replay(shop: Shop, monitor: Monitor) -> bool:
+    """Whether the worker does, judged by what has come before an event of ours."""
+    charge.delay("told", 1).get(timeout=SOON)
+    replay = charge.delay("told", 1)
+    replay.get(timeout=SOON)
+    with shop.app.events.default_dispatcher() as dispatcher:
+        dispatcher.send("task-marked", uuid=replay.id)
+    monitor.wait_for("task-marked", replay.id)
+    return any((e["type"], e.get("uuid")) == ("task-replayed", replay.id) for e in monitor.heard)
+
+
+class TestMetrics:
+    def scrape(self, port: int) -> dict[str, float]:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SOON) as answer:
+            lines = answer.read().decode().splitlines()
+        return {
+            name: float(value)
+            for name, _, value in (line.rpartition(" ") for line in lines)
+            if not name.startswith("#")
+        }
+
+    def test_decisions_of_all_processes(self, shop: Shop, port: int, order: str) -> None:
+        before = self.scrape(port)
+        for number in range(6):
+            charge.delay(f"{order} {number % 3}", 1).get(timeout=SOON)
+        after = self.scrape(port)
+
+        def more(decision: str) -> float:
+            name = "celery_idempotent_decisions_total"
+            label = f'{name}{{decision="{decision}",task="shop.charge"}}'
+            return after.get(label, 0) - before.get(label, 0)
+
+        assert (more("run"), more("replay")) == (3, 3)
+
+    def test_begins_are_timed(self, shop: Shop, port: int, order: str) -> None:
+        pack.delay(order).get(timeout=SOON)
+        pack.delay(order).get(timeout=SOON)
+
+        values = self.scrape(port)
+
+        for case in ("begun", "finished"):
+            labels = f'{{case="{case}",task="shop.pack"}}'
+            count = values[f"celery_idempotent_begin_seconds_count{labels}"]
+            assert count >= 1
+            assert 0 < values[f"celery_idempotent_begin_seconds_sum{labels}"] < count * SOON
+
+    def test_a_takeover_is_timed_and_a_dead_process_holds_nothing(
+        self, shop: Shop, port: int, order: str
+    ) -> None:
+        name = 'celery_idempotent_takeover_seconds_count{task="shop.pack"}'
+        before = self.scrape(port).get(name, 0)
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        kill(shop, order)
+        shop.ledger.wait_for_run(order, 2)
+
+        values = self.scrape(port)
+        assert values[name] == before + 1
+        assert values["celery_idempotent_leases_held"] == 1
+        shop.ledger.release(order)
+        result.get(timeout=SOON)
+        eventually(
+            lambda: self.scrape(port)["celery_idempotent_leases_held"] == 0, "no lease is held"
+        )
+
+    def test_outcomes(self, shop: Shop, port: int, order: str) -> None:
+        pack.delay(order).get(timeout=SOON)
+
+        label = 'celery_idempotent_outcomes_total{outcome="completed",task="shop.pack"}'
+        assert self.scrape(port)[label] >= 1
+
+
+def kill(shop: Shop, order: str) -> None:
+    """Kill the pool's process that runs `order`."""
+    os.kill(shop.ledger.wait_for_run(order).pid, signal.SIGKILL)
