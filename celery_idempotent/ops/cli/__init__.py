@@ -1,0 +1,27 @@
+"""``celery -A shop idempotency …``: tables for people, ``--json`` for programs.
+
+Celery finds the group by the entry point ``celery.commands`` and gives it the app of its ``-A``.
+Each command is a file here; what they print with (rich, humanize) is imported when they print.
+"""
+
+from __future__ import annotations
+
+import click
+
+# `celery inspect` and `celery control` must know our commands as well, and look in this process.
+from celery_idempotent.ops import remote as _remote  # noqa: F401
+from celery_idempotent.ops.cli.doctor import doctor
+from celery_idempotent.ops.cli.explain import explain
+from celery_idempotent.ops.cli.forget import forget
+from celery_idempotent.ops.cli.listing import list_records
+from celery_idempotent.ops.cli.show import show
+from celery_idempotent.ops.cli.stats import stats
+
+
+@click.group()
+def idempotency() -> None:
+    """Look at the records of idempotent tasks, and mend what stands in the way."""
+
+
+for _command in (list_records, show, forget, stats, explain, doctor):
+    idempotency.add_command(_command)
