@@ -1,0 +1,17 @@
+"""The Celery app, as Celery's own guide for Django has it.
+
+celery -A examples.django_shop.celery worker
+celery -A examples.django_shop.celery idempotency doctor
+"""
+
+from __future__ import annotations
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "examples.django_shop.settings")
+
+app = Celery("django_shop")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()

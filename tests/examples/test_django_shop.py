@@ -1,0 +1,155 @@
+"""The shop in Django: a web process, a worker of its own, and impatient customers between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_idempotent.testing.server import RedisServer
+
+pytest.importorskip("django")
+pytest.importorskip("celery.contrib.django.task", reason="delay_on_commit came with Celery 5.4")
+
+ROOT = Path(__file__).parents[2]
+
+#: A process of its own for the web side: Django can be set up once in a process.
+WEB = """
+import json, sys, django
+django.setup()
+from django.core.management import call_command
+from django.db import transaction
+from django.test import Client
+from examples.django_shop.models import Order, Payment
+from examples.django_shop.tasks import charge
+
+def waiting():
+    with charge.app.connection() as connection:
+        return connection.default_channel.client.llen("celery")
+
+def roll_back():
+    with transaction.atomic():
+        charge.delay_on_commit(42, 999)
+        transaction.set_rollback(True)
+
+for line in sys.stdin:
+    print(json.dumps(eval(line)), flush=True)
+"""
+
+
+class Web:
+    """The web process: evaluates what it is told to, and answers in JSON."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WEB],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, expression: str) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(expression, file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
+
+    def stop(self) -> None:
+        self._process.communicate(timeout=20)
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    with RedisServer.start(config={"appendonly": "yes"}) as server:
+        yield os.environ | {
+            "DJANGO_SETTINGS_MODULE": "examples.django_shop.settings",
+            "DJANGO_ALLOW_ASYNC_UNSAFE": "1",
+            "SHOP_REDIS": server.url,
+            "SHOP_DATABASE": str(tmp_path / "shop.sqlite3"),
+        }
+
+
+@pytest.fixture
+def web(environment: dict[str, str]) -> Iterator[Web]:
+    web = Web(environment)
+    try:
+        web("call_command('migrate', run_syncdb=True, verbosity=0)")
+        web("[Order.objects.create(pk=42, amount=999).pk]")
+        yield web
+    finally:
+        web.stop()
+
+
+@pytest.fixture
+def start_worker(environment: dict[str, str]) -> Iterator[Callable[[], None]]:
+    workers = []
+
+    def start() -> None:
+        command = ("-A", "examples.django_shop.celery", "worker", "--pool", "solo")
+        workers.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "celery", "-q", *command], cwd=ROOT, env=environment
+            )
+        )
+
+    yield start
+    for worker in workers:
+        worker.terminate()
+        worker.wait(20)
+
+
+PAY = "(lambda a: [a.status_code, a.json()])(Client().post('/orders/42/pay'))"
+
+
+@pytest.mark.worker
+def test_an_order_is_charged_once_however_often_it_is_paid(
+    web: Web, start_worker: Callable[[], None]
+) -> None:
+    answers = [web(PAY) for _ in range(3)]
+
+    assert answers == [[202, {"order": 42, "charge": "RESERVED"}]] * 3
+    assert web("waiting()") == 1
+    start_worker()
+    deadline = time.monotonic() + 30
+    while (charge := web(PAY)[1]["charge"]) != "COMPLETED":
+        assert time.monotonic() < deadline, charge
+        time.sleep(0.05)
+    assert web("list(Payment.objects.values_list('order_id', 'amount'))") == [[42, 999]]
+    assert web("Order.objects.get(pk=42).state") == "paid"
+    assert web("charge.idempotency_record(42, 999).result['amount']") == 999
+
+
+def test_a_rollback_publishes_and_reserves_nothing(web: Web) -> None:
+    web("roll_back()")
+
+    assert web("waiting()") == 0
+    assert web("charge.idempotency_record(42, 999)") is None
+
+
+def test_the_settings_are_djangos(web: Web) -> None:
+    assert web("charge.idempotency_configuration.settings.lease") == 30
+    assert web("charge.idempotency_configuration.settings.result_ttl") == 7 * 86400
+
+
+def test_its_command_line_finds_it(environment: dict[str, str], web: Web) -> None:
+    web(PAY)
+    command = ("idempotency", "show", "examples.django_shop.tasks.charge", "[42, 999]", "--json")
+    ended = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "examples.django_shop.celery", *command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert json.loads(ended.stdout)["state"] == "RESERVED"
