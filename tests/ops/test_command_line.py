@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from celery_idempotent.ops.cli import listing
 from celery_idempotent.testing.server import RedisServer
 from tests.ops.conftest import Shop
 from tests.ops.shop import URL_VARIABLE
@@ -41,6 +42,27 @@ class TestList:
         assert lines_of(shop, "--older-than", "2h") == []
         assert shop.celery("list", "--task", "shop.nothing") == "No such records.\n"
         assert "write 90s, 10m, 2h or 1d" in shop.celery("list", "--older-than", "soon", code=2)
+
+    def test_stays_and_shows_the_newest(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        looks = 0
+
+        def meanwhile(seconds: float) -> None:
+            nonlocal looks
+            looks += 1
+            if looks == 3:
+                raise KeyboardInterrupt
+            shop.charge.apply((looks, 999))
+
+        monkeypatch.setattr(listing, "sleep", meanwhile)
+        seen = shop.celery("list", "--watch", "0.5", "--limit", "1")
+
+        assert "no records" in seen
+        assert "1 COMPLETED" in seen
+        assert "2 COMPLETED" in seen
+        *_, last, caption = (line for line in seen.splitlines() if line.strip())
+        assert str(shop.charge.idempotency_key_of(2, 999)) in last
+        assert "2 COMPLETED" in caption
+        assert "for people" in shop.celery("list", "--watch", "1", "--json", code=2)
 
     def test_shows_what_cannot_be_read(self, shop: Shop) -> None:
         shop.client.set("idem:shop.charge:" + "x" * 22, "Znewer")

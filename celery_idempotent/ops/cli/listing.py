@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from itertools import islice
+from time import sleep, strftime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -65,7 +66,10 @@ def list_records(
     stores = gated.stores(gated_tasks(obj.app))
     choice = Choice(None if state is None else State(state.upper()), task, older_than)
     if watch is not None:
-        _watch(stores, choice, watch, limit)
+        if as_json:
+            raise click.UsageError("--watch is for people, --json for programs")
+        with contextlib.suppress(KeyboardInterrupt):
+            _watch(stores, choice, watch, limit)
         return
     found = islice((one for page in sights(stores, choice) for one in page), limit)
     if as_json:
@@ -129,10 +133,16 @@ def _watch(stores: list[RecordStore], choice: Choice, seconds: float, limit: int
     console = screen.console()
     from rich.live import Live
 
-    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+    on_screen = Live(console=console, auto_refresh=False, screen=True)
+    # Piped, one picture follows the other.
+    with on_screen if console.is_terminal else contextlib.nullcontext() as live:
         while True:
-            live.update(_picture(stores, choice, limit, console.width), refresh=True)
-            time.sleep(seconds)
+            picture = _picture(stores, choice, limit, console.width)
+            if live is None:
+                console.print(picture)
+            else:
+                live.update(picture, refresh=True)
+            sleep(seconds)
 
 
 def _picture(stores: list[RecordStore], choice: Choice, limit: int | None, width: int) -> Table:
@@ -149,7 +159,7 @@ def _picture(stores: list[RecordStore], choice: Choice, limit: int | None, width
     room = limit or max(1, screen.terminal_lines() - 4)
     newest = heapq.nlargest(room, counted(), key=_moment)
     table = _table(newest, width)
-    table.caption = f"{time.strftime('%H:%M:%S')}  " + (
+    table.caption = f"{strftime('%H:%M:%S')}  " + (
         ", ".join(f"{number:,} {state}" for state, number in sorted(counts.items())) or "no records"
     )
     table.caption_justify = "left"

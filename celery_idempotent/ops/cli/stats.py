@@ -17,6 +17,9 @@ from celery_idempotent.ops.gated import Gated
 from celery_idempotent.ops.statistics import TaskStatistics, collect
 
 _STATES = ("RESERVED", "STARTED", "COMPLETED", "FAILED")
+_NUMBERS = (*_STATES, "TRY > 1", "LEASE OVER")
+#: Letters that a table with a column for each number takes.
+_WIDE = 130
 
 
 @click.command(cls=OneLine)
@@ -111,19 +114,16 @@ def _print(
     from rich.text import Text
 
     console = screen.console()
-    table = screen.table(
-        "TASK", *(f">{state}" for state in _STATES), ">TRY > 1", ">LEASE OVER", ">BYTES",
-        ">A MINUTE", ">AT THIS RATE", ">HITS",
-    )  # fmt: skip
+    wide = console.width >= _WIDE
+    numbers = tuple(f">{name}" for name in _NUMBERS) if wide else ("RECORDS",)
+    table = screen.table("TASK", *numbers, ">BYTES", ">A MINUTE", ">AT THIS RATE", ">HITS")
     corrupt = 0
     for name in sorted({*collected, *(counts or {})}):
         one = collected.get(name, TaskStatistics())
         corrupt += one.states["CORRUPT"]
         table.add_row(
             Text(name),
-            *(f"{one.states[state]:,}" for state in _STATES),
-            f"{one.taken_over:,}",
-            f"{one.lease_over:,}",
+            *(_numbers(one) if wide else [_lines(one)]),
             _size(one.bytes_now),
             f"{one.rate * 60:,.1f}",
             _size(one.bytes_at_this_rate),
@@ -132,6 +132,18 @@ def _print(
     console.print(table)
     for line in _remarks(collected, counts, corrupt):
         console.print(line)
+
+
+def _numbers(one: TaskStatistics) -> list[str]:
+    """In the order of the columns."""
+    states = (one.states[state] for state in _STATES)
+    return [f"{number:,}" for number in (*states, one.taken_over, one.lease_over)]
+
+
+def _lines(one: TaskStatistics) -> str:
+    """The same below each other, where the terminal has no room for columns; no zeros."""
+    named = zip(_NUMBERS, _numbers(one), strict=True)
+    return "\n".join(f"{number} {name}" for name, number in named if number != "0")
 
 
 def _remarks(
