@@ -70,6 +70,12 @@ def idempotency_doctor(state: Any) -> list[dict[str, str]]:
     ]
 
 
+#: By name, as Celery's command line takes them.
+COMMANDS = tuple(
+    command.__name__ for command in (idempotency_leases, idempotency_counts, idempotency_doctor)
+)
+
+
 def counts(app: Celery, timeout: float) -> dict[str, Counter[str]] | None:
     """The counts of all workers, by task; None if none has answered within `timeout` seconds."""
     try:

@@ -12,7 +12,11 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from celery import Celery
 
+from celery_idempotent import IdempotentTask
+from celery_idempotent.ops import gated
+from celery_idempotent.ops.bootstep import settings_in_words
 from celery_idempotent.store import commands
 from celery_idempotent.testing.process import free_ports
 from tests.worker import harness
@@ -63,6 +67,9 @@ def lease_of(shop: Shop, task_id: str) -> dict[str, Any]:
     return lease
 
 
+def tidy() -> None: ...
+
+
 class TestAtTheStart:
     def test_a_line_has_the_settings_in_force(self, worker: Worker) -> None:
         (line,) = (line for line in worker.logs().splitlines() if "idempotent tasks" in line)
@@ -70,6 +77,20 @@ class TestAtTheStart:
         assert "records at redis://127.0.0.1:" in line
         assert "lease 30," in line
         assert "on_conflict retry" in line
+
+    def test_no_secret_is_told(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.conf.update(
+            broker_url="redis://:secret@localhost:1/0",
+            result_backend="redis://:secret@localhost:1/0",
+            idempotency_redis_options={"password": "secret"},
+        )
+        app.task(tidy, base=IdempotentTask, name="shop.tidy", lazy=False, shared=False)
+
+        (line,) = settings_in_words(gated.tasks(app))
+
+        assert "redis://localhost:1/0" in line
+        assert "secret" not in line
 
     def test_a_line_has_what_a_task_does_otherwise(self, worker: Worker) -> None:
         lines = worker.logs()

@@ -7,9 +7,10 @@ Each command is a file here; what they print with (rich, humanize) is imported w
 from __future__ import annotations
 
 import click
+from celery.bin.control import inspect
 
 # `celery inspect` and `celery control` must know our commands as well, and look in this process.
-from celery_idempotent.ops import remote as _remote  # noqa: F401
+from celery_idempotent.ops import remote
 from celery_idempotent.ops.cli.doctor import doctor
 from celery_idempotent.ops.cli.explain import explain
 from celery_idempotent.ops.cli.forget import forget
@@ -22,6 +23,11 @@ from celery_idempotent.ops.cli.stats import stats
 def idempotency() -> None:
     """Look at the records of idempotent tasks, and mend what stands in the way."""
 
+
+for _parameter in inspect.params:
+    # Older Celerys list the commands when they are imported, which was before ours were known.
+    if isinstance(_parameter.type, click.Choice):
+        _parameter.type = click.Choice([*_parameter.type.choices, *remote.COMMANDS])
 
 for _command in (list_records, show, forget, stats, explain, doctor):
     idempotency.add_command(_command)
