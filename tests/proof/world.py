@@ -162,6 +162,8 @@ class World:
         on_conflict: "retry" or "ignore", as the setting.
         continues: whether something follows each task, so that its dispatch is noted.
         max_attempts: as the setting.
+        exclusive: whether to judge that at most one trusts its lease; None where that can hold.
+        remembers: whether tokens must grow past a record that is gone; None where they can.
         allowed: how often each of `ALLOWANCES`.
     """
 
@@ -175,6 +177,8 @@ class World:
         on_conflict: str = "retry",
         continues: bool = False,
         max_attempts: int = 3,
+        exclusive: bool | None = None,
+        remembers: bool | None = None,
         allowed: Mapping[str, int],
     ) -> None:
         unknown = set(allowed) - set(ALLOWANCES)
@@ -188,14 +192,18 @@ class World:
         self.max_attempts = max_attempts
         self.left = tuple(allowed.get(name, 0) for name in ALLOWANCES)
         # An operator who forgets a running execution, and a clock that leaps, let a second one in.
-        self.exclusive = not (allowed.get("forget") or allowed.get("clock forward"))
+        leaps = allowed.get("forget") or allowed.get("clock forward")
+        self.exclusive = not leaps if exclusive is None else exclusive
         # One message that nothing copies: whoever takes over from a pass without an answer knows
         # that it had none.
         copies = ("handed out again", "echo", "crash", "time limit")
         self.alone = tasks == 1 and not any(map(allowed.get, copies))
         #: Of the last answer.
         self._case = ""
+        # Without a record its token is not remembered, and the clock alone makes the next one: it
+        # is higher unless the clock has fallen back meanwhile.
         self.steps_back = bool(allowed.get("clock back"))
+        self.remembers = not self.steps_back if remembers is None else remembers
 
     def start(self) -> State:
         """Every message is published, or to be published under a reservation."""
@@ -418,7 +426,7 @@ class World:
             notes = self.continues and heard.task == one.task and not heard.continued
             return self._answered(slot, OUTCOME, notes)
         if heard.case == "held" and self.policy(one, heard) == "ignore":
-            return self._answered(slot, IGNORED)
+            return self._answered(slot, IGNORED if heard.task != one.task else "")
         if one.script == "hold":
             return _with(slot, phase="ack", heard=None)  # its retry is on its way
         if heard.case == "held" or one.script == "stop":
@@ -608,9 +616,7 @@ class World:
         )  # fmt: skip
 
     def _vanishes(self, state: State) -> State:
-        # Without a record its token is not remembered, and the clock alone makes the next one: it
-        # is higher unless the clock has fallen back meanwhile.
-        token = _NONE if self.steps_back else state.truth.token
+        token = state.truth.token if self.remembers else _NONE
         return state._replace(record=None, truth=Truth(token=token))
 
     def _forgets(self, state: State) -> State:
@@ -691,6 +697,8 @@ class World:
             raise Violation(f"{name} overwrites an outcome")
         told = answer.told
         if told is not None and told.finished:
+            if after is None or after.body != told.body:
+                raise Violation("an outcome is told that is not stored")
             known = state.truth.outcome or (POISONED if name == "begin" else b"")
             if told.body != known:
                 raise Violation("a reader sees another outcome than the first")
@@ -704,6 +712,8 @@ class World:
             if truth.begun < self.max_attempts:
                 raise Violation("it is poisoned before its attempts are used up")
             return Truth(outcome=told.body, token=told.token)
+        if answer.case == "held" and before is not None and before.at <= 0:
+            raise Violation("it is refused, and nobody has a lease")
         if answer.case != "begun" or told is None:
             return truth
         if truth.outcome:

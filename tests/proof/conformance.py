@@ -1,0 +1,308 @@
+"""The real scripts on a real server against the model, through any sequence of calls.
+
+Each rule makes one call, by way of the store, and asks the model's Protocol what it must answer and
+leave behind. Answer, record and expiry must be the model's to the byte, whatever went before: owners
+that come and go, replies that are lost, clocks that step, scripts that are flushed.
+
+The clock steps without touching the server's: to move it by a second is to move everything that was
+written by a second the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from celery_idempotent.key.key import Key
+from celery_idempotent.record import layout
+from celery_idempotent.record import steps as entries
+from celery_idempotent.store import scripts
+from celery_idempotent.store.payload import Payload
+from celery_idempotent.store.records import Extension
+from celery_idempotent.store.scripts import Reply
+from tests.proof.model import STARTED, Answer, Clock, Protocol, Record
+from tests.store.scene import (
+    ERROR_MS,
+    FIRST,
+    HOLD_MS,
+    KEY,
+    LEASE_MS,
+    NO_ARGUMENTS,
+    OTHER_ARGUMENTS,
+    OTHER_WORKER,
+    RETENTION_MS,
+    SECOND,
+    WORKER,
+    Scene,
+)
+
+OWNERS = [bytes([number]) * 16 for number in range(1, 5)]
+#: Milliseconds between the server's clock and what Redis makes of an expiry.
+TOLERANCE_MS = 500
+
+owners = st.sampled_from(OWNERS)
+priors = st.lists(owners, max_size=2, unique=True).map(b"".join)
+task_ids = st.sampled_from([FIRST, SECOND])
+workers = st.sampled_from([WORKER, OTHER_WORKER])
+keys = st.sampled_from([KEY, KEY, KEY, OTHER_ARGUMENTS, NO_ARGUMENTS])
+holds = st.sampled_from([0, HOLD_MS])
+payloads = st.sampled_from([Payload("json", b'"charged"'), Payload("pickle+zlib", b"\0\xff")])
+#: How a call is made: as it is; sent again after its reply was lost; or at a moment around the very
+#: end of the lease or the reservation that is there, in milliseconds after it.
+plain, resent = "plain", "resent"
+calls = st.sampled_from([plain, plain, plain, resent, -1, 0, 1])
+
+#: What the model's arguments are to the methods of the store.
+STORE: dict[str, Callable[..., Any]] = {
+    "extend": lambda store, key, token, lease_ms, retention_ms: store.extend(
+        [Extension(key, token, lease_ms, retention_ms)]
+    )[0],
+    "complete": lambda store, key, token, format, body, retention_ms: store.complete(  # noqa: A006
+        key, token, Payload(format, body), retention_ms
+    ),
+    "fail": lambda store, key, token, format, body, retention_ms: store.fail(  # noqa: A006
+        key, token, Payload(format, body), retention_ms
+    ),
+    "forget": lambda store, key, token: store.forget(key, None if token == "" else token),
+    "abandon": lambda store, key, task_id, worker, grace_ms: store.abandon(
+        key, task_id, worker, grace_ms=grace_ms
+    ),
+}
+
+#: Before a script: the record's time becomes the server's now, less as much as is wanted.
+_AT_THE_MOMENT = """
+do
+  local clock = redis.call('TIME')
+  local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+  redis.call('SETRANGE', KEYS[1], 9, struct.pack('>I6', now - (%d)))
+  redis.call('SET', KEYS[1] .. ':moment', now, 'PX', 60000)
+end
+"""
+
+
+class Machine(RuleBasedStateMachine):
+    """Several owners of one key, in the server behind `scene`."""
+
+    protocol = Protocol()
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__()
+        self.scene = scene
+        self.client: redis.Redis = scene.client
+        self.client.delete(scene.name)
+        self.there: Record | None = None
+        #: Of executions that have begun, as they know them; the first is nobody's.
+        self.tokens = [1_700_000_000_000_000]
+        self.steps = 0
+
+    # The calls
+
+    @rule(owner=owners, prior=priors, task_id=task_ids, worker=workers, key=keys,
+          max_attempts=st.sampled_from([1, 2, 5]), how=calls)  # fmt: skip
+    def begin(self, key: Key, how: Any, **arguments: Any) -> None:
+        answer = self.call(
+            "begin", key, how, lease_ms=LEASE_MS, retention_ms=RETENTION_MS, error_ms=ERROR_MS,
+            **arguments,
+        )  # fmt: skip
+        if answer.case == "begun" and answer.told is not None:
+            self.tokens.append(answer.told.token)
+
+    @rule(data=st.data(), script=st.sampled_from(["complete", "complete", "fail"]),
+          payload=payloads, how=calls)  # fmt: skip
+    def settle(self, data: st.DataObject, script: str, payload: Payload, how: Any) -> None:
+        self.call(
+            script, KEY, how, token=self.token(data), format=payload.format, body=payload.body,
+            retention_ms=RETENTION_MS if script == "complete" else ERROR_MS,
+        )  # fmt: skip
+
+    @rule(data=st.data(), hold_ms=holds, how=calls)
+    def release(self, data: st.DataObject, hold_ms: int, how: Any) -> None:
+        token = self.token(data)
+        self.call("release", KEY, how, token=token, hold_ms=hold_ms, retention_ms=RETENTION_MS)
+
+    @rule(data=st.data(), how=calls)
+    def extend(self, data: st.DataObject, how: Any) -> None:
+        token = self.token(data)
+        self.call("extend", KEY, how, token=token, lease_ms=LEASE_MS, retention_ms=RETENTION_MS)
+
+    @rule(data=st.data(), name=st.sampled_from(["one", "two"]), how=calls)
+    def step(self, data: st.DataObject, name: str, how: Any) -> None:
+        self.call(
+            "step", KEY, how, token=self.token(data), entry=entries.write(name, "json", b"1"),
+            lease_ms=LEASE_MS, retention_ms=RETENTION_MS,
+        )  # fmt: skip
+
+    @rule(task_id=task_ids, worker=workers, grace_ms=st.sampled_from([0, 0, 1000]), how=calls)
+    def abandon(self, how: Any, **arguments: Any) -> None:
+        self.call("abandon", KEY, how, **arguments)
+
+    @rule(task_id=task_ids, key=keys, hold_ms=holds, how=calls)
+    def reserve(self, key: Key, how: Any, **arguments: Any) -> None:
+        self.call("reserve", key, how, **arguments)
+
+    @rule(task_id=task_ids, how=calls)
+    def dispatched(self, task_id: str, how: Any) -> None:
+        self.call("dispatched", KEY, how, task_id=task_id)
+
+    @rule(data=st.data(), anyones=st.booleans())
+    def forget(self, data: st.DataObject, anyones: bool) -> None:
+        # Not resent: the second time there is nothing left to forget, and it says so.
+        self.call("forget", KEY, plain, token="" if anyones else self.token(data))
+
+    # What befalls
+
+    @precondition(lambda self: self.there is not None)
+    @rule(data=st.data())
+    def the_clock_steps(self, data: st.DataObject) -> None:
+        assert self.there is not None
+        left_ms = max(1, self.there.at - self.scene.now_ms())
+        by_ms = data.draw(st.sampled_from(
+            [left_ms + 1, left_ms + 1, LEASE_MS // 2, -LEASE_MS // 2, -HOLD_MS, RETENTION_MS]
+        ), label="by_ms")  # fmt: skip
+        self.shift(by_ms)
+
+    @rule()
+    def the_scripts_are_flushed(self) -> None:
+        self.client.script_flush()
+
+    # What holds at all times
+
+    @invariant()
+    def the_record_is_the_models(self) -> None:
+        pipeline = self.client.pipeline(transaction=True)
+        pipeline.get(self.scene.name).pttl(self.scene.name).time()
+        raw, left_ms, (seconds, microseconds) = pipeline.execute()
+        assert raw == written(self.there)
+        if self.there is not None:
+            ends = seconds * 1000 + microseconds // 1000 + left_ms
+            assert left_ms > 0
+            assert abs(ends - self.there.expires) <= TOLERANCE_MS
+
+    # How
+
+    def call(self, script: str, key: Key, how: Any, **arguments: Any) -> Answer:
+        """One call, or two of the same; every answer must be the model's."""
+        self.steps += 1
+        if not isinstance(how, str):
+            if self.there is None or self.there.finished:
+                how = plain
+            else:
+                reply = self.call_at(how, script, key, **arguments)
+                return self.judged(script, key, reply, **arguments)
+        answer = self.judged(script, key, self.by_store(script, key, **arguments), **arguments)
+        if how == resent:
+            again = self.judged(script, key, self.by_store(script, key, **arguments), **arguments)
+            assert again.case == answer.case, "a resend changes the answer"
+        return answer
+
+    def by_store(self, script: str, key: Key, **arguments: Any) -> Reply:
+        store = self.scene.store
+        if script in STORE:
+            reply = STORE[script](store, key, **arguments)
+        else:
+            reply = getattr(store, script)(key, **arguments)
+        assert isinstance(reply, Reply), reply
+        return reply
+
+    def call_at(self, after_ms: int, name: str, key: Key, **arguments: Any) -> Reply:
+        """The script itself, `after_ms` after the end of the lease or reservation, to the ms."""
+        script = scripts.load(name)
+        values = script.arguments(as_the_script_takes_them(script, key, arguments))
+        source = _AT_THE_MOMENT % after_ms + script.source
+        answer = self.client.eval(source, 1, self.scene.name, *values)
+        assert isinstance(answer, bytes)
+        reply = script.reply(answer)
+        # Older servers let time pass within a script: it may be a millisecond later by now.
+        moment = int(self.client.get(f"{self.scene.name}:moment") or 0)  # type: ignore[arg-type]
+        assert self.there is not None
+        self.there = self.there._replace(at=moment - after_ms)
+        return reply
+
+    def judged(self, name: str, key: Key, reply: Reply, **arguments: Any) -> Answer:
+        """What the model answers; the server must have said and done the same."""
+        argv = as_the_script_takes_them(scripts.load(name), key, arguments)
+        argv["token"] = arguments.get("token")
+        if argv["token"] is None:
+            del argv["token"]
+        raw = self.client.get(self.scene.name)
+        assert raw is None or isinstance(raw, bytes)
+        # A token that the clock gave tells the microsecond.
+        token = int.from_bytes(raw[2:9], "big") if raw else 0
+        us = token if token // 1000 == reply.now_ms else reply.now_ms * 1000
+        clock = Clock(reply.now_ms, us)
+        answer: Answer = getattr(self.protocol, name)(self.there, clock, **argv)
+        assert reply.case == answer.case
+        assert reply.raw == (written(answer.told) or b"")
+        self.there = answer.after
+        return answer
+
+    def shift(self, by_ms: int) -> None:
+        """Move the server's clock forward, as far as anybody can tell."""
+        there = self.there
+        assert there is not None
+        self.tokens = [token - by_ms * 1000 for token in self.tokens]
+        if there.expires - by_ms <= self.scene.now_ms() + TOLERANCE_MS:
+            self.there = None
+            self.client.delete(self.scene.name)
+            return
+        self.there = there._replace(
+            token=there.token - by_ms * 1000, at=there.at - by_ms, expires=there.expires - by_ms
+        )
+        raw = written(self.there)
+        assert raw is not None
+        self.client.set(self.scene.name, raw, pxat=self.there.expires)
+
+    def token(self, data: st.DataObject) -> int:
+        # The right one more often than the others: sequences get further so.
+        right = []
+        if self.there is not None and self.there.token in self.tokens:
+            right = [self.there.token] * (6 if self.there.state == STARTED else 2)
+        return data.draw(st.sampled_from([self.tokens[0], *self.tokens[-3:], *right]), label="token")
+
+
+def as_the_script_takes_them(
+    script: scripts.Script, key: Key, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a method of the store, as its script's head lists them."""
+    argv = dict(arguments)
+    if "task_id" in argv:
+        argv["task_id"] = layout.write_task_id(argv["task_id"])
+    if "worker" in argv:
+        argv["worker"] = argv["worker"].encode()
+    if "format" in argv:
+        argv["format"] = argv["format"].encode()
+    if "fingerprint" in script.argv:
+        argv["fingerprint"] = key.fingerprint
+    return argv
+
+
+def written(record: Record | None) -> bytes | None:
+    """The record's bytes, as record/layout.py lists them."""
+    if record is None:
+        return None
+    fields = (
+        (1, record.fingerprint), (2, record.task_id), (1, record.worker), (1, record.owner),
+        (1, record.format),
+    )  # fmt: skip
+    return b"".join((
+        record.state.encode(), record.attempt.to_bytes(1, "big"), record.token.to_bytes(7, "big"),
+        record.at.to_bytes(6, "big"),
+        *(len(field).to_bytes(size, "big") + field for size, field in fields), record.body,
+    ))  # fmt: skip
+
+
+def lengths(examples: int, steps: int, seed: int | None = None) -> settings:
+    """So many sequences of so many steps; the same ones each time unless seeded."""
+    return settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        derandomize=seed is None,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )

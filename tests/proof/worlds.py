@@ -1,0 +1,90 @@
+"""The worlds that are searched: a short list in every `make test`, a long one in `make proof`.
+
+Each is one setting with a few faults, in every order and at every moment. In `LIMITS` something
+happens that no protocol on one Redis can make good: there the search must find the way it goes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: By name: the arguments of a World.
+SHORT: dict[str, dict[str, Any]] = {
+    "a crash": {"allowed": {"crash": 1}},
+    "a freeze": {"allowed": {"freeze": 1}},
+    "lost replies": {"tasks": 1, "allowed": {"lost reply": 2, "freeze": 1}},
+    "a time limit": {"tasks": 1, "allowed": {"time limit": 1, "handed out again": 1}},
+    "a retry": {"tasks": 1, "allowed": {"retry": 1, "crash": 1}},
+    "a clock that falls back": {"tasks": 1, "allowed": {"clock back": 1, "crash": 1}},
+    "a clock that leaps": {"tasks": 1, "allowed": {"clock forward": 1, "handed out again": 1}},
+    "an operator": {"tasks": 1, "allowed": {"forget": 1, "handed out again": 1}},
+    "a child that dies again and again": {
+        "tasks": 1, "max_attempts": 2, "allowed": {"crash": 3},
+    },
+    "a step": {"tasks": 1, "allowed": {"step": 2, "crash": 1, "error": 1}},
+    "a late copy of a request": {"tasks": 1, "allowed": {"echo": 1, "freeze": 1}},
+    "reservations": {"reserves": True, "workers": 1, "allowed": {"retry": 1}},
+    "a continuation": {"tasks": 1, "continues": True, "allowed": {"handed out again": 1, "crash": 1}},
+    "duplicates that are ignored": {
+        "on_conflict": "ignore", "allowed": {"handed out again": 1},
+    },
+}  # fmt: skip
+
+LONG: dict[str, dict[str, Any]] = {
+    **SHORT,
+    "crash and freeze": {"allowed": {"crash": 1, "freeze": 1}},
+    "crash and lost reply": {"allowed": {"crash": 1, "lost reply": 1}},
+    "crash and redelivery": {"allowed": {"crash": 1, "handed out again": 1}},
+    "freeze and redelivery": {"allowed": {"freeze": 1, "handed out again": 1}},
+    "freeze and lost reply": {"allowed": {"freeze": 1, "lost reply": 1}},
+    "two freezes": {"allowed": {"freeze": 2}},
+    "two crashes": {"allowed": {"crash": 2}},
+    "three workers": {"workers": 3, "tasks": 2, "allowed": {"freeze": 1, "handed out again": 1}},
+    "three tasks": {"tasks": 3, "allowed": {"crash": 1}},
+    "time limit and freeze": {"allowed": {"time limit": 1, "freeze": 1}},
+    "retry, error and crash": {"allowed": {"retry": 1, "error": 1, "crash": 1}},
+    "retry, stored error and freeze": {"allowed": {"retry": 1, "stored error": 1, "freeze": 1}},
+    "steps and crash": {"allowed": {"step": 2, "stored error": 1, "crash": 1}},
+    "steps, freeze and retry": {"allowed": {"step": 1, "freeze": 1, "retry": 1}},
+    "clock back and freeze": {"allowed": {"clock back": 1, "freeze": 1}},
+    "clock back, crash and retry": {"allowed": {"clock back": 1, "crash": 1, "retry": 1}},
+    "clock forward and freeze": {"allowed": {"clock forward": 1, "freeze": 1}},
+    "clock both ways": {"allowed": {"clock back": 1, "clock forward": 1, "crash": 1}},
+    "forget and freeze": {"allowed": {"forget": 1, "freeze": 1}},
+    "forget and crash": {"allowed": {"forget": 1, "crash": 1, "lost reply": 1}},
+    "late copy and freeze": {"allowed": {"echo": 1, "freeze": 1}},
+    "late copy and crash": {"allowed": {"echo": 1, "crash": 1}},
+    "late copy, retry and error": {"tasks": 1, "allowed": {"echo": 1, "retry": 1, "error": 1}},
+    "reservations, retry and crash": {"reserves": True, "allowed": {"retry": 1, "crash": 1}},
+    "reservations and freeze": {"reserves": True, "allowed": {"freeze": 1, "error": 1}},
+    "ignore, redelivery and crash": {
+        "on_conflict": "ignore", "allowed": {"handed out again": 1, "crash": 1},
+    },
+    "continuation, redelivery and crash": {
+        "continues": True, "allowed": {"handed out again": 1, "crash": 1},
+    },
+    "deaths in a row": {
+        "max_attempts": 2, "tasks": 1, "allowed": {"crash": 3, "handed out again": 1},
+    },
+}  # fmt: skip
+
+#: What cannot be promised: the world, and the invariant that breaks there.
+LIMITS: dict[str, tuple[dict[str, Any], str]] = {
+    "the server's clock leaps past a lease": (
+        {"exclusive": True, "allowed": {"clock forward": 1}},
+        "two executions have reason to trust their lease",
+    ),
+    "an operator forgets a running execution": (
+        {"exclusive": True, "allowed": {"forget": 1}},
+        "two executions have reason to trust their lease",
+    ),
+    "the clock falls back past a forgotten record": (
+        {"remembers": True, "tasks": 1,
+         "allowed": {"clock back": 1, "error": 1, "handed out again": 1}},
+        "the token does not grow",
+    ),
+    "a publisher dies between its reservation and its message": (
+        {"reserves": True, "allowed": {"publisher dies": 1}},
+        "T2 waits for a message that was never sent",
+    ),
+}  # fmt: skip
