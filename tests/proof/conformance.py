@@ -26,6 +26,7 @@ from celery_idempotent.store.payload import Payload
 from celery_idempotent.store.records import Extension
 from celery_idempotent.store.scripts import Reply
 from tests.proof.model import STARTED, Answer, Clock, Protocol, Record
+from tests.proof.wire import AT_THE_MOMENT, MOMENT, TOLERANCE_MS, microsecond, written
 from tests.store.scene import (
     ERROR_MS,
     FIRST,
@@ -42,9 +43,6 @@ from tests.store.scene import (
 )
 
 OWNERS = [bytes([number]) * 16 for number in range(1, 5)]
-#: Milliseconds between the server's clock and what Redis makes of an expiry.
-TOLERANCE_MS = 500
-
 owners = st.sampled_from(OWNERS)
 priors = st.lists(owners, max_size=2, unique=True).map(b"".join)
 task_ids = st.sampled_from([FIRST, SECOND])
@@ -73,16 +71,6 @@ STORE: dict[str, Callable[..., Any]] = {
         key, task_id, worker, grace_ms=grace_ms
     ),
 }
-
-#: Before a script: the record's time becomes the server's now, less as much as is wanted.
-_AT_THE_MOMENT = """
-do
-  local clock = redis.call('TIME')
-  local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-  redis.call('SETRANGE', KEYS[1], 9, struct.pack('>I6', now - (%d)))
-  redis.call('SET', KEYS[1] .. ':moment', now, 'PX', 60000)
-end
-"""
 
 
 class Machine(RuleBasedStateMachine):
@@ -213,12 +201,11 @@ class Machine(RuleBasedStateMachine):
         """The script itself, `after_ms` after the end of the lease or reservation, to the ms."""
         script = scripts.load(name)
         values = script.arguments(as_the_script_takes_them(script, key, arguments))
-        source = _AT_THE_MOMENT % after_ms + script.source
+        source = AT_THE_MOMENT % after_ms + script.source
         answer = self.client.eval(source, 1, self.scene.name, *values)
         assert isinstance(answer, bytes)
         reply = script.reply(answer)
-        # Older servers let time pass within a script: it may be a millisecond later by now.
-        moment = int(self.client.get(f"{self.scene.name}:moment") or 0)  # type: ignore[arg-type]
+        moment = int(self.client.get(f"{self.scene.name}{MOMENT}") or 0)  # type: ignore[arg-type]
         assert self.there is not None
         self.there = self.there._replace(at=moment - after_ms)
         return reply
@@ -231,10 +218,7 @@ class Machine(RuleBasedStateMachine):
             del argv["token"]
         raw = self.client.get(self.scene.name)
         assert raw is None or isinstance(raw, bytes)
-        # A token that the clock gave tells the microsecond.
-        token = int.from_bytes(raw[2:9], "big") if raw else 0
-        us = token if token // 1000 == reply.now_ms else reply.now_ms * 1000
-        clock = Clock(reply.now_ms, us)
+        clock = Clock(reply.now_ms, microsecond(reply.now_ms, raw))
         answer: Answer = getattr(self.protocol, name)(self.there, clock, **argv)
         assert reply.case == answer.case
         assert reply.raw == (written(answer.told) or b"")
@@ -279,21 +263,6 @@ def as_the_script_takes_them(
     if "fingerprint" in script.argv:
         argv["fingerprint"] = key.fingerprint
     return argv
-
-
-def written(record: Record | None) -> bytes | None:
-    """The record's bytes, as record/layout.py lists them."""
-    if record is None:
-        return None
-    fields = (
-        (1, record.fingerprint), (2, record.task_id), (1, record.worker), (1, record.owner),
-        (1, record.format),
-    )  # fmt: skip
-    return b"".join((
-        record.state.encode(), record.attempt.to_bytes(1, "big"), record.token.to_bytes(7, "big"),
-        record.at.to_bytes(6, "big"),
-        *(len(field).to_bytes(size, "big") + field for size, field in fields), record.body,
-    ))  # fmt: skip
 
 
 def lengths(examples: int, steps: int, seed: int | None = None) -> settings:

@@ -1,0 +1,130 @@
+"""Whether the suite notices a Lua file that is not as it should be.
+
+First the table of calls, up to the first that is not as the model has it: most fall there at once.
+Then tests/store in a process of its own, up to the first failure; then the conformance machine. All
+on one kind of server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from celery_idempotent.store import scripts
+from celery_idempotent.testing.server import RedisServer
+from tests.proof import table
+from tests.proof.conformance import Machine, lengths
+from tests.proof.lua_mutants import Mutant
+from tests.store.scene import Scene, close_stores, store_at
+
+#: Seconds that tests/store may take; a mutant for which they take longer is noticed, too.
+PATIENCE = 300.0
+#: No failure is shrunk: that there is one is enough.
+_QUICK = settings(
+    lengths(examples=80, steps=30), phases=[Phase.generate], print_blob=False,
+    report_multiple_bugs=False,
+)  # fmt: skip
+
+TABLE, SUITE, MACHINE, NOBODY = "table", "tests/store", "machine", ""
+
+
+class Verdict(NamedTuple):
+    mutant: Mutant
+    #: TABLE, SUITE, MACHINE or NOBODY.
+    killed_by: str
+    seconds: float
+
+
+@contextlib.contextmanager
+def in_place(mutant: Mutant) -> Iterator[None]:
+    """The store runs the mutant."""
+    read_source = scripts.read_source
+    scripts.read_source = lambda name: (
+        mutant.source if name == mutant.script else read_source(name)
+    )
+    scripts.load.cache_clear()
+    try:
+        yield
+    finally:
+        scripts.read_source = read_source
+        scripts.load.cache_clear()
+
+
+_server: RedisServer | None = None
+
+
+def start(kind: str) -> None:
+    """Once in each process: a server of its own."""
+    global _server  # noqa: PLW0603
+    _server = RedisServer.start(kind)
+
+
+def judge(mutant: Mutant, kind: str) -> Verdict:
+    """Try to kill one mutant."""
+    began_at = time.monotonic()
+    with in_place(mutant):
+        if _table_notices(mutant.script):
+            killed_by = TABLE
+        elif _suite_notices(kind):
+            killed_by = SUITE
+        elif _machine_notices():
+            killed_by = MACHINE
+        else:
+            killed_by = NOBODY
+    return Verdict(mutant, killed_by, time.monotonic() - began_at)
+
+
+def _table_notices(script: str) -> bool:
+    """The script's own cases; for what they share, everybody's."""
+    assert _server is not None
+    names = [script] if script in table.ARGUMENTS else [*table.ARGUMENTS]
+    with _server.client() as client:
+        client.flushall()
+        try:
+            return any(next(table.mismatches(client, name), None) for name in names)
+        except Exception:
+            return True
+
+
+def _machine_notices() -> bool:
+    assert _server is not None
+    with _server.client() as client:
+        client.flushall()
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                scene = Scene(store_at(_server.url), client)
+                run_state_machine_as_test(lambda: Machine(scene), settings=_QUICK)  # type: ignore[arg-type]
+        except Exception:
+            return True
+        finally:
+            close_stores()
+    return False
+
+
+def _suite_notices(kind: str) -> bool:
+    child = multiprocessing.get_context("fork").Process(target=_run_suite, args=(kind,))
+    child.start()
+    child.join(PATIENCE)
+    if child.is_alive():
+        child.kill()
+        child.join()
+    return child.exitcode != 0
+
+
+def _run_suite(kind: str) -> None:
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "default", "-k", f"{kind} and not test_any_sequence"]
+    # What the scripts do not decide is left out: it takes most of the time.
+    slow = [f"--ignore=tests/store/test_{name}.py" for name in ("heartbeat", "store_away", "line")]
+    os._exit(int(pytest.main([*options, *slow, "tests/store"])))

@@ -1,0 +1,179 @@
+"""Each script on each kind of record, one call at a time, against the model.
+
+Where the conformance machine gets to a state by a sequence of calls, this puts it there. So a few
+thousand calls, sent many at a time, meet each script with whatever it may find and be given.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, NamedTuple
+
+import redis
+
+from celery_idempotent.record import layout
+from celery_idempotent.record import steps as entries
+from celery_idempotent.store import scripts
+from tests.proof.model import Answer, Clock, Protocol, Record
+from tests.proof.wire import AT_THE_MOMENT, MOMENT, TOLERANCE_MS, microsecond, written
+from tests.store.scene import (
+    ERROR_MS,
+    FIRST,
+    HOLD_MS,
+    KEY,
+    LEASE_MS,
+    OTHER_ARGUMENTS,
+    OTHER_WORKER,
+    RETENTION_MS,
+    SECOND,
+    WORKER,
+)
+
+#: Of each script, drawn from all that the lists below make.
+CASES = 1200
+_AT_ONCE = 60
+_NAME = "idem:table"
+
+_ONE, _TWO, _THREE = (bytes([number]) * 16 for number in (1, 2, 3))
+_FIRST, _SECOND = layout.write_task_id(FIRST), layout.write_task_id(SECOND)
+_WORKER, _OTHER = WORKER.encode(), OTHER_WORKER.encode()
+_FINGERPRINTS = [KEY.fingerprint, KEY.fingerprint, OTHER_ARGUMENTS.fingerprint, b""]
+_ENTRY = entries.write("one", "json", b"1")
+_LEASE = {"lease_ms": [LEASE_MS], "retention_ms": [RETENTION_MS]}
+#: Told apart from the token below by one, and by a digit that only 16 digits show.
+TOKEN = 1_700_000_000_000_003
+_TOKENS = {"token": [TOKEN, TOKEN, TOKEN, TOKEN - 1, TOKEN + 1, 17]}
+_OUTCOME = {"format": [b"json", b""], "body": [b'"charged"', b"", _ENTRY]}
+
+#: What each argument may be.
+ARGUMENTS: dict[str, dict[str, list[Any]]] = {
+    "begin": {
+        "owner": [_ONE, _TWO], "prior": [b"", _ONE, _THREE + _ONE, _THREE],
+        "task_id": [_FIRST, _SECOND], "fingerprint": _FINGERPRINTS, "worker": [_WORKER, _OTHER],
+        **_LEASE, "max_attempts": [1, 2, 5], "error_ms": [ERROR_MS],
+    },
+    "complete": {**_TOKENS, **_OUTCOME, "retention_ms": [RETENTION_MS]},
+    "fail": {**_TOKENS, **_OUTCOME, "retention_ms": [ERROR_MS]},
+    "release": {**_TOKENS, "hold_ms": [0, 0, HOLD_MS], "retention_ms": [RETENTION_MS]},
+    "extend": {**_TOKENS, **_LEASE},
+    "step": {**_TOKENS, "entry": [_ENTRY, entries.write("two", "", b"")], **_LEASE},
+    "abandon": {
+        "task_id": [_FIRST, _FIRST, _SECOND], "worker": [_WORKER, _WORKER, _OTHER],
+        "grace_ms": [0, 1000, 2 * LEASE_MS],
+    },
+    "reserve": {
+        "task_id": [_FIRST, _SECOND], "fingerprint": _FINGERPRINTS,
+        "hold_ms": [0, HOLD_MS, 2 * RETENTION_MS],
+    },
+    "dispatched": {"task_id": [_FIRST, _SECOND]},
+    "forget": {"token": ["", TOKEN, TOKEN - 1, 17]},
+}  # fmt: skip
+
+#: What may be there: the state, its time, what else. A time within a millisecond of the server's
+#: now is set on the server.
+_NOW = (-1, 0, 1)
+_TIMES = (-LEASE_MS, *_NOW, LEASE_MS)
+#: The server's clock has fallen back by a day since.
+_AHEAD = 86_400_000_000
+
+
+class Case(NamedTuple):
+    there: Record | None
+    #: Milliseconds after its time; None where `there` has it already.
+    after_ms: int | None
+    arguments: dict[str, Any]
+
+
+def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[str]:
+    """Where the script `name` does not do what the model does."""
+    script = scripts.load(name)
+    client.script_load(script.source)
+    drawn = list(_cases(client, name, cases))
+    for start in range(0, len(drawn), _AT_ONCE):
+        some = drawn[start : start + _AT_ONCE]
+        pipeline = client.pipeline(transaction=False)
+        for number, case in enumerate(some):
+            _queue(pipeline, script, f"{_NAME}:{number}", case)
+        results = iter(pipeline.execute(raise_on_error=False))
+        for case in some:
+            _, answer, moment, raw, left_ms, _ = (next(results) for _ in range(6))
+            wrong = _judge(script, case, answer, moment, raw, left_ms)
+            if wrong:
+                yield f"{name}: {wrong}: {case}"
+
+
+def _cases(client: redis.Redis, name: str, most: int) -> Iterator[Case]:
+    seconds, microseconds = client.time()
+    now_ms = seconds * 1000 + microseconds // 1000
+    chance = random.Random(name)
+    lists = ARGUMENTS[name]
+    calls = [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
+    records = list(_records(now_ms))
+    everything = len(calls) * len(records)
+    for number in chance.sample(range(everything), min(most, everything)):
+        (record, after_ms), arguments = records[number % len(records)], calls[number // len(records)]
+        if record is not None and record.token > TOKEN and arguments.get("token") == TOKEN:
+            arguments = {**arguments, "token": record.token}
+        yield Case(record, after_ms, arguments)
+
+
+def _records(now_ms: int) -> Iterator[tuple[Record | None, int | None]]:
+    for _ in range(8):
+        yield None, None
+    ahead = now_ms * 1000 + _AHEAD + 3
+    for state, at, token, fingerprint, body, attempt in product(
+        "RSSSSCDFG", _TIMES, (TOKEN, ahead), (KEY.fingerprint, b""), (b"", _ENTRY), (1, 2, 5)
+    ):
+        finished = state in "CDFG"
+        if finished and at != -LEASE_MS:
+            continue
+        started = state == "S"
+        form = b"json" if finished else b""
+        worker = _WORKER if state != "R" else b""
+        # A quarter of the executions has been abandoned.
+        owner = _ONE if started and not (attempt == 5 and body) else b""
+        yield Record(
+            state, attempt, token, now_ms + at, fingerprint, _FIRST, worker, owner, form, body,
+            now_ms + RETENTION_MS,
+        ), -at if at in _NOW else None  # fmt: skip
+
+
+def _queue(pipeline: Any, script: scripts.Script, name: str, case: Case) -> None:
+    values = script.arguments(case.arguments)
+    raw = written(case.there)
+    if raw is None:
+        pipeline.delete(name)
+    else:
+        assert case.there is not None
+        pipeline.set(name, raw, pxat=case.there.expires)
+    if case.after_ms is None:
+        pipeline.evalsha(script.sha, 1, name, *values)
+    else:
+        pipeline.eval(AT_THE_MOMENT % case.after_ms + script.source, 1, name, *values)
+    pipeline.get(name + MOMENT).get(name).pttl(name).delete(name)
+
+
+def _judge(
+    script: scripts.Script, case: Case, answer: Any, moment: bytes | None, raw: Any, left_ms: int
+) -> str:
+    if not isinstance(answer, bytes):
+        return f"answers {answer!r}"
+    reply = script.reply(answer)
+    there = case.there
+    if there is not None and case.after_ms is not None:
+        there = there._replace(at=int(moment or 0) - case.after_ms)
+    clock = Clock(reply.now_ms, microsecond(reply.now_ms, raw))
+    expected: Answer = getattr(Protocol(), script.name)(there, clock, **case.arguments)
+    if reply.case != expected.case:
+        return f"answers {reply.case}, not {expected.case}"
+    if reply.raw != (written(expected.told) or b""):
+        return f"tells {reply.raw!r}, not {written(expected.told)!r}"
+    if raw != written(expected.after):
+        return f"leaves {raw!r}, not {written(expected.after)!r}"
+    if expected.after is not None:
+        ends = reply.now_ms + left_ms
+        if left_ms < 0 or abs(ends - expected.after.expires) > TOLERANCE_MS:
+            return f"leaves it for {left_ms} ms"
+    return ""
