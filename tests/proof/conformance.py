@@ -1,8 +1,8 @@
 """The real scripts on a real server against the model, through any sequence of calls.
 
 Each rule makes one call, by way of the store, and asks the model's Protocol what it must answer and
-leave behind. Answer, record and expiry must be the model's to the byte, whatever went before: owners
-that come and go, replies that are lost, clocks that step, scripts that are flushed.
+leave behind. Answer, record and expiry must be the model's to the byte, whatever went before:
+owners that come and go, replies that are lost, clocks that step, scripts that are flushed.
 
 The clock steps without touching the server's: to move it by a second is to move everything that was
 written by a second the other way.
@@ -246,7 +246,8 @@ class Machine(RuleBasedStateMachine):
         right = []
         if self.there is not None and self.there.token in self.tokens:
             right = [self.there.token] * (6 if self.there.state == STARTED else 2)
-        return data.draw(st.sampled_from([self.tokens[0], *self.tokens[-3:], *right]), label="token")
+        known = [self.tokens[0], *self.tokens[-3:], *right]
+        return data.draw(st.sampled_from(known), label="token")
 
 
 def as_the_script_takes_them(

@@ -48,9 +48,7 @@ class Verdict(NamedTuple):
 def in_place(mutant: Mutant) -> Iterator[None]:
     """The store runs the mutant."""
     read_source = scripts.read_source
-    scripts.read_source = lambda name: (
-        mutant.source if name == mutant.script else read_source(name)
-    )
+    scripts.read_source = lambda name: mutant.source if name == mutant.script else read_source(name)
     scripts.load.cache_clear()
     try:
         yield
@@ -64,7 +62,7 @@ _server: RedisServer | None = None
 
 def start(kind: str) -> None:
     """Once in each process: a server of its own."""
-    global _server  # noqa: PLW0603
+    global _server
     _server = RedisServer.start(kind)
 
 
@@ -124,7 +122,8 @@ def _run_suite(kind: str) -> None:
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "default", "-k", f"{kind} and not test_any_sequence"]
+    options = ["-x", "-p", "no:cacheprovider", "-W", "default"]
+    selected = ["-k", f"{kind} and not test_any_sequence"]
     # What the scripts do not decide is left out: it takes most of the time.
     slow = [f"--ignore=tests/store/test_{name}.py" for name in ("heartbeat", "store_away", "line")]
-    os._exit(int(pytest.main([*options, *slow, "tests/store"])))
+    os._exit(int(pytest.main([*options, *selected, *slow, "tests/store"])))

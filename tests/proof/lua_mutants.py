@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from luaparser import ast, astnodes
 
@@ -134,12 +135,12 @@ def _string(source: str, node: astnodes.String) -> _Changes:
     # A list of letters, or a layout: without each of its parts.
     if len(inner) > 3 and inner.isupper() and inner.isalpha() and inner != "KEEPTTL":
         for position in range(len(inner)):
-            yield start, stop, f"'{inner[:position]}{inner[position + 1:]}'"
+            yield start, stop, f"'{inner[:position]}{inner[position + 1 :]}'"
 
 
 def _call(source: str, node: astnodes.Call) -> _Changes:
     arguments = [_span(argument) for argument in node.args]
-    for (start, stop), after in zip(arguments, arguments[1:], strict=False):
+    for (start, stop), after in pairwise(arguments):
         first, between, second = source[start:stop], source[stop : after[0]], source[slice(*after)]
         yield start, after[1], second + between + first
     for number, (start, stop) in enumerate(arguments):

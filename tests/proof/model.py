@@ -1,4 +1,4 @@
-"""What each script promises: from what is there and its arguments to an answer and what is there then.
+"""What each script promises: from what is there and the arguments to an answer and what is left.
 
 One method for each file in lua/, with the arguments that its head lists. Pure, and small enough to
 be read as the contract. The mutants of the model override a method or two.

@@ -12,7 +12,8 @@ from typing import Any
 
 from tests.proof.model import FAILED, STARTED, Answer, Clock, Protocol, Record
 from tests.proof.search import Searched, search
-from tests.proof.world import LEASE, Heard, Message, Pass, State, StepTaken, World
+from tests.proof.state import LEASE, Heard, Message, Pass, State, StepTaken
+from tests.proof.world import World
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Breadth first through every state that a world can reach; the shortest way to whatever is wrong."""
+"""Breadth first through every state of a world, and the shortest way to whatever is wrong."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
-from tests.proof.world import State, Violation, World
+from tests.proof.state import State, Violation
+from tests.proof.world import World
 
 
 class Found(NamedTuple):
@@ -113,7 +115,7 @@ def _way(
     path.reverse()
     return [
         (next(move.text for move in world.moves(states[a]) if move.state == states[b]), states[b])
-        for a, b in zip(path, path[1:], strict=False)
+        for a, b in pairwise(path)
     ]
 
 

@@ -113,7 +113,8 @@ def _cases(client: redis.Redis, name: str, most: int) -> Iterator[Case]:
     records = list(_records(now_ms))
     everything = len(calls) * len(records)
     for number in chance.sample(range(everything), min(most, everything)):
-        (record, after_ms), arguments = records[number % len(records)], calls[number // len(records)]
+        record, after_ms = records[number % len(records)]
+        arguments = calls[number // len(records)]
         if record is not None and record.token > TOKEN and arguments.get("token") == TOKEN:
             arguments = {**arguments, "token": record.token}
         yield Case(record, after_ms, arguments)

@@ -24,7 +24,9 @@ SHORT: dict[str, dict[str, Any]] = {
     "a step": {"tasks": 1, "allowed": {"step": 2, "crash": 1, "error": 1}},
     "a late copy of a request": {"tasks": 1, "allowed": {"echo": 1, "freeze": 1}},
     "reservations": {"reserves": True, "workers": 1, "allowed": {"retry": 1}},
-    "a continuation": {"tasks": 1, "continues": True, "allowed": {"handed out again": 1, "crash": 1}},
+    "a continuation": {
+        "tasks": 1, "continues": True, "allowed": {"handed out again": 1, "crash": 1},
+    },
     "duplicates that are ignored": {
         "on_conflict": "ignore", "allowed": {"handed out again": 1},
     },
