@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.proof.model import FAILED, STARTED, Answer, Clock, Protocol, Record
 from tests.proof.search import Searched, search
-from tests.proof.state import LEASE, Heard, Message, Pass, State, StepTaken
+from tests.proof.state import LEASE, RETENTION, Heard, Message, Pass, State, StepTaken
 from tests.proof.world import World
 
 
@@ -142,7 +142,7 @@ class AbandonKeepsToken(Protocol):
         return answer._replace(after=answer.after._replace(token=there.token))
 
 
-@mutant("abandon does not look at the worker", freeze=1, handed_out_again=1, crash=1)
+@mutant("abandon does not look at the worker", crash=1)
 class AbandonsAnyone(Protocol):
     def is_child(self, there: Record, task_id: bytes, worker: bytes) -> bool:
         return there.state == STARTED and there.task_id == task_id
@@ -169,7 +169,7 @@ class LosesSteps(Protocol):
         return super().release(there and there._replace(body=b""), clock, **arguments)
 
 
-@mutant("a takeover does not count", crash=3)
+@mutant("a takeover does not count", crash=1)
 class CountsNobody(Protocol):
     def begin(self, there: Record | None, clock: Clock, **arguments: Any) -> Answer:
         answer = super().begin(there, clock, **arguments)
@@ -228,3 +228,13 @@ class ForgetsItsPasses(World):
 class TrustsFromAnswer(World):
     def trusts(self, one: Pass) -> int:
         return LEASE
+
+
+@mutant("a heartbeat outlives its execution", crash=1)
+class BeatsForTheDead(World):
+    def _ticks(self, state: State) -> State:
+        state = super()._ticks(state)
+        there = state.record
+        if there is not None and there.state == STARTED:
+            there = there._replace(at=LEASE, expires=LEASE + RETENTION)
+        return state._replace(record=there)

@@ -79,8 +79,16 @@ _TIMES = (-LEASE_MS, *_NOW, LEASE_MS)
 _AHEAD = 86_400_000_000
 
 
+#: No records: what answers to a script that finds one, other than `lost`.
+DAMAGED = [
+    b"", b"S", b"S" * 14, b"S" * 15, b"Z" * 40, b"s" + bytes(39), bytes(range(200)), b"{}",
+    b"S" + bytes(14) + b"\xff" * 9,
+]  # fmt: skip
+_DAMAGED_CASES = {"begin": "corrupt", "reserve": "corrupt"}
+
+
 class Case(NamedTuple):
-    there: Record | None
+    there: Record | bytes | None
     #: Milliseconds after its time; None where `there` has it already.
     after_ms: int | None
     arguments: dict[str, Any]
@@ -115,14 +123,16 @@ def _cases(client: redis.Redis, name: str, most: int) -> Iterator[Case]:
     for number in chance.sample(range(everything), min(most, everything)):
         record, after_ms = records[number % len(records)]
         arguments = calls[number // len(records)]
-        if record is not None and record.token > TOKEN and arguments.get("token") == TOKEN:
+        if isinstance(record, Record) and record.token > TOKEN and arguments.get("token") == TOKEN:
             arguments = {**arguments, "token": record.token}
         yield Case(record, after_ms, arguments)
 
 
-def _records(now_ms: int) -> Iterator[tuple[Record | None, int | None]]:
+def _records(now_ms: int) -> Iterator[tuple[Record | bytes | None, int | None]]:
     for _ in range(8):
         yield None, None
+    for damaged in DAMAGED:
+        yield damaged, None
     ahead = now_ms * 1000 + _AHEAD + 3
     for state, at, token, fingerprint, body, attempt in product(
         "RSSSSCDFG", _TIMES, (TOKEN, ahead), (KEY.fingerprint, b""), (b"", _ENTRY), (1, 2, 5)
@@ -143,12 +153,12 @@ def _records(now_ms: int) -> Iterator[tuple[Record | None, int | None]]:
 
 def _queue(pipeline: Any, script: scripts.Script, name: str, case: Case) -> None:
     values = script.arguments(case.arguments)
-    raw = written(case.there)
-    if raw is None:
+    if case.there is None:
         pipeline.delete(name)
+    elif isinstance(case.there, bytes):
+        pipeline.set(name, case.there, px=RETENTION_MS)
     else:
-        assert case.there is not None
-        pipeline.set(name, raw, pxat=case.there.expires)
+        pipeline.set(name, written(case.there) or b"", pxat=case.there.expires)
     if case.after_ms is None:
         pipeline.evalsha(script.sha, 1, name, *values)
     else:
@@ -163,6 +173,8 @@ def _judge(
         return f"answers {answer!r}"
     reply = script.reply(answer)
     there = case.there
+    if isinstance(there, bytes):
+        return _judge_damaged(script, case, reply, raw)
     if there is not None and case.after_ms is not None:
         there = there._replace(at=int(moment or 0) - case.after_ms)
     clock = Clock(reply.now_ms, microsecond(reply.now_ms, raw))
@@ -178,3 +190,15 @@ def _judge(
         if left_ms < 0 or abs(ends - expected.after.expires) > TOLERANCE_MS:
             return f"leaves it for {left_ms} ms"
     return ""
+
+
+def _judge_damaged(script: scripts.Script, case: Case, reply: scripts.Reply, raw: Any) -> str:
+    """Whoever needs to read it says so, and leaves it alone."""
+    if script.name == "forget":
+        expected = ("ok", b"", None) if case.arguments["token"] == "" else (
+            "changed", case.there, case.there
+        )  # fmt: skip
+    else:
+        expected = _DAMAGED_CASES.get(script.name, "lost"), case.there, case.there
+    seen = reply.case, reply.raw, raw
+    return "" if seen == expected else f"does {seen}, not {expected}"

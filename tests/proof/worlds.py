@@ -19,7 +19,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "a clock that leaps": {"tasks": 1, "allowed": {"clock forward": 1, "handed out again": 1}},
     "an operator": {"tasks": 1, "allowed": {"forget": 1, "handed out again": 1}},
     "a child that dies again and again": {
-        "tasks": 1, "max_attempts": 2, "allowed": {"crash": 3},
+        "tasks": 1, "workers": 1, "max_attempts": 2, "allowed": {"crash": 3},
     },
     "a step": {"tasks": 1, "allowed": {"step": 2, "crash": 1, "error": 1}},
     "a late copy of a request": {"tasks": 1, "allowed": {"echo": 1, "freeze": 1}},
