@@ -32,6 +32,10 @@ peers: .venv/peers  ## Side by side with plain Celery, celery-once and celery-si
 outages: .venv/test  ## Strike every kind of outage while workers work: what is lost or done twice
 	@$(BIN)/python -m tests.outages
 
+.PHONY: proof
+proof: .venv/proof  ## Search the model, hunt the scripts, break both: about ten minutes
+	@$(BIN)/python -m tests.proof
+
 .PHONY: matrix
 matrix: .venv/test  ## Run the core tests under each supported Python and Celery
 	@$(BIN)/python -m tests.matrix $(if $(CORNERS),--corners)
@@ -51,7 +55,7 @@ clean:  ## Remove everything that these commands made
 
 # One stamp for each extra, made anew when pyproject.toml changes.
 # dev contains test, and test contains demo: whoever has the larger has the smaller.
-.venv/demo .venv/test .venv/dev .venv/peers: pyproject.toml | $(BIN)/python
+.venv/demo .venv/test .venv/dev .venv/peers .venv/proof: pyproject.toml | $(BIN)/python
 	@echo "installing .[$(@F)] into .venv"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(@F)]'
 	@touch $(if $(filter dev,$(@F)),.venv/demo .venv/test) $(if $(filter test,$(@F)),.venv/demo) $@

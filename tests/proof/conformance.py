@@ -16,7 +16,7 @@ from typing import Any
 import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
@@ -86,6 +86,7 @@ class Machine(RuleBasedStateMachine):
         self.there: Record | None = None
         #: Of executions that have begun, as they know them; the first is nobody's.
         self.tokens = [1_700_000_000_000_000]
+        #: Calls made.
         self.steps = 0
 
     # The calls
@@ -158,24 +159,10 @@ class Machine(RuleBasedStateMachine):
     def the_scripts_are_flushed(self) -> None:
         self.client.script_flush()
 
-    # What holds at all times
-
-    @invariant()
-    def the_record_is_the_models(self) -> None:
-        pipeline = self.client.pipeline(transaction=True)
-        pipeline.get(self.scene.name).pttl(self.scene.name).time()
-        raw, left_ms, (seconds, microseconds) = pipeline.execute()
-        assert raw == written(self.there)
-        if self.there is not None:
-            ends = seconds * 1000 + microseconds // 1000 + left_ms
-            assert left_ms > 0
-            assert abs(ends - self.there.expires) <= TOLERANCE_MS
-
     # How
 
     def call(self, script: str, key: Key, how: Any, **arguments: Any) -> Answer:
         """One call, or two of the same; every answer must be the model's."""
-        self.steps += 1
         if not isinstance(how, str):
             if self.there is None or self.there.finished:
                 how = plain
@@ -216,13 +203,20 @@ class Machine(RuleBasedStateMachine):
         argv["token"] = arguments.get("token")
         if argv["token"] is None:
             del argv["token"]
-        raw = self.client.get(self.scene.name)
-        assert raw is None or isinstance(raw, bytes)
+        raw, left_ms, (seconds, microseconds) = (
+            self.client.pipeline().get(self.scene.name).pttl(self.scene.name).time().execute()
+        )
         clock = Clock(reply.now_ms, microsecond(reply.now_ms, raw))
         answer: Answer = getattr(self.protocol, name)(self.there, clock, **argv)
         assert reply.case == answer.case
         assert reply.raw == (written(answer.told) or b"")
+        assert raw == written(answer.after)
+        if answer.after is not None:
+            ends = seconds * 1000 + microseconds // 1000 + left_ms
+            assert left_ms > 0
+            assert abs(ends - answer.after.expires) <= TOLERANCE_MS
         self.there = answer.after
+        self.steps += 1
         return answer
 
     def shift(self, by_ms: int) -> None:

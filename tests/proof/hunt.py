@@ -35,7 +35,7 @@ class Hunted(NamedTuple):
 @cache
 def server_of(kind: str) -> RedisServer:
     """Of this process; what it holds outlives a restart."""
-    return RedisServer.start(kind, config={"appendonly": "yes", "save": '""'})
+    return RedisServer.start(kind, config={"appendonly": "yes", "appendfsync": "no"})
 
 
 class Restarting(Machine):

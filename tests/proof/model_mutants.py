@@ -32,14 +32,16 @@ class Mutant:
 MUTANTS: list[Mutant] = []
 
 
-def mutant(name: str, tasks: int = 1, **allowed: int) -> Callable[[type], type]:
+def mutant(name: str, tasks: int = 1, workers: int = 2, **allowed: int) -> Callable[[type], type]:
     """The decorated class is the mutant `name`, to be looked for where that is allowed."""
     allowed = {what.replace("_", " "): times for what, times in allowed.items()}
 
     def add(one: type) -> type:
         protocol = one if issubclass(one, Protocol) else Protocol
         world = one if issubclass(one, World) else World
-        MUTANTS.append(Mutant(name, protocol, world, {"tasks": tasks, "allowed": allowed}))
+        MUTANTS.append(
+            Mutant(name, protocol, world, {"tasks": tasks, "workers": workers, "allowed": allowed})
+        )
         return one
 
     return add
@@ -179,14 +181,14 @@ class CountsNobody(Protocol):
         return Answer("begun", begun, begun)
 
 
-@mutant("poisoned one death too early", crash=3)
+@mutant("poisoned one death too early", workers=1, crash=3)
 class PoisonsEarly(Protocol):
     def begin(self, there: Record | None, clock: Clock, **arguments: Any) -> Answer:
         most = arguments["max_attempts"] - 1
         return super().begin(there, clock, **{**arguments, "max_attempts": most})
 
 
-@mutant("poisoned and told, but not stored", crash=3)
+@mutant("poisoned and told, but not stored", workers=1, crash=3)
 class PoisonsUnseen(Protocol):
     def begin(self, there: Record | None, clock: Clock, **arguments: Any) -> Answer:
         answer = super().begin(there, clock, **arguments)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import product
+from functools import cache
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 import redis
@@ -76,13 +77,13 @@ ARGUMENTS: dict[str, dict[str, list[Any]]] = {
 _NOW = (-1, 0, 1)
 _TIMES = (-LEASE_MS, *_NOW, LEASE_MS)
 #: The server's clock has fallen back by a day since.
-_AHEAD = 86_400_000_000
+_AHEAD = 86_400_000_000 - TOKEN
 
 
 #: No records: what answers to a script that finds one, other than `lost`.
 DAMAGED = [
     b"", b"S", b"S" * 14, b"S" * 15, b"Z" * 40, b"s" + bytes(39), bytes(range(200)), b"{}",
-    b"S" + bytes(14) + b"\xff" * 9,
+    b"." + bytes(39), b"%" + bytes(39), b"S" + bytes(14) + b"\xff" * 9,
 ]  # fmt: skip
 _DAMAGED_CASES = {"begin": "corrupt", "reserve": "corrupt"}
 
@@ -98,9 +99,8 @@ def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[s
     """Where the script `name` does not do what the model does."""
     script = scripts.load(name)
     client.script_load(script.source)
-    drawn = list(_cases(client, name, cases))
-    for start in range(0, len(drawn), _AT_ONCE):
-        some = drawn[start : start + _AT_ONCE]
+    drawn = _cases(client, name, cases)
+    while some := list(islice(drawn, _AT_ONCE)):
         pipeline = client.pipeline(transaction=False)
         for number, case in enumerate(some):
             _queue(pipeline, script, f"{_NAME}:{number}", case)
@@ -115,40 +115,50 @@ def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[s
 def _cases(client: redis.Redis, name: str, most: int) -> Iterator[Case]:
     seconds, microseconds = client.time()
     now_ms = seconds * 1000 + microseconds // 1000
-    chance = random.Random(name)
-    lists = ARGUMENTS[name]
-    calls = [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
-    records = list(_records(now_ms))
-    everything = len(calls) * len(records)
-    for number in chance.sample(range(everything), min(most, everything)):
-        record, after_ms = records[number % len(records)]
+    calls, records = _calls(name), _records()
+    everything = range(len(calls) * len(records))
+    for number in random.Random(name).sample(everything, min(most, len(everything))):
+        there, after_ms = records[number % len(records)]
         arguments = calls[number // len(records)]
-        if isinstance(record, Record) and record.token > TOKEN and arguments.get("token") == TOKEN:
-            arguments = {**arguments, "token": record.token}
-        yield Case(record, after_ms, arguments)
+        if isinstance(there, Record):
+            ahead = _AHEAD + now_ms * 1000 if there.token > TOKEN else 0
+            if ahead and arguments.get("token") == TOKEN:
+                arguments = {**arguments, "token": there.token + ahead}
+            there = there._replace(
+                token=there.token + ahead, at=there.at + now_ms, expires=there.expires + now_ms
+            )
+        yield Case(there, after_ms, arguments)
 
 
-def _records(now_ms: int) -> Iterator[tuple[Record | bytes | None, int | None]]:
-    for _ in range(8):
-        yield None, None
-    for damaged in DAMAGED:
-        yield damaged, None
-    ahead = now_ms * 1000 + _AHEAD + 3
+@cache
+def _calls(name: str) -> list[dict[str, Any]]:
+    lists = ARGUMENTS[name]
+    return [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
+
+
+@cache
+def _records() -> list[tuple[Record | bytes | None, int | None]]:
+    """Those that may be there, at the moment 0, and how long after its time; None where it has it.
+
+    A token above TOKEN stands for one that is ahead of the clock.
+    """
+    records: list[tuple[Record | bytes | None, int | None]] = [(None, None)] * 8
+    records += [(damaged, None) for damaged in DAMAGED]
     for state, at, token, fingerprint, body, attempt in product(
-        "RSSSSCDFG", _TIMES, (TOKEN, ahead), (KEY.fingerprint, b""), (b"", _ENTRY), (1, 2, 5)
+        "RSSSSCDFG", _TIMES, (TOKEN, TOKEN + 7), (KEY.fingerprint, b""), (b"", _ENTRY), (1, 2, 5)
     ):
         finished = state in "CDFG"
         if finished and at != -LEASE_MS:
             continue
-        started = state == "S"
         form = b"json" if finished else b""
         worker = _WORKER if state != "R" else b""
         # A quarter of the executions has been abandoned.
-        owner = _ONE if started and not (attempt == 5 and body) else b""
-        yield Record(
-            state, attempt, token, now_ms + at, fingerprint, _FIRST, worker, owner, form, body,
-            now_ms + RETENTION_MS,
-        ), -at if at in _NOW else None  # fmt: skip
+        owner = _ONE if state == "S" and not (attempt == 5 and body) else b""
+        record = Record(
+            state, attempt, token, at, fingerprint, _FIRST, worker, owner, form, body, RETENTION_MS
+        )
+        records.append((record, -at if at in _NOW else None))
+    return records
 
 
 def _queue(pipeline: Any, script: scripts.Script, name: str, case: Case) -> None:
