@@ -20,7 +20,7 @@ import redis
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from celery_idempotent.testing.process import free_ports, wait_until
+from celery_idempotent.testing.process import Stoppable, free_ports, wait_until
 from celery_idempotent.testing.server import RedisServer
 
 __all__ = ["ClusterOfSix", "SlotMove"]
@@ -39,7 +39,7 @@ class _Range(NamedTuple):
     replicas: tuple[int, ...]
 
 
-class ClusterOfSix:
+class ClusterOfSix(Stoppable):
     """A running cluster; `start` makes one. Leaving the `with` block stops it.
 
     Attributes:
@@ -144,17 +144,6 @@ class ClusterOfSix:
         """End all nodes and remove their directories. Twice is once."""
         for node in self.nodes:
             node.stop()
-
-    def __enter__(self) -> ClusterOfSix:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def _join(self) -> None:
         """Make the nodes one cluster, and return when each of them knows."""

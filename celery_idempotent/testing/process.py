@@ -18,8 +18,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
-__all__ = ["Program", "ServerError", "free_ports", "wait_until"]
+from typing_extensions import Self
+
+__all__ = ["Program", "ServerError", "Stoppable", "free_ports", "wait_until"]
+
+S = TypeVar("S")
 
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.01
@@ -46,6 +51,20 @@ if os.getppid() == int(sys.argv[1]):
 
 class ServerError(RuntimeError):
     """A private server cannot be had, did not start, or is not ours to touch."""
+
+
+class Stoppable:
+    """What a ``with`` block ends by `stop`."""
+
+    def stop(self) -> None:
+        """End it. Twice is once."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 class Program:

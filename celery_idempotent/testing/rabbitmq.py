@@ -23,11 +23,10 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 
 import amqp
 
-from celery_idempotent.testing.process import Program, ServerError, free_ports
+from celery_idempotent.testing.process import Program, ServerError, Stoppable, free_ports
 
 __all__ = ["RabbitMQ", "RabbitMQError", "find_rabbitmq"]
 
@@ -61,7 +60,7 @@ def find_rabbitmq() -> Path | None:
     return Path(on_path) if on_path else None
 
 
-class RabbitMQ:
+class RabbitMQ(Stoppable):
     """A running broker; `start` makes one. Leaving the `with` block stops it.
 
     Attributes:
@@ -154,17 +153,6 @@ class RabbitMQ:
         if done.returncode != 0:
             words = " ".join(done.stderr.split("\n\n")[0].split())
             raise RabbitMQError(f"The connections were not closed: {words}")
-
-    def __enter__(self) -> RabbitMQ:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def _ours(self) -> Program:
         if not self._discard.alive:

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
 import redis
 from redis.sentinel import Sentinel
 
-from celery_idempotent.testing.process import free_ports, wait_until
+from celery_idempotent.testing.process import Stoppable, free_ports, wait_until
 from celery_idempotent.testing.server import RedisServer
 
 __all__ = ["SentinelTrio"]
@@ -28,7 +27,7 @@ __all__ = ["SentinelTrio"]
 _QUORUM = 2
 
 
-class SentinelTrio:
+class SentinelTrio(Stoppable):
     """A running group; `start` makes one. Leaving the `with` block stops it.
 
     Attributes:
@@ -133,17 +132,6 @@ class SentinelTrio:
         """End all servers and remove their directories. Twice is once."""
         for server in (*self.sentinels, *self.nodes):
             server.stop()
-
-    def __enter__(self) -> SentinelTrio:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def _master_port(self, sentinel: RedisServer) -> int:
         with sentinel.client() as client:

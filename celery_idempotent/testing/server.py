@@ -19,7 +19,6 @@ import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
@@ -36,7 +35,7 @@ from celery_idempotent.testing.kinds import (
     choose,
     find_servers,
 )
-from celery_idempotent.testing.process import Program, free_ports, wait_until
+from celery_idempotent.testing.process import Program, Stoppable, free_ports, wait_until
 
 __all__ = ["Binary", "External", "RedisServer", "RedisServerError", "find_servers"]
 
@@ -47,7 +46,7 @@ _POLL_SECONDS = 0.002
 _CLOCK_CACHED_SECONDS = 0.002
 
 
-class RedisServer:
+class RedisServer(Stoppable):
     """A running server; `start` makes one. Leaving the `with` block stops it.
 
     Attributes:
@@ -226,17 +225,6 @@ class RedisServer:
             and known["master_link_status"] == "up"
             and known["slave_repl_offset"] >= told["master_repl_offset"]
         )
-
-    def __enter__(self) -> RedisServer:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def _ours(self) -> Program:
         if self._program is None:
