@@ -212,7 +212,8 @@ class IdempotentTask(Task):
         Raises:
             StoreUnavailableError: if Redis cannot be asked.
         """
-        return self.idempotency_configuration.gate.forget(self.idempotency_key_of(*args, **kwargs))
+        key = self.idempotency_key_of(*args, **kwargs)
+        return self.idempotency_configuration.gate.forget(key) == "ok"
 
     def idempotency_key_of(self, *args: Any, **kwargs: Any) -> Key:
         """The key of a call with these arguments; ``str()`` of it is `Record.key`.

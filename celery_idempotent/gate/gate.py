@@ -66,8 +66,11 @@ class Gate:
         """
         return at_once(enter(call, self.world, self.payloads)).get()
 
-    def forget(self, key: Key) -> bool:
-        """Drop the record of `key`, and what it has in the depot. True if there was one.
+    def forget(self, key: Key, token: int | None = None) -> str:
+        """Drop the record of `key`, or only `token`'s, and what it has in the depot.
+
+        Returns:
+            ``ok``, ``absent`` or ``changed``, as lua/forget.lua has them.
 
         Raises:
             StoreUnavailableError: if Redis cannot be asked.
@@ -76,10 +79,10 @@ class Gate:
         if self.payloads.offloads:
             with contextlib.suppress(CorruptRecordError):
                 record = self.store.look_up(key)
-        forgotten = self.store.execute(commands.forget(key)).case == "ok"
-        if record is not None:
+        case = self.store.execute(commands.forget(key, token)).case
+        if record is not None and case == "ok":
             self.payloads.discard(record)
-        return forgotten
+        return case
 
 
 async def enter(call: Caller, world: World, payloads: Payloads) -> Outcome:

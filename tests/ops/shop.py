@@ -19,6 +19,7 @@ class DeclinedError(Exception):
 def make_app(url: str) -> Celery:
     """The shop on the Redis at `url`; it runs its tasks itself."""
     app = Celery("shop", broker=url, backend=url, set_as_current=False)
+    app.finalized = True  # else it would have the shared tasks of all other tests as well
     app.conf.update(task_always_eager=True, broker_connection_retry_on_startup=True)
 
     def task(function: Any, name: str, **options: Any) -> Any:
@@ -44,7 +45,6 @@ def make_app(url: str) -> Celery:
     )
     task(pack, "shop.pack", idempotency_max_result_size=10_000, idempotency_key_prefix="own?*")
     task(tidy, "shop.tidy", idempotency_key=TASK_ID)
-    app.finalize()
     return app
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from celery_idempotent.gate.gate import Gate
 from celery_idempotent.ops import gated
 from celery_idempotent.ops.cli import words as in_words
 from celery_idempotent.ops.cli.command import (
@@ -20,7 +21,6 @@ from celery_idempotent.ops.cli.command import (
 from celery_idempotent.ops.cli.target import WORDS_HELP, look, meant
 from celery_idempotent.ops.records import Choice, Sight, sights
 from celery_idempotent.record.record import State
-from celery_idempotent.store import commands
 
 FORGOTTEN, RUNNING, CHANGED, ABSENT = "forgotten", "running", "changed", "absent"
 
@@ -72,7 +72,8 @@ def forget(
         found = [one for page in sights(gated.stores(tasks), choice) for one in page]
     if found and not yes:
         click.confirm(_question(found), abort=True, err=True)
-    fates = {str(sight.key): _forget(sight, force=force) for sight in found}
+    gates = {gate.store: gate for gate in (one.idempotency_configuration.gate for one in tasks)}
+    fates = {str(sight.key): _forget(sight, gates[sight.store], force=force) for sight in found}
     if as_json:
         print_json([{"key": key, "case": case} for key, case in fates.items()])
     else:
@@ -88,7 +89,7 @@ def _question(found: list[Sight]) -> str:
     return f"Forget {sight.key} ({what})?"
 
 
-def _forget(sight: Sight, *, force: bool) -> str:
+def _forget(sight: Sight, gate: Gate, *, force: bool) -> str:
     if _started(sight) and not force:
         # Its heartbeat extends a lease without changing the token: look once more.
         now = look(sight.store, sight.key) or sight
@@ -96,10 +97,8 @@ def _forget(sight: Sight, *, force: bool) -> str:
             return RUNNING
     record = sight.record
     # What cannot be read has no token to compare.
-    answer = sight.store.execute(
-        commands.forget(sight.key, None if record is None else record.token)
-    )
-    return {"ok": FORGOTTEN, "changed": CHANGED, "absent": ABSENT}[answer.case]
+    case = gate.forget(sight.key, None if record is None else record.token)
+    return {"ok": FORGOTTEN, "changed": CHANGED, "absent": ABSENT}[case]
 
 
 def _started(sight: Sight) -> bool:

@@ -83,6 +83,7 @@ class TestServer:
 
 def shop(broker_url: str = "redis://localhost:1/0", **settings: Any) -> Celery:
     app = Celery("shop", set_as_current=False)
+    app.finalized = True  # else it would have the shared tasks of all other tests as well
     app.conf.update(broker_url=broker_url, result_backend="redis://localhost:1/0", **settings)
     return app
 
