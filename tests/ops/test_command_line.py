@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from celery_idempotent import IdempotentTask
 from celery_idempotent.ops.cli import listing
 from celery_idempotent.testing.server import RedisServer
 from tests.ops.conftest import Shop
@@ -220,6 +221,25 @@ class TestForget:
 
         assert "forgotten" in shop.celery("forget", key, "--yes")
         assert not shop.client.exists(f"idem:{key}")
+
+    def test_takes_what_is_in_the_depot_along(self, shop: Shop, tmp_path: Path) -> None:
+        def scan() -> str:
+            return "x" * 1_000
+
+        task = shop.app.task(
+            scan,
+            base=IdempotentTask,
+            name="shop.scan",
+            shared=False,
+            lazy=False,
+            idempotency_max_result_size=10,
+            idempotency_offload_backend=f"file://{tmp_path}",
+        )
+        task.apply()
+        assert len(list(tmp_path.iterdir())) == 1
+
+        assert "forgotten" in shop.celery("forget", "shop.scan", "--yes")
+        assert list(tmp_path.iterdir()) == []
 
     def test_wants_to_know_which(self, shop: Shop) -> None:
         assert "name records, or choose" in shop.celery("forget", code=2)
