@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 import redis
+from redis.exceptions import ResponseError
 from redis.sentinel import Sentinel
 
 from celery_idempotent.testing.process import Stoppable, free_ports, wait_until
@@ -25,6 +27,7 @@ __all__ = ["SentinelTrio"]
 
 #: The Sentinels that must agree, of three.
 _QUORUM = 2
+_INFO_PERIOD_MS = 500
 
 
 class SentinelTrio(Stoppable):
@@ -81,6 +84,10 @@ class SentinelTrio(Stoppable):
 
         with ThreadPoolExecutor() as pool:
             sentinels = list(pool.map(start_sentinel, free_ports(3)))
+        for sentinel in sentinels:
+            with sentinel.client() as client, suppress(ResponseError):  # 6.2 has no such command
+                # How often they look what a server is, instead of every ten seconds.
+                client.execute_command("SENTINEL DEBUG", "INFO-PERIOD", _INFO_PERIOD_MS)
         trio = cls((master, replica), sentinels, password)
         wait_until(trio._ready, "The Sentinels did not find each other")
         return trio

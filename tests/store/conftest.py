@@ -32,8 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for choice in (sites.PLAIN if single else sites.ALL)
         if core or choice.whole_suite or not sites.KINDS
     ]
-    params = [pytest.param(choice, id=choice.name, marks=choice.marks) for choice in chosen]
-    metafunc.parametrize("site", params, indirect=True, scope="session")
+    metafunc.parametrize("site", sites.params(*chosen), indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")

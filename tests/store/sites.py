@@ -143,3 +143,15 @@ ALL = [
     CLUSTER,
     Choice("own cluster client", in_cluster_by_own_client),
 ]
+
+
+def params(*choices: Choice) -> list[Any]:
+    """For `parametrize("site", …, indirect=True)`. One process of pytest-xdist has a whole site."""
+    return [
+        pytest.param(
+            choice,
+            id=choice.name,
+            marks=[*choice.marks, pytest.mark.xdist_group(f"store, {choice}")],
+        )
+        for choice in choices
+    ]

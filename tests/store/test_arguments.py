@@ -16,7 +16,7 @@ from celery_idempotent.record import layout, steps
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands, scripts
 from celery_idempotent.store.payload import Payload
-from tests.store.conftest import KINDS
+from tests.store import sites
 from tests.store.scene import FIRST, LEASE_MS, RETENTION_MS, SHORT_MS, Scene
 from tests.unit.record.raw import raw_record
 
@@ -38,7 +38,11 @@ steady = settings(
     derandomize=True,
     deadline=None,
     max_examples=50,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    # Each kind of Redis is another executor.
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.differing_executors,
+    ],
 )
 
 GIVEN: dict[str, Callable[[Scene], Any]] = {
@@ -185,7 +189,7 @@ class TestThroughTheStore:
             )
         assert scene.record() == before
 
-    @pytest.mark.parametrize("server", KINDS[:1] or ["no server"], indirect=True)
+    @pytest.mark.parametrize("site", sites.params(sites.PLAIN[0]), indirect=True)
     def test_sixty_four_megabytes_are_carried(self, scene: Scene) -> None:
         large = os.urandom(1024) * 64 * 1024
 

@@ -18,7 +18,7 @@ from tests.store import sites
 from tests.store.scene import LEASE_MS, RETENTION_MS, SECOND, Scene, eventually, store_at
 from tests.store.sites import Site
 
-pytestmark = pytest.mark.parametrize("site", [sites.CLUSTER], indirect=True, ids=str)
+pytestmark = pytest.mark.parametrize("site", sites.params(sites.CLUSTER), indirect=True)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from tests.store.scene import (
 )
 
 #: What a server does with the script is told in the other files, for every kind.
-pytestmark = pytest.mark.parametrize("site", sites.PLAIN[:1], indirect=True, ids=str)
+pytestmark = pytest.mark.parametrize("site", sites.params(sites.PLAIN[0]), indirect=True)
 
 REPOSITORY = Path(__file__).parents[2]
 LEASE_MS = 300
