@@ -11,8 +11,8 @@ from typing import Any
 from celery import Celery
 from celery.signals import celeryd_after_setup
 
-from celery_idempotent.entry.configuration import ConfigurationError, TaskConfiguration
-from celery_idempotent.errors import StoreUnavailableError
+from celery_idempotent.entry.configuration import TaskConfiguration
+from celery_idempotent.errors import SettingsError, StoreUnavailableError
 from celery_idempotent.ops import doctor
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.records import RecordStore
@@ -40,11 +40,11 @@ def check_store(instance: Any, **_: Any) -> None:
         policies: dict[RecordStore, set[str]] = defaultdict(set)
         for configured in _gated(instance.app):
             policies[configured.gate.store].add(policy_of(configured.settings))
-    except ConfigurationError as error:
+        for store, wanted in policies.items():
+            _await(store, next(policy for policy in _SAYS if policy in wanted))
+    except SettingsError as error:
         # An exception would be swallowed by the signal.
         raise SystemExit(f"Error: {error}") from None
-    for store, wanted in policies.items():
-        _await(store, next(policy for policy in _SAYS if policy in wanted))
     for finding in doctor.at_start(instance.app):
         logger.warning("Idempotency is weaker than it could be: %s", finding.line)
 

@@ -15,6 +15,7 @@ from redis.sentinel import Sentinel
 
 from celery_idempotent.errors import IdempotencyError, SettingsError, StoreUnavailableError
 from celery_idempotent.record.layout import corrupt
+from celery_idempotent.store import replicas
 from celery_idempotent.store import url as urls
 from celery_idempotent.store.place import Place
 
@@ -139,5 +140,5 @@ def explained(error: Exception, key: str) -> IdempotencyError:
     if isinstance(error, ResponseError) and "WRONGTYPE" in str(error):
         return corrupt(key)
     if isinstance(error, ResponseError):
-        return StoreUnavailableError(f"Redis refuses: {error}")
+        return StoreUnavailableError(f"Redis refuses: {replicas.unable(error) or error}")
     return StoreUnavailableError(f"Redis cannot be reached: {error}")

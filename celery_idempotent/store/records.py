@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.errors import IdempotencyError, SettingsError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
-from celery_idempotent.store import commands, replicas
+from celery_idempotent.store import commands, replicas, scripts
 from celery_idempotent.store.breaker import PROBE_TIMEOUT
 from celery_idempotent.store.client_line import ClientLine
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.connection import FAULTS, connect, explained
-from celery_idempotent.store.line import Line
+from celery_idempotent.store.line import Call, Line
 from celery_idempotent.store.place import Place
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.store.shelf import NEVER_REFUSED, Shelf, replies
@@ -131,14 +131,20 @@ class RecordStore(Shelf):
         return Watch(client, self.place, self._decode)
 
     def ping(self) -> None:
-        """Ask whether Redis answers.
+        """Ask whether Redis answers, and can do what is asked of it.
 
         Raises:
-            StoreUnavailableError: if not.
+            StoreUnavailableError: if it does not answer.
+            SettingsError: if it cannot.
         """
         try:
             self._line.ping()
+            if self.place.wait_aof:
+                nothing = Call(scripts.load("look_up"), f"{self.place.prefix}:", ())
+                self._line.call(nothing, then=replicas.wait_for_nothing())
         except FAULTS as error:
+            if why := replicas.unable(error):
+                raise SettingsError(why) from None
             raise explained(error, "") from error
 
     def _probe(self) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from redis.exceptions import ResponseError
+
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.store.place import Place
 from celery_idempotent.store.scripts import Reply
@@ -32,6 +34,21 @@ def wait(place: Place, script: str) -> tuple[Any, ...]:
     if place.wait_aof:
         return ("WAITAOF", 1, place.wait_replicas, milliseconds)
     return ("WAIT", place.wait_replicas, milliseconds)
+
+
+def wait_for_nothing() -> tuple[Any, ...]:
+    """As :func:`wait` for the disk, behind a script that has written nothing: answered at once."""
+    return ("WAITAOF", 1, 0, 1)
+
+
+def unable(error: Exception) -> str | None:
+    """Why the server cannot wait for its disk, if that is what `error` says."""
+    if isinstance(error, ResponseError) and "WAITAOF" in str(error):
+        return (
+            "idempotency_wait_aof needs Redis 7.2 or Valkey, with appendonly yes; "
+            f"this server says: {error}"
+        )
+    return None
 
 
 def check(place: Place, reply: Reply, waited: Any) -> None:

@@ -61,6 +61,17 @@ class TestAnUnreachableStore:
             assert "Traceback" not in worker.logs()
 
 
+def test_a_store_that_cannot_wait_for_its_disk_ends_the_worker_in_one_line(
+    open_shop: Callable[..., Shop],
+) -> None:
+    with open_shop(idempotency_wait_aof=True) as shop:
+        worker = shop.start_worker(ready=False)
+
+        assert worker.wait_for_exit() != 0
+        assert "Error: idempotency_wait_aof needs" in worker.logs().splitlines()[-1]
+        assert "Traceback" not in worker.logs()
+
+
 def test_a_store_that_answers_is_no_line(open_shop: Callable[..., Shop]) -> None:
     with open_shop() as shop:
         assert lines_about_the_store(shop.start_worker(concurrency=1).logs()) == []
