@@ -1,0 +1,80 @@
+"""An outcome that the replicas do not have is told again, as long as the lease lasts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_idempotent import IdempotentTask, State, StoreUnavailableError
+from celery_idempotent.testing.server import RedisServer
+
+Make = Callable[..., IdempotentTask]
+
+#: Seconds; a replica that follows has it long before.
+WAIT = 1.0
+
+
+@pytest.fixture(scope="module")
+def running_replica(server: RedisServer) -> Iterator[RedisServer]:
+    with RedisServer.start(replica_of=server) as replica:
+        yield replica
+
+
+@pytest.fixture
+def replica(running_replica: RedisServer) -> Iterator[RedisServer]:
+    yield running_replica
+    running_replica.resume()
+
+
+@pytest.fixture
+def app(app: Celery) -> Celery:
+    app.conf.update(idempotency_wait_replicas=1, idempotency_wait_replicas_timeout=WAIT)
+    return app
+
+
+def test_it_is_not_lost_when_the_replica_thaws(
+    task: Make, replica: RedisServer, heard: list[str]
+) -> None:
+    def body(self: IdempotentTask, order: str) -> str:
+        replica.pause()
+        # Not before the first complete has been waited for in vain.
+        threading.Timer(1.5 * WAIT, replica.resume).start()
+        return "done"
+
+    patient = task(body, lease=30.0)
+
+    assert patient.delay("1").get() == "done"
+    assert heard == ["begun", "completed"]
+
+
+def test_it_is_given_up_when_the_lease_ends(
+    task: Make, replica: RedisServer, heard: list[str]
+) -> None:
+    def body(self: IdempotentTask, order: str) -> str:
+        replica.pause()
+        return "done"
+
+    hasty = task(body, lease=0.6)
+
+    assert hasty.delay("1").get() == "done"
+    assert heard == ["begun", "outcome_unsaved"]
+    record: Any = hasty.idempotency_record("1")
+    assert record.state is State.COMPLETED, "the master has it, and may yet lose it"
+
+
+def test_a_begin_that_they_do_not_have_runs_nothing(
+    task: Make, replica: RedisServer, heard: list[str]
+) -> None:
+    def body(self: IdempotentTask, order: str) -> None:
+        pytest.fail("it runs")
+
+    strict = task(body, on_store_error="raise")
+    replica.pause()
+
+    with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas have it"):
+        strict.delay("1").get()
+    assert heard == []

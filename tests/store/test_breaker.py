@@ -1,0 +1,205 @@
+"""The breaker before a real server that is killed, frozen, and comes back."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from celery_idempotent.errors import StoreUnavailableError
+from celery_idempotent.store import breaker as module
+from celery_idempotent.store.breaker import PROBE_TIMEOUT
+from celery_idempotent.store.commands import Extension
+from celery_idempotent.testing.server import RedisServer
+from tests.faults.proxy import Proxy
+from tests.store.scene import LEASE_MS, RETENTION_MS, Scene, store_at
+
+#: Longer than a test: the breaker asks again when the test says so.
+FOR_EVER = 3600.0
+#: Far longer than a probe may take.
+TIMEOUT = 4.0
+
+
+class Nobody:
+    """Listens where a server was, counts who connects, and hangs up."""
+
+    def __init__(self, port: int) -> None:
+        self.connections = 0
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            connection.close()
+
+    def __enter__(self) -> Nobody:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
+class Clock:
+    """The breaker's, moved by hand."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._ahead
+
+    def pass_pause(self) -> None:
+        """Let the breaker's pause be over."""
+        self._ahead += 2 * FOR_EVER
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "monotonic", clock)
+    monkeypatch.setattr(module, "FIRST_PAUSE", FOR_EVER)
+    return clock
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer.start(config={}) as server:
+        yield server
+
+
+@pytest.fixture
+def scene(server: RedisServer, clock: Clock) -> Scene:
+    """A store whose breaker opens at the second failure, and asks again in an hour."""
+    store = store_at(server.url, timeout=TIMEOUT, breaker_pause=FOR_EVER)
+    store.ping()
+    return Scene(store, server.client())
+
+
+def open_the_breaker(scene: Scene) -> None:
+    for _ in range(scene.store.place.breaker_failures):
+        with pytest.raises(StoreUnavailableError):
+            scene.begin()
+    assert scene.store.breaker.open
+
+
+def refused_at_once(scene: Scene) -> float:
+    """Seconds that a call takes which the breaker refuses."""
+    began_at = time.perf_counter()
+    with pytest.raises(StoreUnavailableError, match="is asked again in"):
+        scene.store.look_up(scene.key)
+    return time.perf_counter() - began_at
+
+
+class TestAServerThatIsKilled:
+    @pytest.fixture(autouse=True)
+    def restarted(self, server: RedisServer) -> Iterator[None]:
+        yield
+        server.restart()
+
+    def test_is_not_even_connected_to(self, scene: Scene, server: RedisServer) -> None:
+        server.kill()
+        with Nobody(server.port) as nobody:
+            open_the_breaker(scene)
+            before = nobody.connections
+            taken = sorted(refused_at_once(scene) for _ in range(1000))
+
+            assert before > 0
+            assert nobody.connections == before
+        print(f"1000 refusals: median {taken[500] * 1e6:.0f} µs, p99 {taken[990] * 1e6:.0f} µs")
+
+    def test_is_asked_once_a_pause(self, scene: Scene, server: RedisServer, clock: Clock) -> None:
+        server.kill()
+        with Nobody(server.port) as nobody:
+            open_the_breaker(scene)
+            before = nobody.connections
+            for probes in (1, 2):
+                clock.pass_pause()
+                with pytest.raises(StoreUnavailableError, match="cannot be reached"):
+                    scene.begin()
+                refused_at_once(scene)
+
+                # A probe tries again at once when a connection has gone stale, and once more.
+                assert before < nobody.connections <= before + 3 * probes
+
+    def test_is_found_when_it_is_back(
+        self, scene: Scene, server: RedisServer, clock: Clock
+    ) -> None:
+        server.kill()
+        open_the_breaker(scene)
+        server.restart()
+        refused_at_once(scene)
+
+        clock.pass_pause()
+
+        assert scene.begin().case == "begun"
+        assert not scene.store.breaker.open
+
+    def test_is_found_by_the_heartbeat_before_the_pause_is_over(
+        self, scene: Scene, server: RedisServer
+    ) -> None:
+        server.kill()
+        open_the_breaker(scene)
+        server.restart()
+
+        scene.store.extend([Extension(scene.key, 17, LEASE_MS, RETENTION_MS)])
+
+        assert not scene.store.breaker.open
+        assert scene.begin().case == "begun"
+
+    def test_is_found_by_an_outcome_before_the_pause_is_over(
+        self, scene: Scene, server: RedisServer
+    ) -> None:
+        server.kill()
+        open_the_breaker(scene)
+        server.restart()
+
+        assert scene.complete(17).case == "lost"
+        assert not scene.store.breaker.open
+
+
+class TestAServerThatIsFrozen:
+    @pytest.fixture(autouse=True)
+    def thawed(self, server: RedisServer) -> Iterator[None]:
+        yield
+        server.resume()
+
+    def test_costs_a_probe_once_a_pause(
+        self, scene: Scene, server: RedisServer, clock: Clock
+    ) -> None:
+        with Proxy(server.url) as proxy:
+            behind = Scene(store_at(proxy.url, timeout=0.2, breaker_pause=FOR_EVER), scene.client)
+            server.pause()
+            open_the_breaker(behind)
+            asked = len(proxy.requests)
+            for probes in (1, 2):
+                clock.pass_pause()
+                began_at = time.monotonic()
+                with pytest.raises(StoreUnavailableError, match="cannot be reached"):
+                    behind.begin()
+                taken = time.monotonic() - began_at
+                for _ in range(100):
+                    refused_at_once(behind)
+
+                assert PROBE_TIMEOUT * 0.9 <= taken < TIMEOUT / 2
+                assert len(proxy.requests) == asked + probes
+
+    def test_is_found_when_it_thaws(self, scene: Scene, server: RedisServer, clock: Clock) -> None:
+        hasty = Scene(store_at(server.url, timeout=0.2, breaker_pause=FOR_EVER), scene.client)
+        server.pause()
+        open_the_breaker(hasty)
+        server.resume()
+
+        clock.pass_pause()
+
+        assert hasty.begin().case == "begun"
