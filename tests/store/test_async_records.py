@@ -19,7 +19,7 @@ from celery_idempotent.store.place import Place
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
-from tests.store.conftest import KINDS
+from tests.store import sites
 from tests.store.scene import (
     ERROR_MS,
     FIRST,
@@ -32,7 +32,7 @@ from tests.store.scene import (
 )
 
 #: What a server does with the script is told in the other files, for every kind.
-pytestmark = pytest.mark.parametrize("server", KINDS[:1] or ["no server"], indirect=True)
+pytestmark = pytest.mark.parametrize("site", sites.params(sites.PLAIN[0]), indirect=True)
 
 Story = Callable[[AsyncRecordStore], Awaitable[Any]]
 

@@ -15,8 +15,8 @@ from celery_idempotent.store.place import Place
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
-from tests.store.conftest import KINDS
 from tests.store.scene import Scene, close_stores, store_at
+from tests.store.sites import KINDS
 
 #: A replica that follows has it long before.
 PATIENT = {"wait_replicas": 1, "wait_timeout": 2.0}
