@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import redis.asyncio
+from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.exceptions import NoScriptError
@@ -15,7 +16,9 @@ from redis.exceptions import NoScriptError
 from celery_idempotent.store.connection import Kind
 from celery_idempotent.store.line import Call
 
-ASYNC = Kind("redis.asyncio", redis.asyncio.Redis, redis.asyncio.RedisCluster, Sentinel, Retry)
+ASYNC = Kind(
+    "redis.asyncio", redis.asyncio.Redis, redis.asyncio.RedisCluster, ClusterNode, Sentinel, Retry
+)
 
 
 class AsyncLine:

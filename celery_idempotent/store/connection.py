@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from redis import Redis, RedisCluster
 from redis.backoff import ExponentialBackoff
+from redis.cluster import ClusterNode
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -33,11 +34,13 @@ class Kind(NamedTuple):
     package: str
     redis: Any
     cluster: Any
+    #: Of a cluster.
+    node: Any
     sentinel: Any
     retry: Any
 
 
-BLOCKING = Kind("redis", Redis, RedisCluster, Sentinel, Retry)
+BLOCKING = Kind("redis", Redis, RedisCluster, ClusterNode, Sentinel, Retry)
 
 
 def connect(
@@ -76,7 +79,9 @@ def connect(
     }
     try:
         if urls.names_cluster(place.url):
-            return kind.cluster.from_url(urls.as_redis_py_writes_it(place.url), **options)
+            node = urls.as_redis_py_writes_it(urls.parts_of(place.url)[0])
+            others = [kind.node(*address) for address in urls.other_nodes(place.url)]
+            return kind.cluster.from_url(node, startup_nodes=others, **options)
         options["retry_on_error"] = [RedisConnectionError, RedisTimeoutError]
         if urls.names_sentinels(place.url):
             return _master(place, options, kind)

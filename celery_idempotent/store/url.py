@@ -11,6 +11,7 @@ _CLUSTER = ("redis+cluster", "rediss+cluster")
 SCHEMES = (*_ONE_SERVER, _SENTINELS, *_CLUSTER)
 
 _SENTINEL_PORT = 26379
+_REDIS_PORT = 6379
 
 
 def scheme_of(url: str) -> str:
@@ -30,13 +31,29 @@ def names_sentinels(url: str) -> bool:
 
 
 def names_cluster(url: str) -> bool:
-    """Whether `url` names a node of a Redis Cluster."""
+    """Whether `url` names nodes of a Redis Cluster."""
     return scheme_of(url) in _CLUSTER
+
+
+def parts_of(url: str) -> list[str]:
+    """The URLs of the sentinels, or of the cluster's nodes, that stand side by side in one."""
+    return [part for part in url.split(";") if part]
+
+
+def addresses(urls: list[str], default_port: int) -> list[tuple[str, int]]:
+    """Host and port of each.
+
+    Raises:
+        ValueError: if a port is no number.
+    """
+    found = map(urlsplit, urls)
+    return [(parts.hostname or "localhost", parts.port or default_port) for parts in found]
 
 
 def redacted(url: str) -> str:
     """`url` without users, passwords and queries, fit for a log line."""
-    return ";".join(map(_redacted, url.split(";"))) if names_sentinels(url) else _redacted(url)
+    several = names_sentinels(url) or names_cluster(url)
+    return ";".join(map(_redacted, parts_of(url))) if several else _redacted(url)
 
 
 def _redacted(url: str) -> str:
@@ -59,6 +76,15 @@ def as_redis_py_writes_it(url: str) -> str:
     return f"{scheme}://{location}{parts.path}" + (f"?{urlencode(query)}" if query else "")
 
 
+def other_nodes(url: str) -> list[tuple[str, int]]:
+    """The nodes that a cluster's `url` names beside the first, which may be down.
+
+    Raises:
+        ValueError: if a port is no number.
+    """
+    return addresses(parts_of(url)[1:], _REDIS_PORT)
+
+
 @dataclass(frozen=True)
 class Sentinels:
     """Who knows where the master is, and what that wants to hear."""
@@ -75,10 +101,10 @@ def sentinels(url: str) -> Sentinels:
     Raises:
         ValueError: if a port or the database is no number.
     """
-    parts = [urlsplit(part) for part in url.split(";") if part]
-    first = parts[0]
+    parts = parts_of(url)
+    first = urlsplit(parts[0])
     return Sentinels(
-        addresses=tuple((p.hostname or "localhost", p.port or _SENTINEL_PORT) for p in parts),
+        addresses=tuple(addresses(parts, _SENTINEL_PORT)),
         database=int(first.path.strip("/") or 0),
         username=unquote(first.username) if first.username else None,
         password=unquote(first.password) if first.password else None,

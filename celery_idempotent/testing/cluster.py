@@ -43,7 +43,8 @@ class ClusterOfSix(Stoppable):
     """A running cluster; `start` makes one. Leaving the `with` block stops it.
 
     Attributes:
-        url: of one of its nodes; `redis+cluster://` where a single server has `redis://`.
+        url: of some of its nodes, `;` between them; `redis+cluster://` where a single server has
+            `redis://`.
         nodes: all six, whatever they are at the moment.
     """
 
@@ -51,7 +52,8 @@ class ClusterOfSix(Stoppable):
 
     def __init__(self, nodes: Iterable[RedisServer]) -> None:
         self.nodes = tuple(nodes)
-        self.url = f"redis+cluster://127.0.0.1:{self.nodes[0].port}"
+        some = self.nodes[:: len(self.nodes) - 1]
+        self.url = ";".join(f"redis+cluster://127.0.0.1:{node.port}" for node in some)
 
     @classmethod
     def start(

@@ -153,6 +153,10 @@ def test_a_url_that_cannot_work_is_refused_at_once_and_never_shown(url: str) -> 
             "sentinel://one:26379/0;sentinel://two:26379/0",
         ),
         ("redis+cluster://shop:secret@node:7000", "redis+cluster://node:7000"),
+        (
+            "redis+cluster://shop:secret@node:7000;redis+cluster://shop:secret@other:7001",
+            "redis+cluster://node:7000;redis+cluster://other:7001",
+        ),
     ],
 )
 def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
