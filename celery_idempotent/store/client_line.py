@@ -74,13 +74,14 @@ class ClientLine:
     def _call_then(self, call: Call, then: Sequence[Any]) -> list[Any]:
         # The client finds the node and teaches it the script. Sent again on one connection the call
         # answers as before, and what stands behind it speaks of that connection.
-        script, name, arguments = call
         self.call(call)
-        pipeline = self._node(name).pipeline(transaction=False)
-        pipeline.evalsha(script.sha, 1, name, *arguments)
-        pipeline.execute_command(*then)  # type: ignore[no-untyped-call]
-        answers: list[Any] = pipeline.execute()
-        return answers
+        try:
+            return _together(self._node(call.name), call, then)
+        except AskError as moving:
+            # The record is at its slot's next master already, which answers who asks for it so.
+            cluster = self.client
+            node = cluster.get_redis_connection(cluster.get_node(moving.host, moving.port))
+            return _together(node, call, then, ahead=["ASKING"])[1:]
 
     def _node(self, name: str) -> Redis:
         """The client of the server that has the record."""
@@ -99,6 +100,17 @@ class ClientLine:
         """Hang up; the next command connects again."""
         if self._client is not None:
             self._client.close()
+
+
+def _together(node: Redis, call: Call, then: Sequence[Any], ahead: Sequence[str] = ()) -> list[Any]:
+    """What one server answers to all of them, on one connection."""
+    pipeline = node.pipeline(transaction=False)
+    for command in ahead:
+        pipeline.execute_command(command)  # type: ignore[no-untyped-call]
+    pipeline.evalsha(call.script.sha, 1, call.name, *call.arguments)
+    pipeline.execute_command(*then)  # type: ignore[no-untyped-call]
+    answers: list[Any] = pipeline.execute()
+    return answers
 
 
 def _is_no_answer(answer: Any) -> bool:
