@@ -25,8 +25,8 @@ from tests.proof.conformance import Machine, lengths
 from tests.proof.hunt import server_of
 from tests.proof.lua_mutants import Mutant
 from tests.proof.survivors import SURVIVORS
-from tests.store.conftest import KINDS
 from tests.store.scene import Scene, close_stores, store_at
+from tests.store.sites import KINDS
 
 #: Seconds that tests/store may take; a mutant for which they take longer is noticed, too.
 PATIENCE = 300.0

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.store import scripts
 from celery_idempotent.testing.server import RedisServer
 from tests.store import sites
@@ -67,17 +66,3 @@ def test_a_token_is_greater_than_those_before(scene: Scene, durable: RedisServer
     assert (answer.case, answer.there.attempt) == ("begun", 2)
     assert answer.token > before
     assert scene.complete(before).case == "lost"
-
-
-def test_an_outcome_waits_for_the_disk(scene: Scene, durable: RedisServer) -> None:
-    careful = Scene(store_at(durable.url, wait_aof=True), scene.client)
-    if knows_waitaof(durable):
-        assert careful.complete(careful.started().token).case == "ok"
-    else:
-        with pytest.raises(StoreUnavailableError, match="Redis refuses: unknown command"):
-            careful.begin()
-
-
-def knows_waitaof(server: RedisServer) -> bool:
-    with server.client() as client:
-        return "waitaof" in client.command()
