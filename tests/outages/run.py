@@ -62,7 +62,7 @@ def run(
         if outage.at_start:
             back_at = _strike(outage, stage, fate)
         with _Shop(outage, whole, folder) as shop:
-            for number, message in enumerate(_messages(messages)):
+            for number, message in enumerate(_messages(messages, outage.name)):
                 if number == int(BEFORE * messages) and not outage.at_start:
                     back_at = _strike(outage, stage, fate)
                 shop.publish(message)
@@ -91,9 +91,9 @@ def _strike(outage: Outage, stage: Stage, fate: ThreadPoolExecutor) -> Future[fl
     return fate.submit(mend)
 
 
-def _messages(number: int) -> Iterator[Message]:
-    """So many; every so often one that repeats an earlier one's order."""
-    chance = random.Random(number)
+def _messages(number: int, run: str) -> Iterator[Message]:
+    """So many, as always in a `run` of that name; now and then one repeats an earlier order."""
+    chance = random.Random(run)
     orders: list[str] = []
     for place in range(1, number + 1):
         task_id = str(UUID(int=chance.getrandbits(128), version=4))
