@@ -2,7 +2,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# The tests start hundreds of processes; each would compile all that it imports.
+# Tests wait more than they work: three processes of them keep two cores busy.
+SPREAD ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
+# They start hundreds of processes; each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
@@ -16,7 +18,7 @@ demo: .venv/demo  ## Charge a day of webhooks, kill a worker in between (PLAIN=1
 .PHONY: test
 test: .venv/test  ## Run the tests, worker processes included, and report coverage
 	@$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage run -m pytest $(SPREAD)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 
@@ -38,7 +40,7 @@ proof: .venv/proof  ## Search the model, hunt the scripts, break both: about ten
 
 .PHONY: matrix
 matrix: .venv/test  ## Run the core tests under each supported Python and Celery
-	@$(BIN)/python -m tests.matrix $(if $(CORNERS),--corners)
+	@$(BIN)/python -m tests.matrix $(if $(CORNERS),--corners) -- $(SPREAD)
 
 .PHONY: lint
 lint: .venv/dev  ## Check style, types and import contracts

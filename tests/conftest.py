@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from celery_idempotent.testing.clock import find_faketime
 from celery_idempotent.testing.kinds import Binary, find_servers
 from celery_idempotent.testing.rabbitmq import find_rabbitmq
+
+TESTS = Path(__file__).parent
+#: These wait for servers and workers to come up. They go first, so that none of them runs alone
+#: at the end.
+LONG = ("worker", "packaging", "servers", "examples", "engine", "outages", "ops")
 
 
 def has_tls() -> bool:
@@ -33,6 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in LONG)
 
 
 @pytest.hookimpl(tryfirst=True)  # before the test's fixtures start a server

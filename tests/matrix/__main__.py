@@ -23,9 +23,6 @@ CELERYS = ("5.3", "5.4", "5.5", "5.6", "5.7")
 #: Each is told, since a result depends on them as much as on Celery's version.
 TOLD = ("celery", "kombu", "redis")
 
-#: Tests wait more than they work, so that three processes of them keep two cores busy.
-SPREAD = ("--numprocesses", "3", "--dist", "loadgroup")
-
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".matrix"
 #: uv does not look into pyenv's folder, and the shims that pyenv has on PATH find one version only.
@@ -72,7 +69,7 @@ class Combination:
 
     def test(self, arguments: list[str]) -> tuple[bool, str]:
         """Whether the core tests pass, and pytest's last line; the others are printed if not."""
-        command = [self.interpreter, "-m", "pytest", "-q", "-m", "core", *SPREAD, *arguments]
+        command = [self.interpreter, "-m", "pytest", "-q", "-m", "core", *arguments]
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         lines = run.stdout.strip().splitlines() or run.stderr.strip().splitlines() or [""]
         if run.returncode != 0:

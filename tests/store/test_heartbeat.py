@@ -109,7 +109,7 @@ def test_a_lease_let_go_is_extended_no_more(scene: Scene, heart: Heartbeat) -> N
 
 def test_all_leases_go_in_one_round_trip(proxied: Scene, proxy: Proxy, heart: Heartbeat) -> None:
     proxied.client.script_load(scripts.load("extend").source)
-    holders = [Holder(proxied, key, lease_ms=900) for key in keys(20)]
+    holders = [Holder(proxied, key, lease_ms=3_000) for key in keys(20)]
     together = monotonic()
     for holder in holders:
         holder.lease.renewed(together)

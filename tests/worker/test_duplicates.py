@@ -50,7 +50,7 @@ PICKLE_VALUES = [
     *JSON_VALUES,
     {1: "one", "1": "text"},
     {1, 2},
-    frozenset("ab"),
+    frozenset({1, 2}),
     ((), [()]),
     timedelta(seconds=1.5),
     1 + 2j,

@@ -9,6 +9,7 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
 from celery_idempotent import CorruptRecordError
+from tests.servers.processes import is_running
 from tests.worker.harness import Shop
 from tests.worker.ledger import SOON, Ledger, eventually
 from tests.worker.shop import hard_limited, leaving, pack, short_lease, soft_limited
@@ -58,6 +59,9 @@ class TestTimeLimits:
         with pytest.raises(TimeLimitExceeded):
             hard_limited.delay(order).get(timeout=SOON)
         killed_at = time.time()
+        # It is told before it is done: the child could still find the order released, and return.
+        child = ledger.runs(order)[0].pid
+        eventually(lambda: not is_running(child), "the child is killed")
         ledger.release(order)
 
         # It may meet a conflict once, and then comes back.
