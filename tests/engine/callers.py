@@ -11,7 +11,9 @@ from redis import Redis
 from celery_idempotent import Idempotency
 
 url, key, number, *forever = sys.argv[1:]
-idem = Idempotency(url, key_prefix=key, lease=1, wait_timeout=30)
+# Fifty at once on a busy machine may each wait seconds for their turn: that must not end a lease.
+# One that is to be killed has a short one.
+idem = Idempotency(url, key_prefix=key, lease=1 if forever else 30, wait_timeout=60)
 
 
 @idem.idempotent(key="{order}", name="engine.callers")

@@ -248,7 +248,7 @@ class TestSingleFlight:
             )
             for _ in range(2)
         ]
-        answers = [line for each in starters for line in each.communicate(timeout=60)[0].split()]
+        answers = [line for each in starters for line in each.communicate(timeout=100)[0].split()]
 
         assert client.llen(f"runs:{key}") == 1
         assert len(answers) == CALLERS
