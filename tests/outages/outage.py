@@ -76,6 +76,8 @@ class Outage:
     seconds: float = 4.0
     #: Whether it is there before the worker is.
     at_start: bool = False
+    #: Whether the broker goes with it, and may lose messages of its own.
+    strikes_broker: bool = False
     #: Why keys may be executed twice, and their callers see different results; empty: they may not.
     may_double: str = ""
     #: Why callers may get an error; empty: they may not.

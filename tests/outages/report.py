@@ -79,6 +79,7 @@ def is_met(outage: Outage, verdict: Verdict) -> bool:
     may_double = bool(outage.may_double)
     return (
         verdict.lost == 0
+        and (outage.strikes_broker or verdict.undelivered == 0)
         and (may_double or (verdict.doubled == 0 and verdict.differing == 0))
         and (bool(outage.may_tell) or verdict.told == 0)
         and verdict.unsaved == 0
