@@ -10,7 +10,6 @@ written by a second the other way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -19,11 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from celery_idempotent.key.key import Key
-from celery_idempotent.record import layout
 from celery_idempotent.record import steps as entries
-from celery_idempotent.store import scripts
+from celery_idempotent.store import commands
+from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.payload import Payload
-from celery_idempotent.store.records import Extension
 from celery_idempotent.store.scripts import Reply
 from tests.proof.model import STARTED, Answer, Clock, Protocol, Record
 from tests.proof.wire import AT_THE_MOMENT, MOMENT, TOLERANCE_MS, microsecond, written
@@ -55,23 +53,6 @@ payloads = st.sampled_from([Payload("json", b'"charged"'), Payload("pickle+zlib"
 plain, resent = "plain", "resent"
 calls = st.sampled_from([plain, plain, plain, resent, -1, 0, 1])
 
-#: What the model's arguments are to the methods of the store.
-STORE: dict[str, Callable[..., Any]] = {
-    "extend": lambda store, key, token, lease_ms, retention_ms: store.extend(
-        [Extension(key, token, lease_ms, retention_ms)]
-    )[0],
-    "complete": lambda store, key, token, format, body, retention_ms: store.complete(  # noqa: A006
-        key, token, Payload(format, body), retention_ms
-    ),
-    "fail": lambda store, key, token, format, body, retention_ms: store.fail(  # noqa: A006
-        key, token, Payload(format, body), retention_ms
-    ),
-    "forget": lambda store, key, token: store.forget(key, None if token == "" else token),
-    "abandon": lambda store, key, task_id, worker, grace_ms: store.abandon(
-        key, task_id, worker, grace_ms=grace_ms
-    ),
-}
-
 
 class Machine(RuleBasedStateMachine):
     """Several owners of one key, in the server behind `scene`."""
@@ -94,54 +75,51 @@ class Machine(RuleBasedStateMachine):
     @rule(owner=owners, prior=priors, task_id=task_ids, worker=workers, key=keys,
           max_attempts=st.sampled_from([1, 2, 5]), how=calls)  # fmt: skip
     def begin(self, key: Key, how: Any, **arguments: Any) -> None:
-        answer = self.call(
-            "begin", key, how, lease_ms=LEASE_MS, retention_ms=RETENTION_MS, error_ms=ERROR_MS,
-            **arguments,
-        )  # fmt: skip
+        lasts = {"lease_ms": LEASE_MS, "retention_ms": RETENTION_MS, "error_ms": ERROR_MS}
+        answer = self.call(commands.begin(key, **arguments, **lasts), how)
         if answer.case == "begun" and answer.told is not None:
             self.tokens.append(answer.told.token)
 
-    @rule(data=st.data(), script=st.sampled_from(["complete", "complete", "fail"]),
-          payload=payloads, how=calls)  # fmt: skip
-    def settle(self, data: st.DataObject, script: str, payload: Payload, how: Any) -> None:
-        self.call(
-            script, KEY, how, token=self.token(data), format=payload.format, body=payload.body,
-            retention_ms=RETENTION_MS if script == "complete" else ERROR_MS,
-        )  # fmt: skip
+    @rule(data=st.data(), payload=payloads, how=calls)
+    def complete(self, data: st.DataObject, payload: Payload, how: Any) -> None:
+        self.call(commands.complete(KEY, self.token(data), payload, RETENTION_MS), how)
+
+    @rule(data=st.data(), payload=payloads, how=calls)
+    def fail(self, data: st.DataObject, payload: Payload, how: Any) -> None:
+        self.call(commands.fail(KEY, self.token(data), payload, ERROR_MS), how)
 
     @rule(data=st.data(), hold_ms=holds, how=calls)
     def release(self, data: st.DataObject, hold_ms: int, how: Any) -> None:
         token = self.token(data)
-        self.call("release", KEY, how, token=token, hold_ms=hold_ms, retention_ms=RETENTION_MS)
+        self.call(commands.release(KEY, token, hold_ms=hold_ms, retention_ms=RETENTION_MS), how)
 
     @rule(data=st.data(), how=calls)
     def extend(self, data: st.DataObject, how: Any) -> None:
-        token = self.token(data)
-        self.call("extend", KEY, how, token=token, lease_ms=LEASE_MS, retention_ms=RETENTION_MS)
+        extension = Extension(KEY, self.token(data), LEASE_MS, RETENTION_MS)
+        self.call(commands.extend(extension), how)
 
     @rule(data=st.data(), name=st.sampled_from(["one", "two"]), how=calls)
     def step(self, data: st.DataObject, name: str, how: Any) -> None:
-        self.call(
-            "step", KEY, how, token=self.token(data), entry=entries.write(name, "json", b"1"),
-            lease_ms=LEASE_MS, retention_ms=RETENTION_MS,
-        )  # fmt: skip
+        entry = entries.write(name, "json", b"1")
+        lasts = {"lease_ms": LEASE_MS, "retention_ms": RETENTION_MS}
+        self.call(commands.step(KEY, self.token(data), entry, **lasts), how)
 
     @rule(task_id=task_ids, worker=workers, grace_ms=st.sampled_from([0, 0, 1000]), how=calls)
-    def abandon(self, how: Any, **arguments: Any) -> None:
-        self.call("abandon", KEY, how, **arguments)
+    def abandon(self, task_id: str, worker: str, grace_ms: int, how: Any) -> None:
+        self.call(commands.abandon(KEY, task_id, worker, grace_ms=grace_ms), how)
 
     @rule(task_id=task_ids, key=keys, hold_ms=holds, how=calls)
-    def reserve(self, key: Key, how: Any, **arguments: Any) -> None:
-        self.call("reserve", key, how, **arguments)
+    def reserve(self, task_id: str, key: Key, hold_ms: int, how: Any) -> None:
+        self.call(commands.reserve(key, task_id, hold_ms), how)
 
     @rule(task_id=task_ids, how=calls)
     def dispatched(self, task_id: str, how: Any) -> None:
-        self.call("dispatched", KEY, how, task_id=task_id)
+        self.call(commands.dispatched(KEY, task_id), how)
 
     @rule(data=st.data(), anyones=st.booleans())
     def forget(self, data: st.DataObject, anyones: bool) -> None:
         # Not resent: the second time there is nothing left to forget, and it says so.
-        self.call("forget", KEY, plain, token="" if anyones else self.token(data))
+        self.call(commands.forget(KEY, None if anyones else self.token(data)), plain)
 
     # What befalls
 
@@ -161,53 +139,37 @@ class Machine(RuleBasedStateMachine):
 
     # How
 
-    def call(self, script: str, key: Key, how: Any, **arguments: Any) -> Answer:
+    def call(self, command: Command, how: Any) -> Answer:
         """One call, or two of the same; every answer must be the model's."""
-        if not isinstance(how, str):
-            if self.there is None or self.there.finished:
-                how = plain
-            else:
-                reply = self.call_at(how, script, key, **arguments)
-                return self.judged(script, key, reply, **arguments)
-        answer = self.judged(script, key, self.by_store(script, key, **arguments), **arguments)
+        if isinstance(how, int) and self.there is not None and not self.there.finished:
+            return self.judged(command, self.execute_at(how, command))
+        answer = self.judged(command, self.scene.store.execute(command))
         if how == resent:
-            again = self.judged(script, key, self.by_store(script, key, **arguments), **arguments)
+            again = self.judged(command, self.scene.store.execute(command))
             assert again.case == answer.case, "a resend changes the answer"
         return answer
 
-    def by_store(self, script: str, key: Key, **arguments: Any) -> Reply:
-        store = self.scene.store
-        if script in STORE:
-            reply = STORE[script](store, key, **arguments)
-        else:
-            reply = getattr(store, script)(key, **arguments)
-        assert isinstance(reply, Reply), reply
-        return reply
-
-    def call_at(self, after_ms: int, name: str, key: Key, **arguments: Any) -> Reply:
+    def execute_at(self, after_ms: int, command: Command) -> Reply:
         """The script itself, `after_ms` after the end of the lease or reservation, to the ms."""
-        script = scripts.load(name)
-        values = script.arguments(as_the_script_takes_them(script, key, arguments))
-        source = AT_THE_MOMENT % after_ms + script.source
-        answer = self.client.eval(source, 1, self.scene.name, *values)
+        source = AT_THE_MOMENT % after_ms + command.script.source
+        answer = self.client.eval(source, 1, self.scene.name, *command.arguments)
         assert isinstance(answer, bytes)
-        reply = script.reply(answer)
         moment = int(self.client.get(f"{self.scene.name}{MOMENT}") or 0)  # type: ignore[arg-type]
         assert self.there is not None
         self.there = self.there._replace(at=moment - after_ms)
-        return reply
+        return command.script.reply(answer)
 
-    def judged(self, name: str, key: Key, reply: Reply, **arguments: Any) -> Answer:
+    def judged(self, command: Command, reply: Reply) -> Answer:
         """What the model answers; the server must have said and done the same."""
-        argv = as_the_script_takes_them(scripts.load(name), key, arguments)
-        argv["token"] = arguments.get("token")
-        if argv["token"] is None:
-            del argv["token"]
         raw, left_ms, (seconds, microseconds) = (
             self.client.pipeline().get(self.scene.name).pttl(self.scene.name).time().execute()
         )
+        argv = dict(
+            zip(command.script.argv, map(as_the_model_has_it, command.arguments), strict=True)
+        )
         clock = Clock(reply.now_ms, microsecond(reply.now_ms, raw))
-        answer: Answer = getattr(self.protocol, name)(self.there, clock, **argv)
+        script = getattr(self.protocol, command.script.name)
+        answer: Answer = script(self.there, clock, **argv)
         assert reply.case == answer.case
         assert reply.raw == (written(answer.told) or b"")
         assert raw == written(answer.after)
@@ -244,20 +206,9 @@ class Machine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(known), label="token")
 
 
-def as_the_script_takes_them(
-    script: scripts.Script, key: Key, arguments: dict[str, Any]
-) -> dict[str, Any]:
-    """The arguments of a method of the store, as its script's head lists them."""
-    argv = dict(arguments)
-    if "task_id" in argv:
-        argv["task_id"] = layout.write_task_id(argv["task_id"])
-    if "worker" in argv:
-        argv["worker"] = argv["worker"].encode()
-    if "format" in argv:
-        argv["format"] = argv["format"].encode()
-    if "fingerprint" in script.argv:
-        argv["fingerprint"] = key.fingerprint
-    return argv
+def as_the_model_has_it(argument: Any) -> Any:
+    """Text reaches the server as bytes; no text is what a missing token is."""
+    return argument.encode() if isinstance(argument, str) and argument else argument
 
 
 def lengths(examples: int, steps: int, seed: int | None = None) -> settings:

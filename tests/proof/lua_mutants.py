@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from luaparser import ast, astnodes
 
 from celery_idempotent.store import scripts
 
-NAMES = (
-    "record", "begin", "complete", "fail", "release", "extend", "step", "abandon", "reserve",
-    "dispatched", "forget",
-)  # fmt: skip
+_LUA = Path(__file__).parents[2] / "lua"
 
 _TURNED = {
     astnodes.EqToOp: ["~="],
@@ -54,7 +52,9 @@ class Mutant:
 
 
 def all_mutants() -> list[Mutant]:
-    return [mutant for name in NAMES for mutant in mutants_of(name, scripts.read_source(name))]
+    """Of every file that there is, what they share first."""
+    names = sorted(path.stem for path in _LUA.glob("*.lua"))
+    return [mutant for name in names for mutant in mutants_of(name, scripts.read_source(name))]
 
 
 def mutants_of(name: str, source: str) -> Iterator[Mutant]:

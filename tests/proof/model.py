@@ -32,6 +32,8 @@ class Record(NamedTuple):
     task_id: bytes
     worker: bytes
     owner: bytes
+    #: How the outcome is written; before, for how many milliseconds the key stood still before a
+    #: takeover.
     format: bytes
     #: The outcome; before there is one, the finished steps.
     body: bytes
@@ -59,7 +61,7 @@ class Protocol:
         fingerprint: bytes, worker: bytes, lease_ms: int, retention_ms: int, max_attempts: int,
         error_ms: int,
     ) -> Answer:  # fmt: skip
-        attempt, token, steps = 1, clock.us, b""
+        attempt, token, idle, steps = 1, clock.us, b"", b""
         if there is not None:
             if self.differ(there.fingerprint, fingerprint):
                 return Answer("reused", there, there)
@@ -70,12 +72,13 @@ class Protocol:
                     return Answer("held", there, there)
                 token = self.next_token(there, clock)
             elif self.is_own(there, owner):
-                attempt, token = there.attempt, there.token
+                attempt, token, idle = there.attempt, there.token, there.format
             else:
                 unanswered = there.owner != b"" and there.owner in prior
                 if self.lasts(there, clock) and not unanswered:
                     return Answer("held", there, there)
                 attempt = there.attempt if unanswered else there.attempt + 1
+                idle = there.format if unanswered else b"%d" % (clock.ms - there.at)
                 token = self.next_token(there, clock)
                 if attempt > there.attempt and attempt > max_attempts:
                     poisoned = there._replace(
@@ -87,7 +90,7 @@ class Protocol:
             steps = there.body
         expires = self.started_until(clock, lease_ms, retention_ms)
         started = Record(
-            STARTED, attempt, token, clock.ms + lease_ms, fingerprint, task_id, worker, owner, b"",
+            STARTED, attempt, token, clock.ms + lease_ms, fingerprint, task_id, worker, owner, idle,
             steps, expires,
         )  # fmt: skip
         return Answer("begun", started, started)
@@ -115,7 +118,7 @@ class Protocol:
         if hold_ms == 0 and not there.body:
             return Answer("ok", None, None)
         reserved = there._replace(
-            state=RESERVED, attempt=0, at=clock.ms + hold_ms, worker=b"", owner=b"",
+            state=RESERVED, attempt=0, at=clock.ms + hold_ms, worker=b"", owner=b"", format=b"",
             expires=clock.ms + hold_ms + (retention_ms if there.body else 0),
         )  # fmt: skip
         return Answer("ok", None, reserved)
@@ -143,7 +146,8 @@ class Protocol:
         if there is None or not self.is_child(there, task_id, worker):
             return Answer("lost", there, there)
         ends = min(there.at, clock.ms + grace_ms)
-        return Answer("ok", None, there._replace(token=there.token + 1, at=ends, owner=b""))
+        abandoned = there._replace(token=there.token + 1, at=ends, owner=b"", format=b"")
+        return Answer("ok", None, abandoned)
 
     def reserve(
         self, there: Record | None, clock: Clock, *, task_id: bytes, fingerprint: bytes,
@@ -184,6 +188,9 @@ class Protocol:
             return Answer("changed", there, there)
         return Answer("ok", None, None)
 
+    def look_up(self, there: Record | None, clock: Clock) -> Answer:
+        return Answer("absent" if there is None else "there", there, there)
+
     # What several of them ask
 
     def holds(self, there: Record | None, token: int) -> bool:
@@ -216,8 +223,9 @@ class Protocol:
         retention_ms: int,
     ) -> Answer:  # fmt: skip
         if not self.holds(there, token):
-            resent = there is not None and (there.state, there.token) == (state, token)
-            return Answer("ok" if resent else "lost", there, there)
+            if there is None or (there.state, there.token) != (state, token):
+                return Answer("lost", there, there)
+            return Answer("ok", there, there._replace(expires=clock.ms + retention_ms))
         outcome = there._replace(
             state=state, at=clock.ms, owner=b"", format=form, body=body,
             expires=clock.ms + retention_ms,

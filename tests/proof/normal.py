@@ -26,7 +26,7 @@ def normal(state: State, steps_back: bool) -> State:
     record, echo, truth = state.record, state.echo, state.truth
     if record is not None:
         at = 0 if record.finished else max(record.at, floor - RETENTION)
-        record = record._replace(at=at)
+        record = record._replace(at=at, format=b"")
     passes = [one for one in state.passes if one is not None]
     passes.sort(key=_nameless)
     # Letters and numbers in the order in which they are met.

@@ -69,6 +69,7 @@ ARGUMENTS: dict[str, dict[str, list[Any]]] = {
         "hold_ms": [0, HOLD_MS, 2 * RETENTION_MS],
     },
     "dispatched": {"task_id": [_FIRST, _SECOND]},
+    "look_up": {},
     "forget": {"token": ["", TOKEN, TOKEN - 1, 17]},
 }  # fmt: skip
 
@@ -85,7 +86,7 @@ DAMAGED = [
     b"", b"S", b"S" * 14, b"S" * 15, b"Z" * 40, b"s" + bytes(39), bytes(range(200)), b"{}",
     b"." + bytes(39), b"%" + bytes(39), b"S" + bytes(14) + b"\xff" * 9,
 ]  # fmt: skip
-_DAMAGED_CASES = {"begin": "corrupt", "reserve": "corrupt"}
+_DAMAGED_CASES = {"begin": "corrupt", "reserve": "corrupt", "look_up": "there"}
 
 
 class Case(NamedTuple):
@@ -150,7 +151,8 @@ def _records() -> list[tuple[Record | bytes | None, int | None]]:
         finished = state in "CDFG"
         if finished and at != -LEASE_MS:
             continue
-        form = b"json" if finished else b""
+        # Of an execution: how long it stood still before.
+        form = b"json" if finished else b"17" if state == "S" and attempt == 2 else b""
         worker = _WORKER if state != "R" else b""
         # A quarter of the executions has been abandoned.
         owner = _ONE if state == "S" and not (attempt == 5 and body) else b""
@@ -182,6 +184,12 @@ def _judge(
     if not isinstance(answer, bytes):
         return f"answers {answer!r}"
     reply = script.reply(answer)
+    if script.name == "look_up" and reply.case == "there":
+        # It tells the time that is left before it tells the record.
+        told_ms, _, rest = reply.raw.partition(b" ")
+        if abs(int(told_ms) - left_ms) > TOLERANCE_MS:
+            return f"tells {told_ms!r} of {left_ms}"
+        reply = reply._replace(raw=rest)
     there = case.there
     if isinstance(there, bytes):
         return _judge_damaged(script, case, reply, raw)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis.stateful import run_state_machine_as_test
 
+from celery_idempotent.testing.server import RedisServer
 from tests.proof.conformance import Machine, lengths
-from tests.store.scene import Scene
+from tests.store.scene import Scene, store_at
 
 
-def test_any_sequence_of_calls_keeps_the_contract(scene: Scene) -> None:
+def test_any_sequence_of_calls_keeps_the_contract(server: RedisServer, client: Any) -> None:
+    scene = Scene(store_at(server.url), client)
+
     run_state_machine_as_test(
         lambda: Machine(scene),  # type: ignore[arg-type]
-        settings=lengths(examples=60, steps=30),
+        settings=lengths(examples=40, steps=30),
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from celery_idempotent.testing.server import RedisServer
 from tests.proof import table
-from tests.store.scene import Scene
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("script", table.ARGUMENTS)
-def test_a_call_does_what_the_model_does(scene: Scene, script: str) -> None:
-    assert list(table.mismatches(scene.client, script)) == []
+def test_a_call_does_what_the_model_does(server: RedisServer, client: Any, script: str) -> None:
+    assert list(table.mismatches(client, script)) == []
