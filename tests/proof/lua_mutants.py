@@ -140,15 +140,16 @@ def _string(source: str, node: astnodes.String) -> _Changes:
 
 def _call(source: str, node: astnodes.Call) -> _Changes:
     arguments = [_span(argument) for argument in node.args]
+    called = _text(source, node).partition("(")[0]
+    name = called.rpartition(".")[2]
     for (start, stop), after in pairwise(arguments):
         first, between, second = source[start:stop], source[stop : after[0]], source[slice(*after)]
-        yield start, after[1], second + between + first
+        if name not in ("max", "min"):  # to which the order is all one
+            yield start, after[1], second + between + first
     for number, (start, stop) in enumerate(arguments):
         yield start, stop, "nil"
         if number:
             yield arguments[number - 1][1], stop, ""
-    called = _text(source, node).partition("(")[0]
-    name = called.rpartition(".")[2]
     if name in _SWAPPED_NAMES:
         stop = node.start_char + len(called)
         yield stop - len(name), stop, _SWAPPED_NAMES[name]

@@ -20,8 +20,8 @@ from tests.proof.state import (
 )
 
 
-def normal(state: State, steps_back: bool) -> State:
-    """The same state, written in one way: what nobody can tell apart is made equal."""
+def normal(state: State, steps_back: bool) -> tuple[State, bytes]:
+    """The same state, written in one way, and the letters that are A, B, C … now."""
     floor = -LEASE * left(state, "clock back") if steps_back else 0
     record, echo, truth = state.record, state.echo, state.truth
     if record is not None:
@@ -35,7 +35,8 @@ def normal(state: State, steps_back: bool) -> State:
     letters += b"".join(worker for _, worker in state.notices)
     if echo is not None:
         letters += _letters(echo.who).encode()
-    rename = _renaming(letters)
+    met = _met(letters)
+    rename = _renaming(met)
     numbers = {one.message: number for number, one in reversed([*enumerate(passes)])}
     old = _old_tokens(state, floor * TICK_US)
 
@@ -45,7 +46,7 @@ def normal(state: State, steps_back: bool) -> State:
             owner=one.owner.translate(rename), prior=one.prior.translate(rename),
         )  # fmt: skip
 
-    return State(
+    renamed = State(
         record=record and record._replace(
             token=old.get(record.token, record.token), owner=record.owner.translate(rename),
             worker=record.worker.translate(rename), body=record.body.translate(rename),
@@ -63,6 +64,7 @@ def normal(state: State, steps_back: bool) -> State:
             holder=truth.holder.translate(rename), last=truth.last.translate(rename),
         ),
     )  # fmt: skip
+    return renamed, met
 
 
 def _nameless(one: Pass) -> tuple[Any, ...]:
@@ -79,9 +81,12 @@ def _letters(one: Record | Truth | Pass | None) -> str:
     return (one.owner + one.prior).decode()
 
 
+def _met(letters: bytes) -> bytes:
+    return bytes(dict.fromkeys(letter for letter in letters if letter in LETTERS))
+
+
 @cache
-def _renaming(letters: bytes) -> bytes:
-    met = bytes(dict.fromkeys(letter for letter in letters if letter in LETTERS))
+def _renaming(met: bytes) -> bytes:
     return bytes.maketrans(met, LETTERS[: len(met)])
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import gc
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from tests.proof.state import State, Violation
+from tests.proof.state import LETTERS, State, Violation
 from tests.proof.world import World
 
 
 class Found(NamedTuple):
     """A counterexample: what happens, step by step, and what is wrong then."""
 
-    steps: list[tuple[str, State]]
+    #: Each with the record that is there afterwards.
+    steps: list[tuple[str, str]]
     last: str
     wrong: str
 
@@ -80,15 +82,15 @@ def _search(world: World, progress: Callable[[int], None], began_at: float) -> S
                     leads[there].append(here)
         except Violation as violation:
             last, wrong = violation.args
-            return searched(Found(_way(world, states, came_from, here), last, wrong))
+            return searched(_story(world, states, came_from, here, last, wrong))
         here += 1
         if here % 1000 == 0:
             progress(here)
     stuck = _stuck(leads, goals)
     if stuck is None:
         return searched(None)
-    wrong = "no outcome can be reached any more"
-    return searched(Found(_way(world, states, came_from, stuck), "and so on, for ever", wrong))
+    last, wrong = "and so on, for ever", "no outcome can be reached any more"
+    return searched(_story(world, states, came_from, stuck, last, wrong))
 
 
 def _stuck(leads: list[list[int]], goals: list[int]) -> int | None:
@@ -106,23 +108,48 @@ def _stuck(leads: list[list[int]], goals: list[int]) -> int | None:
     return None if first < 0 else first
 
 
-def _way(
-    world: World, states: list[State], came_from: list[int], end: int
-) -> list[tuple[str, State]]:
+def _story(
+    world: World, states: list[State], came_from: list[int], end: int, last: str, wrong: str
+) -> Found:
     path = [end]
     while path[-1]:
         path.append(came_from[path[-1]])
     path.reverse()
-    return [
-        (next(move.text for move in world.moves(states[a]) if move.state == states[b]), states[b])
-        for a, b in pairwise(path)
-    ]
+    steps = []
+    names = _Names()
+    for here, there in pairwise(path):
+        move = next(move for move in world.moves(states[here]) if move.state == states[there])
+        text = names.told(move.text)
+        names.renamed(move.met)
+        steps.append((text, names.told(_record(move.state))))
+    return Found(steps, names.told(last), wrong)
+
+
+class _Names:
+    """What the executions are called in a story: each state has letters of its own for them."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.unused = iter(LETTERS.decode())
+
+    def told(self, text: str) -> str:
+        """`text` with the story's names for the state's."""
+        return re.sub(r"\b[A-Z]\b", lambda letter: self.name(letter[0]), text)
+
+    def name(self, letter: str) -> str:
+        if letter not in self.names:
+            self.names[letter] = next(self.unused)
+        return self.names[letter]
+
+    def renamed(self, met: bytes) -> None:
+        """The state's letters are others now."""
+        self.names = {chr(new): self.name(chr(old)) for new, old in zip(LETTERS, met, strict=False)}
 
 
 def told(found: Found) -> Iterator[str]:
     """A counterexample, a line a step, each with the record that is there then."""
-    for number, (text, state) in enumerate(found.steps, 1):
-        yield f"{number:3}. {text:<62} {_record(state)}"
+    for number, (text, record) in enumerate(found.steps, 1):
+        yield f"{number:3}. {text:<62} {record}"
     yield f"{len(found.steps) + 1:3}. {found.last}"
     yield f"  ✗  {found.wrong}"
 
@@ -131,8 +158,12 @@ def _record(state: State) -> str:
     there = state.record
     if there is None:
         return "absent"
-    owner = there.worker.decode().removeprefix("w") or "-"
-    if there.finished:
-        return f"{there.state} outcome {there.body.decode()}"
-    until = f"for {there.at}" if there.at > 0 else "over"
-    return f"{there.state} {owner} of {there.task_id.decode()}, attempt {there.attempt}, {until}"
+    owner = there.worker.decode().removeprefix("w") or "nobody"
+    task = there.task_id.decode()
+    lasts = f"for {there.at}" if there.at > 0 else "over"
+    return {
+        "R": f"RESERVED for {task}, {lasts}",
+        "S": f"STARTED by {owner} ({task}), attempt {there.attempt}, {lasts}",
+        "C": f"COMPLETED by {there.body.decode()}",
+        "D": f"COMPLETED by {there.body.decode()}, continued",
+    }.get(there.state, f"FAILED: {there.body.decode()}")

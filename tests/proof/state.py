@@ -126,6 +126,8 @@ class Move(NamedTuple):
     text: str
     fault: bool
     state: State
+    #: The letters of the state before whose executions are A, B, C … now.
+    met: bytes
 
 
 #: What a world may allow, each a number of times.

@@ -78,8 +78,8 @@ class World(Passes):
         """
         for text, fault, step in self._steps(state):
             try:
-                after = self._checked(normal(step(state), self.steps_back))
-                yield Move(text.replace("→", self.case), fault, after)
+                after, met = normal(step(state), self.steps_back)
+                yield Move(text.replace("→", self.case), fault, self._checked(after), met)
             except Violation as violation:
                 raise Violation(text.replace("→", self.case), *violation.args) from None
 
