@@ -13,6 +13,7 @@ from celery.utils.nodenames import gethostname
 
 from celery_idempotent.entry import continuation, passage
 from celery_idempotent.entry.clock import seconds_until
+from celery_idempotent.entry.confirming import confirming_producer
 from celery_idempotent.entry.passage import Passage
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.gate.caller import Delegate, Fail, Release, Verdict
@@ -134,7 +135,7 @@ class TaskCall:
         """Publish the message of `task`, then let this copy be acknowledged."""
         request = self._request
         try:
-            task.signature_from_request(
+            message = task.signature_from_request(
                 request,
                 request.args,
                 request.kwargs,
@@ -142,7 +143,9 @@ class TaskCall:
                 retries=request.retries,
                 headers=headers,
                 add_to_parent=False,
-            ).apply_async()
+            )
+            with confirming_producer(task.app) as producer:
+                message.apply_async(producer=producer)
         except Exception as error:
             # The message comes again at once, as it is, and not even the broker may take time over
             # it. The errors behind this one would be a page of log for each.

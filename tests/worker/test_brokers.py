@@ -12,11 +12,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kombu import Connection
+from celery import Celery
+from kombu import Connection, Queue
 from redis import Redis
 
+from celery_idempotent.entry import confirming
+from celery_idempotent.entry.confirming import confirming_producer
 from celery_idempotent.testing.rabbitmq import RabbitMQ
 from celery_idempotent.testing.server import RedisServer
+from tests.faults.proxy import Proxy
 from tests.worker.frozen import LEASE
 from tests.worker.harness import SOON_VISIBLE, Shop
 from tests.worker.ledger import SOON, eventually
@@ -102,6 +106,41 @@ def test_one_running_and_twenty_duplicates_are_one_run(shop: Shop, order: str) -
 
     assert receipts == [receipts[0]] * 21
     assert [run.task_id for run in shop.ledger.runs(order)] == [first.id]
+
+
+@pytest.mark.rabbitmq
+class TestAMessageThatIsPutBackToRabbitMQ:
+    """It is acknowledged next: the broker must have it."""
+
+    @pytest.fixture
+    def proxy(self, rabbitmq: RabbitMQ) -> Iterator[Proxy]:
+        with Proxy(rabbitmq.url) as proxy:
+            yield proxy
+
+    @pytest.fixture
+    def app(self, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Celery:
+        monkeypatch.setattr(confirming, "CONFIRM_TIMEOUT", 1)
+        return Celery("confirming", broker=proxy.url, set_as_current=False)
+
+    @pytest.fixture
+    def queue(self) -> Queue:
+        return Queue(f"queue-{os.urandom(4).hex()}")
+
+    def test_is_confirmed(self, app: Celery, queue: Queue) -> None:
+        for number in range(3):
+            with confirming_producer(app) as producer:
+                producer.publish({"number": number}, routing_key=queue.name, declare=[queue])
+                assert producer.channel._confirm_selected
+
+    def test_is_not_believed_to_have_arrived_where_it_has_not(
+        self, app: Celery, queue: Queue, proxy: Proxy
+    ) -> None:
+        with confirming_producer(app) as producer:
+            producer.publish({"number": 1}, routing_key=queue.name, declare=[queue])
+            proxy.black_hole()
+            with pytest.raises(TimeoutError):
+                producer.publish({"number": 2}, routing_key=queue.name)
+            proxy.heal()
 
 
 def test_a_retry_runs_again_and_replays(shop: Shop, order: str) -> None:
