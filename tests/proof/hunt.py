@@ -20,7 +20,7 @@ from tests.store.scene import Scene, close_stores, store_at
 #: Of one piece of work.
 EXAMPLES, STEPS = 80, 50
 #: Calls of each script.
-CALLS = 12_000
+CALLS = 4_000
 #: Of so many times that a restart is drawn, one is done: it takes as long as a hundred calls.
 _SELDOM = 40
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
+import redis
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -89,6 +90,8 @@ def _table_notices(script: str, kind: str) -> bool:
                 for cases in (60, table.CASES)
                 for name in names
             )
+        except (redis.ConnectionError, redis.TimeoutError):
+            raise  # the machine's trouble, not the mutant's
         except Exception:
             return True
 
@@ -100,6 +103,8 @@ def _machine_notices(kind: str) -> bool:
             with contextlib.redirect_stdout(io.StringIO()):
                 scene = Scene(store_at(server_of(kind).url), client)
                 run_state_machine_as_test(lambda: Machine(scene), settings=_QUICK)  # type: ignore[arg-type]
+        except (redis.ConnectionError, redis.TimeoutError):
+            raise
         except Exception:
             return True
         finally:

@@ -1,8 +1,50 @@
-"""Mutants of the Lua that nobody can tell from the original, each with the reason.
+"""Mutants of the Lua that compute the same as the original, each with the reason.
 
 By name, as `lua_mutants.Mutant.name` writes it, so that a reason outlives a move of its line.
 """
 
 from __future__ import annotations
 
-SURVIVORS: dict[str, str] = {}
+_BY_REASON = {
+    # Where there is no record, whatever is no record will do.
+    "nil, like any text that is no record, cannot be read": """
+abandon: unpack_record(raw or '')  ⟶  raw or '' becomes raw
+abandon: unpack_record(raw or '')  ⟶  '' becomes '?'
+dispatched: local state, _, _, _, _, holder = unpack_record(raw or '')  ⟶  raw or '' becomes raw
+dispatched: local state, _, _, _, _, holder = unpack_record(raw or '')  ⟶  '' becomes '?'
+forget: local _, _, last_token = unpack_record(raw or '')  ⟶  raw or '' becomes raw
+forget: local _, _, last_token = unpack_record(raw or '')  ⟶  '' becomes '?'
+record: local held, attempt, last_token, _, fingerprint, task_id, worker = unpack_record(raw or '')  ⟶  raw or '' becomes raw
+record: local held, attempt, last_token, _, fingerprint, task_id, worker = unpack_record(raw or '')  ⟶  '' becomes '?'
+step: local state, _, last_token = unpack_record(raw or '')  ⟶  raw or '' becomes raw
+step: local state, _, last_token = unpack_record(raw or '')  ⟶  '' becomes '?'
+""",
+    "two fingerprints differ, whichever is named first": """
+begin: elseif differ(known, fingerprint) then  ⟶  known, fingerprint becomes fingerprint, known
+reserve: elseif differ(known, fingerprint) then  ⟶  known, fingerprint becomes fingerprint, known
+""",
+    "Lua takes a position of 0, or none, for the first": """
+begin: local unanswered = last_owner ~= '' and string.find(prior, last_owner, 1, true)  ⟶  1 becomes 0
+begin: local unanswered = last_owner ~= '' and string.find(prior, last_owner, 1, true)  ⟶  1 becomes nil
+record: if readable and string.find('RSCDFG', state, 1, true) then  ⟶  1 becomes 0
+record: if readable and string.find('RSCDFG', state, 1, true) then  ⟶  1 becomes nil
+record: return raw and #raw >= AFTER and string.sub(raw, 1, 1) == 'S'  ⟶  1 becomes 0
+record: return string.sub(raw, 1, AT - 1) .. struct.pack('>I6', at) .. string.sub(raw, AFTER)  ⟶  1 becomes 0
+""",
+    "a number is a format that yields itself": """
+begin: idle = unanswered and stood or string.format('%.0f', now - at)  ⟶  '%.0f', now - at becomes now - at, '%.0f'
+""",
+    "no state at all is finished, and then no task id is the holder's": """
+dispatched: if not state or not finished(state) or holder ~= task_id then  ⟶  not state or not finished(state) becomes not finished(state)
+""",
+    "what stands in place of the state of an unreadable record is an error's text, no letter": """
+record: if readable and string.find('RSCDFG', state, 1, true) then  ⟶  readable and string.find('RSCDFG', state, 1, true) becomes string.find('RSCDFG', state, 1, true)
+""",
+    "the shortest record has 21 bytes": """
+record: return raw and #raw >= AFTER and string.sub(raw, 1, 1) == 'S'  ⟶  >= becomes >
+""",
+}  # fmt: skip
+
+SURVIVORS: dict[str, str] = {
+    name: reason for reason, names in _BY_REASON.items() for name in names.strip().splitlines()
+}
