@@ -1,8 +1,8 @@
 """Publishing that the broker has confirmed.
 
 A message is put back and then acknowledged, on two connections: had the broker not taken the first
-yet when it dies, the second would drop the only copy. AMQP lets a publisher wait for its word, which
-Celery does only where it is told to (`confirm_publish`); other transports answer each publish.
+yet when it dies, the second would drop the only copy. AMQP lets a publisher wait for its word,
+which Celery does only if it is told to (`confirm_publish`); other transports answer each publish.
 """
 
 from __future__ import annotations
