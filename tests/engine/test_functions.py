@@ -315,7 +315,8 @@ class TestHeartbeat:
             return sizes
 
         lost = asyncio.Event()
-        assert run(many()) == [20]
+        # The first beat tells; another may be due before the test has heard of it.
+        assert set(run(many())) == {20}
 
     def test_a_lost_lease_stops_the_work_that_wants_it_so(
         self, idem: Idempotency, run: Run, client: redis.Redis, key: str
