@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import traceback
 from functools import cache
 from typing import NamedTuple
@@ -32,9 +33,14 @@ class Hunted(NamedTuple):
     wrong: str
 
 
-@cache
 def server_of(kind: str) -> RedisServer:
     """Of this process; what it holds outlives a restart."""
+    return _server(kind, os.getpid())
+
+
+@cache
+def _server(kind: str, process: int) -> RedisServer:
+    # By process: what a fork inherits is its parent's.
     return RedisServer.start(kind, config={"appendonly": "yes", "appendfsync": "no"})
 
 
