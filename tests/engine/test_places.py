@@ -17,6 +17,10 @@ from celery_idempotent.testing.sentinel import SentinelTrio
 BATCH = [str(n) for n in range(100)]
 
 
+#: Seconds: a process that a busy machine starves for that long counts as frozen.
+LEASE = 2.0
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterOfSix]:
     with ClusterOfSix.start() as cluster:
@@ -35,7 +39,7 @@ def idem(request: pytest.FixtureRequest) -> Iterator[Idempotency]:
     options: dict[str, Any] = {}
     if request.param == "sentinels":
         options["redis_options"] = {"master_name": place.master_name}
-    engine = Idempotency(place.url, key_prefix=uuid4().hex, lease=0.5, **options)
+    engine = Idempotency(place.url, key_prefix=uuid4().hex, lease=LEASE, **options)
     yield engine
     engine.close()
 
@@ -64,7 +68,7 @@ def test_and_those_that_await(idem: Idempotency) -> None:
     @idem.idempotent
     async def charge(order: int) -> int:
         runs.append(order)
-        await asyncio.sleep(0.8)  # longer than the lease
+        await asyncio.sleep(1.2 * LEASE)
         idem.current.check()
         return order
 
