@@ -135,7 +135,7 @@ ALL = [
     *PLAIN,
     Choice("socket", by_socket),
     Choice("tls", by_tls, marks=(pytest.mark.tls,)),
-    Choice("user", as_user),
+    Choice("user", as_user, whole_suite=True),
     Choice("resp2", partial(by_protocol, 2)),
     Choice("resp3", partial(by_protocol, 3)),
     Choice("own client", by_own_client),
