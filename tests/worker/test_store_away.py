@@ -168,7 +168,9 @@ class TestAtComplete:
         store.restart()
 
         receipt = result.get(timeout=SOON)
-        assert [signal.name for signal in shop.ledger.signals(result.id)] == ["begun", "completed"]
+        told = [signal.name for signal in shop.ledger.signals(result.id)]
+        # Whether it begins at once is up to what this process last knew of the store.
+        assert told[told.index("begun") :] == ["begun", "completed"]
         assert pack.delay(order).get(timeout=SOON) == receipt
 
     def test_is_given_up_when_the_lease_ends_and_the_task_succeeds(
