@@ -151,7 +151,11 @@ def params(*choices: Choice) -> list[Any]:
         pytest.param(
             choice,
             id=choice.name,
-            marks=[*choice.marks, pytest.mark.xdist_group(f"store, {choice}")],
+            marks=[
+                *choice.marks,
+                *([] if choice.whole_suite else [pytest.mark.rare]),
+                pytest.mark.xdist_group(f"store, {choice}"),
+            ],
         )
         for choice in choices
     ]
