@@ -14,15 +14,14 @@ from celery.app.task import Context
 from celery_idempotent.entry.caller import TaskCall
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.gate.execution import Execution
+from celery_idempotent.ops.gated import MAPPING
 from celery_idempotent.record.record import Record
-
-_MAPPING_TASKS = ("celery.map", "celery.starmap")
 
 
 def message_under_way() -> Context | None:
     """The request of the mapping message that is being worked on here, if one is."""
     task = _task_stack.top
-    if task is None or task.name not in _MAPPING_TASKS:
+    if task is None or task.name not in MAPPING:
         return None
     request: Context = task.request
     return request

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from celery import Celery
@@ -12,6 +12,12 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import KeyRule
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.records import RecordStore
+
+#: Celery's own tasks that call another once for each item, with arguments made of the item.
+MAPPING: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "celery.map": lambda item: (item,),
+    "celery.starmap": tuple,
+}
 
 
 class Configuration(Protocol):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from celery import Celery
+from celery import Celery, signature
 from celery.worker import state as worker_state
 from celery.worker.control import inspect_command
 
@@ -19,6 +20,7 @@ from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.held import MARGIN
 from celery_idempotent.ops import doctor, tally
+from celery_idempotent.ops.gated import MAPPING, Gated
 from celery_idempotent.ops.records import Sight
 from celery_idempotent.record.record import State
 from celery_idempotent.store.records import RecordStore
@@ -32,16 +34,16 @@ PATIENCE = 1.0
 @inspect_command()
 def idempotency_leases(state: Any) -> list[dict[str, Any]] | dict[str, str]:
     """Leases that each process holds: since when, trusted how long, and the heartbeat's health."""
-    asked: dict[RecordStore, dict[Key, Any]] = defaultdict(dict)
+    asked: dict[RecordStore, dict[Key, tuple[Gated, Any]]] = defaultdict(dict)
     for request in tuple(worker_state.active_requests):
-        key = _key_of(request)
-        if key is not None:
-            asked[request.task.idempotency_configuration.gate.store][key] = request
+        for task, key in _at_the_gate(request):
+            asked[task.idempotency_configuration.gate.store][key] = task, request
     try:
         return [
-            _lease(sight, requests[sight.key])
-            for store, requests in asked.items()
-            for sight in _look(store, requests)
+            _lease(sight, *calls[sight.key])
+            for store, calls in asked.items()
+            for sight in _look(store, calls)
+            if _tells(sight, *calls[sight.key])
         ]
     except IdempotencyError as error:
         return {"error": str(error)}
@@ -91,27 +93,51 @@ def counts(app: Celery, timeout: float) -> dict[str, Counter[str]] | None:
     return dict(found) if replies else None
 
 
-def _key_of(request: Any) -> Key | None:
+def _at_the_gate(request: Any) -> list[tuple[Gated, Key]]:
+    """The tasks that a message may hold leases of, with their keys."""
     try:
+        if request.task.name in MAPPING:
+            return list(_items(request))
         key: Key | None = request.idempotency_key()
     except Exception:  # not one of ours, or its arguments give no key: then it holds none
-        return None
-    return key
+        return []
+    return [] if key is None else [(request.task, key)]
 
 
-def _look(store: RecordStore, requests: dict[Key, Any]) -> list[Sight]:
+def _items(request: Any) -> Iterator[tuple[Gated, Key]]:
+    """Those of a ``map``, ``starmap`` or ``chunks``, each of which passes the gate by itself."""
+    called = request.kwargs
+    task = signature(called["task"], app=request.app).type
+    rule = task.idempotency_configuration.rule
+    for number, item in enumerate(called["it"], 1):
+        args = MAPPING[request.task.name](item)
+        yield task, rule.derive(args, {}, task_id=f"{request.id}/{number}")
+
+
+def _look(store: RecordStore, keys: Iterable[Key]) -> list[Sight]:
     with store.watch(PATIENCE) as watch:
         return [
             Sight(key, watch.read(found), found.now, store)
-            for key, found in watch.look_up(requests).items()
+            for key, found in watch.look_up(keys).items()
         ]
 
 
-def _lease(sight: Sight, request: Any) -> dict[str, Any]:
+def _tells(sight: Sight, task: Gated, request: Any) -> bool:
+    """Whether it is a lease of this message: of many items, one is under way."""
+    record = sight.record
+    assert record is not None
+    return request.task is task or (
+        record.state is State.STARTED
+        and record.task_id == request.id
+        and record.worker.endswith(f"/{request.worker_pid}")
+    )
+
+
+def _lease(sight: Sight, task: Gated, request: Any) -> dict[str, Any]:
     record, now = sight.record, sight.now
     assert record is not None
     told: dict[str, Any] = {
-        "task": request.task.name,
+        "task": task.name,
         "task_id": request.id,
         "pid": request.worker_pid,
         "key": record.key,
@@ -120,7 +146,7 @@ def _lease(sight: Sight, request: Any) -> dict[str, Any]:
         return told | {"heartbeat": "lost", "held_by": record.task_id, "state": record.state.value}
     assert record.deadline is not None
     assert record.started_at is not None
-    lease = request.task.idempotency_configuration.settings.lease
+    lease = task.idempotency_configuration.settings.lease
     left = (record.deadline - now).total_seconds()
     return told | {
         "worker": record.worker,

@@ -121,6 +121,27 @@ class TestInspect:
         assert 0 < lease["trusted_seconds"] <= 0.95 * 30
         assert lease["extended_seconds_ago"] == pytest.approx(lease["held_seconds"], abs=0.1)
 
+    @pytest.mark.parametrize(
+        "spread",
+        [
+            lambda order: pack.map(["first", order, "last"]),
+            lambda order: pack.starmap([("first",), (order,), ("last",)]),
+            lambda order: pack.chunks([("first",), (order,), ("last",)], 3),
+        ],
+        ids=["map", "starmap", "chunks"],
+    )
+    def test_tells_the_item_that_is_under_way(
+        self, shop: Shop, order: str, spread: Callable[[str], Any]
+    ) -> None:
+        shop.ledger.hold(order)
+        spread(order).apply_async()
+        run = shop.ledger.wait_for_run(order)
+
+        (lease,) = (one for one in ask(shop, "idempotency_leases") if one["pid"] == run.pid)
+
+        assert lease["task"] == "shop.pack"
+        assert (lease["key"], lease["token"]) == (run.key, run.token)
+
     def test_tells_that_a_heartbeat_is_at_work(self, shop: Shop, order: str) -> None:
         shop.ledger.hold(order)
         result = short_lease.delay(order)
