@@ -26,10 +26,12 @@ class AsyncLine:
 
     Args:
         make: gives a client, which connects when it is first used.
+        borrowed: the client is the user's to close.
     """
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[], Any], *, borrowed: bool = False) -> None:
         self._make = make
+        self._borrowed = borrowed
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
 
     @property
@@ -106,6 +108,6 @@ class AsyncLine:
     async def aclose(self) -> None:
         """Hang up in the running event loop; the next command connects again."""
         client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
+        if client is not None and not self._borrowed:
             close = getattr(client, "aclose", client.close)  # redis-py 5.0.1 renamed it
             await close()

@@ -36,7 +36,7 @@ class AsyncRecordStore(Shelf):
             )
         if place.client is None:
             connect(place, kind=ASYNC)  # says what is wrong with it, and stays closed
-        self._line = AsyncLine(lambda: connect(place, kind=ASYNC))
+        self._line = AsyncLine(lambda: connect(place, kind=ASYNC), borrowed=place.borrows_client)
 
     async def execute(self, command: Command) -> Reply:
         """The script's answer; one round trip.

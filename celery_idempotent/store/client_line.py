@@ -25,10 +25,12 @@ class ClientLine:
     Args:
         make: gives the client; called once, when the first command is due, since a cluster's
             client connects as it is made.
+        borrowed: the client is the user's to close.
     """
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[], Any], *, borrowed: bool = False) -> None:
         self._make = make
+        self._borrowed = borrowed
         self._client: Any = None
 
     @property
@@ -98,7 +100,7 @@ class ClientLine:
 
     def close(self) -> None:
         """Hang up; the next command connects again."""
-        if self._client is not None:
+        if self._client is not None and not self._borrowed:
             self._client.close()
 
 

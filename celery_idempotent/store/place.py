@@ -37,6 +37,11 @@ class Place:
     #: The longest while.
     breaker_pause: float = 30.0
 
+    @property
+    def borrows_client(self) -> bool:
+        """Whether its client is used elsewhere, too, and so is never closed here."""
+        return self.client is not None and not callable(self.client)
+
     def __str__(self) -> str:
         """Without secrets, fit for a log line."""
         return redacted(self.url) if self.url else f"{type(self.client).__name__} of your own"

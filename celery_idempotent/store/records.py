@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import cached_property
 from typing import Any
 
@@ -149,7 +150,8 @@ class RecordStore(Shelf):
 
     def _probe(self) -> None:
         try:
-            line_to(self.place, timeout=PROBE_TIMEOUT, resends=0).ping()
+            with closing(line_to(self.place, timeout=PROBE_TIMEOUT, resends=0)) as line:
+                line.ping()
         except FAULTS as error:
             raise explained(error, "") from error
 
@@ -163,7 +165,9 @@ class RecordStore(Shelf):
 def line_to(place: Place, *, timeout: float | None = None, resends: int = 1) -> Line | ClientLine:
     """The leanest way there is to `place`."""
     if place.client is not None or names_cluster(place.url):
-        return ClientLine(lambda: connect(place, timeout=timeout, resends=resends))
+        return ClientLine(
+            lambda: connect(place, timeout=timeout, resends=resends), borrowed=place.borrows_client
+        )
     whole = place.timeout if timeout is None else timeout
     # Half for each try: the line tries again by itself.
     client = connect(place, timeout=whole / (resends + 1), resends=0)

@@ -33,8 +33,7 @@ class Watch:
     def __init__(self, client: Any, place: Place, decode: Callable[[Record], Any]) -> None:
         self._client = client
         self._prefix = place.prefix
-        # A client that the user has given is used elsewhere, too.
-        self._ours = place.client is None or callable(place.client)
+        self._ours = not place.borrows_client
         self._decode = decode
 
     def __enter__(self) -> Watch:

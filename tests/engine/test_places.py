@@ -8,11 +8,13 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import redis.asyncio
 
 from celery_idempotent import Decision, Idempotency
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.testing.cluster import ClusterOfSix
 from celery_idempotent.testing.sentinel import SentinelTrio
+from celery_idempotent.testing.server import RedisServer
 
 BATCH = [str(n) for n in range(100)]
 
@@ -93,3 +95,32 @@ def test_replicas_of_a_cluster_are_not_waited_for_on_a_loop(cluster: ClusterOfSi
 
     with pytest.raises(SettingsError, match="are not for async callers of a cluster"):
         _ = careful.async_gate
+
+
+def test_a_client_that_is_lent_is_not_closed() -> None:
+    with RedisServer.start() as server, server.client() as own:
+        known_as = own.client_id()
+        engine = Idempotency(own)
+        with engine.execution("key") as execution:
+            execution.complete(1)
+
+        engine.close()
+
+        assert own.client_id() == known_as
+
+
+def test_nor_one_that_awaits() -> None:
+    async def story(url: str) -> None:
+        own = redis.asyncio.Redis.from_url(url)
+        known_as = await own.client_id()
+        engine = Idempotency(own)
+        async with engine.execution("key") as execution:
+            await execution.complete(1)
+
+        await engine.aclose()
+
+        assert await own.client_id() == known_as
+        await own.aclose()
+
+    with RedisServer.start() as server:
+        asyncio.run(story(server.url))
