@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +21,10 @@ from tests.ops.shop import URL_VARIABLE
 from tests.ops.test_records import copy
 
 ROOT = Path(__file__).parents[2]
+LIST = [sys.executable, "-m", "celery", "-A", "tests.ops.shop", "idempotency", "list"]
+
+#: What a terminal is told: show another screen, and the former one again.
+ENTERS_SCREEN, LEAVES_SCREEN = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
 class TestList:
@@ -65,6 +72,31 @@ class TestList:
         assert "2 COMPLETED" in caption
         assert "for people" in shop.celery("list", "--watch", "1", "--json", code=2)
 
+    def test_stays_on_a_terminal_until_it_is_interrupted(
+        self, shop: Shop, server: RedisServer
+    ) -> None:
+        ours, its = pty.openpty()
+        command = [*LIST, "--watch", "0.1"]
+        env = os.environ | {URL_VARIABLE: server.url, "TERM": "xterm", "COLUMNS": "150"}
+        screen = b""
+
+        def until(text: bytes) -> None:
+            """Read on; the timeout of a test is the limit."""
+            nonlocal screen
+            while text not in screen:
+                screen += os.read(ours, 4096)
+
+        with subprocess.Popen(command, cwd=ROOT, env=env, stdin=its, stdout=its) as process:
+            until(b"no records")
+            shop.charge.apply((1, 999))
+            until(b"1 COMPLETED")
+            process.send_signal(signal.SIGINT)
+            until(LEAVES_SCREEN)
+            assert process.wait() == 0
+        os.close(ours)
+        os.close(its)
+        assert screen.startswith(ENTERS_SCREEN)
+
     def test_shows_what_cannot_be_read(self, shop: Shop) -> None:
         shop.client.set("idem:shop.charge:" + "x" * 22, "Znewer")
 
@@ -88,7 +120,7 @@ class TestList:
         shop.client.config_resetstat()
 
         ended = subprocess.run(
-            f"{sys.executable} -m celery -A tests.ops.shop idempotency list | head -2",
+            f"{shlex.join(LIST)} | head -2",
             shell=True,
             cwd=ROOT,
             env=os.environ | {URL_VARIABLE: server.url},
