@@ -13,6 +13,9 @@ import redis
 from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
 
+#: Seconds: a process that a busy machine starves for that long counts as frozen.
+LEASE = 2.0
+
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[RedisServer]:
@@ -29,7 +32,7 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def idem(server: RedisServer) -> Iterator[Idempotency]:
-    engine = Idempotency(server.url, key_prefix=uuid4().hex, lease=2, wait_timeout=20)
+    engine = Idempotency(server.url, key_prefix=uuid4().hex, lease=LEASE, wait_timeout=20)
     yield engine
     engine.close()
 

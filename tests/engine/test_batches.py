@@ -22,6 +22,7 @@ from celery_idempotent.errors import SettingsError
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.store import commands
 from celery_idempotent.testing.server import RedisServer
+from tests.engine.conftest import LEASE
 from tests.faults.proxy import Proxy
 from tests.store.scene import eventually
 
@@ -134,12 +135,12 @@ def test_the_end_of_the_block_gives_back_what_is_left(idem: Idempotency, key: st
 
 
 def test_the_heartbeat_keeps_all_leases(server: RedisServer, key: str) -> None:
-    idem = Idempotency(server.url, key_prefix=key, lease=0.5)
+    idem = Idempotency(server.url, key_prefix=key, lease=LEASE)
     names = [str(n) for n in range(20)]
     batch = idem.begin_many(names)
     began = time.monotonic()
 
-    eventually(lambda: time.monotonic() - began > 1.2)
+    eventually(lambda: time.monotonic() - began > 1.4 * LEASE)
     batch.check()
     assert set(decisions(idem.begin_many(names))) == {Decision.CONFLICT}
     batch.release_many()

@@ -34,6 +34,7 @@ from celery_idempotent.lease.loop_heartbeat import loop_heartbeat
 from celery_idempotent.store.async_records import AsyncRecordStore
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.testing.server import RedisServer
+from tests.engine.conftest import LEASE
 from tests.store.scene import eventually
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -257,12 +258,12 @@ class TestSingleFlight:
 
 class TestHeartbeat:
     def test_a_long_run_keeps_its_lease(self, idem: Idempotency, key: str) -> None:
-        @idem.idempotent(key="{order}", name="shop.long", lease=0.5)
+        @idem.idempotent(key="{order}", name="shop.long")
         def charge(order: str) -> int:
-            time.sleep(1.2)
+            time.sleep(1.8 * LEASE)
             return idem.current.attempt
 
-        second = threading.Timer(0.8, lambda: answers.append(charge(key)))
+        second = threading.Timer(1.4 * LEASE, lambda: answers.append(charge(key)))
         answers: list[int] = []
         second.start()
 
@@ -273,14 +274,14 @@ class TestHeartbeat:
     def test_a_long_await_keeps_its_lease_and_blocks_nobody(
         self, idem: Idempotency, run: Run, key: str
     ) -> None:
-        @idem.idempotent(key="{order}", name="shop.long", lease=0.5)
+        @idem.idempotent(key="{order}", name="shop.long")
         async def charge(order: str) -> int:
-            await asyncio.sleep(1.2)
+            await asyncio.sleep(1.8 * LEASE)
             idem.current.check()
             return idem.current.attempt
 
         async def later() -> int:
-            await asyncio.sleep(0.8)
+            await asyncio.sleep(1.4 * LEASE)
             return await charge(key)
 
         async def both() -> Any:

@@ -15,12 +15,9 @@ from celery_idempotent.errors import SettingsError
 from celery_idempotent.testing.cluster import ClusterOfSix
 from celery_idempotent.testing.sentinel import SentinelTrio
 from celery_idempotent.testing.server import RedisServer
+from tests.engine.conftest import LEASE
 
 BATCH = [str(n) for n in range(100)]
-
-
-#: Seconds: a process that a busy machine starves for that long counts as frozen.
-LEASE = 2.0
 
 
 @pytest.fixture(scope="module")

