@@ -82,11 +82,11 @@ def list_records(
 def _print(console: Console, found: Iterator[Sight]) -> None:
     """A table that does not wait for its last row: `list | head` ends with the first ten."""
     width = console.width
-    first = True
-    while chunk := list(islice(found, 100)):
-        console.print(_table(chunk, width, heads=first), crop=False)
-        first = False
-    if first:
+    printed, at_once = False, 10
+    while chunk := list(islice(found, at_once)):
+        console.print(_table(chunk, width, heads=not printed), crop=False)
+        printed, at_once = True, 100
+    if not printed:
         console.print("No such records.")
 
 
