@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import redis.asyncio
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
 
 from celery_idempotent.store.connection import Kind
@@ -19,6 +22,28 @@ from celery_idempotent.store.line import Call
 ASYNC = Kind(
     "redis.asyncio", redis.asyncio.Redis, redis.asyncio.RedisCluster, ClusterNode, Sentinel, Retry
 )
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def hung_up_is_a_fault(ask: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Sends again what was sent on a connection that was closed at that moment.
+
+    Up to redis-py 8.1 that comes out as an error of Python's own, which says nothing of a
+    connection (redis-py#4287); and every script answers a resend as it did the first time.
+    """
+
+    @wraps(ask)
+    async def ask_again(*args: P.args, **kwargs: P.kwargs) -> T:
+        with suppress(AttributeError, TypeError):
+            return await ask(*args, **kwargs)
+        try:
+            return await ask(*args, **kwargs)
+        except (AttributeError, TypeError) as error:
+            raise RedisConnectionError(f"the connection was closed meanwhile: {error}") from error
+
+    return ask_again
 
 
 class AsyncLine:
@@ -43,6 +68,7 @@ class AsyncLine:
             client = self._clients[loop] = self._make()
         return client
 
+    @hung_up_is_a_fault
     async def call(self, call: Call, *, then: Sequence[Any] = ()) -> list[Any]:
         """The answer to `call`, and to the command `then` behind it on the same connection.
 
@@ -57,6 +83,7 @@ class AsyncLine:
         except NoScriptError:
             return [await self.client.eval(script.source, 1, name, *arguments)]
 
+    @hung_up_is_a_fault
     async def call_all(self, calls: Sequence[Call]) -> list[Any]:
         """The answer to each of `calls`, or the error that is its answer.
 
@@ -101,6 +128,7 @@ class AsyncLine:
                 raise answer
         return answers
 
+    @hung_up_is_a_fault
     async def ping(self) -> None:
         """Make sure that the server answers; raise what it, or the way to it, did wrong."""
         await self.client.ping()

@@ -122,6 +122,22 @@ def test_each_answer_of_many_stands_for_itself(scene: Scene, server: RedisServer
     told(run, server.url)
 
 
+def test_a_connection_that_is_closed_under_a_call_is_a_resend(server: RedisServer) -> None:
+    async def run(store: AsyncRecordStore) -> None:
+        # How many turns of the loop a call takes is up to redis-py: the store is closed at each.
+        for turns in range(40):
+            calls = [asyncio.create_task(store.execute(begin())) for _ in range(3)]
+            batch = asyncio.create_task(store.execute_all([begin()]))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await store.aclose()
+            for answer in [*await asyncio.gather(*calls), *await batch]:
+                assert isinstance(answer, Reply)
+
+    server.client().flushall()
+    told(run, server.url)
+
+
 def test_a_redis_that_is_away_is_left_alone_and_noticed_when_it_is_back(
     server: RedisServer,
 ) -> None:
