@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,16 @@ class Arena:
                 if int(connection["db"]) == self._database
             ]
             return sum(client.client_kill_filter(_id=number) for number in doomed)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stop the worker, all its processes, for the ``with`` block."""
+        assert self._worker is not None
+        os.killpg(self._worker.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self._worker.pid, signal.SIGCONT)
 
     # What scenarios ask.
 

@@ -1,0 +1,51 @@
+"""How fast a worker drains a queue: where Celery itself is the limit."""
+
+from __future__ import annotations
+
+import time
+
+from tests.benchmarks.figure import Bars, Figure, Finding, Spread
+from tests.benchmarks.live import ENTRIES, arenas, server_for
+from tests.benchmarks.measure import Measure, Show
+from tests.benchmarks.turns import Rounds, in_turn
+from tests.peers.arena import Arena
+from tests.peers.ledger import eventually
+
+
+class Draining(Measure):
+    """No-op tasks that one worker process gets through in a second, from a full queue.
+
+    The worker is frozen while the queue is filled. Results are stored, nobody waits for them.
+    """
+
+    name = "drain"
+    title = "a worker process drains a queue"
+    page = "scaling"
+    patience = 180.0
+
+    ROUNDS, TASKS = 6, 300
+
+    def measure(self, show: Show) -> Finding:
+        rates: Rounds = {name: [] for name in ENTRIES}
+        with server_for(ENTRIES) as server, arenas(server, ENTRIES) as field:
+            for arena in field.values():
+                _drain(arena, self.TASKS // 10)
+            for number in range(self.ROUNDS):
+                for name in in_turn(rates, number):
+                    rates[name].append(_drain(field[name], self.TASKS))
+                show((number + 1) / self.ROUNDS)
+        spreads = {name: Spread.of(each) for name, each in rates.items()}
+        return Finding(
+            [Figure.spread_of(name, each, "tasks/s") for name, each in spreads.items()],
+            [Bars("No-op tasks that one worker process gets through", "tasks/s", spreads)],
+            {"tasks a second": rates},
+        )
+
+
+def _drain(arena: Arena, tasks: int) -> float:
+    with arena.frozen():
+        for _ in range(tasks):
+            arena.publish("no_op", arena.order())
+        began_at = time.perf_counter()
+    eventually(lambda: not arena.messages(), "the queue is drained")
+    return tasks / (time.perf_counter() - began_at)

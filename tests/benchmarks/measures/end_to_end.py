@@ -1,0 +1,58 @@
+"""What a whole task takes, live."""
+
+from __future__ import annotations
+
+from tests.benchmarks.figure import Bars, Figure, Finding, Goal, Spread
+from tests.benchmarks.live import ENTRIES, arenas, in_units_of_plain, ratios, server_for
+from tests.benchmarks.measure import Measure, Show
+from tests.benchmarks.turns import Call, Rounds, take_turns
+from tests.peers.arena import Arena
+from tests.peers.contestants import CONTESTANTS, OURS, PLAIN
+from tests.peers.ledger import SOON
+
+GOALS = {OURS.name: Goal(1.08)}
+PEERS = [each.name for each in CONTESTANTS if each not in (OURS, PLAIN)]
+
+
+class EndToEnd(Measure):
+    """Publish a no-op, wait for its result, and so on; each worker has one process.
+
+    In several heats, each with new workers: one process is a little faster than another.
+    """
+
+    name = "live"
+    title = "live end to end, no-op task"
+    patience = 240.0
+
+    HEATS, ROUNDS, EACH = 5, 24, 6
+
+    def measure(self, show: Show) -> Finding:
+        times: Rounds = {name: [] for name in ENTRIES}
+        with server_for(ENTRIES) as server:
+            for heat in range(self.HEATS):
+                with arenas(server, ENTRIES) as field:
+                    calls = {name: _round_trip(arena) for name, arena in field.items()}
+                    for name, each in take_turns(
+                        calls, self.ROUNDS, self.EACH,
+                        lambda done, at=heat: show((at + done) / self.HEATS),
+                    ).items():  # fmt: skip
+                        times[name] += each
+        below = [
+            Figure.spread_of(
+                f"{OURS.name} / {peer}",
+                Spread.of_ratios(times[OURS.name], times[peer]),
+                "×",
+                Goal(1),
+            )
+            for peer in PEERS
+        ]
+        return Finding(
+            ratios(times, GOALS) + below,
+            [Bars("Live end to end, plain Celery = 1", "×", in_units_of_plain(times))],
+            {"medians of rounds, µs": times},
+        )
+
+
+def _round_trip(arena: Arena) -> Call:
+    publish = arena.task("no_op").delay
+    return lambda: publish(arena.order()).get(timeout=SOON)

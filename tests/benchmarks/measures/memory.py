@@ -1,0 +1,55 @@
+"""Bytes."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+from celery import Celery
+
+from celery_idempotent.testing.server import RedisServer
+from tests.benchmarks.bench import Bench, memory
+from tests.benchmarks.figure import Bars, Figure, Finding, Goal, Spread
+from tests.benchmarks.measure import Measure, Show
+
+#: Bytes of results as JSON.
+SIZES = (16, 100, 500, 2048)
+ASKED = 100
+
+
+class Memory(Measure):
+    """What a record takes by ``MEMORY USAGE``, its name included, beside Celery's own result."""
+
+    name = "memory"
+    title = "bytes of a record"
+    counts = True
+
+    def measure(self, show: Show) -> Finding:
+        figures: list[Figure] = []
+        bars: dict[str, Spread] = {}
+        with RedisServer.start() as server:
+            bench = Bench(server)
+            app = Celery("shop", backend=server.url, set_as_current=False)
+            for size in SIZES:
+                theirs = _celerys(app, bench, size)
+                ours = bench.bytes_of(bench.run(size=size))
+                told = f"{size}-byte result"
+                if size == ASKED:
+                    figures.append(Figure(f"completed, {told}", ours, "bytes", Goal(260)))
+                # Below, not just at.
+                below = Goal(theirs - 1)
+                figures.append(Figure(f"{told}, Celery's meta {theirs}", ours, "bytes", below))
+                bars |= {
+                    f"record, {told}": Spread.of([ours]),
+                    f"Celery's meta, {told}": Spread.of([theirs]),
+                }
+            running = next(bench.fresh)
+            bench.begin(running)
+            figures.append(Figure("while it runs", bench.bytes_of(running), "bytes"))
+            app.close()
+        return Finding(figures, [Bars("Bytes of a record, its name included", "bytes", bars)])
+
+
+def _celerys(app: Celery, bench: Bench, size: int) -> int:
+    task_id = str(uuid4())
+    app.backend.store_result(task_id, "x" * (size - 2), "SUCCESS")
+    return memory(bench.client, app.backend.get_key_for_task(task_id))
