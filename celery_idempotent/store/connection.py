@@ -23,6 +23,9 @@ from celery_idempotent.store.place import Place
 #: What a client raises when Redis, or the way to it, is in trouble.
 FAULTS = (RedisError, RedisClusterException, OSError)
 
+#: As many as there are callers at a time, as up to redis-py 7; from 8 on it refuses the 101st.
+_UNLIMITED = 2**31
+
 #: Options of a place that are the sentinels', not the master's.
 _OF_SENTINELS = ("master_name", "sentinel_kwargs", "min_other_sentinels")
 
@@ -75,6 +78,7 @@ def connect(
         "socket_timeout": patience,
         "socket_connect_timeout": min(patience, place.connect_timeout),
         "retry": kind.retry(ExponentialBackoff(cap=0.5, base=0.05), resends),
+        "max_connections": _UNLIMITED,
         **{name: value for name, value in place.options.items() if name not in _OF_SENTINELS},
     }
     try:

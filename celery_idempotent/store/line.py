@@ -44,7 +44,10 @@ class Line:
     """
 
     def __init__(self, client: Redis, timeout: float) -> None:
-        self._make: Callable[[], Any] = client.connection_pool.make_connection
+        # A pool's own make_connection counts, never hears of a connection that is gone, and refuses
+        # at its limit: after a hundred of them (redis-py 8) a process could connect no more.
+        pool = client.connection_pool
+        self._make: Callable[[], Any] = lambda: pool.connection_class(**pool.connection_kwargs)
         self._timeout = timeout
         self._free: list[Any] = []
 

@@ -138,6 +138,15 @@ def test_a_connection_that_is_closed_under_a_call_is_a_resend(server: RedisServe
     told(run, server.url)
 
 
+def test_any_number_of_tasks_may_ask_at_a_time(scene: Scene, server: RedisServer) -> None:
+    # redis-py 8 lets a pool make a hundred connections.
+    async def run(store: AsyncRecordStore) -> list[Reply]:
+        asks = [commands.look_up(type(KEY)(KEY.task, f"{n}")) for n in range(150)]
+        return await asyncio.gather(*map(store.execute, asks))
+
+    assert {reply.case for reply in told(run, server.url)} == {"absent"}
+
+
 def test_a_redis_that_is_away_is_left_alone_and_noticed_when_it_is_back(
     server: RedisServer,
 ) -> None:

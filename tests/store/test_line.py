@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -77,6 +78,27 @@ def test_so_are_all_of_them_after_a_restart(line: Line, server: RedisServer) -> 
     server.restart()
 
     assert ask(line, "ECHO", "still there") == b"still there"
+
+
+def test_a_connection_may_be_lost_any_number_of_times(line: Line, server: RedisServer) -> None:
+    # redis-py 8 lets a pool make a hundred connections.
+    with server.client() as client:
+        for _ in range(120):
+            client.client_kill_filter(_id=connection_of(line))
+
+    assert ask(line, "ECHO", "still there") == b"still there"
+
+
+def test_any_number_of_threads_may_ask_at_a_time(line: Line) -> None:
+    callers = 150
+    together = threading.Barrier(callers)
+
+    def wait(_: int) -> Any:
+        together.wait()
+        return ask(line, "BLPOP", "nothing", "0.2")
+
+    with ThreadPoolExecutor(callers) as pool:
+        assert list(pool.map(wait, range(callers))) == [None] * callers
 
 
 def test_an_interrupted_command_leaves_its_answer_to_nobody(
