@@ -23,8 +23,9 @@ test: .venv/test  ## Run the tests, worker processes included, and report covera
 	@$(BIN)/coverage report
 
 .PHONY: bench
-bench: .venv/test  ## Measure what the gate costs, on a private server
-	@$(BIN)/python -m tests.benchmarks
+bench: .venv/bench  ## What the gate costs, beside others (ONLY=live; WRITE=1 into docs/)
+	@$(BIN)/python -m tests.benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(WRITE),--write) \
+		$(if $(AGAINST),--against $(AGAINST)) $(if $(JSON),--json $(JSON))
 
 .PHONY: peers
 peers: .venv/peers  ## Side by side with plain Celery, celery-once and celery-singleton
@@ -57,7 +58,7 @@ clean:  ## Remove everything that these commands made
 
 # One stamp for each extra, made anew when pyproject.toml changes.
 # dev contains test, and test contains demo: whoever has the larger has the smaller.
-.venv/demo .venv/test .venv/dev .venv/peers .venv/proof: pyproject.toml | $(BIN)/python
+.venv/demo .venv/test .venv/dev .venv/peers .venv/bench .venv/proof: pyproject.toml | $(BIN)/python
 	@echo "installing .[$(@F)] into .venv"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(@F)]'
 	@touch $(if $(filter dev,$(@F)),.venv/demo .venv/test) $(if $(filter test,$(@F)),.venv/demo) $@

@@ -1,179 +1,93 @@
-"""One client, one private server, all contestants interleaved in one run; medians over rounds."""
+"""``make bench``: measure, show the table, and write the pages if asked to."""
 
 from __future__ import annotations
 
-import os
-import statistics
+import argparse
+import sys
 import time
-from collections.abc import Callable, Iterator
-from inspect import signature
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
-from redis import Redis
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from celery_idempotent.key.key import Key
-from celery_idempotent.key.rule import KeyRule
-from celery_idempotent.store import commands
-from celery_idempotent.store.connection import connect
-from celery_idempotent.store.payload import Payload
-from celery_idempotent.store.place import Place
-from celery_idempotent.store.records import RecordStore
-from celery_idempotent.testing.server import RedisServer
-
-ROUNDS, CALLS = 7, 400
-RESULT = Payload("json", b'"' + b"x" * 98 + b'"')
-NO_OP = "return 1"
+from tests.benchmarks import machine, page, plots
+from tests.benchmarks.apart import measured
+from tests.benchmarks.figure import Finding
+from tests.benchmarks.measure import Measure
+from tests.benchmarks.measures import MEASURES
+from tests.benchmarks.report import MET, MISSED, Report, earlier
 
 
-def keys() -> Iterator[Key]:
-    """Names that nothing has had before."""
-    number = 0
-    while True:
-        number += 1
-        yield Key.of("shop.charge", number.to_bytes(8, "big"), b"finger42")
+def main() -> int:
+    wanted = _arguments()
+    # What is asked for goes to standard output, and everything else beside it.
+    beside = Console(stderr=True)
+    report = _measure(wanted, beside)
+    Console().print(report.table())
+    for name, trace in report.broken().items():
+        beside.rule(name)
+        beside.print(trace, markup=False)
+    if wanted.json:
+        Path(wanted.json).write_text(report.json() + "\n", encoding="utf-8")
+    if wanted.write:
+        images = plots.draw(report.findings, page.DOCS, page.FOLDER)
+        beside.print("written:", *(path.name for path in page.write(report, images)), "and plots")
+    beside.print(f"{report.verdict} ({report.seconds:.0f} s)")
+    return 1 if report.broken() else 0
 
 
-class Contest:
-    """The contestants, each one operation."""
-
-    def __init__(self, server: RedisServer) -> None:
-        # The same connection settings for all: the client itself is most of the time.
-        place = Place(url=server.url)
-        self.client: Redis = connect(place)
-        self.store = RecordStore(place, lambda record: None)
-        self.fresh = keys()
-        self.sha = self.client.script_load(NO_OP)
-        self.done = next(self.fresh)
-        self.run(self.done)
-
-    def begin(self, key: Key) -> Any:
-        return self.store.execute(
-            commands.begin(
-                key,
-                owner=os.urandom(16),
-                prior=b"",
-                task_id="9612edd3-1a0a-4651-aeb1-15d47af714d9",
-                worker="celery@host/12345",
-                lease_ms=60_000,
-                retention_ms=86_400_000,
-                max_attempts=5,
-                error_ms=86_400_000,
-            )
-        )
-
-    def run(self, key: Key) -> None:
-        token = self.store.record(key, self.begin(key).raw).token
-        self.store.execute(commands.complete(key, token, RESULT, 86_400_000))
-
-    def contestants(self) -> dict[str, Callable[[], Any]]:
-        return {
-            "run: begin + complete": lambda: self.run(next(self.fresh)),
-            "two no-op EVALSHA (floor of a run)": lambda: (self.no_op(), self.no_op()),
-            "redis-py Lock: acquire + release": self.lock,
-            "replay": lambda: self.begin(self.done),
-            "one no-op EVALSHA (floor of a replay)": self.no_op,
-        }
-
-    def no_op(self) -> None:
-        self.client.evalsha(self.sha, 1, "idem:nothing")
-
-    def lock(self) -> None:
-        lock = self.client.lock(f"lock:{next(self.fresh)}", timeout=60)
-        lock.acquire()
-        lock.release()
-
-
-def median_us(operation: Callable[[], Any]) -> float:
-    """Median microseconds of one call."""
-    times = []
-    for _ in range(CALLS):
-        start = time.perf_counter_ns()
-        operation()
-        times.append(time.perf_counter_ns() - start)
-    return statistics.median(times) / 1000
-
-
-def server_us(client: Redis, operation: Callable[[], Any]) -> float:
-    """Mean microseconds that the server spends in one script call."""
-    client.config_resetstat()
-    for _ in range(CALLS):
-        operation()
-    return float(client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])
-
-
-def measure_clients(contest: Contest) -> Table:
-    contestants = contest.contestants()
-    rounds: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in track(range(ROUNDS), description="measuring", transient=True):
-        for name, operation in contestants.items():
-            rounds[name].append(median_us(operation))
-    table = Table("one client, loopback", "µs, median of medians", "spread", title="Seconds")
-    for name, values in rounds.items():
-        spread = f"{min(values):.0f} to {max(values):.0f}"
-        table.add_row(name, f"{statistics.median(values):.0f}", spread)
-    run, floor, lock, replay, one = (statistics.median(values) for values in rounds.values())
-    table.add_section()
-    table.add_row("run / its floor", f"{run / floor:.2f}", "")
-    table.add_row("run / redis-py Lock", f"{run / lock:.2f}", "")
-    table.add_row("replay / its floor", f"{replay / one:.2f}", "")
-    return table
-
-
-def measure_server(contest: Contest) -> Table:
-    client = contest.client
-    begun = [(key, contest.store.record(key, contest.begin(key).raw).token) for key in take(CALLS)]
-    waiting = iter(begun)
-
-    def complete() -> None:
-        key, token = next(waiting)
-        contest.store.execute(commands.complete(key, token, RESULT, 86_400_000))
-
-    name = contest.store.name(contest.done)
-    table = Table("on the server", "", title="Counts")
-    operations: dict[str, Callable[[], Any]] = {
-        "begin, key absent": lambda: contest.begin(next(FRESH)),
-        "complete": complete,
-        "replay": lambda: contest.begin(contest.done),
-        "no-op script": contest.no_op,
-    }
-    for what, operation in operations.items():
-        table.add_row(f"{what}, µs", f"{server_us(client, operation):.1f}")
-    table.add_row("bytes of a completed record, 100-byte result", str(client.memory_usage(name)))
-    return table
-
-
-FRESH = (Key.of("shop.refund", number.to_bytes(8, "big")) for number in range(10**9))
-
-
-def take(count: int) -> list[Key]:
-    return [next(FRESH) for _ in range(count)]
-
-
-def measure_keys() -> Table:
-    def task(customer: int, order: str, amount: float, currency: str, live: bool) -> None: ...
-
-    arguments = (17, "order-42", 9.99, "EUR", True)
-    rule = KeyRule("shop.charge", None, signature(task), lambda args, kwargs: (args, kwargs))
-    template = KeyRule(
-        "shop.charge", "order:{order}", signature(task), lambda args, kwargs: (args, kwargs)
+def _arguments() -> argparse.Namespace:
+    names = [measure.name for measure in MEASURES]
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument(
+        "--only",
+        action="extend",
+        nargs="+",
+        metavar="MEASURE",
+        choices=names,
+        help=f"these alone: {', '.join(names)}",
     )
-    table = Table("key of five scalars", "µs", title="Keys")
-    table.add_row("all arguments", f"{median_us(lambda: rule.derive(arguments, {})):.1f}")
-    table.add_row("template", f"{median_us(lambda: template.derive(arguments, {})):.1f}")
-    return table
+    parser.add_argument("--json", metavar="FILE", help="write the raw values there")
+    parser.add_argument("--against", metavar="FILE", help="show those of an earlier run beside")
+    parser.add_argument(
+        "--write", action="store_true", help="write tables, plots and raw values into docs/"
+    )
+    wanted = parser.parse_args()
+    if wanted.write and wanted.only:
+        parser.error("--write puts whole tables into docs/: leave out --only")
+    return wanted
 
 
-def main() -> None:
-    console = Console()
-    with RedisServer.start() as server:
-        console.print(f"{server.flavour} {server.version}, {os.cpu_count()} cores")
-        contest = Contest(server)
-        for table in (measure_clients(contest), measure_server(contest), measure_keys()):
-            console.print(table)
+def _measure(wanted: argparse.Namespace, beside: Console) -> Report:
+    measures = [each for each in MEASURES if not wanted.only or each.name in wanted.only]
+    before = earlier(Path(wanted.against).read_text(encoding="utf-8")) if wanted.against else {}
+    setting = machine.described()
+    began_at = time.monotonic()
+    findings = _findings(measures, beside)
+    return Report(findings, setting, time.monotonic() - began_at, before)
+
+
+def _findings(measures: Sequence[Measure], beside: Console) -> dict[Measure, Finding]:
+    findings = {}
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        console=beside,
+    ) as bars:
+        bar = {each: bars.add_task(f"  {each.title}", total=1.0, start=False) for each in measures}
+        for measure, task in bar.items():
+            bars.start_task(task)
+            finding = measured(measure, lambda done, at=task: bars.update(at, completed=done))
+            findings[measure] = finding
+            mark = MISSED if any(each.is_met is False for each in finding.figures) else MET
+            title = f"{'!' if finding.why_not else mark} {measure.title}"
+            bars.update(task, completed=1.0, description=title)
+            bars.stop_task(task)
+    return findings
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

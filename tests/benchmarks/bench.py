@@ -28,6 +28,11 @@ LEASE_MS, RETENTION_MS = 60_000, 86_400_000
 NO_OP = "return 1"
 
 
+def own_server(kind: str = "any", **config: str) -> RedisServer:
+    """A private server; never the one that REDIS_URL names, since measures empty theirs."""
+    return RedisServer.start(kind, config=config)
+
+
 class Bench:
     """What most measures stand on. The client has the connection settings of the store."""
 
@@ -52,7 +57,7 @@ class Bench:
 
     def complete(self, key: Key, token: int, result: Payload) -> Reply:
         """Store the result."""
-        return self.store.execute(commands.complete(key, token, result, RETENTION_MS))
+        return self.store.execute(completing(key, token, result))
 
     def run(self, key: Key | None = None, size: int = 100) -> Key:
         """Begin and complete, as an execution does, with nothing in between; whose key it was."""
@@ -112,6 +117,11 @@ def beginning(key: Key) -> Command:
         max_attempts=5,
         error_ms=RETENTION_MS,
     )
+
+
+def completing(key: Key, token: int, result: Payload | None = None) -> Command:
+    """What every execution says last."""
+    return commands.complete(key, token, result or result_of(100), RETENTION_MS)
 
 
 def result_of(size: int) -> Payload:

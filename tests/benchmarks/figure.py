@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median, quantiles
 from typing import Any
 
@@ -35,14 +36,13 @@ class Goal:
     """A bound that a figure must keep."""
 
     bound: float
-    #: "≤", "≥" or "=".
+    #: One of those that are compared below.
     sign: str = "≤"
 
     def is_met_by(self, value: float) -> bool:
         """By `value` as measured, not as printed."""
-        if self.sign == "=":
-            return value == self.bound
-        return value <= self.bound if self.sign == "≤" else value >= self.bound
+        compare = {"≤": operator.le, "<": operator.lt, "=": operator.eq, "≥": operator.ge}
+        return bool(compare[self.sign](value, self.bound))
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,10 @@ class Figure:
     def measured(self) -> str:
         """The value with its unit."""
         return with_unit(self.value, self.unit)
+
+    def with_value(self, value: float) -> Figure:
+        """The same of another run."""
+        return replace(self, value=value)
 
     @property
     def around(self) -> str:

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from celery_idempotent.testing.server import RedisServer
+from tests.benchmarks.bench import own_server
 from tests.benchmarks.figure import Figure, Goal, Spread
 from tests.benchmarks.measure import Missing
 from tests.benchmarks.turns import Rounds
@@ -53,10 +54,9 @@ def arenas(
         yield made
 
 
-def server_for(entries: Entries, **options: Any) -> RedisServer:
+def server_for(entries: Entries) -> RedisServer:
     """One with databases enough."""
-    databases = {"databases": str(1 + len(entries) * DATABASES_EACH)}
-    return RedisServer.start(config=databases, **options)
+    return own_server(databases=str(1 + len(entries) * DATABASES_EACH))
 
 
 def ratios(times: Rounds, goals: Mapping[str, Goal]) -> list[Figure]:

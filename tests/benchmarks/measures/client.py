@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from celery_idempotent.testing.server import RedisServer
 from tests.benchmarks import contestants as who
-from tests.benchmarks.bench import Bench
+from tests.benchmarks.bench import Bench, own_server
 from tests.benchmarks.figure import Bars, Figure, Finding, Goal, Spread
 from tests.benchmarks.measure import Measure, Show
 from tests.benchmarks.turns import Rounds, take_turns
@@ -37,7 +36,7 @@ class OneClient(Measure):
     )
 
     def measure(self, show: Show) -> Finding:
-        with RedisServer.start() as server:
+        with own_server() as server:
             times = take_turns(who.contestants(Bench(server)), self.ROUNDS, self.EACH, show)
         return Finding(
             [

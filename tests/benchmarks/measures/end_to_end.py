@@ -42,7 +42,7 @@ class EndToEnd(Measure):
                 f"{OURS.name} / {peer}",
                 Spread.of_ratios(times[OURS.name], times[peer]),
                 "×",
-                Goal(1),
+                Goal(1, "<"),
             )
             for peer in PEERS
         ]

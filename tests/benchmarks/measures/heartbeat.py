@@ -16,7 +16,7 @@ from celery_idempotent.store.line import Line
 from celery_idempotent.store.records import RecordStore
 from celery_idempotent.testing.process import wait_until
 from celery_idempotent.testing.server import RedisServer
-from tests.benchmarks.bench import RETENTION_MS, Bench
+from tests.benchmarks.bench import RETENTION_MS, Bench, own_server
 from tests.benchmarks.figure import Figure, Finding, Goal, Spread
 from tests.benchmarks.measure import Measure, Show
 
@@ -37,7 +37,7 @@ class HeartbeatOfMany(Measure):
     LEASES, LEASE_MS, BEATS = 1_000, 3_000, 8
 
     def measure(self, show: Show) -> Finding:
-        with RedisServer.start() as server:
+        with own_server() as server:
             in_a_trip = self._extended_in_a_trip(server)
             show(0.3)
             beats, server_us = self._seconds_of_beats(server, show)
@@ -88,7 +88,7 @@ class HeartbeatOfMany(Measure):
 
     @contextmanager
     def _leases(self, server: RedisServer) -> Iterator[int]:
-        """So many leases, all due together, in the hands of a heartbeat; gives its thread's clock."""
+        """So many leases with a heartbeat, all due together; gives the clock of its thread."""
         bench, heart = Bench(server), Heartbeat()
         leases = [self._lease(bench) for _ in range(self.LEASES)]
         together = time.monotonic()

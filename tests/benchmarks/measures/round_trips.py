@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from celery_idempotent import Decision, Idempotency
-from celery_idempotent.testing.server import RedisServer
+from tests.benchmarks.bench import own_server
 from tests.benchmarks.figure import Figure, Finding, Goal
 from tests.benchmarks.measure import Measure, Show
 from tests.faults.proxy import Proxy
@@ -19,7 +19,7 @@ class RoundTrips(Measure):
     counts = True
 
     def measure(self, show: Show) -> Finding:
-        with RedisServer.start() as server, Proxy(server.url) as proxy:
+        with own_server() as server, Proxy(server.url) as proxy:
             idem = Idempotency(proxy.url, on_conflict="raise")
             charge = idem.idempotent(lambda order: order, name="shop.charge")
             charge("warm")  # connects, and teaches the scripts

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 from celery_idempotent.key.key import Key
 from celery_idempotent.testing.kinds import External, find_servers
-from celery_idempotent.testing.server import RedisServer
-from tests.benchmarks.bench import RETENTION_MS, Bench, result_of
+from tests.benchmarks.bench import RETENTION_MS, Bench, own_server, result_of
 from tests.benchmarks.figure import Figure, Finding, Goal, Spread
 from tests.benchmarks.measure import Measure, Show
 from tests.benchmarks.turns import in_turn
@@ -35,7 +34,7 @@ class ServerTime(Measure):
         figures: list[Figure] = []
         raw = {}
         for number, kind in enumerate(kinds):
-            with RedisServer.start(kind) as server:
+            with own_server(kind) as server:
                 times = server_times(
                     Bench(server), self.ROUNDS, self.EACH,
                     lambda done, at=number: show((at + done) / len(kinds)),

@@ -6,9 +6,10 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 from celery_idempotent import Decision, Idempotency
-from celery_idempotent.testing.server import RedisServer
+from tests.benchmarks.bench import own_server
 from tests.benchmarks.ear import Ear
 from tests.benchmarks.figure import Curves, Figure, Finding, Goal, Spread
 from tests.benchmarks.measure import Measure, Show
@@ -28,13 +29,13 @@ class Waiting(Measure):
 
     KEYS = 8
     #: Seconds that the first one takes, and how often that is tried.
-    HELD = {0.05: 12, 0.3: 8, 1.0: 4, 3.0: 2}
+    HELD: ClassVar = {0.05: 12, 0.3: 8, 1.0: 4, 3.0: 2}
 
     def measure(self, show: Show) -> Finding:
         late: dict[float, list[float]] = {}
         sent: dict[float, float] = {}
         steps, done = sum(self.HELD.values()), 0
-        with RedisServer.start() as server:
+        with own_server() as server:
             idem = Idempotency(server.url, on_conflict="wait", wait_timeout=30)
             self._wait(idem, 0.05)
             for held, times in self.HELD.items():

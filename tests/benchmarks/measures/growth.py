@@ -1,0 +1,119 @@
+"""Whether it matters how many records there are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+from redis import Redis
+
+from celery_idempotent.key.key import Key
+from celery_idempotent.testing.process import wait_until
+from tests.benchmarks.bench import FINGERPRINT, TASK, Bench, own_server
+from tests.benchmarks.figure import Curves, Figure, Finding, Goal, Spread
+from tests.benchmarks.measure import Measure, Show
+from tests.benchmarks.records import digest_of, fill
+from tests.benchmarks.turns import Rounds, in_turn, median_us
+
+RUN, REPLAY = "begin + complete", "replay of a random one"
+
+
+class Growth(Measure):
+    """The same operations on servers with a thousand to five million records, in turn.
+
+    All servers are there at the same time, so that each round has all sizes in it. What a replay
+    asks for is drawn at random: its record is in no cache of the processor's.
+    """
+
+    name = "growth"
+    title = "time of an operation, by records"
+    patience = 300.0
+
+    SIZES = (1_000, 10_000, 100_000, 1_000_000, 5_000_000)
+    ROUNDS, EACH = 30, 100
+
+    def measure(self, show: Show) -> Finding:
+        with ExitStack() as stack:
+            benches: dict[str, Bench] = {}
+            for size in self.SIZES:
+                bench = Bench(stack.enter_context(own_server()))
+                memory = _filled(bench, size)
+                benches[f"{size}"] = bench
+                show(0.5 * sum(map(int, benches)) / sum(self.SIZES))
+            clients, servers = self._rounds(benches, show)
+        least, most = f"{min(self.SIZES)}", f"{max(self.SIZES)}"
+        figures = [
+            Figure.spread_of(
+                f"{what}, {int(most):,} / {int(least):,} records, {where}",
+                Spread.of_ratios(times[what][most], times[what][least]),
+                "×",
+                Goal(1.1),
+            )
+            for where, times in (("client's time", clients), ("server's time", servers))
+            for what in times
+        ]
+        figures.append(Figure("a record in all of Redis's memory", round(memory), "bytes"))
+        return Finding(
+            figures,
+            [
+                _curves("Time of an operation, one client", clients),
+                _curves("Time of a script on the server", servers),
+            ],
+            {"µs": clients, "µs on the server": servers},
+        )
+
+    def _rounds(
+        self, benches: Mapping[str, Bench], show: Show
+    ) -> tuple[dict[str, Rounds], dict[str, Rounds]]:
+        """Microseconds by operation and size: of a client's call, and of a script in the server."""
+        clients, servers = (
+            {what: {size: [] for size in benches} for what in (RUN, REPLAY)} for _ in range(2)
+        )
+        for number in range(-1, self.ROUNDS):  # the first one warms up
+            for size in in_turn(benches, max(number, 0)):
+                for what, (of_client, of_server) in self._timed(benches[size], int(size)).items():
+                    if number >= 0:
+                        clients[what][size].append(of_client)
+                        servers[what][size].append(of_server)
+            show(0.5 + 0.5 * (number + 1) / self.ROUNDS)
+        return clients, servers
+
+    def _timed(self, bench: Bench, size: int) -> dict[str, tuple[float, float]]:
+        new = [next(bench.fresh) for _ in range(self.EACH)]
+        there = [_key(random.randrange(size)) for _ in range(self.EACH)]
+        times = {}
+        for what, keys, act in ((RUN, new, bench.run), (REPLAY, there, bench.begin)):
+            left = iter(keys)
+            bench.client.config_resetstat()
+            of_client = median_us(lambda act=act, left=left: act(next(left)), self.EACH)
+            times[what] = (of_client, bench.usec_per_call())
+        bench.client.unlink(*map(bench.store.name, new))
+        return times
+
+
+def _filled(bench: Bench, size: int) -> float:
+    """Put so many completed records there; bytes of each, all that Redis keeps for it included."""
+    client = bench.client
+    template = bench.run()
+    before = client.info("memory")["used_memory"]
+    fill(client, bench.store.name(template), size)
+    # A table that grows moves to a larger one bit by bit.
+    wait_until(lambda: not _moving(client), "the server's table did not settle")
+    return float(client.info("memory")["used_memory"] - before) / size
+
+
+def _moving(client: Redis) -> bool:
+    return bool(client.info("memory").get("mem_overhead_db_hashtable_rehashing"))
+
+
+def _key(number: int) -> Key:
+    return Key(TASK, digest_of(number), FINGERPRINT)
+
+
+def _curves(title: str, times: Mapping[str, Rounds]) -> Curves:
+    curves = {
+        what: [(float(size), Spread.of(each)) for size, each in of.items()]
+        for what, of in times.items()
+    }
+    return Curves(title, "µs", "records", curves, powers=True)

@@ -1,0 +1,29 @@
+"""Fills a server with records, as fast as it can take them."""
+
+from __future__ import annotations
+
+from redis import Redis
+
+from tests.benchmarks.bench import RETENTION_MS, TASK
+
+#: Copies the record at KEYS[1] to so many names, from one number to another.
+_FILL = """
+local record = redis.call('GET', KEYS[1])
+for n = ARGV[1], ARGV[2] - 1 do
+  redis.call('SET', ARGV[3] .. string.format('%012d0000000000', n), record, 'PX', ARGV[4])
+end
+"""
+_AT_A_TIME = 20_000
+
+
+def fill(client: Redis, template: str, number: int, first: int = 0, prefix: str = "idem") -> None:
+    """Copies of the record named `template`, under names as long as those that a rule makes."""
+    copy = client.register_script(_FILL)
+    for start in range(first, number, _AT_A_TIME):
+        end = min(start + _AT_A_TIME, number)
+        copy(keys=[template], args=[start, end, f"{prefix}:{TASK}:", RETENTION_MS])
+
+
+def digest_of(number: int) -> str:
+    """What stands in a name in place of a key's digest, for the record of that number."""
+    return f"{number:012d}0000000000"
