@@ -21,10 +21,8 @@ DEDUPE = "celery-idempotent with dedupe_publish"
 
 #: Who takes part: the contestant's name, and what its arena takes besides.
 Entries = Mapping[str, tuple[str, Mapping[str, Any]]]
-ENTRIES: Entries = {
-    **{each.name: (each.name, {}) for each in CONTESTANTS},
-    AGAIN: (PLAIN.name, {}),
-}
+ALONE: Entries = {each.name: (each.name, {}) for each in CONTESTANTS}
+ENTRIES: Entries = {**ALONE, AGAIN: (PLAIN.name, {})}
 WITH_DEDUPE: Entries = {
     **ENTRIES,
     DEDUPE: (OURS.name, {"task_options": {"idempotency_dedupe_publish": True}}),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from redis import Redis
 
+from celery_idempotent.testing.process import wait_until
 from tests.benchmarks.bench import RETENTION_MS, TASK
 
 #: Copies the record at KEYS[1] to so many names, from one number to another.
@@ -27,3 +30,16 @@ def fill(client: Redis, template: str, number: int, first: int = 0, prefix: str 
 def digest_of(number: int) -> str:
     """What stands in a name in place of a key's digest, for the record of that number."""
     return f"{number:012d}0000000000"
+
+
+def added_by(client: Redis, filling: Callable[[], object]) -> float:
+    """Bytes that `filling` adds to the server's memory, once its table has settled."""
+    before = client.info("memory")["used_memory"]
+    filling()
+    # A table that grows moves to a larger one bit by bit.
+    wait_until(lambda: not _moving(client), "the server's table did not settle")
+    return float(client.info("memory")["used_memory"] - before)
+
+
+def _moving(client: Redis) -> bool:
+    return bool(client.info("memory").get("mem_overhead_db_hashtable_rehashing"))

@@ -16,6 +16,7 @@ from tests.benchmarks.measures.outage import Outage
 from tests.benchmarks.measures.publishing import Publishing
 from tests.benchmarks.measures.round_trips import RoundTrips
 from tests.benchmarks.measures.server_time import ServerTime
+from tests.benchmarks.measures.sizing import Sizing
 from tests.benchmarks.measures.slots import Slots
 from tests.benchmarks.measures.throughput import Throughput
 from tests.benchmarks.measures.waiting import Waiting
@@ -34,8 +35,9 @@ MEASURES: tuple[Measure, ...] = (
     Burst(),
     Outage(),
     Growth(),
-    Slots(),
     Throughput(),
+    Sizing(),
+    Slots(),
     Draining(),
 )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.benchmarks.ear import Ear
 from tests.benchmarks.figure import Figure, Finding, Goal
-from tests.benchmarks.live import arenas, server_for
+from tests.benchmarks.live import ALONE, arenas, server_for
 from tests.benchmarks.measure import Measure, Show
 from tests.peers.arena import Arena
-from tests.peers.contestants import CONTESTANTS, OURS, PLAIN
+from tests.peers.contestants import OURS, PLAIN
 from tests.peers.ledger import SOON
 
 
@@ -24,10 +24,11 @@ class Commands(Measure):
 
     TASKS = 100
 
+    entries = ALONE
+
     def measure(self, show: Show) -> Finding:
-        entries = {each.name: (each.name, {}) for each in CONTESTANTS}
         counts: dict[str, dict[str, int]] = {}
-        with server_for(entries) as server, arenas(server, entries) as field:
+        with server_for(self.entries) as server, arenas(server, self.entries) as field:
             for number, (name, arena) in enumerate(field.items()):
                 _work(arena, self.TASKS // 10)
                 with Ear(server) as ear:

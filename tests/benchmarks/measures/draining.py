@@ -25,9 +25,11 @@ class Draining(Measure):
 
     ROUNDS, TASKS = 6, 300
 
+    entries = ENTRIES
+
     def measure(self, show: Show) -> Finding:
-        rates: Rounds = {name: [] for name in ENTRIES}
-        with server_for(ENTRIES) as server, arenas(server, ENTRIES) as field:
+        rates: Rounds = {name: [] for name in self.entries}
+        with server_for(self.entries) as server, arenas(server, self.entries) as field:
             for arena in field.values():
                 _drain(arena, self.TASKS // 10)
             for number in range(self.ROUNDS):

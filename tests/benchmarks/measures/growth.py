@@ -6,14 +6,11 @@ import random
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-from redis import Redis
-
 from celery_idempotent.key.key import Key
-from celery_idempotent.testing.process import wait_until
 from tests.benchmarks.bench import FINGERPRINT, TASK, Bench, own_server
 from tests.benchmarks.figure import Curves, Figure, Finding, Goal, Spread
 from tests.benchmarks.measure import Measure, Show
-from tests.benchmarks.records import digest_of, fill
+from tests.benchmarks.records import added_by, digest_of, fill
 from tests.benchmarks.turns import Rounds, in_turn, median_us
 
 RUN, REPLAY = "begin + complete", "replay of a random one"
@@ -38,7 +35,7 @@ class Growth(Measure):
             benches: dict[str, Bench] = {}
             for size in self.SIZES:
                 bench = Bench(stack.enter_context(own_server()))
-                memory = _filled(bench, size)
+                _filled(bench, size)
                 benches[f"{size}"] = bench
                 show(0.5 * sum(map(int, benches)) / sum(self.SIZES))
             clients, servers = self._rounds(benches, show)
@@ -53,7 +50,6 @@ class Growth(Measure):
             for where, times in (("client's time", clients), ("server's time", servers))
             for what in times
         ]
-        figures.append(Figure("a record in all of Redis's memory", round(memory), "bytes"))
         return Finding(
             figures,
             [
@@ -92,19 +88,10 @@ class Growth(Measure):
         return times
 
 
-def _filled(bench: Bench, size: int) -> float:
-    """Put so many completed records there; bytes of each, all that Redis keeps for it included."""
-    client = bench.client
-    template = bench.run()
-    before = client.info("memory")["used_memory"]
-    fill(client, bench.store.name(template), size)
-    # A table that grows moves to a larger one bit by bit.
-    wait_until(lambda: not _moving(client), "the server's table did not settle")
-    return float(client.info("memory")["used_memory"] - before) / size
-
-
-def _moving(client: Redis) -> bool:
-    return bool(client.info("memory").get("mem_overhead_db_hashtable_rehashing"))
+def _filled(bench: Bench, size: int) -> None:
+    """Put so many completed records there."""
+    template = bench.store.name(bench.run())
+    added_by(bench.client, lambda: fill(bench.client, template, size))
 
 
 def _key(number: int) -> Key:

@@ -20,10 +20,12 @@ class Publishing(Measure):
 
     ROUNDS, EACH = 100, 20
 
+    entries = WITH_DEDUPE
+
     def measure(self, show: Show) -> Finding:
         with (
-            server_for(WITH_DEDUPE) as server,
-            arenas(server, WITH_DEDUPE, concurrency=0) as field,
+            server_for(self.entries) as server,
+            arenas(server, self.entries, concurrency=0) as field,
         ):
             calls = {name: _publishing(arena) for name, arena in field.items()}
             times = take_turns(calls, self.ROUNDS, self.EACH, show)
