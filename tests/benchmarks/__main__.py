@@ -86,6 +86,8 @@ def _findings(measures: Sequence[Measure], beside: Console) -> dict[Measure, Fin
             title = f"{'!' if finding.why_not else mark} {measure.title}"
             bars.update(task, completed=1.0, description=title)
             bars.stop_task(task)
+            if not beside.is_terminal:  # where bars are drawn only when all is over
+                beside.print(title)
     return findings
 
 

@@ -83,6 +83,13 @@ class Bench:
         self._line.close()
         self.client.close()
 
+    def run_for_nothing(self) -> None:
+        """All that a run sends, to a script that does nothing: what is left is the server's work."""
+        key = next(self.fresh)
+        for command in (beginning(key), completing(key, 1)):
+            name = self.store.name(key)
+            self._line.call(Call(self._no_op.script, name, command.arguments))
+
     # What the server says
 
     def usec_per_call(self, command: str = "evalsha") -> float:

@@ -19,6 +19,7 @@ CLIENT_FLOOR, CLIENT_FLOOR_ONE = (
     f"{FLOOR} by redis-py's client",
     f"{FLOOR_ONE} by redis-py's client",
 )
+FOR_NOTHING = "what a run sends, to no-op scripts"
 LOCK, OTHER_LOCK = "redis-py Lock, acquire + release", "python-redis-lock, acquire + release"
 POWERTOOLS, POWERTOOLS_REPLAY = "Powertools, first call", "Powertools, replay"
 
@@ -34,6 +35,7 @@ def contestants(bench: Bench) -> dict[str, Call]:
         RUN: bench.run,
         FLOOR: lambda: (bench.no_op_on_line(), bench.no_op_on_line()),
         CLIENT_FLOOR: lambda: (bench.no_op(), bench.no_op()),
+        FOR_NOTHING: bench.run_for_nothing,
         LOCK: lambda: _hold(bench.client.lock(_name(bench), timeout=60)),
         REPLAY: lambda: bench.begin(done),
         FLOOR_ONE: bench.no_op_on_line,

@@ -14,7 +14,9 @@ class OneClient(Measure):
 
     The floor is the same number of round trips with a script that does nothing and takes no
     arguments, by the same client: the line that the store speaks through, which is leaner than
-    redis-py's. Powertools and a gated function derive a key, too, and run something.
+    redis-py's. Between the floor and the run stands what a run sends, to scripts that do nothing:
+    below it is the client's part, above it the server's. Powertools and a gated function derive a
+    key, too, and run something.
     """
 
     name = "client"
@@ -24,6 +26,7 @@ class OneClient(Measure):
     RUNS = (
         who.RUN,
         who.FLOOR,
+        who.FOR_NOTHING,
         who.CLIENT_FLOOR,
         who.GATED,
         who.LOCK,
