@@ -24,7 +24,9 @@ def main() -> int:
     # What is asked for goes to standard output, and everything else beside it.
     beside = Console(stderr=True)
     report = _measure(wanted, beside)
-    Console().print(report.table())
+    out = Console()
+    # In a file there is room for all of it.
+    (out if out.is_terminal else Console(width=120)).print(report.table())
     for name, trace in report.broken().items():
         beside.rule(name)
         beside.print(trace, markup=False)

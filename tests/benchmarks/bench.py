@@ -84,7 +84,7 @@ class Bench:
         self.client.close()
 
     def run_for_nothing(self) -> None:
-        """All that a run sends, to a script that does nothing: what is left is the server's work."""
+        """What a run sends, to a script that does nothing: the rest is the server's work."""
         key = next(self.fresh)
         for command in (beginning(key), completing(key, 1)):
             name = self.store.name(key)

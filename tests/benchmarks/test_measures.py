@@ -28,7 +28,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "trips": {},
     "commands": {"TASKS": 20, "entries": TWO},
     "memory": {},
-    "server": {"ROUNDS": 2, "EACH": 3},
+    "server": {"ROUNDS": 2, "ROUNDS_OF_OTHERS": 1, "EACH": 3},
     "client": {"ROUNDS": 2, "EACH": 3},
     "keys": {"ROUNDS": 2, "EACH": 3},
     "publish": {"ROUNDS": 2, "EACH": 3, "entries": DEDUPED},

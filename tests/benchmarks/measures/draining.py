@@ -21,7 +21,6 @@ class Draining(Measure):
     name = "drain"
     title = "a worker process drains a queue"
     page = "scaling"
-    patience = 180.0
 
     ROUNDS, TASKS = 6, 300
 

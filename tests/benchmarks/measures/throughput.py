@@ -33,7 +33,6 @@ class Throughput(Measure):
     name = "throughput"
     title = "operations a second, one Redis"
     page = "scaling"
-    patience = 180.0
 
     PIPELINES = (1, 16)
     ROUNDS, CALLS, RECORDS = 3, 40_000, 300_000
