@@ -18,6 +18,7 @@
 local record = KEYS[1]
 local task_id, worker, grace_ms = unpack(ARGV)
 
+local now = ask_time()
 local raw = redis.call('GET', record)
 local state, attempt, token, at, fingerprint, holder, last_worker, _, _, position =
   unpack_record(raw or '')

@@ -16,7 +16,7 @@
 --   fingerprint        of all arguments, or ''
 --   worker             who runs it
 --   lease_ms           right to run without a heartbeat
---   retention_ms       how long after the lease an execution that died is remembered
+--   keep_ms            lease_ms, and then how long an execution that died is remembered
 --   max_attempts       executions that may die in a row
 --   error_ms           retention of the FAILED record of a task that has used them up
 -- REPLIES
@@ -27,13 +27,13 @@
 --   corrupt            not a record that this version can read
 
 local record = KEYS[1]
-local owner, prior, task_id, fingerprint, worker, lease_ms, retention_ms, max_attempts, error_ms =
+local owner, prior, task_id, fingerprint, worker, lease_ms, keep_ms, max_attempts, error_ms =
   unpack(ARGV)
 
-local attempt, token, idle, steps = 1, now_us, '', ''
 local raw = redis.call('GET', record)
+local state, attempts, last_token, at, known, holder, last_worker, last_owner, stood, position
 if raw then
-  local state, attempts, last_token, at, known, holder, last_worker, last_owner, stood, position =
+  state, attempts, last_token, at, known, holder, last_worker, last_owner, stood, position =
     unpack_record(raw)
   if not state then
     return reply('corrupt', raw)
@@ -41,7 +41,13 @@ if raw then
     return reply('reused', raw)
   elseif finished(state) then
     return reply('finished', raw)
-  elseif state == 'R' then
+  end
+end
+
+local now, now_us = ask_time()
+local attempt, token, idle, steps = 1, now_us, '', ''
+if raw then
+  if state == 'R' then
     if holder ~= task_id and at > now then
       return reply('held', raw)
     end
@@ -68,5 +74,5 @@ end
 
 local started =
   pack('S', attempt, token, now + lease_ms, fingerprint, task_id, worker, owner, idle, steps)
-redis.call('SET', record, started, 'PX', lease_ms + retention_ms)
+redis.call('SET', record, started, 'PX', keep_ms)
 return reply('begun', started)

@@ -1,5 +1,7 @@
 -- complete: stores the result; every later begin replays it.
 --
+-- THEN
+--   settle             makes the record `outcome`
 -- KEYS
 --   record             the key's record
 -- ARGV
@@ -13,6 +15,4 @@
 
 local record = KEYS[1]
 local token, format, body, retention_ms = unpack(ARGV)
-
-local stored, raw = settle(record, 'C', token, format, body, retention_ms)
-return reply(stored and 'ok' or 'lost', raw)
+local outcome = 'C'

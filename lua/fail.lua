@@ -1,5 +1,7 @@
 -- fail: stores an error that ends the key; every later begin raises it again.
 --
+-- THEN
+--   settle             makes the record `outcome`
 -- KEYS
 --   record             the key's record
 -- ARGV
@@ -13,6 +15,4 @@
 
 local record = KEYS[1]
 local token, format, body, retention_ms = unpack(ARGV)
-
-local stored, raw = settle(record, 'F', token, format, body, retention_ms)
-return reply(stored and 'ok' or 'lost', raw)
+local outcome = 'F'

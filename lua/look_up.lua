@@ -9,6 +9,7 @@
 
 local record = KEYS[1]
 
+ask_time()
 local raw = redis.call('GET', record)
 if not raw then
   return reply('absent')

@@ -18,6 +18,7 @@
 local record = KEYS[1]
 local token, hold_ms, retention_ms = unpack(ARGV)
 
+local now = ask_time()
 local raw = redis.call('GET', record)
 if not raw then
   return reply('ok')

@@ -17,6 +17,7 @@
 local record = KEYS[1]
 local task_id, fingerprint, hold_ms = unpack(ARGV)
 
+local now, now_us = ask_time()
 local token, steps, keep_ms = now_us, '', hold_ms
 local raw = redis.call('GET', record)
 if raw then

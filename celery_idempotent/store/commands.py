@@ -52,7 +52,7 @@ def begin(
         fingerprint=key.fingerprint,
         worker=_worker(worker),
         lease_ms=lease_ms,
-        retention_ms=retention_ms,
+        keep_ms=lease_ms + retention_ms,
         max_attempts=max_attempts,
         error_ms=error_ms,
     )
@@ -65,7 +65,7 @@ def extend(lease: Extension) -> Command:
         lease.key,
         token=lease.token,
         lease_ms=lease.lease_ms,
-        retention_ms=lease.retention_ms,
+        keep_ms=lease.lease_ms + lease.retention_ms,
     )
 
 
@@ -100,9 +100,8 @@ def release(key: Key, token: int, *, hold_ms: int, retention_ms: int) -> Command
 
 def step(key: Key, token: int, entry: bytes, *, lease_ms: int, retention_ms: int) -> Command:
     """Keep a finished step: ``ok`` or ``lost``."""
-    return _command(
-        "step", key, token=token, entry=entry, lease_ms=lease_ms, retention_ms=retention_ms
-    )
+    keep_ms = lease_ms + retention_ms
+    return _command("step", key, token=token, entry=entry, lease_ms=lease_ms, keep_ms=keep_ms)
 
 
 def dispatched(key: Key, task_id: str) -> Command:

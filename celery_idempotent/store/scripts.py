@@ -2,7 +2,8 @@
 
 A script's head lists its KEYS, ARGV and REPLIES, each a name and what it means. That list *is* the
 signature: calls pass arguments by those names, and an answer that the head does not list is an
-error. The unit tests hold heads and bodies together.
+error. The unit tests hold heads and bodies together. Under THEN it names the
+file in which the script goes on, if it shares its end with others.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Reply(NamedTuple):
     case: str
     #: The record that is there now, empty if none or if the script has no need to tell.
     raw: bytes
-    #: The server's time in milliseconds.
+    #: The server's time in milliseconds; 0 where the answer goes by none.
     now_ms: int
 
 
@@ -53,19 +54,19 @@ class Script:
 
     def reply(self, answer: bytes) -> Reply:
         """The answer of a call as a value."""
-        case, now_ms, raw = answer.split(b" ", 2)
+        case, seconds, microseconds, raw = answer.split(b" ", 3)
         name = case.decode()
         if name not in self.replies:
             raise IdempotencyError(f"the script {self.name} gave an unknown answer: {name!r}")
-        return Reply(name, raw, int(now_ms))
+        return Reply(name, raw, int(seconds) * 1000 + int(microseconds) // 1000)
 
 
 @cache
 def load(name: str) -> Script:
-    """The script of this name, with the prelude before it."""
+    """The script of this name, with the prelude before it, and its end behind it."""
     text = read_source(name)
-    source = f"{read_source(PRELUDE)}\n{text}"
     head = read_head(text)
+    source = "\n".join([read_source(PRELUDE), text, *map(read_source, head["THEN"])])
     return Script(
         name=name,
         source=source,
@@ -85,8 +86,8 @@ def read_source(name: str) -> str:
 
 
 def read_head(text: str) -> dict[str, tuple[str, ...]]:
-    """The names that a script's head lists under KEYS, ARGV and REPLIES."""
-    sections: dict[str, list[str]] = {"KEYS": [], "ARGV": [], "REPLIES": []}
+    """The names that a script's head lists under THEN, KEYS, ARGV and REPLIES."""
+    sections: dict[str, list[str]] = {"THEN": [], "KEYS": [], "ARGV": [], "REPLIES": []}
     section = ""
     for line in _head_lines(text):
         if line.strip() in sections:

@@ -58,7 +58,7 @@ class Protocol:
 
     def begin(
         self, there: Record | None, clock: Clock, *, owner: bytes, prior: bytes, task_id: bytes,
-        fingerprint: bytes, worker: bytes, lease_ms: int, retention_ms: int, max_attempts: int,
+        fingerprint: bytes, worker: bytes, lease_ms: int, keep_ms: int, max_attempts: int,
         error_ms: int,
     ) -> Answer:  # fmt: skip
         attempt, token, idle, steps = 1, clock.us, b"", b""
@@ -88,7 +88,7 @@ class Protocol:
                     return Answer("finished", poisoned, poisoned)
             fingerprint = fingerprint or there.fingerprint
             steps = there.body
-        expires = self.started_until(clock, lease_ms, retention_ms)
+        expires = self.started_until(clock, lease_ms, keep_ms)
         started = Record(
             STARTED, attempt, token, clock.ms + lease_ms, fingerprint, task_id, worker, owner, idle,
             steps, expires,
@@ -124,21 +124,21 @@ class Protocol:
         return Answer("ok", None, reserved)
 
     def extend(
-        self, there: Record | None, clock: Clock, *, token: int, lease_ms: int, retention_ms: int
+        self, there: Record | None, clock: Clock, *, token: int, lease_ms: int, keep_ms: int
     ) -> Answer:
         if not self.holds(there, token):
             return Answer("lost", there, there)
-        return Answer("ok", None, self.alive(there, clock, lease_ms, retention_ms))
+        return Answer("ok", None, self.alive(there, clock, lease_ms, keep_ms))
 
     def step(
         self, there: Record | None, clock: Clock, *, token: int, entry: bytes, lease_ms: int,
-        retention_ms: int,
+        keep_ms: int,
     ) -> Answer:  # fmt: skip
         if not self.holds(there, token):
             return Answer("lost", there, there)
         kept = there.body if there.body.endswith(entry) else there.body + entry
         there = there._replace(body=kept)
-        return Answer("ok", None, self.alive(there, clock, lease_ms, retention_ms))
+        return Answer("ok", None, self.alive(there, clock, lease_ms, keep_ms))
 
     def abandon(
         self, there: Record | None, clock: Clock, *, task_id: bytes, worker: bytes, grace_ms: int
@@ -210,12 +210,12 @@ class Protocol:
     def next_token(self, there: Record, clock: Clock) -> int:
         return max(clock.us, there.token + 1)
 
-    def started_until(self, clock: Clock, lease_ms: int, retention_ms: int) -> int:
+    def started_until(self, clock: Clock, lease_ms: int, keep_ms: int) -> int:
         """Longer than the lease: a takeover must see that there was an execution before it."""
-        return clock.ms + lease_ms + retention_ms
+        return clock.ms + keep_ms
 
-    def alive(self, there: Record, clock: Clock, lease_ms: int, retention_ms: int) -> Record:
-        expires = self.started_until(clock, lease_ms, retention_ms)
+    def alive(self, there: Record, clock: Clock, lease_ms: int, keep_ms: int) -> Record:
+        expires = self.started_until(clock, lease_ms, keep_ms)
         return there._replace(at=clock.ms + lease_ms, expires=expires)
 
     def settle(

@@ -68,13 +68,13 @@ class Overwrites(Protocol):
 
 @mutant("the deadline is the key's expiry", tasks=2, freeze=1)
 class DeadlineInExpiry(Protocol):
-    def started_until(self, clock: Clock, lease_ms: int, retention_ms: int) -> int:
+    def started_until(self, clock: Clock, lease_ms: int, keep_ms: int) -> int:
         return clock.ms + lease_ms
 
 
 @mutant("no expiry while STARTED", crash=1)
 class NoExpiry(Protocol):
-    def started_until(self, clock: Clock, lease_ms: int, retention_ms: int) -> int:
+    def started_until(self, clock: Clock, lease_ms: int, keep_ms: int) -> int:
         return 10**12
 
 

@@ -80,7 +80,7 @@ class Server:
         """A script, as the pass `one` calls it."""
         token = {"token": one.token}
         keeps = {"retention_ms": RETENTION}
-        lease = {"lease_ms": LEASE, **keeps}
+        lease = {"lease_ms": LEASE, "keep_ms": LEASE + RETENTION}
         arguments: dict[str, dict[str, Any]] = {
             "begin": {
                 "owner": one.owner, "prior": one.prior, "task_id": one.task, "fingerprint": b"",

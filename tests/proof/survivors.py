@@ -14,8 +14,8 @@ dispatched: local state, _, _, _, _, holder = unpack_record(raw or '')  ⟶  raw
 dispatched: local state, _, _, _, _, holder = unpack_record(raw or '')  ⟶  '' becomes '?'
 forget: local _, _, last_token = unpack_record(raw or '')  ⟶  raw or '' becomes raw
 forget: local _, _, last_token = unpack_record(raw or '')  ⟶  '' becomes '?'
-record: local held, attempt, last_token, _, fingerprint, task_id, worker = unpack_record(raw or '')  ⟶  raw or '' becomes raw
-record: local held, attempt, last_token, _, fingerprint, task_id, worker = unpack_record(raw or '')  ⟶  '' becomes '?'
+settle: local state, attempt, last_token, _, fingerprint, task_id, worker = unpack_record(raw or '')  ⟶  raw or '' becomes raw
+settle: local state, attempt, last_token, _, fingerprint, task_id, worker = unpack_record(raw or '')  ⟶  '' becomes '?'
 step: local state, _, last_token = unpack_record(raw or '')  ⟶  raw or '' becomes raw
 step: local state, _, last_token = unpack_record(raw or '')  ⟶  '' becomes '?'
 """,
@@ -28,8 +28,8 @@ begin: local unanswered = last_owner ~= '' and string.find(prior, last_owner, 1,
 begin: local unanswered = last_owner ~= '' and string.find(prior, last_owner, 1, true)  ⟶  1 becomes nil
 record: if readable and string.find('RSCDFG', state, 1, true) then  ⟶  1 becomes 0
 record: if readable and string.find('RSCDFG', state, 1, true) then  ⟶  1 becomes nil
-record: return raw and #raw >= AFTER and string.sub(raw, 1, 1) == 'S'  ⟶  1 becomes 0
-record: return string.sub(raw, 1, AT - 1) .. struct.pack('>I6', at) .. string.sub(raw, AFTER)  ⟶  1 becomes 0
+record: return raw and #raw >= 16 and string.sub(raw, 1, 1) == 'S'  ⟶  1 becomes 0
+record: return string.sub(raw, 1, 9) .. struct.pack('>I6', at) .. string.sub(raw, 16)  ⟶  1 becomes 0
 """,
     "a number is a format that yields itself": """
 begin: idle = unanswered and stood or string.format('%.0f', now - at)  ⟶  '%.0f', now - at becomes now - at, '%.0f'
@@ -40,8 +40,10 @@ dispatched: if not state or not finished(state) or holder ~= task_id then  ⟶  
     "what stands in place of the state of an unreadable record is an error's text, no letter": """
 record: if readable and string.find('RSCDFG', state, 1, true) then  ⟶  readable and string.find('RSCDFG', state, 1, true) becomes string.find('RSCDFG', state, 1, true)
 """,
-    "the shortest record has 21 bytes": """
-record: return raw and #raw >= AFTER and string.sub(raw, 1, 1) == 'S'  ⟶  >= becomes >
+    "the shortest record has 21 bytes; what is cut to 15 is no better than what is cut to 16": """
+record: return raw and #raw >= 16 and string.sub(raw, 1, 1) == 'S'  ⟶  16 becomes 15
+record: return raw and #raw >= 16 and string.sub(raw, 1, 1) == 'S'  ⟶  16 becomes 17
+record: return raw and #raw >= 16 and string.sub(raw, 1, 1) == 'S'  ⟶  >= becomes >
 """,
 }  # fmt: skip
 

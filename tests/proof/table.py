@@ -43,7 +43,7 @@ _FIRST, _SECOND = layout.write_task_id(FIRST), layout.write_task_id(SECOND)
 _WORKER, _OTHER = WORKER.encode(), OTHER_WORKER.encode()
 _FINGERPRINTS = [KEY.fingerprint, KEY.fingerprint, OTHER_ARGUMENTS.fingerprint, b""]
 _ENTRY = entries.write("one", "json", b"1")
-_LEASE = {"lease_ms": [LEASE_MS], "retention_ms": [RETENTION_MS]}
+_LEASE = {"lease_ms": [LEASE_MS], "keep_ms": [LEASE_MS + RETENTION_MS]}
 #: Told apart from the token below by one, and by a digit that only 16 digits show.
 TOKEN = 1_700_000_000_000_003
 _TOKENS = {"token": [TOKEN, TOKEN, TOKEN, TOKEN - 1, TOKEN + 1, 17]}
@@ -108,8 +108,8 @@ def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[s
             _queue(pipeline, script, f"{_NAME}:{number}", case)
         results = iter(pipeline.execute(raise_on_error=False))
         for case in some:
-            _, answer, moment, raw, left_ms, _ = (next(results) for _ in range(6))
-            wrong = _judge(script, case, answer, moment, raw, left_ms)
+            _, answer, moment, raw, left_ms, time, _ = (next(results) for _ in range(7))
+            wrong = _judge(script, case, answer, moment, raw, left_ms, time)
             if wrong:
                 yield f"{name}: {wrong}: {case}"
 
@@ -176,12 +176,13 @@ def _queue(pipeline: Any, script: scripts.Script, name: str, case: Case) -> None
         pipeline.evalsha(script.sha, 1, name, *values)
     else:
         pipeline.eval(AT_THE_MOMENT % case.after_ms + script.source, 1, name, *values)
-    pipeline.get(name + MOMENT).get(name).pttl(name).delete(name)
+    pipeline.get(name + MOMENT).get(name).pttl(name).time().delete(name)
 
 
 def _judge(
-    script: scripts.Script, case: Case, answer: Any, moment: bytes | None, raw: Any, left_ms: int
-) -> str:
+    script: scripts.Script, case: Case, answer: Any, moment: bytes | None, raw: Any, left_ms: int,
+    time: tuple[int, int],
+) -> str:  # fmt: skip
     if not isinstance(answer, bytes):
         return f"answers {answer!r}"
     reply = script.reply(answer)
@@ -205,7 +206,7 @@ def _judge(
     if raw != written(expected.after):
         return f"leaves {raw!r}, not {written(expected.after)!r}"
     if expected.after is not None:
-        ends = reply.now_ms + left_ms
+        ends = time[0] * 1000 + left_ms
         if left_ms < 0 or abs(ends - expected.after.expires) > TOLERANCE_MS:
             return f"leaves it for {left_ms} ms"
     return ""

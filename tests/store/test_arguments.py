@@ -92,7 +92,7 @@ def test_a_script_answers_or_refuses_and_leaves_nothing_for_ever(scene: Scene, n
         else:
             reply = script.reply(answer)
             assert reply.case in script.replies
-            assert reply.now_ms > 0
+            assert reply.now_ms == 0 or reply.now_ms > 1_700_000_000_000
         assert scene.left_ms() != -1
 
     any_arguments()

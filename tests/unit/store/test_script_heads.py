@@ -10,14 +10,16 @@ import pytest
 from celery_idempotent.store import scripts
 
 FOLDER = Path(__file__).parents[3] / "lua"
-PRELUDE = "record"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.lua") if path.stem != PRELUDE)
+#: What stands before each script, and what some end with.
+PRELUDE, ENDS = "record", ["settle"]
+NAMES = sorted({path.stem for path in FOLDER.glob("*.lua")} - {PRELUDE, *ENDS})
 
 
 def head_and_body(name: str) -> tuple[dict[str, tuple[str, ...]], str]:
     text = scripts.read_source(name)
-    body = re.sub(r"--.*", "", text)
-    return scripts.read_head(text), body
+    head = scripts.read_head(text)
+    whole = "\n".join([text, *map(scripts.read_source, head["THEN"])])
+    return head, re.sub(r"--.*", "", whole)
 
 
 def taken_from(array: str, body: str) -> list[str]:
@@ -97,6 +99,12 @@ class TestEachScript:
         for names in assigned:
             if not names.startswith("local "):
                 assert {n.strip() for n in names.split(",")} <= declared
+
+
+def test_every_end_is_the_end_of_some() -> None:
+    ends = {name for script in NAMES for name in head_and_body(script)[0]["THEN"]}
+
+    assert sorted(ends) == ENDS
 
 
 def test_the_prelude_declares_nothing_global() -> None:

@@ -17,6 +17,8 @@ HEAD = """\
 -- Words before the lists are no entries:
 --   none of these
 --
+-- THEN
+--   part               that others have too
 -- KEYS
 --   record             the key's record
 -- ARGV
@@ -34,17 +36,18 @@ local record = KEYS[1]
 
 def test_a_head_is_read_up_to_the_first_line_of_code() -> None:
     assert scripts.read_head(HEAD) == {
+        "THEN": ("part",),
         "KEYS": ("record",),
         "ARGV": ("token", "hold_ms"),
         "REPLIES": ("ok",),
     }
 
 
-def test_a_script_comes_with_the_prelude_and_the_digest_of_both() -> None:
+def test_a_script_comes_with_the_prelude_and_its_end_and_the_digest_of_all() -> None:
     script = scripts.load("complete")
 
-    assert script.source.startswith(scripts.read_source("record"))
-    assert script.source.endswith(scripts.read_source("complete"))
+    parts = [scripts.read_source(name) for name in ("record", "complete", "settle")]
+    assert script.source == "\n".join(parts)
     assert script.sha == sha1(script.source.encode()).hexdigest()
     assert scripts.load("complete") is script
 
@@ -72,13 +75,13 @@ def test_other_names_than_those_of_the_head_are_refused(values: dict[str, Any]) 
 
 
 def test_a_reply_is_a_value() -> None:
-    assert scripts.load("complete").reply(b"ok 5 a raw one") == Reply("ok", b"a raw one", 5)
-    assert scripts.load("complete").reply(b"lost 5 ") == Reply("lost", b"", 5)
+    assert scripts.load("complete").reply(b"ok 5 6789 a raw one") == Reply("ok", b"a raw one", 5006)
+    assert scripts.load("complete").reply(b"lost 5 678 ") == Reply("lost", b"", 5000)
 
 
 def test_a_reply_that_the_head_does_not_list_is_an_error() -> None:
     with pytest.raises(IdempotencyError, match="complete gave an unknown answer: 'begun'"):
-        scripts.load("complete").reply(b"begun 5 ")
+        scripts.load("complete").reply(b"begun 5 6 ")
 
 
 def test_a_script_that_is_not_there_says_that_the_installation_is_not_whole() -> None:
