@@ -35,6 +35,11 @@ peers: .venv/peers  ## Side by side with plain Celery, celery-once and celery-si
 outages: .venv/test  ## Strike every kind of outage while workers work: what is lost or done twice
 	@$(BIN)/python -m tests.outages
 
+.PHONY: chaos
+chaos: .venv/chaos  ## Faults by a seeded schedule, beside the peers (SEEDS=20 TASKS=1000 SEED= OURS=1 AUDIT=1)
+	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
+		$(if $(TASKS),--tasks $(TASKS)) $(if $(OURS),--ours) $(if $(AUDIT),--audit)
+
 .PHONY: proof
 proof: .venv/proof  ## Search the model, hunt the scripts, break both: about ten minutes
 	@$(BIN)/python -m tests.proof
@@ -52,13 +57,13 @@ lint: .venv/dev  ## Check style, types and import contracts
 
 .PHONY: clean
 clean:  ## Remove everything that these commands made
-	rm -rf .venv .matrix dist build htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
+	rm -rf .venv .chaos .matrix dist build htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
 		.mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each extra, made anew when pyproject.toml changes.
 # dev contains test, and test contains demo: whoever has the larger has the smaller.
-.venv/demo .venv/test .venv/dev .venv/peers .venv/bench .venv/proof: pyproject.toml | $(BIN)/python
+.venv/demo .venv/test .venv/dev .venv/peers .venv/bench .venv/chaos .venv/proof: pyproject.toml | $(BIN)/python
 	@echo "installing .[$(@F)] into .venv"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(@F)]'
 	@touch $(if $(filter dev,$(@F)),.venv/demo .venv/test) $(if $(filter test,$(@F)),.venv/demo) $@

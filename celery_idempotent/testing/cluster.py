@@ -112,13 +112,16 @@ class ClusterOfSix(Stoppable):
         ours = self.master_of(key).port
         return next(self._at(seen.master) for seen in self._view() if seen.master != ours)
 
-    def kill_master_of(self, key: str) -> RedisServer:
+    def kill_master_of(self, key: str, *, abrupt: bool = False) -> RedisServer:
         """Kill the master of `key`, and return it when all others have its replica for master.
 
-        Nothing is lost: the replica has all that its master had before it dies.
+        Args:
+            abrupt: at once, and what the replica has not got yet is forgotten; else nothing is
+                lost.
         """
         dead, heir = self.master_of(key), self.replica_of(key)
-        wait_until(lambda: heir.is_copy_of(dead), "The replica did not get the master's data")
+        if not abrupt:
+            wait_until(lambda: heir.is_copy_of(dead), "The replica did not get the master's data")
         dead.kill()
         slot = key_slot(key.encode())
         wait_until(

@@ -112,13 +112,15 @@ class SentinelTrio(Stoppable):
         client: redis.Redis = group.master_for(self.master_name, password=self._password, **options)
         return client
 
-    def failover(self) -> RedisServer:
+    def failover(self, *, abrupt: bool = False) -> RedisServer:
         """Kill the master, and return it when all Sentinels name the other, which takes writes.
 
-        Nothing is lost: the other has all that the master had before it dies.
+        Args:
+            abrupt: at once, and what the other has not got yet is forgotten; else nothing is lost.
         """
         dead, heir = self.master, self.replica
-        wait_until(lambda: heir.is_copy_of(dead), "The replica did not get the master's data")
+        if not abrupt:
+            wait_until(lambda: heir.is_copy_of(dead), "The replica did not get the master's data")
         dead.kill()
         wait_until(
             lambda: (

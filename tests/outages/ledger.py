@@ -35,6 +35,10 @@ class Ledger:
                 if line.pop("what") == what:
                     yield line
 
+    def changed_at(self) -> float:
+        """When the last line was written (seconds since the epoch)."""
+        return self._path.stat().st_mtime
+
     def close(self) -> None:
         """Write no more."""
         os.close(self._file)
