@@ -105,6 +105,7 @@ async def _persist_many(
 ) -> list[Reply | IdempotencyError]:
     answers: list[Reply | IdempotencyError] = [Reply("lost", b"", 0)] * len(runs)
     left = list(range(len(runs)))
+    since = monotonic()
     while left:
         got: Sequence[Reply | IdempotencyError]
         try:
@@ -113,7 +114,7 @@ async def _persist_many(
             got = [error] * len(left)
         again = []
         for n, answer in zip(left, got, strict=True):
-            if isinstance(answer, StoreUnavailableError) and runs[n].lease.trusted:
+            if isinstance(answer, StoreUnavailableError) and runs[n].outlasts(since):
                 again.append(n)
             elif not isinstance(answer, CorruptRecordError):
                 answers[n] = answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from celery_idempotent import signals
@@ -107,21 +108,30 @@ class Running:
         )
 
     async def persist(self, command: Command) -> Reply:
-        """Write to the record; while Redis is away, again and again as long as it is ours.
+        """Write to the record; while Redis is away, again and again for as long as `outlasts` says.
 
         Raises:
-            StoreUnavailableError: if Redis stays away until the lease cannot be trusted.
+            StoreUnavailableError: if Redis stays away.
         """
+        since = monotonic()
         while True:
             try:
                 return await self.world.execute(command)
             except StoreUnavailableError:
-                if not self.lease.trusted:
+                if not self.outlasts(since):
                     raise
                 await self.world.sleep(STORE_AGAIN)
             except CorruptRecordError:
                 # Someone wrote something else under the key: the record is not there any more.
                 return Reply("lost", b"", 0)
+
+    def outlasts(self, since: float) -> bool:
+        """Whether to go on trying to write what was first tried at `since` (monotonic seconds).
+
+        For a lease's time even where ours has ended before: Redis may have been away from
+        everybody, and then nobody has taken over. It knows, and refuses if somebody has.
+        """
+        return self.lease.trusted or monotonic() < since + self.lease.seconds
 
     def _lost(self) -> None:
         """The heartbeat has found another execution in the record, or none."""

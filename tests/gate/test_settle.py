@@ -189,6 +189,22 @@ def own_server() -> Any:
         yield server
 
 
+def restart_at_the_second_try(task: IdempotentTask, server: RedisServer) -> list[None]:
+    """Let the server come back when a result is about to be stored again; every try so far."""
+    store = task.idempotency_configuration.gate.store
+    execute, tries = store.execute, []
+
+    def execute_and_count(command: Command) -> Reply:
+        if command.script.name == "complete":
+            tries.append(None)
+            if len(tries) == 2:
+                server.restart()
+        return execute(command)
+
+    store.execute = execute_and_count  # type: ignore[method-assign]
+    return tries
+
+
 class TestTheStoreIsAway:
     def test_a_result_is_tried_again_while_the_lease_is_trusted(
         self, task: Make, own_server: RedisServer, heard: list[str]
@@ -198,17 +214,7 @@ class TestTheStoreIsAway:
             return "kept in the end"
 
         slow = task(body, redis_url=own_server.url, lease=60)
-        store = slow.idempotency_configuration.gate.store
-        execute, tries = store.execute, []
-
-        def execute_and_count(command: Command) -> Reply:
-            if command.script.name == "complete":
-                tries.append(None)
-                if len(tries) == 2:
-                    own_server.restart()
-            return execute(command)
-
-        store.execute = execute_and_count  # type: ignore[method-assign]
+        tries = restart_at_the_second_try(slow, own_server)
 
         assert slow.delay("1").get() == "kept in the end"
         assert len(tries) >= 2
@@ -216,6 +222,24 @@ class TestTheStoreIsAway:
         record = slow.idempotency_record("1")
         assert record is not None
         assert record.result == "kept in the end"
+
+    def test_a_result_that_comes_after_the_lease_is_tried_again_too(
+        self, task: Make, own_server: RedisServer, heard: list[str]
+    ) -> None:
+        """A process that was frozen, say; nobody can have taken over while the store was away."""
+
+        def body(self: IdempotentTask, order: str) -> str:
+            own_server.kill()
+            with pytest.raises(LeaseLostError):
+                wait_for_loss(self)
+            return "kept in the end"
+
+        slow = task(body, redis_url=own_server.url, breaker_failures=1000)
+        tries = restart_at_the_second_try(slow, own_server)
+
+        assert slow.delay("1").get() == "kept in the end"
+        assert len(tries) == 2
+        assert heard == ["begun", "completed"]
 
     def test_a_result_that_cannot_be_kept_is_told(
         self, task: Make, own_server: RedisServer, heard: list[str]
