@@ -21,7 +21,7 @@ from celery.signals import after_task_publish, task_received, worker_init
 from kombu.message import Message
 
 from celery_idempotent import signals
-from tests.chaos.downstream import Downstream
+from tests.chaos import downstream
 from tests.outages.ledger import Ledger
 from tests.peers.contestants import OURS, contestant_named
 from tests.worker.mortal import die_with_parent
@@ -46,6 +46,8 @@ class Plan:
     folder: str
     #: URL of the server that locks or records are on.
     store: str
+    #: Of the system downstream, on 127.0.0.1.
+    downstream: int
     #: Seconds that a lock or a lease lasts.
     lease: float
     settings: dict[str, Any] = field(default_factory=dict)
@@ -62,14 +64,10 @@ class Plan:
         path.touch()
         return Ledger(path)
 
-    def downstream(self) -> Downstream:
-        """Where their effects go."""
-        return Downstream(Path(self.folder) / "downstream.sqlite")
-
 
 def make_app(plan: Plan) -> Celery:
     """The app, with its tasks."""
-    ledger, downstream = plan.ledger(), plan.downstream()
+    ledger = plan.ledger()
     contestant = contestant_named(plan.contestant)
     app = Celery("chaos", set_as_current=False)
     app.conf.update(contestant.settings(plan.store))
@@ -91,12 +89,12 @@ def make_app(plan: Plan) -> Celery:
         execution = uuid4().hex
         token = task.idempotency.token if contestant is OURS else 0
         told = {"execution": execution, "order": order, "token": token}
+        downstream.ask(plan.downstream, order, execution, token)
         ledger.write("begun", **told, task_id=task.request.id, pid=os.getpid(), at=time.time())
-        downstream.ask(order, execution, token)
 
         def effect() -> str:
             receipt = uuid4().hex
-            accepted = downstream.ask(order, execution, token, receipt)
+            accepted = downstream.ask(plan.downstream, order, execution, token, receipt)
             ledger.write("done", **told, receipt=receipt, accepted=accepted, at=time.time())
             return receipt
 
@@ -139,11 +137,18 @@ def make_app(plan: Plan) -> Celery:
     def received(request: Any, **_: Any) -> None:
         ledger.write("received", task_id=request.id, at=time.time())
 
-    # Told of a retry and a release as well: neither is the end of a key.
     @signals.completed.connect(weak=False)
     @signals.failed.connect(weak=False)
     def completed(task_id: str, token: int, **_: Any) -> None:
         ledger.write("completed", task_id=task_id, token=token)
+
+    @signals.store_unavailable.connect(weak=False)
+    def put_off(task_id: str, **_: Any) -> None:
+        ledger.write("put off", task_id=task_id)
+
+    @signals.outcome_unsaved.connect(weak=False)
+    def unsaved(task_id: str, token: int, **_: Any) -> None:
+        ledger.write("unsaved", task_id=task_id, token=token)
 
     def acknowledged(message: Message) -> None:
         ledger.write("acknowledged", task_id=message.headers.get("id"))

@@ -74,6 +74,8 @@ class Redis(Broker):
                 "visibility_timeout": 4,
                 "unacked_restore_interval": 1,
                 "unacked_restore_throttle": 1,
+                # Whoever dies amid handing out again keeps all others from it: for five minutes.
+                "unacked_mutex_expire": 2,
             },
         }
 

@@ -95,9 +95,7 @@ class Crew:
             for child in _children(worker.process.pid)
         ]
         over = {line["execution"] for line in self._ledger.read("done")}
-        busy = {
-            line["pid"] for line in self._ledger.read("begun") if line["execution"] not in over
-        }
+        busy = {line["pid"] for line in self._ledger.read("begun") if line["execution"] not in over}
         targets = [child for child in children if child in busy] or children
         return targets[int(aim * len(targets))] if targets else None
 
@@ -134,6 +132,8 @@ def _strike(pids: list[int], signum: signal.Signals) -> list[int]:
 
 def _children(pid: int) -> list[int]:
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     except (FileNotFoundError, ProcessLookupError):
         return []

@@ -25,6 +25,7 @@ from tests.chaos import schedule
 from tests.chaos.app import PLAN_VARIABLE, QUEUE, Plan, make_app
 from tests.chaos.broker import Broker, broker_for
 from tests.chaos.crew import Crew
+from tests.chaos.downstream import Downstream
 from tests.chaos.schedule import LEASE, Blow, Call, Schedule
 from tests.chaos.stores import Store, store_for
 from tests.outages.ledger import Ledger
@@ -36,7 +37,7 @@ LOOK_EVERY = 0.05
 ASK_EVERY = 0.5
 #: Longest wait for the last answer, in seconds; and while nothing happens any more at all.
 PATIENCE = 90.0
-PATIENCE_IN_SILENCE = 20.0
+PATIENCE_IN_SILENCE = 12.0
 #: Nothing has happened for so long: it is over.
 SILENCE = 1.5
 #: Peers may hang. Ours may not.
@@ -90,7 +91,8 @@ def run(planned: Schedule, contestant: str, folder: Path) -> None:
                 **store.settings,
                 "idempotency_wait_replicas": planned.shape.wait_replicas,
             }
-        plan = Plan(contestant, str(folder), store.url, LEASE, settings)
+        downstream = servers.enter_context(Downstream(folder / "downstream.sqlite"))
+        plan = Plan(contestant, str(folder), store.url, downstream.port, LEASE, settings)
         scene = _Scene(planned, plan, store, broker)
         patience = PATIENCE if ours else PATIENCE_WITH_PEERS
         seen = scene.play(patience)
@@ -210,7 +212,6 @@ class _Scene:
         with lock:
             at = time.time()
             if strike is not None:
-                # Known before it ends: a judge must see what was under way.
                 pids = strike(blow.aim, blow.seconds)
         self._ledger.write("struck", kind=blow.kind, at=at, until=time.time(), pids=pids or [])
 

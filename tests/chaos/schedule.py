@@ -13,8 +13,8 @@ PACE = 50.0
 #: One call of so many repeats an earlier one; half of those one that is probably under way.
 REPEATS = 5
 RECENT = 12
-#: Seconds. A week's faults in ten minutes need a lease that a fault can outlast.
-LEASE = 3.0
+#: Seconds: less than a fault can take, more than a failover does.
+LEASE = 6.0
 #: Seconds of calm before the first fault and after the last one has begun.
 CALM = 1.0
 #: Seconds between two faults, on average.

@@ -15,7 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.chaos.downstream import Downstream
+from tests.chaos import downstream
+from tests.chaos.downstream import Entry
 from tests.chaos.schedule import LEASE, STORE_KILLED, Schedule
 from tests.outages.ledger import Ledger
 
@@ -23,6 +24,7 @@ from tests.outages.ledger import Ledger
 KILLED = "killed after its effect, before its completion"
 FROZEN = "frozen past the lease"
 CUT_OFF = "cut off from the store past the lease"
+UNSAVED = "store away for a lease after its effect, which the log told"
 FORGOTTEN = "forgotten in a failover"
 #: … and where none of these is found.
 UNEXPLAINED = "unexplained"
@@ -135,7 +137,11 @@ class Evidence:
     acknowledged: Mapping[str, int]
     #: Tokens whose completion was accepted, by order.
     completed: Mapping[str, Sequence[int]]
-    downstream: Downstream
+    #: Tokens of executions whose outcome could not be stored.
+    unsaved: frozenset[int]
+    #: What the system downstream was asked, and what it has, by order.
+    asked: Mapping[str, list[Entry]]
+    receipts: Mapping[str, str | None]
 
     @classmethod
     def read(cls, folder: Path) -> Evidence:
@@ -166,7 +172,9 @@ class Evidence:
             Counter(line["task_id"] for line in ledger.read("published")),
             Counter(line["task_id"] for line in ledger.read("acknowledged")),
             completed,
-            Downstream(folder / "downstream.sqlite"),
+            frozenset(line["token"] for line in ledger.read("unsaved")),
+            downstream.entries(folder / "downstream.sqlite"),
+            downstream.receipts(folder / "downstream.sqlite"),
         )
         ledger.close()
         return evidence
@@ -195,14 +203,13 @@ def judge(planned: Schedule, contestant: str, folder: Path) -> Verdict:
             notes.append(f"{order}: {len(done)} effects, {reason}")
     differing = [order for order, outcomes in told.items() if len(outcomes) > 1]
     notes += [f"{order}: outcomes differ: {sorted(told[order])}" for order in differing]
-    receipts = evidence.downstream.receipts()
+    receipts = evidence.receipts
     disagreeing = [
         order
         for order, outcomes in told.items()
         if len(outcomes) == 1 and str(receipts.get(order)) not in next(iter(outcomes))
     ]
     notes += [f"{order}: downstream has {receipts.get(order)}" for order in disagreeing]
-    entries = evidence.downstream.entries()
     delays = sorted(line["at"] - line["called_at"] for line in seen["told"]) or [0.0]
     return Verdict(
         seed=planned.seed,
@@ -218,12 +225,8 @@ def judge(planned: Schedule, contestant: str, folder: Path) -> Verdict:
         refused=seen["refused"],
         doubled=dict(doubled),
         completed_twice=sum(len(set(tokens)) > 1 for tokens in evidence.completed.values()),
-        stale_refused=sum(
-            entry.receipt is not None and not entry.accepted
-            for asked in entries.values()
-            for entry in asked
-        ),
-        stale_accepted=sum(map(_stale_accepted, entries.values())),
+        stale_refused=sum(map(downstream.stale_refused, evidence.asked.values())),
+        stale_accepted=sum(map(downstream.stale_accepted, evidence.asked.values())),
         differing=len(differing),
         disagreeing=len(disagreeing),
         recovery=_recovery(evidence),
@@ -257,18 +260,6 @@ def _lost(
         if order not in told and not task_ids <= by_broker
     ]
     return [*answered, *silent]
-
-
-def _stale_accepted(asked: Sequence[Any]) -> int:
-    """Writes that were accepted after a later execution had begun."""
-    newest, accepted = "", 0
-    for entry in asked:
-        if entry.receipt is None:
-            # One that begins under a lower token was overtaken before it got here.
-            newest = entry.execution if entry.accepted else newest
-        elif entry.accepted and entry.execution != newest:
-            accepted += 1
-    return accepted
 
 
 def _recovery(evidence: Evidence) -> list[float]:
@@ -314,6 +305,8 @@ def _reason_for(
         return FROZEN
     if any("killed" in strike.kind and strike.at >= loser.done_at - SETTLING for strike in own):
         return KILLED
+    if loser.token in evidence.unsaved:
+        return UNSAVED
     stores = [
         strike
         for strike in evidence.strikes

@@ -1,0 +1,123 @@
+"""``python -m tests.chaos``: faults by schedule; fail if celery-idempotent does what it may not."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from celery_idempotent.testing.rabbitmq import find_rabbitmq
+from celery_idempotent.testing.server import RedisServer
+from tests.chaos import audit, course, picture, schedule
+from tests.chaos.course import Entry
+from tests.chaos.report import MET, MISSED, Report
+from tests.chaos.verdict import Verdict
+from tests.peers.contestants import CONTESTANTS, OURS
+
+SEEDS = 20
+TASKS = 1000
+#: Everything that runs leave, and the picture.
+FOLDER = Path(".chaos")
+
+
+def main() -> int:
+    asked = _arguments()
+    # What is asked for goes to standard output, and everything else beside it.
+    beside = Console(stderr=True)
+    show = print if asked.markdown else Console().print
+    audited = audit.run(FOLDER, beside) if asked.audit or asked.seed is None else None
+    if audited is not None:
+        show(audited.markdown() if asked.markdown else audited.table())
+    if asked.audit:
+        return 0 if audited is not None and audited.as_told else 1
+    entries = _entries(asked, beside)
+    report, broken = _run(entries, beside)
+    for shown in [report.markdown()] if asked.markdown else report.tables():
+        show(shown)
+    drawn = picture.draw(entries[0].seed, asked.tasks, FOLDER)
+    beside.print(f"{drawn} shows seed {entries[0].seed}; the evidence of each run is beside it")
+    for verdict in report.faulty():
+        beside.print(f"{MISSED} seed {verdict.seed}:", *verdict.notes, sep="\n  ", markup=False)
+        again = Entry(verdict.seed, OURS.name, asked.tasks).replay
+        beside.print(f"  again: {again}", markup=False)
+    wrong = bool(report.faulty() or broken or (audited is not None and not audited.as_told))
+    beside.print(f"{'not ' if wrong else ''}as promised ({report.seconds:.0f} s)")
+    return 1 if wrong else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"so many; {SEEDS} by default")
+    parser.add_argument("--first", type=int, default=1, help="the first of them; 1 by default")
+    parser.add_argument("--tasks", type=int, default=TASKS, help=f"in each; {TASKS} by default")
+    parser.add_argument("--ours", action="store_true", help=f"{OURS.name} alone")
+    parser.add_argument("--audit", action="store_true", help="the audit of time alone")
+    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    return parser.parse_args()
+
+
+def _entries(asked: argparse.Namespace, beside: Console) -> list[Entry]:
+    last = asked.first + asked.seeds
+    seeds = [asked.seed] if asked.seed is not None else range(asked.first, last)
+    if find_rabbitmq() is None:
+        beside.print("no RabbitMQ here, its seeds are left out: apt-get install rabbitmq-server")
+        seeds = [s for s in seeds if schedule.make(s, 2).shape.broker != "rabbitmq"]
+    contestants = [each for each in CONTESTANTS if each is OURS or not asked.ours]
+    # Ours first: whoever looks for a fault of ours has not to wait for the others.
+    contestants.sort(key=lambda each: each is not OURS)
+    return [Entry(seed, each.name, asked.tasks) for each in contestants for seed in seeds]
+
+
+def _run(entries: list[Entry], beside: Console) -> tuple[Report, list[Entry]]:
+    began_at = time.monotonic()
+    verdicts: list[Verdict] = []
+    broken: list[Entry] = []
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=beside,
+    ) as bars:
+        whole = bars.add_task("runs", total=len(entries))
+
+        def progress(entry: Entry) -> course.Progress:
+            title = f"seed {entry.seed}, {entry.contestant}: {entry.planned.shape}"
+            bar = bars.add_task(title, total=len(entry.planned.calls))
+
+            def show(answered: int) -> None:
+                bars.update(bar, completed=answered)
+
+            bar_of[entry] = bar
+            return show
+
+        bar_of: dict[Entry, int] = {}
+        for entry, verdict in course.run_all(entries, FOLDER, progress):
+            bars.remove_task(bar_of[entry])
+            bars.advance(whole)
+            mark = MET
+            if not isinstance(verdict, Verdict):
+                beside.print(f"{MISSED} {verdict}", markup=False)
+                broken.append(entry)
+                continue
+            verdicts.append(verdict)
+            if entry.contestant == OURS.name and not verdict.faultless:
+                mark = MISSED
+            told = (
+                f"{mark} seed {entry.seed}, {entry.contestant}: {verdict.calls} calls, "
+                f"{verdict.faults} faults, {verdict.lost} lost, {verdict.doubled_orders} doubled, "
+                f"{verdict.differing} differ"
+            )
+            beside.print(told, markup=False)
+    with RedisServer.start() as server:
+        told = f"{server.flavour} {server.version}"
+    return Report(verdicts, told, time.monotonic() - began_at), broken
+
+
+if __name__ == "__main__":
+    sys.exit(main())
