@@ -15,7 +15,7 @@ from celery_idempotent.testing.rabbitmq import find_rabbitmq
 TESTS = Path(__file__).parent
 #: These wait for servers and workers to come up. They go first, so that none of them runs alone
 #: at the end.
-LONG = ("worker", "packaging", "servers", "examples", "engine", "outages", "ops")
+LONG = ("worker", "packaging", "servers", "examples", "engine", "outages", "chaos", "ops")
 
 
 def has_tls() -> bool:

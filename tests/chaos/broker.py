@@ -25,16 +25,18 @@ class Broker(Stoppable):
 
     Attributes:
         settings: of the app that uses it.
+        tells_all: whether `messages` counts those that are delivered and not acknowledged, too.
     """
 
     settings: Mapping[str, Any]
+    tells_all = True
 
     def __init__(self, server: RedisServer | RabbitMQ) -> None:
         self._server = server
         self._proxy = Proxy(server.url)
 
     def messages(self) -> int:
-        """How many it has, as far as it says."""
+        """How many it has."""
         raise NotImplementedError
 
     def cut(self, aim: float, seconds: float) -> None:
@@ -80,13 +82,14 @@ class Redis(Broker):
         }
 
     def messages(self) -> int:
-        """All, with those that were delivered and not acknowledged."""
         waiting, delivered = self._client.llen(QUEUE), self._client.hlen("unacked")
         return int(waiting) + int(delivered)
 
 
 class Rabbit(Broker):
     """Every publish is confirmed: what a client was not told is accepted, nobody can lose."""
+
+    tells_all = False
 
     def __init__(self) -> None:
         super().__init__(server := RabbitMQ.start())
@@ -97,7 +100,6 @@ class Rabbit(Broker):
         }
 
     def messages(self) -> int:
-        """Those that wait to be delivered."""
         try:
             with amqp.Connection(self._address, login_method="PLAIN") as connection:
                 return int(connection.channel().queue_declare(QUEUE, passive=True).message_count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -72,18 +73,18 @@ def run(entry: Entry, below: Path, progress: Progress) -> Verdict:
         *(sys.executable, "-m", "tests.chaos.run", str(entry.seed), entry.contestant, str(folder)),
         *("--tasks", str(entry.tasks), "--part", str(entry.part)),
     ]
-    with (folder / "run.log").open("wb") as log:
-        process = subprocess.Popen(
+    with (
+        (folder / "run.log").open("wb") as log,
+        subprocess.Popen(
             command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=log, text=True
-        )
-        watchdog = ThreadPoolExecutor(1)
-        ended = watchdog.submit(process.wait, HUNG)
-        ended.add_done_callback(lambda _: process.kill())
+        ) as process,
+    ):
+        watchdog = threading.Timer(HUNG, process.kill)
+        watchdog.start()
         assert process.stdout is not None
         for line in process.stdout:
-            if line.strip().isdigit():
-                progress(int(line))
-        watchdog.shutdown()
+            progress(int(line))
+        watchdog.cancel()
     if process.returncode or not (folder / "seen.json").exists():
         last = (folder / "run.log").read_text(errors="replace").splitlines()[-1:]
         raise HungError(f"{folder.name} has ended with {process.returncode}: {' '.join(last)}")

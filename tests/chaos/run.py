@@ -35,13 +35,16 @@ from tests.peers.contestants import OURS
 LOOK_EVERY = 0.05
 #: … and at what callers are told.
 ASK_EVERY = 0.5
-#: Longest wait for the last answer, in seconds; and while nothing happens any more at all.
+#: Longest wait for the last answer, in seconds; while nothing happens any more at all; and when
+#: the broker has nothing left, either.
 PATIENCE = 90.0
-PATIENCE_IN_SILENCE = 12.0
+PATIENCE_IN_SILENCE = 30.0
+PATIENCE_FOR_NOTHING = 8.0
 #: Nothing has happened for so long: it is over.
 SILENCE = 1.5
-#: Peers may hang. Ours may not.
+#: Peers may hang, and are known to. Ours may not.
 PATIENCE_WITH_PEERS = 40.0
+SILENCE_OF_PEERS = 12.0
 #: Seconds until a publish that the broker did not take is tried again.
 AGAIN = 0.1
 
@@ -94,8 +97,10 @@ def run(planned: Schedule, contestant: str, folder: Path) -> None:
         downstream = servers.enter_context(Downstream(folder / "downstream.sqlite"))
         plan = Plan(contestant, str(folder), store.url, downstream.port, LEASE, settings)
         scene = _Scene(planned, plan, store, broker)
-        patience = PATIENCE if ours else PATIENCE_WITH_PEERS
-        seen = scene.play(patience)
+        if ours:
+            seen = scene.play(PATIENCE, PATIENCE_IN_SILENCE)
+        else:
+            seen = scene.play(PATIENCE_WITH_PEERS, SILENCE_OF_PEERS)
     (folder / "seen.json").write_text(json.dumps(seen))
 
 
@@ -118,8 +123,13 @@ class _Scene:
         self._refused = 0
         self._over = threading.Event()
 
-    def play(self, patience: float) -> dict[str, Any]:
-        """All of it; what callers were told."""
+    def play(self, patience: float, silence: float) -> dict[str, Any]:
+        """All of it; what callers were told.
+
+        Args:
+            patience: longest wait for the last answer, in seconds.
+            silence: how long nothing may happen before nobody waits any more.
+        """
         with self._crew:
             self._crew.wait_until_ready()
             self._began_at = time.time()
@@ -132,7 +142,7 @@ class _Scene:
                 thread.start()
             self._supervise_until(lambda: not any(thread.is_alive() for thread in doing), patience)
             self._calm_at = time.time()
-            self._supervise_until(self._settled, patience)
+            self._supervise_until(lambda: self._settled(silence), patience)
             self._over.set()
         return {
             "began_at": self._began_at,
@@ -160,11 +170,13 @@ class _Scene:
                 asked_at = time.monotonic()
             time.sleep(LOOK_EVERY)
 
-    def _settled(self) -> bool:
+    def _settled(self, silence: float) -> bool:
         quiet = time.time() - self._ledger.changed_at()
-        if self._waiting:
-            return quiet > PATIENCE_IN_SILENCE
-        return quiet > SILENCE and self._broker.messages() == 0
+        empty = self._broker.messages() == 0
+        if not self._waiting:
+            return empty and quiet > SILENCE
+        nothing_comes = empty and self._broker.tells_all
+        return quiet > (PATIENCE_FOR_NOTHING if nothing_comes else silence)
 
     # The client
 
