@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos import schedule
+from tests.chaos.run import NOT_STRUCK
 from tests.chaos.verdict import Verdict, judge
 from tests.peers.contestants import OURS
 
@@ -60,6 +61,10 @@ class HungError(Exception):
     """A run did not come to its end."""
 
 
+class NotStruckError(HungError):
+    """Servers did not take a fault as they should, so that there is nothing to judge."""
+
+
 def run(entry: Entry, below: Path, progress: Progress) -> Verdict:
     """Live through `entry`.
 
@@ -87,7 +92,8 @@ def run(entry: Entry, below: Path, progress: Progress) -> Verdict:
         watchdog.cancel()
     if process.returncode or not (folder / "seen.json").exists():
         last = (folder / "run.log").read_text(errors="replace").splitlines()[-1:]
-        raise HungError(f"{folder.name} has ended with {process.returncode}: {' '.join(last)}")
+        kind = NotStruckError if process.returncode == NOT_STRUCK else HungError
+        raise kind(f"{folder.name} has ended with {process.returncode}: {' '.join(last)}")
     verdict = judge(entry.planned, entry.contestant, folder)
     (folder / "verdict.json").write_text(verdict.write())
     return verdict
@@ -100,7 +106,10 @@ def run_all(
 
     def attempt(entry: Entry) -> Verdict | HungError:
         try:
-            return run(entry, below, progress(entry))
+            try:
+                return run(entry, below, progress(entry))
+            except NotStruckError:
+                return run(entry, below, progress(entry))
         except HungError as error:
             return error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from typing import Any
 from celery import Celery
 from celery.states import READY_STATES
 
+from celery_idempotent.testing.process import ServerError
 from celery_idempotent.testing.server import RedisServer
 from tests.chaos import schedule
 from tests.chaos.app import PLAN_VARIABLE, QUEUE, Plan, make_app
@@ -47,6 +49,9 @@ PATIENCE_WITH_PEERS = 40.0
 SILENCE_OF_PEERS = 12.0
 #: Seconds until a publish that the broker did not take is tried again.
 AGAIN = 0.1
+
+#: Exit code: servers did not take a fault as they should, so that there is nothing to judge.
+NOT_STRUCK = 3
 
 #: Of celery-idempotent, so that what it waits for is as short as the schedule.
 IMPATIENT = {
@@ -144,6 +149,7 @@ class _Scene:
             self._calm_at = time.time()
             self._supervise_until(lambda: self._settled(silence), patience)
             self._over.set()
+            self._ask_again()
         return {
             "began_at": self._began_at,
             "calm_at": self._calm_at,
@@ -214,6 +220,14 @@ class _Scene:
                 self._told.append(line | {"at": time.time()})
         print(len(self._told), flush=True)
 
+    def _ask_again(self) -> None:
+        """What callers were told must be what they are told in the end."""
+        for line in list(self._told):
+            answer = self._app.backend.get_task_meta(line["task_id"])
+            told = f"{answer['status']} {answer['result']}"
+            if told != line["told"]:
+                self._told.append(line | {"told": told})
+
     # Fate
 
     def _strike(self, blow: Blow) -> None:
@@ -224,7 +238,12 @@ class _Scene:
         with lock:
             at = time.time()
             if strike is not None:
-                pids = strike(blow.aim, blow.seconds)
+                try:
+                    pids = strike(blow.aim, blow.seconds)
+                except ServerError as error:
+                    # Nobody can be judged who goes on with servers that are not whole.
+                    print(f"{blow.kind}: {error}", file=sys.stderr, flush=True)
+                    os._exit(NOT_STRUCK)
         self._ledger.write("struck", kind=blow.kind, at=at, until=time.time(), pids=pids or [])
 
 

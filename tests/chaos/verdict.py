@@ -187,6 +187,7 @@ def judge(planned: Schedule, contestant: str, folder: Path) -> Verdict:
     by_order: dict[str, list[Execution]] = defaultdict(list)
     for execution in evidence.executions:
         by_order[execution.order].append(execution)
+    answered = {line["task_id"] for line in seen["told"]}
     told: dict[str, set[str]] = defaultdict(set)
     for line in seen["told"]:
         told[line["order"]].add(line["told"])
@@ -215,7 +216,7 @@ def judge(planned: Schedule, contestant: str, folder: Path) -> Verdict:
         seed=planned.seed,
         contestant=contestant,
         shape=str(planned.shape),
-        calls=len(seen["told"]) + len(seen["untold"]) + seen["refused"],
+        calls=len(answered) + len(seen["untold"]) + seen["refused"],
         orders=planned.orders,
         executions=len(evidence.executions),
         faults=len(evidence.strikes),
