@@ -36,9 +36,9 @@ outages: .venv/test  ## Strike every kind of outage while workers work: what is 
 	@$(BIN)/python -m tests.outages
 
 .PHONY: chaos
-chaos: .venv/chaos  ## Faults by a seeded schedule, beside the peers (SEEDS=20 TASKS=1000 SEED= OURS=1 AUDIT=1)
+chaos: .venv/chaos  ## Faults by a seeded schedule, beside the peers (SEEDS=20 TASKS=1000 PEERS=6 SEED= OURS=1 AUDIT=1)
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
-		$(if $(TASKS),--tasks $(TASKS)) $(if $(OURS),--ours) $(if $(AUDIT),--audit)
+		$(if $(TASKS),--tasks $(TASKS)) $(if $(PEERS),--peers $(PEERS)) $(if $(OURS),--ours) $(if $(AUDIT),--audit)
 
 .PHONY: proof
 proof: .venv/proof  ## Search the model, hunt the scripts, break both: about ten minutes

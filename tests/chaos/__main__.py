@@ -19,6 +19,8 @@ from tests.chaos.verdict import Verdict
 from tests.peers.contestants import CONTESTANTS, OURS
 
 SEEDS = 20
+#: Six in a row have every combination of broker and store.
+SEEDS_FOR_PEERS = 6
 TASKS = 1000
 #: Everything that runs leave, and the picture.
 FOLDER = Path(".chaos")
@@ -56,6 +58,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=1, help="the first of them; 1 by default")
     parser.add_argument("--tasks", type=int, default=TASKS, help=f"in each; {TASKS} by default")
     parser.add_argument("--ours", action="store_true", help=f"{OURS.name} alone")
+    peers = f"the first so many for the others; {SEEDS_FOR_PEERS} by default"
+    parser.add_argument("--peers", type=int, default=SEEDS_FOR_PEERS, metavar="SEEDS", help=peers)
     parser.add_argument("--audit", action="store_true", help="the audit of time alone")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     return parser.parse_args()
@@ -63,14 +67,15 @@ def _arguments() -> argparse.Namespace:
 
 def _entries(asked: argparse.Namespace, beside: Console) -> list[Entry]:
     last = asked.first + asked.seeds
-    seeds = [asked.seed] if asked.seed is not None else range(asked.first, last)
+    seeds = [asked.seed] if asked.seed is not None else list(range(asked.first, last))
     if find_rabbitmq() is None:
         beside.print("no RabbitMQ here, its seeds are left out: apt-get install rabbitmq-server")
         seeds = [s for s in seeds if schedule.make(s, 2).shape.broker != "rabbitmq"]
-    contestants = [each for each in CONTESTANTS if each is OURS or not asked.ours]
     # Ours first: whoever looks for a fault of ours has not to wait for the others.
-    contestants.sort(key=lambda each: each is not OURS)
-    return [Entry(seed, each.name, asked.tasks) for each in contestants for seed in seeds]
+    entries = [Entry(seed, OURS.name, asked.tasks) for seed in seeds]
+    others = [each.name for each in CONTESTANTS if each is not OURS and not asked.ours]
+    entries += [Entry(seed, name, asked.tasks) for seed in seeds[: asked.peers] for name in others]
+    return entries
 
 
 def _run(entries: list[Entry], beside: Console) -> tuple[Report, list[Entry]]:

@@ -50,7 +50,7 @@ SILENCE_OF_PEERS = 12.0
 #: Seconds until a publish that the broker did not take is tried again.
 AGAIN = 0.1
 
-#: Exit code: servers did not take a fault as they should, so that there is nothing to judge.
+#: Exit code: servers did not start, or did not take a fault as they should; nothing to judge.
 NOT_STRUCK = 3
 
 #: Of celery-idempotent, so that what it waits for is as short as the schedule.
@@ -70,7 +70,10 @@ def main() -> None:
     parser.add_argument("--part", type=int, default=1, help="one order of so many")
     asked = parser.parse_args()
     whole = schedule.make(asked.seed, asked.tasks)
-    run(whole.part(asked.part), asked.contestant, asked.folder)
+    try:
+        run(whole.part(asked.part), asked.contestant, asked.folder)
+    except ServerError as error:
+        _give_up(str(error))
     # A publish of a contestant's that hangs must not keep anybody waiting.
     os._exit(0)
 
@@ -241,10 +244,14 @@ class _Scene:
                 try:
                     pids = strike(blow.aim, blow.seconds)
                 except ServerError as error:
-                    # Nobody can be judged who goes on with servers that are not whole.
-                    print(f"{blow.kind}: {error}", file=sys.stderr, flush=True)
-                    os._exit(NOT_STRUCK)
+                    _give_up(f"{blow.kind}: {error}")
         self._ledger.write("struck", kind=blow.kind, at=at, until=time.time(), pids=pids or [])
+
+
+def _give_up(why: str) -> None:
+    """Nobody can be judged who goes on with servers that are not whole."""
+    print(why, file=sys.stderr, flush=True)
+    os._exit(NOT_STRUCK)
 
 
 def _faults(
