@@ -13,6 +13,10 @@ from tests.chaos.schedule import Shape
 from tests.outages.ledger import Ledger
 from tests.worker.harness import WorkerProcess
 
+#: Seconds that a worker may take to stop, and between two looks whether it has.
+STOP_SECONDS = 8.0
+LOOK_EVERY = 0.1
+
 
 class Crew:
     """All workers; leaving the ``with`` block ends them.
@@ -74,30 +78,35 @@ class Crew:
         return self._freeze(self._aim_at_worker(aim), seconds)
 
     def stop_worker(self, aim: float, seconds: float) -> list[int]:
-        """A warm shutdown, as for a deploy."""
-        return _strike(self._aim_at_worker(aim)[:1], signal.SIGTERM)
+        """A warm shutdown, as for a deploy; SIGKILL, as a service manager does, if it takes long."""
+        pids = self._aim_at_worker(aim)
+        _strike(pids[:1], signal.SIGTERM)
+        until = time.monotonic() + STOP_SECONDS
+        while any(worker.process.pid in pids for worker in self._running()):
+            if time.monotonic() > until:
+                return _strike(pids, signal.SIGKILL)
+            time.sleep(LOOK_EVERY)
+        return []
 
     # Who
 
     def _aim_at_worker(self, aim: float) -> list[int]:
         """A worker's main process, then those of its pool."""
-        running = [worker for worker in self._workers if worker.status == "running"]
+        running = self._running()
         if not running:
             return []
         parent = running[int(aim * len(running))].process.pid
         return [parent, *_children(parent)]
 
     def _aim_at_child(self, aim: float) -> int | None:
-        children = [
-            child
-            for worker in self._workers
-            if worker.status == "running"
-            for child in _children(worker.process.pid)
-        ]
+        children = [child for worker in self._running() for child in _children(worker.process.pid)]
         over = {line["execution"] for line in self._ledger.read("done")}
         busy = {line["pid"] for line in self._ledger.read("begun") if line["execution"] not in over}
         targets = [child for child in children if child in busy] or children
         return targets[int(aim * len(targets))] if targets else None
+
+    def _running(self) -> list[WorkerProcess]:
+        return [worker for worker in self._workers if worker.status == "running"]
 
     @staticmethod
     def _freeze(pids: list[int], seconds: float) -> list[int]:

@@ -10,22 +10,24 @@ from pathlib import Path
 
 from tests.chaos import schedule
 from tests.chaos.course import Entry
-from tests.chaos.verdict import Evidence, Execution
+from tests.chaos.verdict import KILLS, Evidence, Execution
 from tests.peers.contestants import OURS, PLAIN
 
 WIDTH, LEFT, RIGHT = 1200, 16, 24
 LANE, BAR = 11, 8
 #: Above the lanes, for the faults' names; below them, for how many callers wait.
 HEAD, FOOT = 150, 62
+#: Between the names of two faults.
+ROOM_FOR_NAME = 12
 #: Pixels that even the shortest execution has.
 LEAST = 1.6
 
 FIRST, AGAIN, CUT, REFUSED = "#5b8db8", "#e8912d", "#9aa0a6", "#d0342c"
 LEGEND = (
     (FIRST, "an execution that ran to the end of its body"),
-    (AGAIN, "another one of the same order: its effect is doubled"),
-    (CUT, "cut short by a fault, or asked to be tried again"),
-    (REFUSED, "doubled, and its write refused downstream: its token was stale"),
+    (AGAIN, "another of the same order: a doubled effect"),
+    (CUT, "cut short by a fault, or to be tried again"),
+    (REFUSED, "a doubled effect that was refused downstream, by its token"),
 )
 STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#333}"
@@ -92,7 +94,7 @@ def _svg(title: str, panels: Sequence[_Panel]) -> Iterator[str]:
     for colour, words in LEGEND:
         yield f'<rect x="{x}" y="34" width="14" height="{BAR}" fill="{colour}"/>'
         yield f'<text class="small" x="{x + 18}" y="42">{words}</text>'
-        x += 40 + round(5.3 * len(words))
+        x += 34 + round(5.2 * len(words))
     top = 56
     for panel, tall in zip(panels, heights, strict=True):
         yield f'<g transform="translate({LEFT},{top})">'
@@ -105,7 +107,8 @@ def _svg(title: str, panels: Sequence[_Panel]) -> Iterator[str]:
 def _panel(panel: _Panel, scale: float, tall: int) -> Iterator[str]:
     floor = tall - FOOT
     yield f'<text class="title" x="0" y="16">{escape(panel.title)}</text>'
-    for strike in panel.evidence.strikes:
+    named_at = 0.0
+    for strike in sorted(panel.evidence.strikes, key=lambda strike: strike.at):
         x = (strike.at - panel.began_at) * scale
         wide = max(1.5, (strike.until - strike.at) * scale)
         yield (
@@ -113,8 +116,9 @@ def _panel(panel: _Panel, scale: float, tall: int) -> Iterator[str]:
             'fill="#d0342c" opacity=".10"/>'
         )
         yield f'<path d="M{x:.1f} {HEAD - 6}V{floor}" stroke="#d0342c" stroke-width=".7"/>'
+        named_at = max(x + 3, named_at + ROOM_FOR_NAME)
         yield (
-            f'<text class="fault" transform="translate({x + 3:.1f},{HEAD - 9}) rotate(-50)">'
+            f'<text class="fault" transform="translate({named_at:.1f},{HEAD - 9}) rotate(-50)">'
             f"{escape(strike.kind)}</text>"
         )
     yield from _bars(panel, scale)
@@ -130,7 +134,7 @@ def _bars(panel: _Panel, scale: float) -> Iterator[str]:
     deaths = {
         pid: strike.at
         for strike in panel.evidence.strikes
-        if "killed" in strike.kind
+        if strike.kind in KILLS
         for pid in strike.pids
     }
     refused = {

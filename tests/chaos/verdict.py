@@ -29,6 +29,7 @@ FORGOTTEN = "forgotten in a failover"
 #: … and where none of these is found.
 UNEXPLAINED = "unexplained"
 
+KILLS = ("child killed", "worker killed", "parent killed", "worker told to stop")
 #: Part of a lease that is left, at the least, when the store goes: it is extended every third.
 LEFT = 2 / 3
 #: Seconds in which an execution that was killed had not yet told that it was complete.
@@ -302,9 +303,10 @@ def _reason_for(
         for strike in evidence.strikes
         if loser.pid in strike.pids and _overlap((strike.at, strike.until), under_way)
     ]
-    if any(strike.until - strike.at > LEASE * LEFT for strike in own):
+    frozen = [strike for strike in own if "frozen" in strike.kind]
+    if any(strike.until - strike.at > LEASE * LEFT for strike in frozen):
         return FROZEN
-    if any("killed" in strike.kind and strike.at >= loser.done_at - SETTLING for strike in own):
+    if any(strike.kind in KILLS and strike.until >= loser.done_at - SETTLING for strike in own):
         return KILLED
     if loser.token in evidence.unsaved:
         return UNSAVED
