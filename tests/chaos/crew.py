@@ -78,7 +78,7 @@ class Crew:
         return self._freeze(self._aim_at_worker(aim), seconds)
 
     def stop_worker(self, aim: float, seconds: float) -> list[int]:
-        """A warm shutdown, as for a deploy; SIGKILL, as a service manager does, if it takes long."""
+        """A warm shutdown, as for a deploy; after a while SIGKILL, as by a service manager."""
         pids = self._aim_at_worker(aim)
         _strike(pids[:1], signal.SIGTERM)
         until = time.monotonic() + STOP_SECONDS
