@@ -14,6 +14,9 @@ from celery_idempotent.ops.doctor.finding import Finding, Severity
 VISIBILITY_TIMEOUT = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
 #: kombu's Redis transport looks for such messages every so many seconds, times the throttle.
 RESTORE_INTERVAL, RESTORE_THROTTLE = 10.0, 10
+SWEEP_OPTIONS = ("unacked_restore_interval", "unacked_restore_throttle", "unacked_mutex_expire")
+#: One worker at a time does, and says so for this long (seconds), even if it dies meanwhile.
+MUTEX_EXPIRE = 300.0
 #: Seconds after which a sweep is worth a word.
 LONG_SWEEP = 60.0
 
@@ -54,8 +57,9 @@ def _recovery(app: Celery) -> Iterator[Finding]:
         f"after the death of a whole worker its tasks run again within {slowest:g} s: "
         f"visibility timeout {timeout:g} s, sweep {sweep:g} s, longest lease {longest[0]:g} s",
         "broker_transport_options: visibility_timeout, above the longest task and countdown"
-        + (", unacked_restore_interval and unacked_restore_throttle" if sweep else ""),
-        "the broker, not the lease, decides when a dead worker's messages are handed out again",
+        + (f", {', '.join(SWEEP_OPTIONS)}" if sweep else ""),
+        "the broker, not the lease, decides when a dead worker's messages are handed out again"
+        + (f"; if it dies amid such a sweep, there is none for {_mutex(app):g} s" if sweep else ""),
     )
     if sweep > LONG_SWEEP and timeout < sweep:
         yield Finding(
@@ -91,6 +95,10 @@ def _sweep(app: Celery) -> float:
     options = _options(app)
     interval = options.get("unacked_restore_interval", RESTORE_INTERVAL)
     return float(interval) * (options.get("unacked_restore_throttle", RESTORE_THROTTLE) or 1)
+
+
+def _mutex(app: Celery) -> float:
+    return float(_options(app).get("unacked_mutex_expire", MUTEX_EXPIRE))
 
 
 def _longest_lease(app: Celery) -> tuple[float, str] | None:

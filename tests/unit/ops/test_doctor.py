@@ -124,6 +124,16 @@ class TestBroker:
 
         assert "within 3700 s" in told(broker.check(app)).what
 
+    def test_how_long_it_takes_where_a_worker_dies_amid_the_sweep(self) -> None:
+        careless = shop()
+        careful = shop(broker_transport_options={"unacked_mutex_expire": 20})
+        add(careless)
+        add(careful)
+
+        assert "none for 300 s" in told(broker.check(careless)).why
+        assert "none for 20 s" in told(broker.check(careful)).why
+        assert "unacked_mutex_expire" in told(broker.check(careful)).setting
+
     def test_a_broker_without_a_visibility_timeout(self) -> None:
         app = shop("amqp://guest:secret@localhost//")
         add(app)
