@@ -143,11 +143,12 @@ def _bars(panel: _Panel, scale: float) -> Iterator[str]:
         for entry in asked
         if entry.receipt is not None and not entry.accepted
     }
+    last = {each.pid: each for each in panel.evidence.executions}
     effects: Counter[str] = Counter()
     ordered = sorted(panel.evidence.executions, key=lambda each: each.done_at or each.begun_at)
     for each in ordered:
         effects[each.order] += each.done_at is not None
-        until = each.done_at or _cut_at(each, deaths)
+        until = each.done_at or _cut_at(each, last[each.pid], deaths)
         x = (each.begun_at - panel.began_at) * scale
         wide = max(LEAST, (until - each.begun_at) * scale)
         y = HEAD + LANE * lanes[each.pid]
@@ -159,8 +160,9 @@ def _bars(panel: _Panel, scale: float) -> Iterator[str]:
         yield f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{BAR}" fill="{colour}"/>'
 
 
-def _cut_at(each: Execution, deaths: dict[int, float]) -> float:
-    return max(each.begun_at, deaths.get(each.pid, 0.0))
+def _cut_at(each: Execution, last: Execution, deaths: dict[int, float]) -> float:
+    """When an execution ended that had no effect: with its process, if it was that one's last."""
+    return max(each.begun_at, deaths.get(each.pid, 0.0)) if each is last else each.begun_at
 
 
 def _waiting(panel: _Panel, scale: float, floor: int) -> Iterator[str]:
