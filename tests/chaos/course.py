@@ -66,11 +66,18 @@ class NotStruckError(HungError):
 
 
 def run(entry: Entry, below: Path, progress: Progress) -> Verdict:
-    """Live through `entry`.
+    """Live through `entry`; once more where servers did not do their part.
 
     Raises:
         HungError: if it does not end, or ends without evidence.
     """
+    try:
+        return _run(entry, below, progress)
+    except NotStruckError:
+        return _run(entry, below, progress)
+
+
+def _run(entry: Entry, below: Path, progress: Progress) -> Verdict:
     folder = entry.folder(below)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -106,10 +113,7 @@ def run_all(
 
     def attempt(entry: Entry) -> Verdict | HungError:
         try:
-            try:
-                return run(entry, below, progress(entry))
-            except NotStruckError:
-                return run(entry, below, progress(entry))
+            return run(entry, below, progress(entry))
         except HungError as error:
             return error
 
