@@ -40,8 +40,9 @@ def main() -> int:
     report, broken = _run(entries, beside)
     for shown in [report.markdown()] if asked.markdown else report.tables():
         show(shown)
-    drawn = picture.draw(entries[0].seed, asked.tasks, FOLDER)
-    beside.print(f"{drawn} shows seed {entries[0].seed}; the evidence of each run is beside it")
+    if (seen := report.telling()) is not None:
+        drawn = picture.draw(seen, asked.tasks, FOLDER)
+        beside.print(f"{drawn} shows seed {seen}; the evidence of each run is beside it")
     for verdict in report.faulty():
         beside.print(f"{MISSED} seed {verdict.seed}:", *verdict.notes, sep="\n  ", markup=False)
         again = Entry(verdict.seed, OURS.name, asked.tasks).replay

@@ -94,7 +94,8 @@ class Audit:
         """For a terminal."""
         table = Table(caption="doubled effects that nobody can avoid, and two that one can")
         for number, heading in enumerate(HEADINGS):
-            table.add_column(heading, justify="left" if number == 0 else "right")
+            justify = "left" if number == 0 else "right"
+            table.add_column(heading, justify=justify, overflow="fold")
         for line in self._lines():
             table.add_row(*line)
         return table

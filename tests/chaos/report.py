@@ -13,7 +13,7 @@ from statistics import median
 from rich.table import Table
 
 from tests.chaos.verdict import Verdict
-from tests.peers.contestants import CONTESTANTS, OURS, contestant_named
+from tests.peers.contestants import CONTESTANTS, OURS, PLAIN, contestant_named
 
 MET, MISSED = "✓", "✗"
 
@@ -37,6 +37,13 @@ class Report:
         """Runs of celery-idempotent that did what it promises not to do."""
         return [verdict for verdict in self._of(OURS.name) if not verdict.faultless]
 
+    def telling(self) -> int | None:
+        """The seed in which most is to be seen; one that all have played, if there is any."""
+        ours = self._of(OURS.name)
+        shared = [v for v in ours if any(v.seed == w.seed for w in self._of(PLAIN.name))] or ours
+        seen = max(shared, key=lambda v: (v.stale_refused, v.doubled_orders), default=None)
+        return None if seen is None else seen.seed
+
     @property
     def setting(self) -> str:
         """Machine and versions, in a line."""
@@ -52,7 +59,8 @@ class Report:
         for headings, lines in ((self._headings(), self._lines()), (_SEED, self._seeds())):
             table = Table(caption=self.setting)
             for number, heading in enumerate(headings):
-                table.add_column(heading, justify="left" if number == 0 else "right")
+                justify = "left" if number == 0 else "right"
+                table.add_column(heading, justify=justify, overflow="fold")
             for line in lines:
                 table.add_row(*line, style="bold red" if line[-1] == MISSED else "")
             tables.append(table)
