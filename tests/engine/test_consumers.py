@@ -68,7 +68,7 @@ class Bench:
         self,
         until: Callable[[], bool],
         handle: Callable[[Any], Any] = lambda body: None,
-        seconds: float = 20,
+        seconds: float = 60,
         **options: Any,
     ) -> IdempotentConsumer:
         """Consume until `until` holds and nothing is left unacknowledged here."""

@@ -64,7 +64,7 @@ class Web:
         return json.loads(self._process.stdout.readline())
 
     def stop(self) -> None:
-        self._process.communicate(timeout=20)
+        self._process.communicate(timeout=60)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

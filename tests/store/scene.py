@@ -75,7 +75,7 @@ def close_stores() -> None:
         _stores.pop().close()
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Wait for what must come."""
     deadline = time.monotonic() + seconds
     while not condition():

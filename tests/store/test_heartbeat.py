@@ -451,7 +451,7 @@ def test_a_forked_child_has_a_heartbeat_of_its_own(server: RedisServer, scene: S
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
 
     assert parent.stdout == "both beat\n", parent.stderr

@@ -24,9 +24,9 @@ from redis import Redis
 from celery_idempotent import Record
 
 #: Longest wait for something that is about to happen, in seconds.
-SOON = 20.0
+SOON = 60.0
 #: Longest that a task waits for its release, so that a failed test leaves nothing behind.
-HELD_AT_MOST = 60.0
+HELD_AT_MOST = 100.0
 LOOK_EVERY = 0.02
 
 T = TypeVar("T")

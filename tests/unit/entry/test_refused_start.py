@@ -73,7 +73,7 @@ def test_one_line_and_no_traceback(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
 
     assert worker.returncode != 0
