@@ -22,6 +22,7 @@ from celery_idempotent.gate.threads import Threads
 from celery_idempotent.gate.world import World
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
+from celery_idempotent.record.record import Record
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.payload import Payloads
@@ -34,8 +35,9 @@ OWNER_BYTES = 16
 #: Unanswered passes that a message remembers; each is a begin that timed out.
 PRIOR_PASSES = 8
 
-#: Seconds between two looks of ``on_conflict="wait"``: soon at first, then five a second.
-FIRST_LOOK, LAST_LOOK = 0.02, 0.2
+#: Seconds after which ``on_conflict="wait"`` looks again, though it has heard of no change: at the
+#: end of a lease, but neither sooner nor later than this.
+SHORTEST_STRETCH, LONGEST_STRETCH = 0.01, 1.0
 
 _STORE_ERROR_SAYS = {
     "retry": "come back later",
@@ -108,7 +110,6 @@ async def begin(call: Caller, world: World, payloads: Payloads) -> Running | Any
     ask = asking(call, owner)
     sent_at = monotonic()
     give_up_at = sent_at + settings.wait_timeout
-    look = FIRST_LOOK
     while True:
         try:
             answer = await world.execute(ask)
@@ -133,11 +134,19 @@ async def begin(call: Caller, world: World, payloads: Payloads) -> Running | Any
             refusal = conflict.reused(record)
             logger.warning("Task %s is refused: %s", call.task_id, refusal)
             raise refusal
-        if settings.on_conflict != "wait" or monotonic() + look > give_up_at:
+        left = give_up_at - monotonic()
+        if settings.on_conflict != "wait" or left <= 0:
             conflict.refuse(call, record)
-        await world.sleep(look)
-        look = min(look * 1.5, LAST_LOOK)
+        await world.until_changed(call.key, answer.raw, min(left, _stretch(record, answer.now_ms)))
         sent_at = monotonic()
+
+
+def _stretch(record: Record, now_ms: int) -> float:
+    """Seconds that a held record may stay as it is: its lease may end without a word."""
+    if record.deadline is None:
+        return LONGEST_STRETCH
+    lasts = record.deadline.timestamp() - now_ms / 1000
+    return min(max(lasts, SHORTEST_STRETCH), LONGEST_STRETCH)
 
 
 def asking(call: Caller, owner: bytes) -> Command:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from celery_idempotent.errors import IdempotencyError, LeaseLostError
 from celery_idempotent.gate.execution import AsyncExecution
 from celery_idempotent.gate.outcome import Failure, Outcome, Result
+from celery_idempotent.key.key import Key
 from celery_idempotent.lease.held import Lease
 from celery_idempotent.lease.loop_heartbeat import loop_heartbeat
 from celery_idempotent.store.async_records import AsyncRecordStore
@@ -71,10 +72,17 @@ class Loop:
 
     async def sleep(self, seconds: float) -> None:
         """Let others run; raises the cancellation while there is nothing to be given back."""
+        await self._pass_time(lambda: asyncio.sleep(seconds))
+
+    async def until_changed(self, key: Key, seen: bytes, seconds: float) -> None:
+        """Let others run meanwhile; raises as `sleep` does."""
+        await self._pass_time(lambda: self.store.until_changed(key, seen, seconds))
+
+    async def _pass_time(self, wait: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             if not self._holds:
                 self.end()
-            await asyncio.sleep(seconds)
+            await wait()
         except asyncio.CancelledError as error:
             self._cancelled = error
             if not self._holds:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from celery_idempotent.errors import IdempotencyError, LeaseLostError
 from celery_idempotent.gate.execution import Execution
 from celery_idempotent.gate.outcome import Failure, Outcome, Result
+from celery_idempotent.key.key import Key
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.lease.interrupt import Interrupt
 from celery_idempotent.store.commands import Command
@@ -39,6 +40,10 @@ class Threads:
     async def sleep(self, seconds: float) -> None:
         """Block this thread."""
         time.sleep(seconds)
+
+    async def until_changed(self, key: Key, seen: bytes, seconds: float) -> None:
+        """Block this thread meanwhile."""
+        self.store.until_changed(key, seen, seconds)
 
     async def run(self, work: Callable[[], T], interrupt: Interrupt | None = None) -> Outcome:
         """How `work` ends."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.gate.execution import AnyExecution
 from celery_idempotent.gate.outcome import Outcome
+from celery_idempotent.key.key import Key
 from celery_idempotent.lease.held import Lease
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
@@ -56,6 +57,9 @@ class World(Protocol):
 
     async def sleep(self, seconds: float) -> None:
         """Let time pass."""
+
+    async def until_changed(self, key: Key, seen: bytes, seconds: float) -> None:
+        """Let time pass till the record is no longer what was `seen`, `seconds` at most."""
 
     async def run(self, work: Callable[[], Any], interrupt: Any = None) -> Outcome:
         """How somebody else's code ends, which `interrupt` may stop. Never raises."""

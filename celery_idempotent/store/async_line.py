@@ -128,6 +128,13 @@ class AsyncLine:
                 raise answer
         return answers
 
+    def server_of(self, name: str) -> Any:
+        """As `Line.server_of`; of a cluster its node, which is a pool of its own."""
+        client = self.client
+        if isinstance(client, ASYNC.cluster):
+            return client.get_node_from_key(name)
+        return client.connection_pool
+
     @hung_up_is_a_fault
     async def ping(self) -> None:
         """Make sure that the server answers; raise what it, or the way to it, did wrong."""

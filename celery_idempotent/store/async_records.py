@@ -10,6 +10,7 @@ from celery_idempotent.errors import IdempotencyError, SettingsError, StoreUnava
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import commands, replicas
+from celery_idempotent.store.async_ears import AsyncEars
 from celery_idempotent.store.async_line import ASYNC, AsyncLine
 from celery_idempotent.store.breaker import PROBE_TIMEOUT
 from celery_idempotent.store.commands import Command, Extension
@@ -37,6 +38,7 @@ class AsyncRecordStore(Shelf):
         if place.client is None:
             connect(place, kind=ASYNC)  # says what is wrong with it, and stays closed
         self._line = AsyncLine(lambda: connect(place, kind=ASYNC), borrowed=place.borrows_client)
+        self._ears = AsyncEars(self._line.server_of)
 
     async def execute(self, command: Command) -> Reply:
         """The script's answer; one round trip.
@@ -95,6 +97,10 @@ class AsyncRecordStore(Shelf):
         self.breaker.answered()
         return replies(many, answers)
 
+    async def until_changed(self, key: Key, seen: bytes, seconds: float) -> None:
+        """As `RecordStore.until_changed`."""
+        await self._ears.until_changed(self.name(key), seen, seconds)
+
     async def look_up(self, key: Key) -> Record | None:
         """The record of `key`, with the time at which Redis forgets it.
 
@@ -132,4 +138,5 @@ class AsyncRecordStore(Shelf):
 
     async def aclose(self) -> None:
         """Hang up in the running event loop; the next command connects again."""
+        await self._ears.aclose()
         await self._line.aclose()

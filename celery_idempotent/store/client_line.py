@@ -94,6 +94,10 @@ class ClientLine:
         connection: Redis = client.get_redis_connection(node)
         return connection
 
+    def server_of(self, name: str) -> Any:
+        """As `Line.server_of`."""
+        return self._node(name).connection_pool
+
     def ping(self) -> None:
         """As `Line.ping`."""
         self.client.ping()

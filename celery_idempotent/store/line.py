@@ -46,7 +46,7 @@ class Line:
     def __init__(self, client: Redis, timeout: float) -> None:
         # A pool's own make_connection counts, never hears of a connection that is gone, and refuses
         # at its limit: after a hundred of them (redis-py 8) a process could connect no more.
-        pool = client.connection_pool
+        self._pool = pool = client.connection_pool
         self._make: Callable[[], Any] = lambda: pool.connection_class(**pool.connection_kwargs)
         self._timeout = timeout
         self._free: list[Any] = []
@@ -87,6 +87,10 @@ class Line:
             for n, answer in zip(unknown, again, strict=True):
                 answers[n] = answer
         return answers
+
+    def server_of(self, name: str) -> Any:
+        """The connection pool of the server that has the record of this name."""
+        return self._pool
 
     def ping(self) -> None:
         """Make sure that the server answers; raise what it, or the way to it, did wrong."""

@@ -15,6 +15,7 @@ from celery_idempotent.store.breaker import PROBE_TIMEOUT
 from celery_idempotent.store.client_line import ClientLine
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.connection import FAULTS, connect, explained
+from celery_idempotent.store.ears import Ears
 from celery_idempotent.store.line import Call, Line
 from celery_idempotent.store.place import Place
 from celery_idempotent.store.scripts import Reply
@@ -37,6 +38,7 @@ class RecordStore(Shelf):
     def __init__(self, place: Place, decode: Callable[[Record], Any]) -> None:
         super().__init__(place, decode, self._probe)
         self._line = line_to(place)
+        self._ears = Ears(self._line.server_of)
         # A line of its own: the heartbeat must not queue behind the callers.
         self._heartbeat_line: Line | ClientLine | None = None
         self._patience = 0.0
@@ -110,6 +112,13 @@ class RecordStore(Shelf):
             self._heartbeat_line = line_to(self.place, timeout=2 * self._patience)
         return self._heartbeat_line
 
+    def until_changed(self, key: Key, seen: bytes, seconds: float) -> None:
+        """Return soon after the record is no longer what was `seen`, or after `seconds`.
+
+        Or sooner, where the server does not tell: so look, and wait again.
+        """
+        self._ears.until_changed(self.name(key), seen, seconds)
+
     def look_up(self, key: Key) -> Record | None:
         """The record of `key`, with the time at which Redis forgets it.
 
@@ -160,6 +169,7 @@ class RecordStore(Shelf):
         for line in (self._line, self._heartbeat_line):
             if line is not None:
                 line.close()
+        self._ears.close()
 
 
 def line_to(place: Place, *, timeout: float | None = None, resends: int = 1) -> Line | ClientLine:

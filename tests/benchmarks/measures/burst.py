@@ -13,7 +13,6 @@ from redis import Redis
 from redis.exceptions import WatchError
 
 from celery_idempotent import Idempotency
-from celery_idempotent.gate.gate import FIRST_LOOK, LAST_LOOK
 from celery_idempotent.testing.server import RedisServer
 from tests.benchmarks.bench import RETENTION_MS, own_server, result_of
 from tests.benchmarks.figure import Bars, Figure, Finding, Goal, Spread
@@ -25,6 +24,9 @@ GATE, WATCH = "celery-idempotent", "WATCH, MULTI, EXEC"
 #: One request for a key; gives the result.
 Request = Callable[[str], object]
 
+#: Seconds between two looks of who waits behind WATCH, where nobody tells him: rarer each time.
+FIRST_LOOK, LAST_LOOK = 0.02, 0.2
+
 RESULT = result_of(100).body.decode()
 IN_PROGRESS = b"in progress"
 
@@ -32,8 +34,8 @@ IN_PROGRESS = b"in progress"
 class Burst(Measure):
     """200 clients, each with 10 requests in a row for one and the same key; the work takes 50 ms.
 
-    Whoever comes while it is done waits and looks again, at the same intervals in both gates. The
-    clients are threads of one process, so it is this process that is the limit, not Redis.
+    Whoever comes while it is done waits: by the gate until he hears of the outcome, behind WATCH
+    until he looks again. The clients are threads of one process, so that is the limit, not Redis.
     """
 
     name = "burst"
@@ -136,7 +138,7 @@ def _begin_by_watch(client: Redis, key: str) -> object:
 
 
 def _pauses() -> Iterator[float]:
-    """Those of ``on_conflict="wait"``."""
+    """Between the looks of one who waits."""
     pause = FIRST_LOOK
     while True:
         yield pause

@@ -1,0 +1,98 @@
+"""Ears for whichever event loop asks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from celery_idempotent.store.connection import FAULTS
+from celery_idempotent.store.ears import CHANNEL, HEAD, LOOK_EVERY, Hearing, connector, is_news
+
+#: redis-py lets Python's own errors out where a connection is closed under it.
+_FAULTS = (*FAULTS, asyncio.TimeoutError, AttributeError, TypeError)
+
+
+class AsyncEars:
+    """As `Ears`; connections belong to an event loop.
+
+    Args:
+        server_of: gives the pool, or the cluster's node, that has the record of a name.
+    """
+
+    def __init__(self, server_of: Callable[[str], Any]) -> None:
+        self._server_of = server_of
+        self._free: WeakKeyDictionary[asyncio.AbstractEventLoop, defaultdict[Any, list[_Ear]]] = (
+            WeakKeyDictionary()
+        )
+        self._hearing = Hearing()
+
+    async def until_changed(self, name: str, seen: bytes, seconds: float) -> None:
+        """As `Ears.until_changed`."""
+        if not self._hearing.is_deaf():
+            try:
+                return await self._hear(name, seen, seconds)
+            except _FAULTS as error:
+                self._hearing.lost(error)
+        await asyncio.sleep(min(seconds, LOOK_EVERY))
+        return None
+
+    async def _hear(self, name: str, seen: bytes, seconds: float) -> None:
+        server = self._server_of(name)
+        known = self._free.setdefault(asyncio.get_running_loop(), defaultdict(list))
+        free = known[server]
+        used = free.pop() if free else None
+        ear = used or _Ear(connector(server))
+        try:
+            if used is None:
+                await ear.open()
+            await ear.hear(name, seen, seconds)
+        except BaseException as error:
+            await ear.close()
+            if used is None or not isinstance(error, _FAULTS):
+                raise
+            free.clear()
+        else:
+            free.append(ear)
+
+    async def aclose(self) -> None:
+        """Hang up in the running event loop; the next call connects again."""
+        for free in self._free.pop(asyncio.get_running_loop(), {}).values():
+            while free:
+                await free.pop().close()
+
+
+class _Ear:
+    """One connection that asks, and one that hears."""
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self._hears, self._asks = connect(), connect()
+
+    async def open(self) -> None:
+        # Not left to the first command, which would not ask sentinels where the master is.
+        await self._hears.connect()
+        await self._asks.connect()
+        number = await _ask(self._hears, "CLIENT", "ID")
+        await _ask(self._hears, "SUBSCRIBE", CHANNEL)
+        await _ask(self._asks, "CLIENT", "TRACKING", "ON", "REDIRECT", number)
+
+    async def hear(self, name: str, seen: bytes, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        if await _ask(self._asks, "GETRANGE", name, 0, HEAD - 1) != seen[:HEAD]:
+            return
+        while (left := until - time.monotonic()) > 0:
+            message = await self._hears.read_response(timeout=left)
+            if message is not None and is_news(message, name):
+                return
+
+    async def close(self) -> None:
+        await self._hears.disconnect(nowait=True)
+        await self._asks.disconnect(nowait=True)
+
+
+async def _ask(connection: Any, *words: Any) -> Any:
+    await connection.send_command(*words)
+    return await connection.read_response()
