@@ -28,6 +28,8 @@ _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep, or contains itself"
 #: with the one before in it twice, are soon pickled and would be written out for ever.
 MAX_COST = 64 * 1024 * 1024
 MEMBER_COST = 64
+#: An integer of fewer bits costs no more than any member, its sign included.
+_LONG_BITS = 4 * (MEMBER_COST - 1)
 _TOO_LARGE = f"is larger than {MAX_COST >> 20} MiB, or has more than a million members"
 
 
@@ -48,7 +50,7 @@ def canonical(value: Any) -> bytes:
             what costs more than `MAX_COST`.
     """
     try:
-        return _encode(value, _Walk())
+        return (_ENCODERS.get(type(value)) or _encoder_of(value))(value, _Walk())
     except NotCanonicalError:
         raise
     except RecursionError:
@@ -132,7 +134,10 @@ def _float(value: float, _: _Walk) -> bytes:
 
 def _int(value: int, walk: _Walk) -> bytes:
     # Hexadecimal, because Python refuses to write very long integers in decimal.
-    return b"i%b;" % _paid(format(int(value), "x").encode(), walk)
+    number = int(value)
+    if number.bit_length() < _LONG_BITS:
+        return b"i%x;" % number
+    return b"i%b;" % _paid(b"%x" % number, walk)
 
 
 def _decimal(value: Decimal, walk: _Walk) -> bytes:

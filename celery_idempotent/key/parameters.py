@@ -82,17 +82,18 @@ class Parameters:
         key. The comparison is of canonical forms: a message turns a tuple into a list.
         `instead` gives the bytes for an argument that has no canonical form, or raises.
         """
+        defaults, default_forms = self._defaults, self._default_forms
         parts = []
         for name in sorted(bound):
             value = bound[name]
-            if name in self._defaults and value is self._defaults[name]:
+            if name in defaults and value is defaults[name]:
                 continue
             try:
                 form = canonical(value)
             except NotCanonicalError as error:
                 form = instead(name, error)
-            if form != self._default_forms.get(name):
-                parts.append(_name_form(name) + form)
+            if name not in default_forms or form != default_forms[name]:
+                parts += _name_form(name), form
         return b"".join(parts)
 
     def explain(
