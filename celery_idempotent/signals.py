@@ -90,7 +90,12 @@ counter: Callable[[Signal, Any], None] | None = None
 
 def send(signal: Signal, sender: Any, **details: Any) -> None:
     """Send `signal`; costs next to nothing while nobody listens."""
+    if heard(signal, sender):
+        signal.send(sender=sender, **details)
+
+
+def heard(signal: Signal, sender: Any) -> bool:
+    """Count `signal`; whether anybody listens, and it is to be sent."""
     if counter is not None:
         counter(signal, sender)
-    if signal.receivers:
-        signal.send(sender=sender, **details)
+    return bool(signal.receivers)

@@ -153,12 +153,12 @@ class Running:
 
     def send(self, signal: Any, **details: Any) -> None:
         """Send `signal` with what every signal of an execution has."""
-        signals.send(
-            signal,
-            self.call.sender,
-            task_id=self.call.task_id,
-            key=self.execution.key,
-            token=self.execution.token,
-            attempt=self.execution.attempt,
-            **details,
-        )
+        if signals.heard(signal, self.call.sender):
+            signal.send(
+                sender=self.call.sender,
+                task_id=self.call.task_id,
+                key=self.execution.key,
+                token=self.execution.token,
+                attempt=self.execution.attempt,
+                **details,
+            )

@@ -83,7 +83,7 @@ class Parameters:
         `instead` gives the bytes for an argument that has no canonical form, or raises.
         """
         defaults, default_forms = self._defaults, self._default_forms
-        parts = []
+        parts: list[bytes] = []
         for name in sorted(bound):
             value = bound[name]
             if name in defaults and value is defaults[name]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from celery_idempotent.key.key import Key
@@ -146,6 +147,7 @@ def _command(name: str, key: Key, **values: Any) -> Command:
     return Command(script, key, script.arguments(values))
 
 
+@lru_cache(64)
 def _worker(name: str) -> bytes:
     """`name` cut to what the record has room for, its end kept: that is where the pid stands."""
     return name.encode()[-255:].decode(errors="ignore").encode()

@@ -1,10 +1,10 @@
 """A line to one server, with as little as possible around each command.
 
 redis-py's client does for every command what few need: it asks the socket whether the server has
-hung up, takes locks, measures, packs piece by piece. That takes longer than Redis does, and the
-gate would pay it twice an execution. This is redis-py's connection without the rest, and needs
-none of it: a server that hung up is found out by the command itself, which is then sent again, and
-every script answers a resend as it answered the first time.
+hung up, takes locks, measures, packs and reads piece by piece. That takes longer than Redis does,
+and the gate would pay it twice an execution. This is redis-py's connection without the rest, and
+needs none of it: a server that hung up is found out by the command itself, which is then sent
+again, and every script answers a resend as it answered the first time.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import NoScriptError, ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from celery_idempotent.store.answers import Answers
 from celery_idempotent.store.scripts import Script
 
 #: Seconds before a command is sent again: first at once, since a connection may have gone stale.
@@ -49,7 +50,7 @@ class Line:
         self._pool = pool = client.connection_pool
         self._make: Callable[[], Any] = lambda: pool.connection_class(**pool.connection_kwargs)
         self._timeout = timeout
-        self._free: list[Any] = []
+        self._free: list[tuple[Any, Answers]] = []
 
     def call(self, call: Call, *, then: Sequence[Any] = ()) -> list[Any]:
         """The answer to `call`, and to the command `then` behind it on the same connection.
@@ -118,45 +119,43 @@ class Line:
         raise AssertionError("unreachable")
 
     def _send_once(self, requests: Sequence[bytes]) -> list[Any]:
-        connection = self._take()
-        answers: list[Any] = []
+        taken = self._take()
+        connection, said = taken
         try:
             connection.send_packed_command(requests, check_health=False)
-            for _ in requests:
-                try:
-                    answers.append(connection.read_response())
-                except ReadOnlyError:
-                    raise
-                except ResponseError as error:
-                    answers.append(error)
+            answers = [said.next() for _ in requests]
+            for answer in answers:
+                if isinstance(answer, (RedisConnectionError, ReadOnlyError)):
+                    raise answer
         except BaseException:
             # Interrupted, perhaps: an answer is on its way, and must not become another command's.
             connection.disconnect()
             raise
-        self._free.append(connection)
+        self._free.append(taken)
         return answers
 
-    def _take(self) -> Any:
+    def _take(self) -> tuple[Any, Answers]:
         while self._free:
             try:
-                connection = self._free.pop()
+                taken = self._free.pop()
             except IndexError:
                 break  # another thread was faster
-            if connection.pid == os.getpid():  # else it is of the process that this is a fork of
-                return connection
+            if taken[0].pid == os.getpid():  # else it is of the process that this is a fork of
+                return taken
         connection = self._make()
         connection.connect()
-        return connection
+        # Under redis-py's option `cache_config` it is a connection inside another.
+        return connection, Answers(getattr(connection, "_conn", connection))
 
     def close(self) -> None:
         """Hang up; the next command connects again."""
         while self._free:
-            self._free.pop().disconnect()
+            self._free.pop()[0].disconnect()
 
 
 def packed(words: Sequence[Any]) -> bytes:
     """A command, as Redis reads it."""
-    return b"*%d\r\n%b" % (len(words), _bulks(words))
+    return b"*%d%b\r\n" % (len(words), _bulks(words))
 
 
 def by_sha(call: Call) -> bytes:
@@ -171,13 +170,21 @@ def by_source(call: Call) -> bytes:
 
 @cache
 def _head(command: str, script: str, arguments: int) -> bytes:
-    return b"*%d\r\n%b" % (4 + arguments, _bulks((command, script)))
+    return b"*%d%b" % (4 + arguments, _bulks((command, script, 1)))
 
 
 def _rest(call: Call) -> bytes:
-    return _bulks((1, call.name, *call.arguments))
+    return _bulks((call.name, *call.arguments)) + b"\r\n"
+
+
+#: What stands before a word of so many bytes; the line that it ends is that of the word before it.
+_SIZES = [b"\r\n$%d\r\n" % size for size in range(256)]
 
 
 def _bulks(words: Sequence[Any]) -> bytes:
-    data = [word if type(word) is bytes else str(word).encode() for word in words]
-    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in data])
+    parts: list[bytes] = []
+    for word in words:
+        data = word if type(word) is bytes else str(word).encode()
+        size = len(data)
+        parts += _SIZES[size] if size < 256 else b"\r\n$%d\r\n" % size, data
+    return b"".join(parts)

@@ -105,13 +105,13 @@ def test_an_interrupted_command_leaves_its_answer_to_nobody(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection_of(line)
-    (connection,) = line._free
+    ((_, answers),) = line._free
 
     def interrupt(**_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(connection, "read_response", interrupt)
+        patch.setattr(answers, "next", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ask(line, "ECHO", "late")
 
