@@ -74,18 +74,22 @@ class Running:
 
     async def payload(self, value: Any, part: str = RESULT) -> Payload:
         """`value` as the settings want it kept, or the reason why it cannot be."""
-        write = partial(self.payloads.of_result, value, self.call.settings, part=part)
-        return await self._written(write)
+        ours = self.execution
+        write = self.payloads.of_result
+        return await self._written(
+            partial(write, value, self.call.settings, key=ours.key, token=ours.token, part=part)
+        )
 
     async def error_payload(self, error: BaseException) -> Payload:
         """`error` as the settings want it kept, or the reason why it cannot be."""
-        return await self._written(partial(self.payloads.of_error, error, self.call.settings))
+        ours = self.execution
+        write = self.payloads.of_error
+        return await self._written(
+            partial(write, error, self.call.settings, key=ours.key, token=ours.token)
+        )
 
-    async def _written(self, write: Callable[..., Payload]) -> Payload:
-        place = {"key": self.execution.key, "token": self.execution.token}
-        if self.payloads.offloads:
-            return await self.world.apart(partial(write, **place))
-        return write(**place)
+    async def _written(self, write: Callable[[], Payload]) -> Payload:
+        return await self.world.apart(write) if self.payloads.offloads else write()
 
     async def discard_outcome(self) -> None:
         """It came too late: no record will ever point to it."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from kombu import serialization
 from kombu.compression import compress, decompress
 
-_SCALARS = frozenset({str, int, bool, type(None)})
+#: As kombu's JSON writes plain values, in a tenth of the time.
+_JSON: dict[type, Callable[[Any], str]] = {
+    str: encode_basestring_ascii,
+    int: int.__repr__,
+    bool: lambda value: "true" if value else "false",
+    type(None): lambda value: "null",
+}
 
 
 def dump(
@@ -42,7 +48,7 @@ def load(form: str, body: bytes, accept: Collection[str]) -> Any:
 
 
 def _serialised(value: Any, serializer: str) -> bytes:
-    if serializer == "json" and type(value) in _SCALARS:
-        return json.dumps(value).encode()  # as kombu would, in a tenth of the time
+    if serializer == "json" and (write := _JSON.get(type(value))):
+        return write(value).encode()
     _, _, data = serialization.dumps(value, serializer)
     return data.encode("utf-8") if isinstance(data, str) else bytes(data)
