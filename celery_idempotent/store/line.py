@@ -144,8 +144,7 @@ class Line:
                 return taken
         connection = self._make()
         connection.connect()
-        # Under redis-py's option `cache_config` it is a connection inside another.
-        return connection, Answers(getattr(connection, "_conn", connection))
+        return connection, Answers(connection)
 
     def close(self) -> None:
         """Hang up; the next command connects again."""
