@@ -32,8 +32,9 @@ UNEXPLAINED = "unexplained"
 KILLS = ("child killed", "worker killed", "parent killed", "worker told to stop")
 #: Part of a lease that is left, at the least, when the store goes: it is extended every third.
 LEFT = 2 / 3
-#: Seconds in which an execution that was killed had not yet told that it was complete.
-SETTLING = 1.0
+#: Seconds in which an execution that was killed had not yet told that it was complete; and in which
+#: one that thaws comes from its begin to its body.
+SETTLING = 2.0
 
 
 @dataclass(frozen=True)
@@ -296,14 +297,24 @@ def _reason_for(
 ) -> str:
     """What befell an execution that had its effect and did not complete the order."""
     assert loser.done_at is not None
+    # One that shows a lower token than who came before it was held up on its way to the body.
+    held_up = any(
+        each.begun_at < loser.begun_at and each.token > loser.token for each in executions
+    )
     later = [each.begun_at for each in executions if each.begun_at > loser.begun_at]
-    under_way = loser.begun_at, max([loser.done_at + SETTLING, *later])
+    under_way = (
+        loser.begun_at - held_up * SETTLING,
+        max([loser.done_at + SETTLING, *later]),
+    )
     own = [
         strike
         for strike in evidence.strikes
         if loser.pid in strike.pids and _overlap((strike.at, strike.until), under_way)
     ]
     frozen = [strike for strike in own if "frozen" in strike.kind]
+    # Where a frozen worker's main process is killed, Linux ends its pool, which nobody could thaw.
+    if any(_kills_parent_of(strike, each) for strike in evidence.strikes for each in frozen):
+        return KILLED
     if any(strike.until - strike.at > LEASE * LEFT for strike in frozen):
         return FROZEN
     if any(strike.kind in KILLS and strike.until >= loser.done_at - SETTLING for strike in own):
@@ -324,6 +335,14 @@ def _reason_for(
     if _together(stores) > LEASE * LEFT:
         return CUT_OFF
     return UNEXPLAINED
+
+
+def _kills_parent_of(strike: Strike, frozen: Strike) -> bool:
+    return (
+        strike.kind in KILLS
+        and list(strike.pids[:1]) == list(frozen.pids[:1])
+        and frozen.at <= strike.at <= frozen.until
+    )
 
 
 def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
