@@ -36,8 +36,9 @@ WHERE token <= :token
 """
 _NOTE = "INSERT INTO entries VALUES (NULL, :account, :execution, :token, :receipt, :accepted)"
 
-#: Seconds.
+#: Seconds: longest wait for an answer, and between two looks whether the service is to end.
 _PATIENCE = 30.0
+_LOOK_EVERY = 0.05
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,9 @@ class Downstream(Stoppable):
 
         self._server = Server(("127.0.0.1", 0), Asked)
         self.port = int(self._server.server_address[1])
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, args=(_LOOK_EVERY,), daemon=True
+        ).start()
 
     def stop(self) -> None:
         self._server.shutdown()
