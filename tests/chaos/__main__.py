@@ -22,6 +22,8 @@ SEEDS = 20
 #: Six in a row have every combination of broker and store.
 SEEDS_FOR_PEERS = 6
 TASKS = 1000
+#: Letters that tables need, at the least.
+WIDTH = 132
 #: Everything that runs leave, and the picture.
 FOLDER = Path(".chaos")
 
@@ -30,7 +32,7 @@ def main() -> int:
     asked = _arguments()
     # What is asked for goes to standard output, and everything else beside it.
     beside = Console(stderr=True)
-    show = print if asked.markdown else Console().print
+    show = print if asked.markdown else Console(width=max(WIDTH, beside.width)).print
     audited = audit.run(FOLDER, beside) if asked.audit or asked.seed is None else None
     if audited is not None:
         show(audited.markdown() if asked.markdown else audited.table())
