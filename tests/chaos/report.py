@@ -145,6 +145,11 @@ def _doubled(verdicts: Verdicts) -> str:
     return text
 
 
+def _completed_twice(verdicts: Verdicts) -> str:
+    known = all(verdict.contestant == OURS.name for verdict in verdicts)
+    return _sum("completed_twice")(verdicts) if known else "–"
+
+
 def _stale(verdicts: Verdicts) -> str:
     refused = _sum("stale_refused")(verdicts)
     if any(verdict.contestant != OURS.name for verdict in verdicts):
@@ -177,7 +182,7 @@ _MEASURES: tuple[tuple[str, Callable[[Verdicts], str]], ...] = (
     ),
     ("calls refused", _sum("refused")),
     ("orders with a doubled effect", _doubled),
-    ("orders completed twice", _sum("completed_twice")),
+    ("orders completed twice", _completed_twice),
     ("stale writes refused / accepted downstream", _stale),
     ("orders whose callers saw different outcomes", _sum("differing")),
     ("orders that are otherwise downstream than told", _sum("disagreeing")),
