@@ -65,8 +65,10 @@ class Crew:
         return _strike(self._aim_at_worker(aim), signal.SIGKILL)
 
     def kill_parent(self, aim: float, seconds: float) -> list[int]:
-        """SIGKILL to a worker's main process: its pool is orphaned amid its work."""
-        return _strike(self._aim_at_worker(aim)[:1], signal.SIGKILL)
+        """SIGKILL to a worker's main process; its pool goes with it, by Celery's care."""
+        pids = self._aim_at_worker(aim)
+        _strike(pids[:1], signal.SIGKILL)
+        return pids
 
     def freeze_child(self, aim: float, seconds: float) -> list[int]:
         """Stop one process of a pool, rather one that works, and let it go on later."""

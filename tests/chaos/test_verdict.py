@@ -178,6 +178,19 @@ class TestDoubled:
 
         assert run.judged().doubled == {FROZEN: 1}
 
+    def test_by_one_that_died_frozen_before_anybody_took_over(self, run: Run) -> None:
+        self.twice(run)
+        run.strike("worker frozen past the lease", 0.9, 0.9 + LEASE + 2, 98, ONE)
+        run.strike("parent killed", 1.5, 1.5, 98, ONE)
+
+        assert run.judged().doubled == {KILLED: 1}
+
+    def test_in_a_failover_that_began_long_after(self, run: Run) -> None:
+        self.twice(run, done=3.0)
+        run.strike(STORE_KILLED, 2.0, 2.5)
+
+        assert run.judged(SENTINEL).doubled == {UNEXPLAINED: 1}
+
     def test_in_a_failover_that_may_forget(self, run: Run) -> None:
         self.twice(run)
         run.strike(STORE_KILLED, 1.2, 4.0)

@@ -35,6 +35,8 @@ LEFT = 2 / 3
 #: Seconds in which an execution that was killed had not yet told that it was complete; and in which
 #: one that thaws comes from its begin to its body.
 SETTLING = 2.0
+#: Seconds by which a replica may be behind its master, on a busy machine.
+LAG = 1.0
 
 
 @dataclass(frozen=True)
@@ -311,13 +313,17 @@ def _reason_for(
         for strike in evidence.strikes
         if loser.pid in strike.pids and _overlap((strike.at, strike.until), under_way)
     ]
-    frozen = [strike for strike in own if "frozen" in strike.kind]
-    # Where a frozen worker's main process is killed, Linux ends its pool, which nobody could thaw.
-    if any(_kills_parent_of(strike, each) for strike in evidence.strikes for each in frozen):
-        return KILLED
-    if any(strike.until - strike.at > LEASE * LEFT for strike in frozen):
+    frozen = any(
+        "frozen" in strike.kind and strike.until - strike.at > LEASE * LEFT for strike in own
+    )
+    killed = any(
+        strike.kind in KILLS and strike.until >= loser.done_at - SETTLING for strike in own
+    )
+    # One that died before anybody took over might as well not have been frozen.
+    overtaken = held_up or any(at < loser.done_at for at in later)
+    if frozen and (overtaken or not killed):
         return FROZEN
-    if any(strike.kind in KILLS and strike.until >= loser.done_at - SETTLING for strike in own):
+    if killed:
         return KILLED
     if loser.token in evidence.unsaved:
         return UNSAVED
@@ -329,7 +335,7 @@ def _reason_for(
     if (
         planned.shape.store != "single"
         and not planned.shape.wait_replicas
-        and any(strike.kind == STORE_KILLED for strike in stores)
+        and any(_may_forget(strike, loser, evidence) for strike in stores)
     ):
         return FORGOTTEN
     if _together(stores) > LEASE * LEFT:
@@ -337,11 +343,11 @@ def _reason_for(
     return UNEXPLAINED
 
 
-def _kills_parent_of(strike: Strike, frozen: Strike) -> bool:
-    return (
-        strike.kind in KILLS
-        and list(strike.pids[:1]) == list(frozen.pids[:1])
-        and frozen.at <= strike.at <= frozen.until
+def _may_forget(strike: Strike, loser: Execution, evidence: Evidence) -> bool:
+    """Whether what the store had acknowledged shortly before was of this execution."""
+    completed = loser.token in evidence.completed.get(loser.order, ())
+    return strike.kind == STORE_KILLED and (
+        completed or strike.at - LAG <= loser.begun_at <= strike.until
     )
 
 
