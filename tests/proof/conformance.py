@@ -39,6 +39,7 @@ from tests.store.scene import (
 #: Minutes, and more than a sequence takes on a busy machine: nothing may end but by a step of the
 #: clock, or the same sequence would go two ways.
 LEASE_MS, HOLD_MS, ERROR_MS, RETENTION_MS = 600_000, 900_000, 18_000_000, 36_000_000
+GRACE_MS = 300_000
 
 OWNERS = [bytes([number]) * 16 for number in range(1, 5)]
 owners = st.sampled_from(OWNERS)
@@ -104,7 +105,7 @@ class Machine(RuleBasedStateMachine):
         lasts = {"lease_ms": LEASE_MS, "retention_ms": RETENTION_MS}
         self.call(commands.step(KEY, self.token(data), entry, **lasts), how)
 
-    @rule(task_id=task_ids, worker=workers, grace_ms=st.sampled_from([0, 0, 1000]), how=calls)
+    @rule(task_id=task_ids, worker=workers, grace_ms=st.sampled_from([0, 0, GRACE_MS]), how=calls)
     def abandon(self, task_id: str, worker: str, grace_ms: int, how: Any) -> None:
         self.call(commands.abandon(KEY, task_id, worker, grace_ms=grace_ms), how)
 
