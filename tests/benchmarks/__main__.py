@@ -19,6 +19,10 @@ from tests.benchmarks.measures import MEASURES
 from tests.benchmarks.report import MET, MISSED, Report, earlier
 
 
+#: Seconds that a run may take; what has not had its turn by then is told of as not measured.
+BUDGET = 12 * 60
+
+
 def main() -> int:
     wanted = _arguments()
     # What is asked for goes to standard output, and everything else beside it.
@@ -72,6 +76,7 @@ def _measure(wanted: argparse.Namespace, beside: Console) -> Report:
 
 def _findings(measures: Sequence[Measure], beside: Console) -> dict[Measure, Finding]:
     findings = {}
+    deadline = time.monotonic() + BUDGET
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=16),
@@ -82,7 +87,8 @@ def _findings(measures: Sequence[Measure], beside: Console) -> dict[Measure, Fin
         bar = {each: bars.add_task(f"  {each.title}", total=1.0, start=False) for each in measures}
         for measure, task in bar.items():
             bars.start_task(task)
-            finding = measured(measure, lambda done, at=task: bars.update(at, completed=done))
+            left = deadline - time.monotonic()
+            finding = measured(measure, left, lambda done, at=task: bars.update(at, completed=done))
             findings[measure] = finding
             mark = MISSED if any(each.is_met is False for each in finding.figures) else MET
             title = f"{'!' if finding.why_not else mark} {measure.title}"

@@ -15,15 +15,17 @@ from tests.benchmarks.figure import Finding
 from tests.benchmarks.measure import Measure, Missing, Show
 
 
-def measured(measure: Measure, show: Show) -> Finding:
-    """What `measure` brings."""
+def measured(measure: Measure, left: float, show: Show) -> Finding:
+    """What `measure` brings in its own time, and in the `left` seconds."""
+    if left <= 0:
+        return Finding(why_not="there was no time left")
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(measure.name, theirs))
     process.start()
     theirs.close()
     try:
-        return _told(ours, measure.patience, show)
+        return _told(ours, min(measure.patience, left), show)
     finally:
         process.kill()  # whatever it has started on Linux ends with it
         process.join()

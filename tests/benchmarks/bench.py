@@ -55,14 +55,12 @@ class Bench:
         """Ask for the right to run."""
         return self.store.execute(beginning(key))
 
-    def complete(self, key: Key, token: int, result: Payload) -> Reply:
-        """Store the result."""
-        return self.store.execute(completing(key, token, result))
-
-    def run(self, key: Key | None = None, size: int = 100) -> Key:
+    def run(self, key: Key | None = None, size: int = 100, store: RecordStore | None = None) -> Key:
         """Begin and complete, as an execution does, with nothing in between; whose key it was."""
         key = next(self.fresh) if key is None else key
-        self.complete(key, self.begun(key), result_of(size))
+        store = store or self.store
+        token = store.record(key, store.execute(beginning(key)).raw).token
+        store.execute(completing(key, token, result_of(size)))
         return key
 
     def begun(self, key: Key) -> int:

@@ -8,6 +8,8 @@ from itertools import count
 from typing import Any
 
 from celery_idempotent import Idempotency
+from celery_idempotent.store.place import Place
+from celery_idempotent.store.records import RecordStore
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.turns import Call
 
@@ -19,6 +21,7 @@ CLIENT_FLOOR, CLIENT_FLOOR_ONE = (
     f"{FLOOR} by redis-py's client",
     f"{FLOOR_ONE} by redis-py's client",
 )
+BY_CLIENT = f"{RUN} by redis-py's client"
 FOR_NOTHING = "what a run sends, to no-op scripts"
 LOCK, OTHER_LOCK = "redis-py Lock, acquire + release", "python-redis-lock, acquire + release"
 POWERTOOLS, POWERTOOLS_REPLAY = "Powertools, first call", "Powertools, replay"
@@ -31,11 +34,13 @@ Single = Callable[[int], object]
 def contestants(bench: Bench) -> dict[str, Call]:
     """All that can be had here; Powertools and python-redis-lock come with the extra `bench`."""
     done = bench.run()
+    by_client = RecordStore(Place(client=bench.client), lambda record: record.body)
     calls: dict[str, Call] = {
         RUN: bench.run,
         FLOOR: lambda: (bench.no_op_on_line(), bench.no_op_on_line()),
         CLIENT_FLOOR: lambda: (bench.no_op(), bench.no_op()),
         FOR_NOTHING: bench.run_for_nothing,
+        BY_CLIENT: lambda: bench.run(store=by_client),
         LOCK: lambda: _hold(bench.client.lock(_name(bench), timeout=60)),
         REPLAY: lambda: bench.begin(done),
         FLOOR_ONE: bench.no_op_on_line,

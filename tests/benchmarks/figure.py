@@ -98,8 +98,8 @@ class Bars:
     title: str
     unit: str
     bars: dict[str, Spread]
-    #: Where the goal lies, if it is one for all.
-    line: float | None = None
+    #: Those of this library.
+    ours: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

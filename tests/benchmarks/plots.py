@@ -9,9 +9,7 @@ from typing import Any
 from tests.benchmarks.figure import Bars, Curves, Finding, number
 from tests.benchmarks.measure import Measure, Missing
 
-OURS, OTHERS, GOAL = "#1f77b4", "#b8c4cf", "#c44e52"
-#: A bar or a curve of these names is ours.
-OUR_WORDS = ("celery-idempotent", "begin", "replay", "complete", "record", "gated", "on_conflict")
+OURS, OTHERS = "#1f77b4", "#b8c4cf"
 
 _STYLE = {
     "svg.fonttype": "none",
@@ -61,7 +59,7 @@ def _bars(plt: Any, plot: Bars) -> Any:
             [each.middle - each.low for each in spreads],
             [each.high - each.middle for each in spreads],
         ],
-        color=[OURS if name.startswith(OUR_WORDS) else OTHERS for name in names],
+        color=[OURS if name in plot.ours else OTHERS for name in names],
         error_kw={"ecolor": "#444", "elinewidth": 1, "capsize": 2},
     )
     for place, each in enumerate(spreads):
@@ -69,8 +67,6 @@ def _bars(plt: Any, plot: Bars) -> Any:
             number(each.middle), (each.high, place), xytext=(4, 0),
             textcoords="offset points", va="center", fontsize=8,
         )  # fmt: skip
-    if plot.line is not None:
-        axes.axvline(plot.line, color=GOAL, linewidth=1, linestyle="--")
     axes.invert_yaxis()
     axes.set_title(f"{plot.title} ({plot.unit})", loc="left", fontsize=10)
     return figure

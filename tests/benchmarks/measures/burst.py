@@ -70,7 +70,7 @@ class Burst(Measure):
                   for name, each in slowest.items()),
             ],
             [Bars("p99 of 200 clients on one key", "ms",
-                  {name: Spread.of(each) for name, each in slowest.items()})],
+                  {name: Spread.of(each) for name, each in slowest.items()}, (GATE,))],
             {"requests a second": rates, "p99, ms": slowest},
         )  # fmt: skip
 

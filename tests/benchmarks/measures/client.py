@@ -28,6 +28,7 @@ class OneClient(Measure):
         who.FLOOR,
         who.FOR_NOTHING,
         who.CLIENT_FLOOR,
+        who.BY_CLIENT,
         who.GATED,
         who.LOCK,
         who.OTHER_LOCK,
@@ -46,13 +47,15 @@ class OneClient(Measure):
                 _ratio(times, who.RUN, who.FLOOR, Goal(1.25)),
                 _ratio(times, who.RUN, who.LOCK, Goal(0.8)),
                 _ratio(times, who.REPLAY, who.FLOOR_ONE, Goal(1.25)),
+                _ratio(times, who.BY_CLIENT, who.CLIENT_FLOOR),
                 _ratio(times, who.RUN, who.CLIENT_FLOOR),
                 _ratio(times, who.REPLAY, who.CLIENT_FLOOR_ONE),
+                _ratio(times, who.RUN, who.BY_CLIENT),
                 *(Figure.spread_of(name, Spread.of(each), "µs") for name, each in times.items()),
             ],
             [
-                _bars("A run, one client", times, self.RUNS),
-                _bars("A replay, one client", times, self.REPLAYS),
+                _bars("A run, one client", times, self.RUNS, (who.RUN, who.GATED)),
+                _bars("A replay, one client", times, self.REPLAYS, (who.REPLAY, who.GATED_REPLAY)),
             ],
             {"medians of rounds, µs": times},
         )
@@ -63,5 +66,6 @@ def _ratio(times: Rounds, ours: str, other: str, goal: Goal | None = None) -> Fi
     return Figure.spread_of(f"{ours} / {other}", spread, "×", goal)
 
 
-def _bars(title: str, times: Rounds, names: tuple[str, ...]) -> Bars:
-    return Bars(title, "µs", {name: Spread.of(times[name]) for name in names if name in times})
+def _bars(title: str, times: Rounds, names: tuple[str, ...], ours: tuple[str, ...]) -> Bars:
+    spreads = {name: Spread.of(times[name]) for name in names if name in times}
+    return Bars(title, "µs", spreads, ours)

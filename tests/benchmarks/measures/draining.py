@@ -9,6 +9,7 @@ from tests.benchmarks.live import ENTRIES, arenas, server_for
 from tests.benchmarks.measure import Measure, Show
 from tests.benchmarks.turns import Rounds, in_turn
 from tests.peers.arena import Arena
+from tests.peers.contestants import OURS
 from tests.peers.ledger import eventually
 
 
@@ -38,7 +39,14 @@ class Draining(Measure):
         spreads = {name: Spread.of(each) for name, each in rates.items()}
         return Finding(
             [Figure.spread_of(name, each, "tasks/s") for name, each in spreads.items()],
-            [Bars("No-op tasks that one worker process gets through", "tasks/s", spreads)],
+            [
+                Bars(
+                    "No-op tasks that one worker process gets through",
+                    "tasks/s",
+                    spreads,
+                    (OURS.name,),
+                )
+            ],
             {"tasks a second": rates},
         )
 

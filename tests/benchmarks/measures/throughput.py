@@ -44,9 +44,7 @@ class Throughput(Measure):
         rates: Rounds = {}
         with own_server() as server:
             bench = Bench(server)
-            jobs = {
-                f"{name}, {at} at a time": (name, at) for name in NAMES for at in self.PIPELINES
-            }
+            jobs = {_job(name, at): (name, at) for name in NAMES for at in self.PIPELINES}
             rates = {job: [] for job in jobs}
             for number in range(self.ROUNDS):
                 calls = self._calls(bench, self._fill(bench))
@@ -59,7 +57,15 @@ class Throughput(Measure):
         spreads = {name: Spread.of(each) for name, each in rates.items()}
         return Finding(
             [Figure.spread_of(name, each, "/s") for name, each in spreads.items()],
-            [Bars(f"Operations a second, one {told}", "/s", spreads)],
+            [
+                Bars(
+                    f"Operations a second, one {told}, {at} at a time",
+                    "/s",
+                    {name: spreads[_job(name, at)] for name in NAMES},
+                    (BEGIN, COMPLETE, REPLAY),
+                )
+                for at in self.PIPELINES
+            ],
             {"operations a second": rates},
         )
 
@@ -102,6 +108,10 @@ class Throughput(Measure):
         )  # fmt: skip
         *_, line = csv.reader(done.stdout.splitlines())
         return float(line[1])
+
+
+def _job(name: str, at_a_time: int) -> str:
+    return f"{name}, {at_a_time} at a time"
 
 
 def _printable(command: Command) -> list[str]:
