@@ -18,7 +18,6 @@ from tests.benchmarks.measure import Measure
 from tests.benchmarks.measures import MEASURES
 from tests.benchmarks.report import MET, MISSED, Report, earlier
 
-
 #: Seconds that a run may take; what has not had its turn by then is told of as not measured.
 BUDGET = 12 * 60
 
