@@ -13,14 +13,16 @@ from tests.benchmarks.measure import Measure, Show
 from tests.benchmarks.records import added_by, digest_of, fill
 from tests.benchmarks.turns import Rounds, in_turn, median_us
 
-RUN, REPLAY = "begin + complete", "replay of a random one"
+RUN, REPLAY, GET = "begin + complete", "replay of a random one", "plain GET of a random one"
+GOALS = {RUN: Goal(1.1), REPLAY: Goal(1.1)}
 
 
 class Growth(Measure):
     """The same operations on servers with a thousand to five million records, in turn.
 
     All servers are there at the same time, so that each round has all sizes in it. What a replay
-    asks for is drawn at random: its record is in no cache of the processor's.
+    asks for is drawn at random: its record is in no cache of the processor's. The plain GET tells
+    what of that is Redis's own.
     """
 
     name = "growth"
@@ -45,7 +47,7 @@ class Growth(Measure):
                 f"{what}, {int(most):,} / {int(least):,} records, {where}",
                 Spread.of_ratios(times[what][most], times[what][least]),
                 "×",
-                Goal(1.1),
+                GOALS.get(what),
             )
             for where, times in (("client's time", clients), ("server's time", servers))
             for what in times
@@ -64,7 +66,7 @@ class Growth(Measure):
     ) -> tuple[dict[str, Rounds], dict[str, Rounds]]:
         """Microseconds by operation and size: of a client's call, and of a script in the server."""
         clients, servers = (
-            {what: {size: [] for size in benches} for what in (RUN, REPLAY)} for _ in range(2)
+            {what: {size: [] for size in benches} for what in (RUN, REPLAY, GET)} for _ in range(2)
         )
         for number in range(-1, self.ROUNDS):  # the first one warms up
             for size in in_turn(benches, max(number, 0)):
@@ -77,13 +79,17 @@ class Growth(Measure):
 
     def _timed(self, bench: Bench, size: int) -> dict[str, tuple[float, float]]:
         new = [next(bench.fresh) for _ in range(self.EACH)]
-        there = [_key(random.randrange(size)) for _ in range(self.EACH)]
+        some, others = ([_key(random.randrange(size)) for _ in range(self.EACH)] for _ in range(2))
         times = {}
-        for what, keys, act in ((RUN, new, bench.run), (REPLAY, there, bench.begin)):
+        for what, keys, act, command in (
+            (RUN, new, bench.run, "evalsha"),
+            (REPLAY, some, bench.begin, "evalsha"),
+            (GET, others, lambda key: bench.client.get(bench.store.name(key)), "get"),
+        ):
             left = iter(keys)
             bench.client.config_resetstat()
             of_client = median_us(lambda act=act, left=left: act(next(left)), self.EACH)
-            times[what] = (of_client, bench.usec_per_call())
+            times[what] = (of_client, bench.usec_per_call(command))
         bench.client.unlink(*map(bench.store.name, new))
         return times
 
