@@ -30,14 +30,16 @@ def main() -> int:
     out = Console()
     # In a file there is room for all of it.
     (out if out.is_terminal else Console(width=120)).print(report.table())
-    for name, trace in report.broken().items():
+    for name, why in report.broken().items():
         beside.rule(name)
-        beside.print(trace, markup=False)
+        beside.print(why, markup=False)
     if wanted.json:
         Path(wanted.json).write_text(report.json() + "\n", encoding="utf-8")
     if wanted.write:
         images = plots.draw(report.findings, page.DOCS, page.FOLDER)
         beside.print("written:", *(path.name for path in page.write(report, images)), "and plots")
+    if report.broken():
+        beside.print(f"not measured: {', '.join(report.broken())}")
     beside.print(f"{report.verdict} ({report.seconds:.0f} s)")
     return 1 if report.broken() else 0
 

@@ -18,7 +18,7 @@ from tests.benchmarks.measure import Measure, Missing, Show
 def measured(measure: Measure, left: float, show: Show) -> Finding:
     """What `measure` brings in its own time, and in the `left` seconds."""
     if left <= 0:
-        return Finding(why_not="there was no time left")
+        return _broken("there was no time left")
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(measure.name, theirs))
@@ -37,11 +37,14 @@ def _told(told: Connection, patience: float, show: Show) -> Finding:
         try:
             what = told.recv()
         except EOFError:
-            return Finding(why_not="its process ended", broken="its process ended")
+            return _broken("its process ended")
         if isinstance(what, Finding):
             return what
         show(what)
-    why = f"given up after {patience:g} s"
+    return _broken(f"given up after {patience:.3g} s")
+
+
+def _broken(why: str) -> Finding:
     return Finding(why_not=why, broken=why)
 
 

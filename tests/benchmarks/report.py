@@ -41,7 +41,7 @@ class Report:
                 if each.is_met is False]  # fmt: skip
 
     def broken(self) -> dict[str, str]:
-        """The traceback of each measure that broke down, by name."""
+        """Why each measure that broke down, or had no time, did: by name, with a traceback."""
         return {measure.name: finding.broken
                 for measure, finding in self.findings.items() if finding.broken}  # fmt: skip
 

@@ -172,7 +172,7 @@ class TestApart:
         assert done == [0.5]
 
     def test_one_that_has_no_time_left_is_not_begun(self) -> None:
-        assert apart.measured(Example(), 0.0, print) == Finding(why_not="there was no time left")
+        assert apart.measured(Example(), 0.0, print).broken == "there was no time left"
 
     def test_one_that_takes_too_long_is_given_up(self) -> None:
         ours, _theirs = multiprocessing.Pipe(duplex=False)

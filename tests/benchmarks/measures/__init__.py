@@ -34,10 +34,10 @@ MEASURES: tuple[Measure, ...] = (
     Waiting(),
     Burst(),
     Outage(),
-    Growth(),
-    Throughput(),
     Sizing(),
     Slots(),
+    Growth(),
+    Throughput(),
     Draining(),
 )
 

@@ -24,7 +24,7 @@ class EndToEnd(Measure):
     title = "live end to end, no-op task"
     patience = 240.0
 
-    HEATS, ROUNDS, EACH = 5, 36, 6
+    HEATS, ROUNDS, EACH = 5, 30, 6
 
     entries = ENTRIES
 

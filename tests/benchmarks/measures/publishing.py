@@ -18,7 +18,7 @@ class Publishing(Measure):
     name = "publish"
     title = "publish"
 
-    ROUNDS, EACH = 100, 20
+    ROUNDS, EACH = 80, 20
 
     entries = WITH_DEDUPE
 
