@@ -25,7 +25,7 @@ test: .venv/test  ## Run the tests, worker processes included, and report covera
 .PHONY: bench
 bench: .venv/bench  ## What the gate costs, beside others (ONLY=live; WRITE=1 into docs/)
 	@$(BIN)/python -m tests.benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(WRITE),--write) \
-		$(if $(AGAINST),--against $(AGAINST)) $(if $(JSON),--json $(JSON))
+		$(if $(AGAINST),--against $(AGAINST)) $(if $(JSON),--json $(JSON)) $(if $(MINUTES),--minutes $(MINUTES))
 
 .PHONY: peers
 peers: .venv/peers  ## Side by side with plain Celery, celery-once and celery-singleton

@@ -18,9 +18,6 @@ from tests.benchmarks.measure import Measure
 from tests.benchmarks.measures import MEASURES
 from tests.benchmarks.report import MET, MISSED, Report, earlier
 
-#: Seconds that a run may take; what has not had its turn by then is told of as not measured.
-BUDGET = 12 * 60
-
 
 def main() -> int:
     wanted = _arguments()
@@ -55,6 +52,12 @@ def _arguments() -> argparse.Namespace:
         choices=names,
         help=f"these alone: {', '.join(names)}",
     )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=12,
+        help="what has not had its turn by then is not measured; 12 by default",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the raw values there")
     parser.add_argument("--against", metavar="FILE", help="show those of an earlier run beside")
     parser.add_argument(
@@ -71,13 +74,15 @@ def _measure(wanted: argparse.Namespace, beside: Console) -> Report:
     before = earlier(Path(wanted.against).read_text(encoding="utf-8")) if wanted.against else {}
     setting = machine.described()
     began_at = time.monotonic()
-    findings = _findings(measures, beside)
+    findings = _findings(measures, wanted.minutes, beside)
     return Report(findings, setting, time.monotonic() - began_at, before)
 
 
-def _findings(measures: Sequence[Measure], beside: Console) -> dict[Measure, Finding]:
+def _findings(
+    measures: Sequence[Measure], minutes: float, beside: Console
+) -> dict[Measure, Finding]:
     findings = {}
-    deadline = time.monotonic() + BUDGET
+    deadline = time.monotonic() + 60 * minutes
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=16),
