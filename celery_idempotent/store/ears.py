@@ -33,11 +33,17 @@ DEAF_FOR = 10.0
 
 #: redis-py before 5 speaks no other.
 _OLD_PROTOCOL = {"protocol": 2} if int(redis.__version__.partition(".")[0]) >= 5 else {}
+#: Options of a connection that redis-py 8 refuses with it.
+_OF_NEW_PROTOCOL = ("maint_notifications", "oss_cluster_maint_notifications")
 
 
 def connector(server: Any) -> Callable[[], Any]:
     """Makes connections as `server`'s own are: a pool's, or a node's of a cluster."""
-    options = {**server.connection_kwargs, **_OLD_PROTOCOL}
+    options = {
+        name: value
+        for name, value in server.connection_kwargs.items()
+        if not name.startswith(_OF_NEW_PROTOCOL)
+    } | _OLD_PROTOCOL
     return lambda: server.connection_class(**options)
 
 

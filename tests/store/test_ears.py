@@ -139,6 +139,7 @@ def test_hearing_on_an_event_loop(
         await store.ping()
         waiter = asyncio.create_task(store.until_changed(scene.key, scene.raw or b"", FOR_EVER))
         while calls(scene.client, "getrange") == 0:
+            assert not waiter.done()
             await asyncio.sleep(0.01)
         change(scene, token)
         await asyncio.wait_for(waiter, FOR_EVER / 2)
