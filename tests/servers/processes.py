@@ -28,8 +28,11 @@ def is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     # An orphan that died is a zombie for as long as init takes to reap it.
-    status = Path(f"/proc/{pid}/stat")
-    return not (status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] == "Z")
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (ProcessLookupError, FileNotFoundError):  # died this very moment, or no /proc here
+        return not Path("/proc/self").exists()
+    return status.rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def with_variable(name: str, value: str) -> list[int]:
