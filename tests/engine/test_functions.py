@@ -401,20 +401,25 @@ class TestCancelling:
     def test_a_waiting_duplicate_ends_it_at_once(
         self, idem: Idempotency, run: Run, key: str
     ) -> None:
+        started, enough = asyncio.Event(), asyncio.Event()
+
         @idem.idempotent(key="{order}", name="shop.slow")
         async def charge(order: str) -> str:
-            await asyncio.sleep(0.5)
+            started.set()
+            await enough.wait()
             return "charged"
 
         async def cancel() -> str:
             first = asyncio.create_task(charge(key))
-            await asyncio.sleep(0.1)
+            await started.wait()
             second = asyncio.create_task(charge(key))
+            # Most likely it waits by then; wherever it is, it ends.
             await asyncio.sleep(0.1)
             second.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await second
             assert not first.done()
+            enough.set()
             return await first
 
         assert run(cancel()) == "charged"
