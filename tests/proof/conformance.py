@@ -167,10 +167,7 @@ class Machine(RuleBasedStateMachine):
         """A lease that has a millisecond left would end by itself, sooner or later."""
         there = self.there
         if there is not None and not there.finished:
-            self.there = there._replace(at=there.at + by_ms)
-            raw = written(self.there)
-            assert raw is not None
-            self.client.set(self.scene.name, raw, pxat=there.expires)
+            self.put(there._replace(at=there.at + by_ms))
 
     def judged(self, command: Command, reply: Reply) -> Answer:
         """What the model answers; the server must have said and done the same."""
@@ -203,12 +200,15 @@ class Machine(RuleBasedStateMachine):
             self.there = None
             self.client.delete(self.scene.name)
             return
-        self.there = there._replace(
-            token=there.token - by_ms * 1000, at=there.at - by_ms, expires=there.expires - by_ms
-        )
-        raw = written(self.there)
+        moved = {"at": there.at - by_ms, "expires": there.expires - by_ms}
+        self.put(there._replace(token=there.token - by_ms * 1000, **moved))
+
+    def put(self, there: Record) -> None:
+        """Write a record past the scripts."""
+        self.there = there
+        raw = written(there)
         assert raw is not None
-        self.client.set(self.scene.name, raw, pxat=self.there.expires)
+        self.client.set(self.scene.name, raw, pxat=there.expires)
 
     def token(self, data: st.DataObject) -> int:
         # The right one more often than the others: sequences get further so.
