@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from celery_idempotent.store.async_line import HUNG_UP
 from celery_idempotent.store.connection import FAULTS
 from celery_idempotent.store.ears import CHANNEL, HEAD, LOOK_EVERY, Hearing, connector, is_news
 
-#: redis-py lets Python's own errors out where a connection is closed under it.
-_FAULTS = (*FAULTS, asyncio.TimeoutError, AttributeError, TypeError)
+_FAULTS = (*FAULTS, asyncio.TimeoutError, *HUNG_UP)
 
 
 class AsyncEars:

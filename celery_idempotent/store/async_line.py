@@ -23,6 +23,10 @@ ASYNC = Kind(
     "redis.asyncio", redis.asyncio.Redis, redis.asyncio.RedisCluster, ClusterNode, Sentinel, Retry
 )
 
+#: What redis-py up to 8.1 lets out where a connection is closed under a call: errors of Python's
+#: own, which say nothing of a connection (redis-py#4287).
+HUNG_UP = (AttributeError, TypeError)
+
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -30,17 +34,16 @@ P = ParamSpec("P")
 def hung_up_is_a_fault(ask: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
     """Sends again what was sent on a connection that was closed at that moment.
 
-    Up to redis-py 8.1 that comes out as an error of Python's own, which says nothing of a
-    connection (redis-py#4287); and every script answers a resend as it did the first time.
+    Every script answers a resend as it did the first time.
     """
 
     @wraps(ask)
     async def ask_again(*args: P.args, **kwargs: P.kwargs) -> T:
-        with suppress(AttributeError, TypeError):
+        with suppress(*HUNG_UP):
             return await ask(*args, **kwargs)
         try:
             return await ask(*args, **kwargs)
-        except (AttributeError, TypeError) as error:
+        except HUNG_UP as error:
             raise RedisConnectionError(f"the connection was closed meanwhile: {error}") from error
 
     return ask_again

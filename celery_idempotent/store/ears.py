@@ -97,6 +97,8 @@ class Ears:
         used = _take(free)
         ear = used or _Ear(connector(server))
         try:
+            if used is None:
+                ear.open()
             ear.hear(name, seen, seconds)
         except BaseException as error:
             ear.close()
@@ -130,6 +132,8 @@ class _Ear:
     def __init__(self, connect: Callable[[], Any]) -> None:
         self.pid = os.getpid()
         self._hears, self._asks = connect(), connect()
+
+    def open(self) -> None:
         self._hears.connect()
         self._asks.connect()
         number = _ask(self._hears, "CLIENT", "ID")
