@@ -20,7 +20,8 @@ import redis
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from celery_idempotent.testing.process import Stoppable, free_ports, wait_until
+from celery_idempotent.testing.ports import Ports
+from celery_idempotent.testing.process import Stoppable, wait_until
 from celery_idempotent.testing.server import RedisServer
 
 __all__ = ["ClusterOfSix", "SlotMove"]
@@ -50,8 +51,9 @@ class ClusterOfSix(Stoppable):
 
     url: str
 
-    def __init__(self, nodes: Iterable[RedisServer]) -> None:
+    def __init__(self, nodes: Iterable[RedisServer], ports: Ports) -> None:
         self.nodes = tuple(nodes)
+        self._ports = ports
         some = self.nodes[:: len(self.nodes) - 1]
         self.url = ";".join(f"redis+cluster://127.0.0.1:{node.port}" for node in some)
 
@@ -85,8 +87,9 @@ class ClusterOfSix(Stoppable):
         def start_node(port: int) -> RedisServer:
             return RedisServer.start(kind, port=port, config=directives)
 
+        ports = Ports(2 * _MASTERS)
         with ThreadPoolExecutor() as pool:
-            cluster = cls(pool.map(start_node, free_ports(2 * _MASTERS)))
+            cluster = cls(pool.map(start_node, ports.numbers), ports)
         cluster._join()
         return cluster
 
@@ -149,6 +152,7 @@ class ClusterOfSix(Stoppable):
         """End all nodes and remove their directories. Twice is once."""
         for node in self.nodes:
             node.stop()
+        self._ports.stop()
 
     def _join(self) -> None:
         """Make the nodes one cluster, and return when each of them knows."""

@@ -7,22 +7,19 @@ also when its owner is killed, which leaves the directory behind.
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
 from typing_extensions import Self
 
-__all__ = ["Program", "ServerError", "Stoppable", "free_ports", "wait_until"]
+__all__ = ["Program", "ServerError", "Stoppable", "wait_until"]
 
 S = TypeVar("S")
 
@@ -31,12 +28,6 @@ _POLL_SECONDS = 0.01
 
 #: How long servers may take to come to terms with each other.
 WAIT_SECONDS = 20.0
-
-# Each port and the one of its cluster bus, 10,000 above, lie below the range that systems hand out
-# for outgoing connections: while a server is down, no client can be given its port, nor meet
-# itself on it.
-_PORTS = range(20_000, 22_768)
-_BUS = 10_000
 
 # Linux kills the child when its parent ends. Set by a program in between, since code between
 # fork and exec is not safe in a process with threads. The parent may be gone already: look.
@@ -158,26 +149,6 @@ class Program:
     def last_words(self) -> str:
         """The last two lines that the child printed: the second alone often does not tell."""
         return " ".join(line.strip() for line in self.output()[-2:]) or "it printed nothing."
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports on 127.0.0.1 that nobody listens on, nor on the port of a cluster bus above.
-
-    Raises:
-        ServerError: there are not so many.
-    """
-    ports: list[int] = []
-    with ExitStack() as probes:
-        for port in random.sample(_PORTS, len(_PORTS)):
-            try:
-                for taken in (port, port + _BUS):
-                    probes.enter_context(socket.socket()).bind(("127.0.0.1", taken))
-            except OSError:
-                continue
-            ports.append(port)
-            if len(ports) == count:
-                return ports
-    raise ServerError(f"No free port from {_PORTS.start} to {_PORTS.stop - 1}.")
 
 
 def wait_until(condition: Callable[[], bool], complaint: str) -> None:

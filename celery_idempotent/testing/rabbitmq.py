@@ -26,7 +26,8 @@ from pathlib import Path
 
 import amqp
 
-from celery_idempotent.testing.process import Program, ServerError, Stoppable, free_ports
+from celery_idempotent.testing.ports import Ports
+from celery_idempotent.testing.process import Program, ServerError, Stoppable
 
 __all__ = ["RabbitMQ", "RabbitMQError", "find_rabbitmq"]
 
@@ -72,9 +73,9 @@ class RabbitMQ(Stoppable):
     version: str
 
     def __init__(self, script: Path, port: int | None, config: Mapping[str, str]) -> None:
-        spare_ports = [free for free in free_ports(3) if free != port]
-        port = port or spare_ports.pop()
-        epmd_port, distribution_port, *_ = spare_ports
+        ports = Ports(3)
+        own_port, epmd_port, distribution_port = ports.numbers
+        port = port or own_port
         self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
         self._address = f"127.0.0.1:{port}"
         self._epmd_address = ("127.0.0.1", epmd_port)
@@ -86,7 +87,7 @@ class RabbitMQ(Stoppable):
         epmd = [str(shutil.which("epmd")), "-port", str(epmd_port), "-address", "127.0.0.1"]
         self._epmd = Program(directory, "epmd", epmd, self._environment)
         self._server = Program(directory, "server", [str(script)], self._environment)
-        self._discard = weakref.finalize(self, _discard, self._server, self._epmd)
+        self._discard = weakref.finalize(self, _discard, ports, self._server, self._epmd)
         try:
             self._epmd.launch()
             self._await(self._epmd, self._epmd_answers)
@@ -221,9 +222,10 @@ def _write_configuration(directory: Path, settings: Mapping[str, str]) -> None:
     (directory / "enabled_plugins").write_text("[].\n", encoding="utf-8")
 
 
-def _discard(*programs: Program) -> None:
+def _discard(ports: Ports, *programs: Program) -> None:
     for program in programs:
         program.discard()
+    ports.stop()
 
 
 def _complaint(program: Program) -> str:

@@ -20,7 +20,8 @@ import redis
 from redis.exceptions import ResponseError
 from redis.sentinel import Sentinel
 
-from celery_idempotent.testing.process import Stoppable, free_ports, wait_until
+from celery_idempotent.testing.ports import Ports
+from celery_idempotent.testing.process import Stoppable, wait_until
 from celery_idempotent.testing.server import RedisServer
 
 __all__ = ["SentinelTrio"]
@@ -43,10 +44,15 @@ class SentinelTrio(Stoppable):
     master_name = "shop"
 
     def __init__(
-        self, nodes: Iterable[RedisServer], sentinels: Iterable[RedisServer], password: str | None
+        self,
+        nodes: Iterable[RedisServer],
+        sentinels: Iterable[RedisServer],
+        ports: Ports,
+        password: str | None,
     ) -> None:
         self.nodes = tuple(nodes)
         self.sentinels = tuple(sentinels)
+        self._ports = ports
         self._password = password
         credentials = f":{quote(password, safe='')}@" if password else ""
         self.url = ";".join(
@@ -68,7 +74,9 @@ class SentinelTrio(Stoppable):
         Raises:
             ServerError: there is no such server here, or they did not find each other.
         """
-        master = RedisServer.start(kind, port=free_ports(1)[0], password=password)
+        ports = Ports(4)
+        master_port, *sentinel_ports = ports.numbers
+        master = RedisServer.start(kind, port=master_port, password=password)
         replica = RedisServer.start(kind, password=password, replica_of=master)
         name = cls.master_name
         config = {
@@ -83,12 +91,12 @@ class SentinelTrio(Stoppable):
             return RedisServer.start(kind, port=port, sentinel=True, config=config)
 
         with ThreadPoolExecutor() as pool:
-            sentinels = list(pool.map(start_sentinel, free_ports(3)))
+            sentinels = list(pool.map(start_sentinel, sentinel_ports))
         for sentinel in sentinels:
             with sentinel.client() as client, suppress(ResponseError):  # 6.2 has no such command
                 # How often they look what a server is, instead of every ten seconds.
                 client.execute_command("SENTINEL DEBUG", "INFO-PERIOD", _INFO_PERIOD_MS)
-        trio = cls((master, replica), sentinels, password)
+        trio = cls((master, replica), sentinels, ports, password)
         wait_until(trio._ready, "The Sentinels did not find each other")
         return trio
 
@@ -141,6 +149,7 @@ class SentinelTrio(Stoppable):
         """End all servers and remove their directories. Twice is once."""
         for server in (*self.sentinels, *self.nodes):
             server.stop()
+        self._ports.stop()
 
     def _master_port(self, sentinel: RedisServer) -> int:
         with sentinel.client() as client:

@@ -35,7 +35,8 @@ from celery_idempotent.testing.kinds import (
     choose,
     find_servers,
 )
-from celery_idempotent.testing.process import Program, Stoppable, free_ports, wait_until
+from celery_idempotent.testing.ports import Ports
+from celery_idempotent.testing.process import Program, Stoppable, wait_until
 
 __all__ = ["Binary", "External", "RedisServer", "RedisServerError", "find_servers"]
 
@@ -62,7 +63,12 @@ class RedisServer(Stoppable):
     owned: bool
 
     def __init__(
-        self, url: str, program: Program | None, settings: Path | None, clock: Clock | None
+        self,
+        url: str,
+        program: Program | None = None,
+        ports: Ports | None = None,
+        settings: Path | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.url = url
         self.owned = program is not None
@@ -70,7 +76,7 @@ class RedisServer(Stoppable):
         self._settings = settings
         self._clock = clock
         if program is not None:
-            self._discard = weakref.finalize(self, program.discard)
+            self._discard = weakref.finalize(self, _discard, program, ports)
         try:
             if program is not None:
                 program.launch()
@@ -121,11 +127,13 @@ class RedisServer(Stoppable):
         private = any(option not in (None, False) for option in special)
         server = choose(kind, private=private, tls=tls)
         if isinstance(server, External):
-            return cls(server.url, None, None, None)
+            return cls(server.url)
         directory = Path(tempfile.mkdtemp(prefix="redis-server-"))
         try:
             own_clock = Clock(directory) if clock else None
-            url, directives = _listening(directory, port, unix_socket=unix_socket, tls=tls)
+            ports = None if port or unix_socket else Ports(1)
+            (port,) = ports.numbers if ports else (port,)
+            url, directives = _listening(directory, port, tls=tls)
         except BaseException:
             shutil.rmtree(directory)
             raise
@@ -142,7 +150,8 @@ class RedisServer(Stoppable):
         _add(settings, directives | dict(config or {}))
         command = [str(server.path), str(settings), *(["--sentinel"] if sentinel else [])]
         environment = own_clock.environment if own_clock else None
-        started = cls(url, Program(directory, "server", command, environment), settings, own_clock)
+        program = Program(directory, "server", command, environment)
+        started = cls(url, program, ports, settings, own_clock)
         if replica_of:
             started._await_copy_of(replica_of)
         return started
@@ -260,14 +269,11 @@ class RedisServer(Stoppable):
         self.version = str(info.get("valkey_version") or info["redis_version"])
 
 
-def _listening(
-    directory: Path, port: int | None, *, unix_socket: bool, tls: bool
-) -> tuple[str, dict[str, str]]:
-    """A server's URL, and the directives that make it answer there."""
-    if unix_socket:
+def _listening(directory: Path, port: int | None, *, tls: bool) -> tuple[str, dict[str, str]]:
+    """A server's URL, and the directives that make it answer there; None is a Unix socket's."""
+    if port is None:
         path = directory / "socket"
         return f"redis+socket://{path}", {"port": "0", "unixsocket": str(path)}
-    port = port or free_ports(1)[0]
     if not tls:
         return f"redis://127.0.0.1:{port}/0", {"port": str(port)}
     certificate = Certificate.make(directory)
@@ -280,6 +286,12 @@ def _listening(
         "tls-key-file": str(certificate.key),
         "tls-auth-clients": "no",
     }
+
+
+def _discard(program: Program, ports: Ports | None) -> None:
+    program.discard()
+    if ports:
+        ports.stop()
 
 
 def _with_credentials(url: str, user: str, password: str) -> str:

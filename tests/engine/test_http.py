@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ import redis
 
 from celery_idempotent import Idempotency
 from celery_idempotent.entry.asgi import IdempotencyMiddleware
+from celery_idempotent.testing.ports import Ports
 from celery_idempotent.testing.server import RedisServer
 
 REPOSITORY = Path(__file__).parents[2]
@@ -30,9 +30,8 @@ class Web:
     """uvicorn with an app, as a process that can be killed."""
 
     def __init__(self, app: str, environment: dict[str, str]) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self._ports = Ports(1)
+        (self.port,) = self._ports.numbers
         self._command = [sys.executable, "-m", "uvicorn", app, "--port", str(self.port)]
         self._command += ["--log-level", "warning"]
         self._environment = {**os.environ, **environment}
@@ -66,6 +65,7 @@ class Web:
         self._process.terminate()
         self._process.wait(20)
         self.client.close()
+        self._ports.stop()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from celery_idempotent.testing.process import free_ports
+from celery_idempotent.testing.ports import Ports
 
 _CHUNK = 1 << 20
 _DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "amqp": 5672, "amqps": 5671}
@@ -52,7 +52,8 @@ class Proxy:
         parts = urlsplit(url)
         assert parts.hostname is not None
         self._target = (parts.hostname, parts.port or _DEFAULT_PORTS[parts.scheme])
-        self.port = free_ports(1)[0]
+        self._ports = Ports(1)
+        (self.port,) = self._ports.numbers
         credentials, at, _ = parts.netloc.rpartition("@")
         self.url = parts._replace(netloc=f"{credentials}{at}127.0.0.1:{self.port}").geturl()
         self.requests: list[bytearray] = []
@@ -139,6 +140,7 @@ class Proxy:
         self._ended.set()
         self.refuse()
         self._open.set()
+        self._ports.stop()
 
     def __enter__(self) -> Proxy:
         return self

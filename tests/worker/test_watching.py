@@ -18,7 +18,7 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.ops import gated
 from celery_idempotent.ops.bootstep import settings_in_words
 from celery_idempotent.store import commands
-from celery_idempotent.testing.process import free_ports
+from celery_idempotent.testing.ports import Ports
 from tests.worker import harness
 from tests.worker.harness import Shop, Worker
 from tests.worker.ledger import SOON, eventually
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.worker
 
 
 @pytest.fixture(scope="module")
-def port() -> int:
-    (port,) = free_ports(1)
-    return port
+def port() -> Iterator[int]:
+    with Ports(1) as ports:
+        yield ports.numbers[0]
 
 
 @pytest.fixture(scope="module")
