@@ -16,7 +16,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
 
-from celery_idempotent.store.connection import Kind
+from celery_idempotent.store.connection import Kind, sentinels_of
 from celery_idempotent.store.line import Call
 
 ASYNC = Kind(
@@ -146,6 +146,8 @@ class AsyncLine:
     async def aclose(self) -> None:
         """Hang up in the running event loop; the next command connects again."""
         client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None and not self._borrowed:
-            close = getattr(client, "aclose", client.close)  # redis-py 5.0.1 renamed it
+        if client is None or self._borrowed:
+            return
+        for each in (client, *sentinels_of(client)):
+            close = getattr(each, "aclose", each.close)  # redis-py 5.0.1 renamed it
             await close()

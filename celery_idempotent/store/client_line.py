@@ -104,8 +104,12 @@ class ClientLine:
 
     def close(self) -> None:
         """Hang up; the next command connects again."""
-        if self._client is not None and not self._borrowed:
-            self._client.close()
+        if self._client is None or self._borrowed:
+            return
+        client, self._client = self._client, None
+        client.close()
+        if isinstance(client, RedisCluster):
+            client.disconnect_connection_pools()  # type: ignore[no-untyped-call]  # left open
 
 
 def _together(node: Redis, call: Call, then: Sequence[Any], ahead: Sequence[str] = ()) -> list[Any]:

@@ -120,6 +120,13 @@ def _master(place: Place, options: Mapping[str, Any], kind: Kind) -> Any:
     return client
 
 
+def sentinels_of(client: Any) -> list[Any]:
+    """The clients by which `client` asks who the master is: redis-py leaves them open."""
+    pool = getattr(client, "connection_pool", None)  # a cluster's client has none
+    manager = getattr(pool, "sentinel_manager", None)
+    return [] if manager is None else list(manager.sentinels)
+
+
 def _users_own(client: Any, kind: Kind) -> Any:
     made = client() if callable(client) else client
     if not isinstance(made, (kind.redis, kind.cluster)):

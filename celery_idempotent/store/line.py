@@ -21,6 +21,7 @@ from redis.exceptions import NoScriptError, ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.store.answers import Answers
+from celery_idempotent.store.connection import sentinels_of
 from celery_idempotent.store.scripts import Script
 
 #: Seconds before a command is sent again: first at once, since a connection may have gone stale.
@@ -49,6 +50,7 @@ class Line:
         # at its limit: after a hundred of them (redis-py 8) a process could connect no more.
         self._pool = pool = client.connection_pool
         self._make: Callable[[], Any] = lambda: pool.connection_class(**pool.connection_kwargs)
+        self._sentinels = sentinels_of(client)
         self._timeout = timeout
         self._free: list[tuple[Any, Answers]] = []
 
@@ -150,6 +152,8 @@ class Line:
         """Hang up; the next command connects again."""
         while self._free:
             self._free.pop()[0].disconnect()
+        for sentinel in self._sentinels:
+            sentinel.close()
 
 
 def packed(words: Sequence[Any]) -> bytes:

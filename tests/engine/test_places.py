@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 from uuid import uuid4
 
@@ -16,6 +17,7 @@ from celery_idempotent.testing.cluster import ClusterOfSix
 from celery_idempotent.testing.sentinel import SentinelTrio
 from celery_idempotent.testing.server import RedisServer
 from tests.engine.conftest import LEASE
+from tests.store.scene import eventually
 
 BATCH = [str(n) for n in range(100)]
 
@@ -30,6 +32,12 @@ def cluster() -> Iterator[ClusterOfSix]:
 def sentinels() -> Iterator[SentinelTrio]:
     with SentinelTrio.start() as sentinels:
         yield sentinels
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[RedisServer]:
+    with RedisServer.start(config={}) as alone:
+        yield alone
 
 
 @pytest.fixture(params=["sentinels", "cluster"])
@@ -92,6 +100,37 @@ def test_replicas_of_a_cluster_are_not_waited_for_on_a_loop(cluster: ClusterOfSi
 
     with pytest.raises(SettingsError, match="are not for async callers of a cluster"):
         _ = careful.async_gate
+
+
+@pytest.mark.parametrize("place", ["alone", "sentinels", "cluster"])
+def test_what_is_closed_has_hung_up_everywhere(request: pytest.FixtureRequest, place: str) -> None:
+    servers = request.getfixturevalue(place)
+    nodes = [servers] if place == "alone" else list(servers.nodes)
+    options: dict[str, Any] = {"client_name": (name := uuid4().hex)}
+    if place == "sentinels":
+        nodes += servers.sentinels
+        options |= {"master_name": servers.master_name, "sentinel_kwargs": options.copy()}
+    engine = Idempotency(servers.url, key_prefix=name, redis_options=options)
+
+    def connected() -> set[int]:
+        """Where the engine is; a node hears of an end a moment later."""
+        with ExitStack() as clients:
+            lists = [(n, clients.enter_context(n.client()).client_list()) for n in nodes]
+        return {n.port for n, listed in lists if any(c["name"] == name for c in listed)}
+
+    async def story() -> None:
+        async with engine.execution("async") as execution:
+            await execution.complete(1)
+        assert connected()
+        await engine.aclose()
+        eventually(lambda: not connected())
+
+    with engine.execution("blocking") as execution:
+        execution.complete(1)
+    assert connected()
+    engine.close()
+    eventually(lambda: not connected())
+    asyncio.run(story())
 
 
 def test_a_client_that_is_lent_is_not_closed() -> None:
