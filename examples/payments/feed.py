@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any
 
 from celery import Task
@@ -57,12 +56,7 @@ class Feed:
     def __enter__(self) -> Feed:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # A result that is still awaited turns to Redis when it is collected as garbage, and waits
         # long for a server that is gone by then.
         for _, result in self._pending:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from types import TracebackType
 
 from celery_idempotent.testing.server import RedisServer
 
@@ -28,12 +27,7 @@ class Ear:
         self._hears.wait()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # What was sent before this one has been heard when this one is.
         self._client.echo(_END)
         self._thread.join()

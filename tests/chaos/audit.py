@@ -34,7 +34,7 @@ from tests.chaos.downstream import Downstream
 from tests.chaos.schedule import LEASE
 from tests.outages.ledger import Ledger
 from tests.peers.contestants import OURS
-from tests.peers.ledger import eventually
+from tests.waiting import eventually
 from tests.worker.harness import WorkerProcess
 
 REPOSITORY = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from celery_idempotent.store import commands
 from celery_idempotent.testing.server import RedisServer
 from tests.engine.conftest import LEASE
 from tests.faults.proxy import Proxy
-from tests.store.scene import eventually
+from tests.waiting import eventually
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 

@@ -35,7 +35,7 @@ from celery_idempotent.store.async_records import AsyncRecordStore
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.testing.server import RedisServer
 from tests.engine.conftest import LEASE
-from tests.store.scene import eventually
+from tests.waiting import eventually
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 CALLERS = 50

@@ -17,7 +17,7 @@ from celery_idempotent.testing.cluster import ClusterOfSix
 from celery_idempotent.testing.sentinel import SentinelTrio
 from celery_idempotent.testing.server import RedisServer
 from tests.engine.conftest import LEASE
-from tests.store.scene import eventually
+from tests.waiting import eventually
 
 BATCH = [str(n) for n in range(100)]
 

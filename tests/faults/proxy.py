@@ -17,7 +17,6 @@ import socket
 import struct
 import threading
 from dataclasses import dataclass
-from types import TracebackType
 from urllib.parse import urlsplit
 
 from celery_idempotent.testing.ports import Ports
@@ -145,12 +144,7 @@ class Proxy:
     def __enter__(self) -> Proxy:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _plan(self, fault: _Fault) -> None:

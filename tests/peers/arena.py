@@ -19,7 +19,8 @@ from celery.result import AsyncResult
 from redis import Redis
 
 from tests.peers.app import PLAN_VARIABLE, Plan, make_app
-from tests.peers.ledger import SOON, Ledger, eventually
+from tests.peers.ledger import Ledger
+from tests.waiting import SOON, eventually
 
 REPOSITORY = Path(__file__).parents[2]
 

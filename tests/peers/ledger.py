@@ -9,31 +9,17 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 from uuid import uuid4
 
 from redis import Redis
 
-#: Longest wait for something that is about to happen, in seconds.
-SOON = 30.0
+from tests.waiting import LOOK_EVERY, eventually
+
 #: Longest that a held task waits, so that a scenario which fails leaves nothing behind.
 HELD_AT_MOST = 60.0
-LOOK_EVERY = 0.02
-
-T = TypeVar("T")
-
-
-def eventually(condition: Callable[[], T], what: str, seconds: float = SOON) -> T:
-    """The first true value of `condition`; `what` says in the error what did not happen."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"after {seconds:g} s still not: {what}")
-        time.sleep(LOOK_EVERY)
-    return value
 
 
 @dataclass(frozen=True)

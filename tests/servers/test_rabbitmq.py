@@ -19,13 +19,8 @@ from kombu.simple import SimpleQueue
 from celery_idempotent.testing import rabbitmq as rabbitmq_module
 from celery_idempotent.testing.rabbitmq import RabbitMQ, RabbitMQError, find_rabbitmq
 from tests.faults.proxy import Proxy
-from tests.servers.processes import (
-    REPOSITORY,
-    eventually,
-    is_running,
-    listening_addresses,
-    with_variable,
-)
+from tests.servers.processes import REPOSITORY, is_running, listening_addresses, with_variable
+from tests.waiting import eventually
 
 needs_rabbitmq = pytest.mark.rabbitmq
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -164,7 +159,7 @@ def test_outlives_the_thread_that_started_it_and_is_gone_after_stop() -> None:
             queue(connection, "some").put("thing")
         assert processes_of(broker)
 
-    assert eventually(lambda: not processes_of(broker))
+    eventually(lambda: not processes_of(broker))
     assert not directory.exists()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port_of(broker)))
@@ -200,8 +195,8 @@ def test_dies_with_an_owner_that_is_killed(tmp_path: Path) -> None:
         assert all(is_running(int(pid)) for pid in pids)
         owner.kill()
     assert owner.returncode == -signal.SIGKILL
-    assert eventually(lambda: not any(is_running(int(pid)) for pid in pids))
-    assert eventually(lambda: not with_variable("HOME", directory))
+    eventually(lambda: not any(is_running(int(pid)) for pid in pids))
+    eventually(lambda: not with_variable("HOME", directory))
 
 
 def test_what_the_environment_says_of_other_brokers_is_not_heard(

@@ -20,7 +20,8 @@ from celery_idempotent.testing.server import (
     RedisServerError,
     find_servers,
 )
-from tests.servers.processes import REPOSITORY, eventually, is_running
+from tests.servers.processes import REPOSITORY, is_running
+from tests.waiting import eventually
 
 KINDS = [kind for kind, server in find_servers().items() if isinstance(server, Binary)]
 
@@ -119,7 +120,8 @@ def test_outlives_the_thread_that_started_it(no_redis_url: None) -> None:
     thread.join()
     with servers[0] as server:
         pid = server.client().info("server")["process_id"]
-        assert not eventually(lambda: not is_running(pid), seconds=0.2)
+        with pytest.raises(TimeoutError):
+            eventually(lambda: not is_running(pid), "it ends", seconds=0.2)
 
 
 START_AND_WAIT = """
@@ -151,7 +153,7 @@ def test_dies_with_an_owner_that_is_killed(kind: str, tmp_path: Path) -> None:
         assert is_running(server_pid)
         owner.kill()
     assert owner.returncode == -signal.SIGKILL
-    assert eventually(lambda: not is_running(server_pid))
+    eventually(lambda: not is_running(server_pid))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_dies_with_an_owner_that_is_killed(kind: str, tmp_path: Path) -> None:
 def test_ends_with_an_owner_that_exits_or_drops_it(then: str, tmp_path: Path) -> None:
     owner, server_pid = owner_of_a_server(KINDS[0], then, tmp_path)
     with owner:
-        assert eventually(lambda: not is_running(server_pid))
+        eventually(lambda: not is_running(server_pid))
     assert not list(tmp_path.iterdir())
 
 

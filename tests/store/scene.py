@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import redis
@@ -18,6 +16,7 @@ from celery_idempotent.store.payload import Payload
 from celery_idempotent.store.place import Place
 from celery_idempotent.store.records import RecordStore
 from celery_idempotent.store.scripts import Reply
+from tests.waiting import eventually
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 OTHER_ARGUMENTS = Key(KEY.task, KEY.digest, b"others 8")
@@ -73,14 +72,6 @@ def close_stores() -> None:
     """Close the connections of every store that was made so."""
     while _stores:
         _stores.pop().close()
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Wait for what must come."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.002)
 
 
 def clear(client: Any) -> None:

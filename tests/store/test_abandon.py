@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from celery_idempotent.record.record import State
-from tests.store.scene import FIRST, LEASE_MS, OTHER_WORKER, SECOND, WORKER, Scene, eventually
+from tests.store.scene import FIRST, LEASE_MS, OTHER_WORKER, SECOND, WORKER, Scene
+from tests.waiting import eventually
 
 
 def test_the_next_begin_takes_over_at_once(scene: Scene) -> None:

@@ -20,8 +20,8 @@ from tests.store.scene import (
     SHORT_MS,
     WORKER,
     Scene,
-    eventually,
 )
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.core
 

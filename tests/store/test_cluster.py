@@ -15,8 +15,9 @@ from celery_idempotent.store.scripts import Reply
 from celery_idempotent.testing.cluster import ClusterOfSix, SlotMove
 from celery_idempotent.testing.process import wait_until
 from tests.store import sites
-from tests.store.scene import LEASE_MS, RETENTION_MS, SECOND, Scene, eventually, store_at
+from tests.store.scene import LEASE_MS, RETENTION_MS, SECOND, Scene, store_at
 from tests.store.sites import Site
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.parametrize("site", sites.params(sites.CLUSTER), indirect=True)
 

@@ -15,7 +15,8 @@ from celery_idempotent.store.ears import LOOK_EVERY
 from celery_idempotent.store.place import Place
 from celery_idempotent.testing.server import RedisServer
 from tests.store import sites
-from tests.store.scene import Scene, calls, eventually, store_at
+from tests.store.scene import Scene, calls, store_at
+from tests.waiting import eventually
 
 #: Seconds; whoever hears nothing for so long fails a test.
 FOR_EVER = 100.0

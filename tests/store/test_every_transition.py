@@ -18,9 +18,9 @@ from tests.store.scene import (
     SECOND,
     Answer,
     Scene,
-    eventually,
 )
 from tests.unit.record.raw import raw_record
+from tests.waiting import eventually
 
 TRANSITIONS: dict[str, Callable[[Scene], object]] = {
     "begin": lambda scene: scene.started(),

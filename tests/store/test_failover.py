@@ -14,8 +14,9 @@ from celery_idempotent.store import scripts
 from celery_idempotent.testing.process import wait_until
 from celery_idempotent.testing.sentinel import SentinelTrio
 from tests.store import sites
-from tests.store.scene import OWNER, SECOND, Scene, eventually, store_at
+from tests.store.scene import OWNER, SECOND, Scene, store_at
 from tests.store.sites import Site
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.parametrize("site", sites.params(sites.SENTINEL), indirect=True)
 

@@ -22,15 +22,8 @@ from celery_idempotent.store.line import Line
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.store import sites
-from tests.store.scene import (
-    HOLD_MS,
-    RETENTION_MS,
-    SECOND,
-    Scene,
-    calls,
-    eventually,
-    store_at,
-)
+from tests.store.scene import HOLD_MS, RETENTION_MS, SECOND, Scene, calls, store_at
+from tests.waiting import eventually
 
 #: What a server does with the script is told in the other files, for every kind.
 pytestmark = pytest.mark.parametrize("site", sites.params(sites.PLAIN[0]), indirect=True)
@@ -414,7 +407,8 @@ class TestFrozenServer:
 FORK = """
 import os, sys, time
 from celery_idempotent.lease.heartbeat import heartbeat
-from tests.store.scene import Scene, store_at, eventually
+from tests.store.scene import Scene, store_at
+from tests.waiting import eventually
 from tests.store.test_heartbeat import Holder, deadline, keys
 import redis
 from celery_idempotent.store import commands

@@ -12,6 +12,7 @@ from celery_idempotent.record.record import State
 from celery_idempotent.store import scripts
 from tests.faults.proxy import Proxy
 from tests.store.scene import HOLD_MS, OWNER, SECOND, Answer, Scene, store_at
+from tests.waiting import eventually
 
 
 def warm(scene: Scene) -> None:
@@ -179,7 +180,7 @@ class TestNoReplyAtAll:
 
     def test_begin_is_resent_and_answered(self, proxy: Proxy, scene: Scene) -> None:
         warm(scene)
-        impatient = Scene(store_at(proxy.url + "?socket_timeout=0.2"), scene.client)
+        impatient = Scene(store_at(proxy.url + "?socket_timeout=1"), scene.client)
         proxy.swallow_reply(to=scripts.load("begin").sha)
 
         answer = impatient.begin()
@@ -196,7 +197,7 @@ class TestNoReplyAtAll:
 
         with pytest.raises(StoreUnavailableError, match="cannot be reached"):
             impatient.begin(owner=OWNER)
-        assert proxy.pending == 0
+        eventually(lambda: scene.raw is not None)
         assert scene.record().state is State.STARTED
 
         assert scene.begin(task_id=SECOND).case == "held"

@@ -10,7 +10,8 @@ import redis
 
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.testing.server import RedisServer
-from tests.store.scene import Scene, eventually, store_at
+from tests.store.scene import Scene, store_at
+from tests.waiting import eventually
 
 CALLS: dict[str, Callable[[Scene], object]] = {
     "begin": lambda scene: scene.begin(),
@@ -38,7 +39,7 @@ def test_nobody_listens(call: str, tmp_path: Path) -> None:
 
 
 def test_the_server_is_frozen(server: RedisServer, scene: Scene) -> None:
-    impatient = Scene(store_at(server.url + "?socket_timeout=0.05"), scene.client)
+    impatient = Scene(store_at(server.url + "?socket_timeout=0.3"), scene.client)
     impatient.store.ping()
     server.pause()
     try:

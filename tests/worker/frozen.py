@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
-from tests.worker.ledger import SOON, Heard, Run, eventually
+from tests.worker.ledger import Heard, Run
 
 #: Seconds. Recovery may take a few of these, where a default lease takes sixty.
 LEASE = 2.0

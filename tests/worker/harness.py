@@ -22,7 +22,8 @@ from pytest_celery import CeleryTestWorker
 from redis import Redis
 
 from celery_idempotent.testing.server import RedisServer
-from tests.worker.ledger import SOON, Ledger, eventually
+from tests.waiting import SOON, eventually
+from tests.worker.ledger import Ledger
 from tests.worker.shop import SETTINGS_VARIABLE, make_app
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -11,35 +11,21 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from celery import Celery
 from redis import Redis
 
 from celery_idempotent import Record
+from tests.waiting import LOOK_EVERY, eventually
 
-#: Longest wait for something that is about to happen, in seconds.
-SOON = 60.0
 #: Longest that a task waits for its release, so that a failed test leaves nothing behind.
 HELD_AT_MOST = 100.0
-LOOK_EVERY = 0.02
-
-T = TypeVar("T")
-
-
-def eventually(condition: Callable[[], T], what: str, seconds: float = SOON) -> T:
-    """The first true value of `condition`; `what` says in the failure what did not happen."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"after {seconds:g} s still not: {what}")
-        time.sleep(LOOK_EVERY)
-    return value
 
 
 @dataclass(frozen=True)

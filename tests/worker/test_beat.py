@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import eventually
 from tests.worker.harness import Shop
-from tests.worker.ledger import eventually
 from tests.worker.shop import tick
 
 pytestmark = pytest.mark.worker

@@ -21,9 +21,9 @@ from celery_idempotent.entry.confirming import confirming_producer
 from celery_idempotent.testing.rabbitmq import RabbitMQ
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
+from tests.waiting import SOON, eventually
 from tests.worker.frozen import LEASE
 from tests.worker.harness import SOON_VISIBLE, Shop
-from tests.worker.ledger import SOON, eventually
 from tests.worker.shop import pack, rejecting, try_later
 
 pytestmark = pytest.mark.worker

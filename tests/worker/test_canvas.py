@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from celery import chain, chord, group
 
+from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
-from tests.worker.ledger import SOON, Ledger, eventually
+from tests.worker.ledger import Ledger
 from tests.worker.shop import OutOfStockError, final, follow_up, pack, report
 
 pytestmark = pytest.mark.worker

@@ -9,8 +9,9 @@ import pytest
 from celery.result import AsyncResult
 
 from celery_idempotent import ConflictError
+from tests.waiting import SOON
 from tests.worker.harness import Shop
-from tests.worker.ledger import SOON, Ledger
+from tests.worker.ledger import Ledger
 from tests.worker.shop import ignoring, impatient, pack, raising, rejecting, waiting
 
 pytestmark = pytest.mark.worker

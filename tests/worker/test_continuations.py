@@ -17,8 +17,9 @@ from celery import chain, chord, group
 from celery.canvas import Signature
 from celery.result import AsyncResult
 
+from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
-from tests.worker.ledger import SOON, Ledger, eventually
+from tests.worker.ledger import Ledger
 from tests.worker.shop import final, follow_up, hand_over, pack, report
 
 pytestmark = pytest.mark.worker

@@ -13,8 +13,9 @@ from redis import Redis
 
 from celery_idempotent import CorruptRecordError, KeyRuleError, LeaseLostError, State
 from tests.unit.record.raw import raw_record
+from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop, Worker
-from tests.worker.ledger import SOON, Ledger, eventually
+from tests.worker.ledger import Ledger
 from tests.worker.shop import (
     charge,
     misruled,

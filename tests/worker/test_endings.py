@@ -10,8 +10,9 @@ from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
 from celery_idempotent import CorruptRecordError
 from tests.servers.processes import is_running
+from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
-from tests.worker.ledger import SOON, Ledger, eventually
+from tests.worker.ledger import Ledger
 from tests.worker.shop import hard_limited, leaving, pack, short_lease, soft_limited
 
 pytestmark = pytest.mark.worker

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from celery_idempotent import State
+from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
-from tests.worker.ledger import SOON, Ledger, eventually
+from tests.worker.ledger import Ledger
 from tests.worker.shop import (
     OutOfStockError,
     change_then_handle,

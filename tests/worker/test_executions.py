@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from celery_idempotent import KeyReusedError, State
+from tests.waiting import SOON
 from tests.worker.harness import Shop
-from tests.worker.ledger import SOON, Ledger
+from tests.worker.ledger import Ledger
 from tests.worker.shop import (
     OutOfStockError,
     call_itself,

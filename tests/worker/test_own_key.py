@@ -8,8 +8,9 @@ import pytest
 from celery import group
 
 from celery_idempotent import KeyReusedError, KeyRuleError, State
+from tests.waiting import SOON
 from tests.worker.harness import Shop
-from tests.worker.ledger import SOON, Ledger
+from tests.worker.ledger import Ledger
 from tests.worker.shop import charge, flaky, open_door, pack, tick, try_later
 
 pytestmark = pytest.mark.worker

@@ -10,8 +10,9 @@ from cryptography.fernet import Fernet
 
 from celery_idempotent import DecryptionError, ResultNotStoredError, State
 from tests.s3 import Bucket
+from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
-from tests.worker.ledger import SOON, Ledger, eventually
+from tests.worker.ledger import Ledger
 from tests.worker.shop import KEYRING_VARIABLE, give, ship
 
 pytestmark = pytest.mark.worker

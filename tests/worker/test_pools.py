@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
-from tests.worker.ledger import SOON, Ledger, eventually
+from tests.worker.ledger import Ledger
 from tests.worker.shop import (
     PARTS,
     OutOfStockError,

@@ -10,8 +10,9 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import KeyReusedError, ResultNotStoredError, State
+from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
-from tests.worker.ledger import SOON, Ledger, eventually
+from tests.worker.ledger import Ledger
 from tests.worker.shop import (
     OutOfStockError,
     charge,

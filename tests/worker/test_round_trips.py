@@ -9,8 +9,8 @@ import pytest
 from redis import Redis
 
 from celery_idempotent.testing.server import RedisServer
+from tests.waiting import SOON
 from tests.worker.harness import Shop
-from tests.worker.ledger import SOON
 from tests.worker.shop import PARTS, pack, ship
 
 pytestmark = pytest.mark.worker

@@ -10,8 +10,9 @@ import pytest
 from celery.result import AsyncResult
 
 from celery_idempotent import signals
+from tests.waiting import SOON
 from tests.worker.harness import Shop
-from tests.worker.ledger import SOON, Heard, Ledger
+from tests.worker.ledger import Heard, Ledger
 from tests.worker.shop import charge, final, flaky, pack, raising, try_later
 
 pytestmark = pytest.mark.worker

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from celery_idempotent.testing.server import RedisServer
+from tests.waiting import SOON
 from tests.worker.harness import Shop
-from tests.worker.ledger import SOON
 from tests.worker.shop import pack
 
 pytestmark = pytest.mark.worker

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from celery.result import AsyncResult
 
+from tests.waiting import SOON
 from tests.worker.frozen import LEASE, Thawed, freeze_past_the_lease
 from tests.worker.harness import Shop
-from tests.worker.ledger import SOON, Ledger
+from tests.worker.ledger import Ledger
 from tests.worker.shop import PARTS, OutOfStockError, ship
 
 pytestmark = pytest.mark.worker

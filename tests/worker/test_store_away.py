@@ -10,8 +10,8 @@ import pytest
 from celery_idempotent import StoreUnavailableError
 from celery_idempotent.entry.caller import REQUEUE_PAUSE
 from celery_idempotent.testing.server import RedisServer
+from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
-from tests.worker.ledger import SOON, eventually
 from tests.worker.shop import pack, reserved, short_lease, strict, unguarded, unsendable
 
 pytestmark = pytest.mark.worker

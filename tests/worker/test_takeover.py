@@ -12,9 +12,10 @@ import pytest
 from celery.result import AsyncResult
 
 from celery_idempotent import PoisonedTaskError, State
+from tests.waiting import SOON, eventually
 from tests.worker.frozen import FIRST_QUEUE, LEASE, Thawed, freeze_past_the_lease
 from tests.worker.harness import SOON_VISIBLE, Shop
-from tests.worker.ledger import SOON, Ledger, Run, eventually
+from tests.worker.ledger import Ledger, Run
 from tests.worker.shop import check_then_handle, pack, poison
 
 pytestmark = pytest.mark.worker

@@ -19,9 +19,9 @@ from celery_idempotent.ops import gated
 from celery_idempotent.ops.bootstep import settings_in_words
 from celery_idempotent.store import commands
 from celery_idempotent.testing.ports import Ports
+from tests.waiting import SOON, eventually
 from tests.worker import harness
 from tests.worker.harness import Shop, Worker
-from tests.worker.ledger import SOON, eventually
 from tests.worker.shop import charge, pack, raising, short_lease
 
 pytestmark = pytest.mark.worker

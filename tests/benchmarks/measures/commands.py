@@ -8,7 +8,7 @@ from tests.benchmarks.live import ALONE, arenas, server_for
 from tests.benchmarks.measure import Measure, Show
 from tests.peers.arena import Arena
 from tests.peers.contestants import OURS, PLAIN
-from tests.peers.ledger import SOON
+from tests.waiting import SOON
 
 
 class Commands(Measure):

@@ -10,7 +10,7 @@ from tests.benchmarks.measure import Measure, Show
 from tests.benchmarks.turns import Rounds, in_turn
 from tests.peers.arena import Arena
 from tests.peers.contestants import OURS
-from tests.peers.ledger import eventually
+from tests.waiting import eventually
 
 
 class Draining(Measure):

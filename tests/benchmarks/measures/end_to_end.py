@@ -8,7 +8,7 @@ from tests.benchmarks.measure import Measure, Show
 from tests.benchmarks.turns import Call, Rounds, take_turns
 from tests.peers.arena import Arena
 from tests.peers.contestants import CONTESTANTS, OURS, PLAIN
-from tests.peers.ledger import SOON
+from tests.waiting import SOON
 
 GOALS = {OURS.name: Goal(1.08)}
 PEERS = [each.name for each in CONTESTANTS if each not in (OURS, PLAIN)]

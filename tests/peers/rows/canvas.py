@@ -5,8 +5,8 @@ from __future__ import annotations
 from celery import chain, chord
 
 from tests.peers.arena import Arena
-from tests.peers.ledger import eventually
 from tests.peers.row import Cell, Scenario
+from tests.waiting import eventually
 
 
 class ChordWithDuplicate(Scenario):

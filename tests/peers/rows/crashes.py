@@ -12,8 +12,8 @@ from celery.result import AsyncResult
 
 from tests.peers.arena import Arena, Refusal
 from tests.peers.contestants import OURS, PLAIN
-from tests.peers.ledger import SOON, eventually
 from tests.peers.row import Cell, Scenario
+from tests.waiting import SOON, eventually
 
 
 class ChildKilled(Scenario):

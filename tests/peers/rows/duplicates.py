@@ -8,8 +8,8 @@ from contextlib import suppress
 from celery.result import AsyncResult
 
 from tests.peers.arena import Arena, Refusal
-from tests.peers.ledger import SOON
 from tests.peers.row import Cell, Scenario
+from tests.waiting import SOON
 
 #: Seconds that the first one takes: longer than it takes to publish its duplicates.
 A_WHILE = 1.0

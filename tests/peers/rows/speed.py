@@ -9,8 +9,8 @@ from statistics import median, quantiles
 
 from tests.peers.arena import Arena
 from tests.peers.contestants import CONTESTANTS, OURS, PLAIN
-from tests.peers.ledger import SOON
 from tests.peers.row import Cell, Race, Times
+from tests.waiting import SOON
 
 #: Plain Celery once more: how far it is from itself tells what the figures are worth.
 AGAIN = "celery again"
