@@ -8,6 +8,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.app.task import Context
 from celery.canvas import Signature
+from celery.exceptions import Ignore
 from celery.result import AsyncResult, EagerResult
 
 from celery_idempotent.entry import configuration, mapped, passage, publish
@@ -186,9 +187,13 @@ class IdempotentTask(Task):
     def on_replace(self, sig: Signature) -> Any:
         """As Celery's; the key's outcome is then what the replacement returns under this id."""
         call = TaskCall.of(self.request)
-        if call is not None and not self.request.is_eager:
-            call.replaced = True
-        return super().on_replace(sig)
+        try:
+            return super().on_replace(sig)
+        except Ignore:
+            # The replacement is on its way. One that could not be sent is an error like any other.
+            if call is not None and not self.request.is_eager:
+                call.replaced = True
+            raise
 
     def idempotency_record(self, *args: Any, **kwargs: Any) -> Record | None:
         """The record of a call with these arguments, or None if there is none.

@@ -200,6 +200,23 @@ def hand_over(self: Any, order: str) -> None:
         self.replace(pack.s(f"replacement of {order}"))
 
 
+@shared_task(bind=True, base=IdempotentTask, name="shop.hand_over_badly")
+def hand_over_badly(self: Any, order: str) -> str:
+    """Let another task handle what no message can carry; the second run knows better."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        if len(ledger.runs(order)) == 1:
+            self.replace(pack.s(object()))
+        return "handled here"
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.hand_over_in_vain")
+def hand_over_in_vain(self: Any, order: str) -> None:
+    """Let a task take this one's place that fails."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        self.replace(flaky.s(f"replacement of {order}"))
+
+
 PARTS = ("charge", "book", "mail")
 
 

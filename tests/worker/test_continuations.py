@@ -16,11 +16,20 @@ import pytest
 from celery import chain, chord, group
 from celery.canvas import Signature
 from celery.result import AsyncResult
+from kombu.exceptions import EncodeError
 
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.shop import final, follow_up, hand_over, pack, report
+from tests.worker.shop import (
+    final,
+    follow_up,
+    hand_over,
+    hand_over_badly,
+    hand_over_in_vain,
+    pack,
+    report,
+)
 
 pytestmark = pytest.mark.worker
 
@@ -166,6 +175,26 @@ class TestReplacement:
 
         assert receipt["receipt"]
         assert len(ledger.notes(order)) == 1
+
+    def test_one_that_cannot_be_sent_leaves_the_key_free(self, ledger: Ledger, order: str) -> None:
+        with pytest.raises(EncodeError):
+            hand_over_badly.delay(order).get(timeout=SOON)
+
+        assert hand_over_badly.delay(order).get(timeout=SOON) == "handled here"
+        assert [run.end for run in ledger.runs(order)] == ["EncodeError", "returned"]
+
+    def test_its_error_is_told_once(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        """A redelivery of the replaced message has nothing left to send."""
+        errback = report.si("failed", order)
+        hand_over_in_vain.apply_async((order,), task_id=order, link_error=errback)
+        eventually(lambda: ledger.notes(order), "the errback has run")
+
+        hand_over_in_vain.apply_async((order,), task_id=order, link_error=errback)
+
+        ledger.wait_for_signal(order, "replayed")
+        shop.wait_until_empty()
+        assert len(ledger.notes(order)) == 1
+        assert len(ledger.runs(order)) == 1
 
 
 @pytest.mark.core
