@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from celery_idempotent import signals
-from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    NotReadyError,
+    ResultNotStoredError,
+    StoreUnavailableError,
+)
 from celery_idempotent.gate.caller import Caller
 from celery_idempotent.gate.outcome import Failure, Outcome, Result
 from celery_idempotent.gate.world import World
@@ -19,7 +24,6 @@ async def replay(call: Caller, record: Record, world: World, payloads: Payloads)
         CorruptRecordError: if it cannot be read.
         StoreUnavailableError: if the depot that it is in cannot be asked.
         NotReadyError: if it is the result of a task that has not ended.
-        BaseException: if it is the error of a task that took this one's place.
     """
     failed = record.state is State.FAILED
     try:
@@ -29,6 +33,11 @@ async def replay(call: Caller, record: Record, world: World, payloads: Payloads)
             outcome = record.outcome()
     except (ResultNotStoredError, CorruptRecordError) as error:
         outcome, failed = call.remembered(record, error), False
+    except (NotReadyError, StoreUnavailableError):
+        raise
+    except Exception as error:
+        # Of the task that took this one's place: told like any stored one.
+        outcome, failed = error, True
     call.replayed(record)
     signals.send(signals.replayed, call.sender, task_id=call.task_id, key=record.key, record=record)
     return Failure(outcome) if failed else Result(outcome)
