@@ -7,7 +7,12 @@ import logging
 from typing import Any, NoReturn
 
 from celery_idempotent import signals
-from celery_idempotent.errors import CorruptRecordError, LeaseLostError, StoreUnavailableError
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    LeaseLostError,
+    NotReadyError,
+    StoreUnavailableError,
+)
 from celery_idempotent.gate import conflict
 from celery_idempotent.gate.caller import Delegate, Fail, Release
 from celery_idempotent.gate.outcome import Failure, Outcome
@@ -178,7 +183,9 @@ async def _too_late(running: Running, answer: Reply, outcome: Outcome) -> Outcom
         # Forgotten by an operator, or by Redis. Nobody else has an answer.
         return outcome
     if record.state.finished:
-        return await replay(running.call, record, running.world, running.payloads)
+        # It may not be told yet: by a task that has taken the rival's place, or by the depot.
+        with contextlib.suppress(NotReadyError, StoreUnavailableError):
+            return await replay(running.call, record, running.world, running.payloads)
     _come_back(running)
 
 

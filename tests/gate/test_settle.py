@@ -7,11 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from celery import Celery
 
 from celery_idempotent import IdempotentTask, LeaseLostError, State, StoreUnavailableError
 from celery_idempotent.pytest_plugin import Idempotency
+from celery_idempotent.record import layout
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
+from celery_idempotent.store.payload import DELEGATED, Payload
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.testing.server import RedisServer
 
@@ -25,7 +28,8 @@ def lose_to_a_rival_that_completes(
     assert task.delay(order).get() == "the rival's"
 
 
-def lose_to_a_rival_that_runs(task: IdempotentTask, order: str, idempotency: Idempotency) -> None:
+def lose_to_a_rival_that_runs(task: IdempotentTask, order: str, idempotency: Idempotency) -> int:
+    """The rival's token."""
     idempotency.expire_lease(task, order)
     configured = task.idempotency_configuration
     begun = configured.gate.store.execute(
@@ -42,6 +46,17 @@ def lose_to_a_rival_that_runs(task: IdempotentTask, order: str, idempotency: Ide
         )
     )
     assert begun.case == "begun"
+    return layout.begun(begun.raw).token
+
+
+def lose_to_a_rival_that_is_replaced(
+    task: IdempotentTask, order: str, idempotency: Idempotency
+) -> None:
+    token = lose_to_a_rival_that_runs(task, order, idempotency)
+    delegated = commands.complete(
+        task.idempotency_key_of(order), token, Payload(DELEGATED, b"the rival"), 60_000
+    )
+    assert task.idempotency_configuration.gate.store.execute(delegated).case == "ok"
 
 
 def wait_for_loss(task: IdempotentTask) -> None:
@@ -129,6 +144,20 @@ class TestARivalRuns:
         record = slow.idempotency_record("1")
         assert record is not None
         assert (record.state, record.task_id) == (State.STARTED, "the rival")
+
+    def test_one_whose_rival_has_been_replaced_comes_back_for_the_replacements_result(
+        self, app: Celery, task: Make, idempotency: Idempotency
+    ) -> None:
+        app.conf.task_store_eager_result = True  # else Celery would rather not be asked for any
+
+        def body(self: IdempotentTask, order: str) -> str:
+            lose_to_a_rival_that_is_replaced(slow, order, idempotency)
+            return "late"
+
+        slow = task(body)
+
+        with pytest.raises(LeaseLostError):
+            slow.delay("1")
 
     def test_an_exit_is_not_argued_with(self, task: Make, idempotency: Idempotency) -> None:
         def body(self: IdempotentTask, order: str) -> str:
