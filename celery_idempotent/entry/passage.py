@@ -23,6 +23,7 @@ PASSAGE_HEADER = "idempotency"
 _CARRIED = re.compile(
     r"([A-Za-z0-9_-]{22})\.((?:[0-9a-f]{16})?)\.([0-9]{1,9})\.((?:[0-9a-f]{2})*)", re.ASCII
 )
+_DEATH = re.compile(r"x-(first-|last-)?death")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,27 @@ def with_own_key(task: str, headers: Mapping[str, Any] | None, key: Any) -> dict
     return {**(headers or {}), KEY_HEADER: key}
 
 
+def kept(headers: Mapping[str, Any] | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The `headers` of a message for its retry; where that has some `given`, these, and the key."""
+    headers = headers or {}
+    if given is None:
+        return _without_deaths(headers)
+    own_key = {KEY_HEADER: headers[KEY_HEADER]} if KEY_HEADER in headers else {}
+    return {**own_key, **given}
+
+
 def put_back(
     headers: Mapping[str, Any] | None, key: Key, returns: int = 0, prior: bytes = b""
 ) -> dict[str, Any]:
     """`headers` for a message that passes again later."""
     carried = f"{key.digest}.{key.fingerprint.hex()}.{returns}.{prior.hex()}"
-    return {**(headers or {}), PASSAGE_HEADER: carried}
+    return {**_without_deaths(headers or {}), PASSAGE_HEADER: carried}
+
+
+def _without_deaths(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """All but RabbitMQ's notes on where a message has been dead-lettered.
+
+    It drops a message that is dead-lettered round a circle, and that is what it takes one for which
+    brings them along and then waits in its delay queues.
+    """
+    return {name: value for name, value in headers.items() if not _DEATH.match(name)}

@@ -14,7 +14,7 @@ from celery.result import AsyncResult, EagerResult
 from celery_idempotent.entry import configuration, mapped, passage, publish
 from celery_idempotent.entry.caller import TaskCall
 from celery_idempotent.entry.configuration import TaskConfiguration
-from celery_idempotent.entry.passage import Passage
+from celery_idempotent.entry.passage import PASSAGE_HEADER, Passage
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.gate.execution import Execution, unprotected
 from celery_idempotent.key.key import Key
@@ -180,8 +180,10 @@ class IdempotentTask(Task):
         """As Celery's; a retry's message carries the key that was derived for it."""
         request = self.request if request is None else request
         call = TaskCall.of(request)
-        if call is not None and "headers" not in options:
-            options["headers"] = passage.put_back(request.headers, call.key)
+        given = options.get("headers")
+        if given is None or PASSAGE_HEADER not in given:
+            headers = passage.kept(request.headers, given)
+            options["headers"] = headers if call is None else passage.put_back(headers, call.key)
         return super().signature_from_request(request, *args, **options)
 
     def on_replace(self, sig: Signature) -> Any:

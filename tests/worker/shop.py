@@ -186,6 +186,18 @@ def change_then_handle(self: Any, order: str, amount: int) -> int:
         return amount
 
 
+@shared_task(
+    bind=True, base=IdempotentTask, name="shop.label_then_handle", idempotency_key="{order}"
+)
+def label_then_handle(self: Any, order: str, amount: int) -> int:
+    """Retry once, with another amount and with headers for whoever looks at the message."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        if self.request.retries == 0:
+            raise self.retry(args=(order, amount + 1), countdown=0, headers={"label": "again"})
+        assert self.request.headers["label"] == "again"
+        return amount
+
+
 @shared_task(bind=True, base=IdempotentTask, name="shop.give_up", max_retries=1)
 def give_up(self: Any, order: str, countdown: float = 0) -> None:
     """Retry until that is not allowed any more."""

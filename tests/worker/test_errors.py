@@ -14,6 +14,7 @@ from tests.worker.shop import (
     final,
     flaky,
     give_up,
+    label_then_handle,
     try_later,
 )
 
@@ -135,6 +136,21 @@ class TestCelerysRetry:
         assert retried.key == done.key
         assert change_then_handle.delay(order, 1).get(timeout=SOON) == 2
         assert len(ledger.runs(order)) == 2
+
+    def test_with_headers_of_its_own_keeps_its_key(self, ledger: Ledger, order: str) -> None:
+        assert label_then_handle.delay(order, 1).get(timeout=SOON) == 2
+
+        retried, done = ledger.runs(order)
+        assert retried.key == done.key
+
+    def test_with_headers_of_its_own_keeps_the_key_of_its_call(
+        self, ledger: Ledger, order: str
+    ) -> None:
+        call = label_then_handle.apply_async((order, 1), idempotency_key=f"request {order}")
+        assert call.get(timeout=SOON) == 2
+
+        retried, done = ledger.runs(order)
+        assert retried.key == done.key
 
     def test_that_is_not_allowed_any_more_releases(self, ledger: Ledger, order: str) -> None:
         with pytest.raises(OutOfStockError):

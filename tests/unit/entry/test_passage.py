@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from celery_idempotent.entry.passage import Passage, put_back, with_own_key
+from celery_idempotent.entry.passage import Passage, kept, put_back, with_own_key
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.key import Key
 
@@ -37,6 +37,24 @@ def test_a_message_put_back_keeps_the_key_of_its_call() -> None:
     headers = put_back(with_own_key("shop.charge", None, "req-7"), KEY)
 
     assert read(headers) == Passage("req-7", key=KEY)
+
+
+def test_a_retry_keeps_the_key_of_its_call_whatever_headers_it_is_given() -> None:
+    headers = with_own_key("shop.charge", {"other": 1}, "req-7")
+
+    assert kept(headers, {"mine": 2}) == {"idempotency_key": "req-7", "mine": 2}
+    assert kept(headers, None) == headers
+    assert kept(None, {"mine": 2}) == {"mine": 2}
+    assert kept(None, None) == {}
+
+
+@pytest.mark.parametrize("name", ["x-death", "x-first-death-queue", "x-last-death-reason"])
+def test_a_message_goes_back_without_its_deaths(name: str) -> None:
+    """RabbitMQ may drop one that brings them along, so Celery's own retries do not."""
+    headers = {name: "dead", "other": 1}
+
+    assert put_back(headers, KEY).keys() == {"other", "idempotency"}
+    assert kept(headers, None) == {"other": 1}
 
 
 @pytest.mark.parametrize(
