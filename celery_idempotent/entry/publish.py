@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from celery.result import AsyncResult, EagerResult
@@ -64,7 +63,8 @@ def publish(
     key = configured.rule.derive(args or (), kwargs or {}, task_id=task_id, explicit=explicit)
     options = {**options, "headers": passage.put_back(options.get("headers"), key)}
     store = configured.gate.store
-    hold = _delay(options) + configured.settings.lease
+    delay = seconds_until(options.get("eta") or options.get("countdown"))
+    hold = delay + configured.settings.lease
     try:
         answer = store.execute(commands.reserve(key, task_id, hold_ms=round(hold * 1000)))
     except StoreUnavailableError as error:
@@ -87,14 +87,6 @@ def publish(
     if answer.case == "held":
         return task.AsyncResult(record.task_id)
     return _finished(task, record)
-
-
-def _delay(options: Mapping[str, Any]) -> float:
-    """Seconds until the message may be executed at the earliest."""
-    eta = options.get("eta")
-    if isinstance(eta, str):
-        eta = datetime.fromisoformat(eta)
-    return seconds_until(eta or options.get("countdown"))
 
 
 def _finished(task: IdempotentTask, record: Record) -> AsyncResult:

@@ -177,6 +177,15 @@ def try_later(self: Any, order: str, countdown: float) -> str:
         return uuid4().hex
 
 
+@shared_task(bind=True, base=IdempotentTask, name="shop.try_at")
+def try_at(self: Any, order: str, eta: str) -> str:
+    """Retry once, at a moment that is told as text."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        if self.request.retries == 0:
+            raise self.retry(eta=eta)
+        return uuid4().hex
+
+
 @shared_task(bind=True, base=IdempotentTask, name="shop.change_then_handle")
 def change_then_handle(self: Any, order: str, amount: int) -> int:
     """Retry once, with another amount."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
+
 import pytest
 
 from celery_idempotent import State
@@ -15,6 +17,7 @@ from tests.worker.shop import (
     flaky,
     give_up,
     label_then_handle,
+    try_at,
     try_later,
 )
 
@@ -119,6 +122,13 @@ class TestCelerysRetry:
 
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
         assert {run.task_id for run in ledger.runs(order)} == {first.id}
+
+    def test_at_a_moment_told_as_text_keeps_the_key(self, ledger: Ledger, order: str) -> None:
+        soon = (datetime.now(timezone.utc) + timedelta(seconds=0.2)).isoformat()
+
+        assert try_at.delay(order, soon).get(timeout=SOON)
+
+        assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
 
     def test_without_a_countdown_may_overtake_the_first_and_waits_for_it(
         self, ledger: Ledger, order: str
