@@ -27,6 +27,10 @@ def message_under_way() -> Context | None:
     return request
 
 
+class ItemIgnoredError(Exception):
+    """One item has no outcome; the others of the message go on."""
+
+
 class ItemCall(TaskCall):
     """One item: it is known by the message's id, and goes back to the queue with the message."""
 
@@ -56,3 +60,7 @@ class ItemCall(TaskCall):
         if self._request.is_eager:
             raise reason
         self.publish_again(_task_stack.top, seconds, self._request.headers, reason)
+
+    def ignore(self) -> NoReturn:
+        """Leave this item alone: the message has others, and Celery would ignore them all."""
+        raise ItemIgnoredError

@@ -93,7 +93,10 @@ class IdempotentTask(Task):
             message = mapped.message_under_way()
             if message is None:
                 return super().__call__(*args, **kwargs)
-            return self._pass_gate(message, args, kwargs, mapped.ItemCall)
+            try:
+                return self._pass_gate(message, args, kwargs, mapped.ItemCall)
+            except mapped.ItemIgnoredError:
+                return None
         request._protected = 1  # noqa: SLF001
         return self._pass_gate(request, args, kwargs)
 

@@ -114,6 +114,18 @@ class TestIgnore:
         assert duplicate.state == "PENDING"
         assert len(ledger.runs(held)) == 1
 
+    def test_ignore_leaves_the_other_items_of_a_map_alone(self, ledger: Ledger, held: str) -> None:
+        first = start(ignoring, ledger, held)
+        others = [f"one {held}", f"two {held}"]
+
+        (one, ignored, two) = ignoring.map([others[0], held, others[1]]).delay().get(timeout=SOON)
+
+        ledger.release(held)
+        assert first.get(timeout=SOON)["receipt"]
+        assert ignored is None
+        assert one["receipt"] != two["receipt"]
+        assert [len(ledger.runs(order)) for order in (held, *others)] == [1, 1, 1]
+
 
 class TestReject:
     def test_is_rejected_to_the_broker(self, shop: Shop, ledger: Ledger, held: str) -> None:
