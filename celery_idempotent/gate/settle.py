@@ -85,13 +85,19 @@ def _told(running: Running, payload: Payload, part: str) -> Payload:
     return payload
 
 
-async def _store(running: Running, outcome: Command) -> Reply | None:
+async def _store(running: Running, outcome: Command, *, struck: bool = False) -> Reply | None:
     """Store the outcome; None if Redis stays away."""
     try:
         return await running.persist(outcome)
     except StoreUnavailableError as error:
         unsaved(running, error)
         return None
+    except Exception as error:
+        # A soft time limit, which strikes once. The work is done: what is left is to say so.
+        if struck:
+            unsaved(running, error)
+            raise
+        return await _store(running, outcome, struck=True)
 
 
 def unsaved(running: Running, error: Exception) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_idempotent import IdempotentTask, LeaseLostError, State, StoreUnavailableError
 from celery_idempotent.pytest_plugin import Idempotency
@@ -234,6 +236,18 @@ def restart_at_the_second_try(task: IdempotentTask, server: RedisServer) -> list
     return tries
 
 
+@pytest.fixture
+def soft_limit() -> Iterator[Callable[[], None]]:
+    """Strikes as Celery's does: by a signal whose handler raises."""
+
+    def strike(*_: Any) -> None:
+        raise SoftTimeLimitExceeded
+
+    before = signal.signal(signal.SIGUSR1, strike)
+    yield lambda: signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
 class TestTheStoreIsAway:
     def test_a_result_is_tried_again_while_the_lease_is_trusted(
         self, task: Make, own_server: RedisServer, heard: list[str]
@@ -269,6 +283,32 @@ class TestTheStoreIsAway:
         assert slow.delay("1").get() == "kept in the end"
         assert len(tries) == 2
         assert heard == ["begun", "completed"]
+
+    def test_a_soft_time_limit_that_strikes_meanwhile_takes_no_result_away(
+        self, task: Make, own_server: RedisServer, heard: list[str], soft_limit: Callable[[], None]
+    ) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            own_server.kill()
+            return "kept in the end"
+
+        slow = task(body, redis_url=own_server.url, lease=60)
+        store = slow.idempotency_configuration.gate.store
+        execute = store.execute
+
+        def strike_and_execute(command: Command) -> Reply:
+            if command.script.name == "complete":
+                store.execute = execute  # type: ignore[method-assign]
+                own_server.restart()
+                soft_limit()
+            return execute(command)
+
+        store.execute = strike_and_execute  # type: ignore[method-assign]
+
+        assert slow.delay("1").get() == "kept in the end"
+        assert heard == ["begun", "completed"]
+        record = slow.idempotency_record("1")
+        assert record is not None
+        assert record.result == "kept in the end"
 
     def test_a_result_that_cannot_be_kept_is_told(
         self, task: Make, own_server: RedisServer, heard: list[str]
