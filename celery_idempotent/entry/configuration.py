@@ -72,6 +72,8 @@ def check(task: type[Task], app: Celery) -> tuple[Settings, KeyRule]:
         if options.offload_backend:
             depot.check(app, options.offload_backend)
         encryption.check(options)
+        if options.enabled:
+            _check_body(task)
         rule = KeyRule(task.name, options.key, _signature_of(task), normaliser(task.serializer))
     except SettingsError as error:
         raise ConfigurationError(str(error)) from None
@@ -160,6 +162,21 @@ def accepted(app: Celery) -> frozenset[str]:
     if accept is None:
         accept = app.conf.accept_content
     return frozenset(prepare_accept_content(accept))
+
+
+def _check_body(task: type[Task]) -> None:
+    """Refuse a body that has not run when it returns: its key would be completed without it."""
+    body = task.run
+    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
+        raise SettingsError(
+            f"{task.name} is async def, which no worker awaits: it would be done before it runs; "
+            "let a plain function call asyncio.run"
+        )
+    if inspect.isgeneratorfunction(body):
+        raise SettingsError(
+            f"{task.name} is a generator, which no worker runs: it would be done before it starts; "
+            "return a list"
+        )
 
 
 def _signature_of(task: type[Task]) -> inspect.Signature:

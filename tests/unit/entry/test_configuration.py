@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,17 @@ def celery(**settings: Any) -> Celery:
 
 
 def charge(order_id: Any, amount: Any = 0) -> None: ...
+
+
+async def in_time(order_id: Any) -> None: ...
+
+
+def one_by_one(order_id: Any) -> Iterator[Any]:
+    yield order_id
+
+
+async def one_by_one_in_time(order_id: Any) -> AsyncIterator[Any]:
+    yield order_id
 
 
 def task_in(
@@ -222,6 +233,12 @@ class TestRefusals:
         with pytest.raises(ImproperlyConfigured, match="idempotency_redis_url") as caught:
             _ = task.idempotency_configuration.gate
         assert "secret" not in str(caught.value)
+
+    @pytest.mark.parametrize("body", [in_time, one_by_one, one_by_one_in_time])
+    def test_a_body_that_has_not_run_when_it_returns(self, body: Callable[..., Any]) -> None:
+        assert refusal(celery(), function=body).startswith("shop.charge is a")
+
+        settings_of(celery(idempotency_enabled=False), function=body)
 
     def test_come_when_the_app_is_finalised(self) -> None:
         app = celery(idempotency_lease=-1)
