@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
+from types import CodeType
 from typing import Any
 
 import click
@@ -73,6 +74,7 @@ def check(task: type[Task], app: Celery) -> tuple[Settings, KeyRule]:
             depot.check(app, options.offload_backend)
         encryption.check(options)
         if options.enabled:
+            _check_call(task)
             _check_body(task)
         rule = KeyRule(task.name, options.key, _signature_of(task), normaliser(task.serializer))
     except SettingsError as error:
@@ -162,6 +164,28 @@ def accepted(app: Celery) -> frozenset[str]:
     if accept is None:
         accept = app.conf.accept_content
     return frozenset(prepare_accept_content(accept))
+
+
+def _check_call(task: type[Task]) -> None:
+    """Refuse a ``__call__`` that runs the body itself: the gate stands in the one above it."""
+    for cls in task.__mro__:
+        if "idempotency_configuration" in vars(cls):
+            return
+        call = vars(cls).get("__call__")
+        names = set(_names_in(getattr(inspect.unwrap(call), "__code__", None))) if call else set()
+        if "run" in names and "__call__" not in names:
+            raise SettingsError(
+                f"{task.name}: {cls.__name__}.__call__ goes round the gate by self.run; let it "
+                "call super().__call__ instead"
+            )
+
+
+def _names_in(code: Any) -> Iterator[str]:
+    """Every name that `code` speaks of, functions inside it included; none if it is no code."""
+    if isinstance(code, CodeType):
+        yield from code.co_names
+        for constant in code.co_consts:
+            yield from _names_in(constant)
 
 
 def _check_body(task: type[Task]) -> None:

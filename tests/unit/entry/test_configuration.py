@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
 from kombu import serialization
 from redis import Redis
@@ -239,6 +240,41 @@ class TestRefusals:
         assert refusal(celery(), function=body).startswith("shop.charge is a")
 
         settings_of(celery(idempotency_enabled=False), function=body)
+
+    def test_a_call_that_goes_round_the_gate(self) -> None:
+        """As Flask's documentation has it, to open a context around the body."""
+
+        class InContext(Task):
+            abstract = True
+
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                with nullcontext():
+                    return self.run(*args, **kwargs)
+
+        class Round(InContext, IdempotentTask):
+            abstract = True
+
+        assert refusal(celery(), base=Round) == (
+            "shop.charge: InContext.__call__ goes round the gate by self.run; let it call "
+            "super().__call__ instead"
+        )
+        settings_of(celery(idempotency_enabled=False), base=Round)
+
+    def test_not_a_body_that_runs_something(self) -> None:
+        def runs(order_id: Any) -> Any:
+            return order_id.run()
+
+        settings_of(celery(), function=runs)
+
+    def test_not_a_call_that_goes_through_it(self) -> None:
+        class Through(IdempotentTask):
+            abstract = True
+
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                with nullcontext(self.run):
+                    return super().__call__(*args, **kwargs)
+
+        settings_of(celery(), base=Through)
 
     def test_come_when_the_app_is_finalised(self) -> None:
         app = celery(idempotency_lease=-1)
