@@ -68,7 +68,7 @@ class TaskCall:
         self.returns = carried.returns
         self.own_outcome = False
         #: The task has replaced itself: its id, and what follows it, belong to another.
-        self.replaced = False
+        self.replaced: Delegate | None = None
         #: Something follows the task. Told now: older Celerys empty `request.chain` in sending it.
         self.continues = continuation.exists(request)
         self.execution: Execution | None = None
@@ -87,7 +87,7 @@ class TaskCall:
         if isinstance(error, Retry):
             return Release(hold=seconds_until(error.when) + self.settings.lease)
         if self.replaced:
-            return Delegate()
+            return self.replaced
         if isinstance(error, (Ignore, Reject)):
             return Release()
         return Fail() if isinstance(error, self.settings.replay_errors) else Release()

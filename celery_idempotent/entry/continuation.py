@@ -11,6 +11,7 @@ import logging
 from typing import Any
 
 from celery.app.task import Context
+from celery.canvas import Signature
 from celery.signals import task_failure, task_success
 
 from celery_idempotent.errors import IdempotencyError
@@ -30,6 +31,15 @@ def drop(request: Context) -> None:
 def exists(request: Context) -> bool:
     """Whether anything follows the task of `request`."""
     return any(getattr(request, part, None) for part in _PARTS)
+
+
+def is_silent(replacement: Signature) -> bool:
+    """Whether no result of `replacement`, one single task, will ever be told."""
+    ignores = replacement.options.get("ignore_result")
+    if ignores is None:
+        task = replacement.app.tasks.get(replacement.task)
+        ignores = task is not None and task.ignore_result
+    return bool(ignores)
 
 
 @task_success.connect(weak=False)

@@ -11,11 +11,12 @@ from celery.canvas import Signature
 from celery.exceptions import Ignore
 from celery.result import AsyncResult, EagerResult
 
-from celery_idempotent.entry import configuration, mapped, passage, publish
+from celery_idempotent.entry import configuration, continuation, mapped, passage, publish
 from celery_idempotent.entry.caller import TaskCall
 from celery_idempotent.entry.configuration import TaskConfiguration
 from celery_idempotent.entry.passage import PASSAGE_HEADER, Passage
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.gate.caller import Delegate
 from celery_idempotent.gate.execution import Execution, unprotected
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import TASK_ID
@@ -197,7 +198,7 @@ class IdempotentTask(Task):
         except Ignore:
             # The replacement is on its way. One that could not be sent is an error like any other.
             if call is not None and not self.request.is_eager:
-                call.replaced = True
+                call.replaced = Delegate(told=not continuation.is_silent(sig))
             raise
 
     def idempotency_record(self, *args: Any, **kwargs: Any) -> Record | None:

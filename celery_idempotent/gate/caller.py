@@ -28,6 +28,9 @@ class Fail:
 class Delegate:
     """Not an error at all: another task takes over this one's id, and its result is the result."""
 
+    #: False: that task is one which never tells its result.
+    told: bool = True
+
 
 Verdict = Release | Fail | Delegate
 

@@ -21,7 +21,7 @@ from celery_idempotent.gate.running import Running
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
-from celery_idempotent.store.payload import DELEGATED, ERROR, NOT_WANTED, RESULT, Payload
+from celery_idempotent.store.payload import DELEGATED, ERROR, NOT_WANTED, RESULT, UNTOLD, Payload
 from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ async def _with_error(running: Running, outcome: Failure) -> Outcome:
     if isinstance(verdict, Fail):
         return await _fail(running, outcome)
     if isinstance(verdict, Delegate):
-        return await _delegate(running, outcome)
+        return await _delegate(running, outcome, verdict)
     return await _release(running, outcome, verdict)
 
 
@@ -111,13 +111,14 @@ def unsaved(running: Running, error: Exception) -> None:
     running.send(signals.outcome_unsaved, error=error)
 
 
-async def _delegate(running: Running, outcome: Failure) -> Outcome:
+async def _delegate(running: Running, outcome: Failure, verdict: Delegate) -> Outcome:
     """Duplicates get the result of the task that has taken this one's place and id.
 
     That task has taken the continuation with it, so the note that it is out is due at once.
     """
     call = running.call
-    result = Payload(DELEGATED, call.task_id.encode())
+    # Who waits for a result that never comes waits for the end of the record, and runs again.
+    result = Payload(DELEGATED, call.task_id.encode()) if verdict.told else Payload("", UNTOLD)
     answer = await _store(
         running,
         commands.complete(call.key, running.execution.token, result, call.settings.result_ms),

@@ -46,6 +46,7 @@ _ERROR_SERIALIZER = "json"
 NOT_WANTED = b"idempotency_store_result is off"
 TOO_LARGE = b"it is larger than idempotency_max_result_size"
 NOT_SERIALISABLE = b"idempotency_serializer cannot write it"
+UNTOLD = b"the task that took its place has ignore_result"
 NOT_OFFLOADED = b"idempotency_offload_backend did not take it"
 #: Format of a result that another task will give.
 DELEGATED = "=task"

@@ -18,6 +18,7 @@ from celery.canvas import Signature
 from celery.result import AsyncResult
 from kombu.exceptions import EncodeError
 
+from celery_idempotent import ResultNotStoredError, State
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
@@ -27,6 +28,7 @@ from tests.worker.shop import (
     hand_over,
     hand_over_badly,
     hand_over_in_vain,
+    hand_over_silently,
     pack,
     report,
 )
@@ -182,6 +184,21 @@ class TestReplacement:
 
         assert hand_over_badly.delay(order).get(timeout=SOON) == "handled here"
         assert [run.end for run in ledger.runs(order)] == ["EncodeError", "returned"]
+
+    def test_duplicates_do_not_wait_for_a_result_that_is_ignored(
+        self, ledger: Ledger, order: str
+    ) -> None:
+        hand_over_silently.delay(order)
+        ledger.wait_for_run(f"replacement of {order}")
+        eventually(
+            lambda: hand_over_silently.idempotency_record(order).state is State.COMPLETED,
+            "the replaced task is done",
+        )
+
+        with pytest.raises(ResultNotStoredError, match="ignore_result"):
+            hand_over_silently.delay(order).get(timeout=SOON)
+
+        assert len(ledger.runs(order)) == 1
 
     def test_its_error_is_told_once(self, shop: Shop, ledger: Ledger, order: str) -> None:
         """A redelivery of the replaced message has nothing left to send."""
