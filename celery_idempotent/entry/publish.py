@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: A call with any of these has someone waiting behind it, and is published whatever runs already:
-#: as a duplicate it is answered in the worker, and what follows it goes on from there.
-_CONTINUATIONS = ("link", "link_error", "chain", "chord", "group_id")
+#: as a duplicate it is answered in the worker, and what follows it goes on from there. The last of
+#: a canvas, and what takes a task's place, have a parent and an id that someone waits for already.
+_CONTINUATIONS = (
+    *("link", "link_error", "chain", "chord", "group_id"),
+    *("parent_id", "replaced_task_nesting"),
+)
 
 
 def wanted(task: IdempotentTask, options: Mapping[str, Any]) -> bool:

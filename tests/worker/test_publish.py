@@ -19,6 +19,7 @@ from tests.worker.shop import (
     final,
     flaky,
     forgetful,
+    hand_over,
     pack,
     report,
     ship,
@@ -218,6 +219,18 @@ class TestCallsThatArePublishedAllTheSame:
 
         assert chain(pack.s(order), report.s(order)).delay().get(timeout=SOON) == receipt
         assert len(ledger.runs(order)) == 1
+
+    def test_one_at_the_end_of_a_chain(self, ledger: Ledger, order: str) -> None:
+        receipt = pack.delay(order).get(timeout=SOON)
+
+        assert chain(report.si(1, order), pack.si(order)).delay().get(timeout=SOON) == receipt
+        assert len(ledger.runs(order)) == 1
+
+    def test_one_that_takes_a_tasks_place(self, ledger: Ledger, order: str) -> None:
+        receipt = pack.delay(f"replacement of {order}").get(timeout=SOON)
+
+        assert hand_over.delay(order).get(timeout=SOON) == receipt
+        assert len(ledger.runs(f"replacement of {order}")) == 1
 
     def test_one_that_goes_through_ungated(self, ledger: Ledger, order: str) -> None:
         for _ in range(2):
