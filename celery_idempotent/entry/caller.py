@@ -16,7 +16,7 @@ from celery_idempotent.entry.clock import seconds_until
 from celery_idempotent.entry.confirming import confirming_producer
 from celery_idempotent.entry.passage import Passage
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.gate.caller import Delegate, Fail, Release, Verdict
+from celery_idempotent.gate.caller import Fail, Release, Verdict
 from celery_idempotent.gate.execution import Execution
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
@@ -24,6 +24,7 @@ from celery_idempotent.settings import Settings
 
 if TYPE_CHECKING:
     from celery.app.task import Context
+    from celery.canvas import Signature
 
     from celery_idempotent.entry.task import IdempotentTask
 
@@ -68,7 +69,7 @@ class TaskCall:
         self.returns = carried.returns
         self.own_outcome = False
         #: The task has replaced itself: its id, and what follows it, belong to another.
-        self.replaced: Delegate | None = None
+        self.replaced: Verdict | None = None
         #: Something follows the task. Told now: older Celerys empty `request.chain` in sending it.
         self.continues = continuation.exists(request)
         self.execution: Execution | None = None
@@ -85,12 +86,19 @@ class TaskCall:
     def verdict(self, error: BaseException) -> Verdict:
         """Celery's retry holds the key for its task id; ``idempotency_replay_errors`` end it."""
         if isinstance(error, Retry):
-            return Release(hold=seconds_until(error.when) + self.settings.lease)
+            return self._until(error.when)
         if self.replaced:
             return self.replaced
         if isinstance(error, (Ignore, Reject)):
             return Release()
         return Fail() if isinstance(error, self.settings.replay_errors) else Release()
+
+    def held(self, replacement: Signature) -> Verdict:
+        """The key is held for a replacement that is this task once more."""
+        return self._until(replacement.options.get("eta") or replacement.options.get("countdown"))
+
+    def _until(self, when: Any) -> Release:
+        return Release(hold=seconds_until(when) + self.settings.lease)
 
     def remembered(self, record: Record, error: IdempotencyError) -> Any:
         """For a redelivery of the message that ran: what the result backend has under its id.

@@ -16,7 +16,6 @@ from celery_idempotent.entry.caller import TaskCall
 from celery_idempotent.entry.configuration import TaskConfiguration
 from celery_idempotent.entry.passage import PASSAGE_HEADER, Passage
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.gate.caller import Delegate
 from celery_idempotent.gate.execution import Execution, unprotected
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import TASK_ID
@@ -191,15 +190,35 @@ class IdempotentTask(Task):
         return super().signature_from_request(request, *args, **options)
 
     def on_replace(self, sig: Signature) -> Any:
-        """As Celery's; the key's outcome is then what the replacement returns under this id."""
+        """As Celery's; the key's outcome is then what the replacement returns under this id.
+
+        One with the same key is this task once more, as after a retry: the key waits for it.
+        """
         call = TaskCall.of(self.request)
+        if call is None or self.request.is_eager:
+            return super().on_replace(sig)
+        again = self._has_key(sig, call.key)
+        if again:
+            sig.set(headers=passage.put_back(sig.options.get("headers"), call.key))
         try:
             return super().on_replace(sig)
         except Ignore:
             # The replacement is on its way. One that could not be sent is an error like any other.
-            if call is not None and not self.request.is_eager:
-                call.replaced = Delegate(told=not continuation.is_silent(sig))
+            call.replaced = call.held(sig) if again else continuation.delegated_to(sig)
             raise
+
+    def _has_key(self, sig: Signature, key: Key) -> bool:
+        if sig.task != self.name:
+            return False
+        try:
+            headers = self._with_own_key(dict(sig.options)).get("headers")
+            carried = Passage.read(self.name, headers)
+            theirs = self.idempotency_configuration.rule.derive(
+                sig.args, sig.kwargs, task_id=self.request.id, explicit=carried.explicit
+            )
+        except (IdempotencyError, TypeError):
+            return False  # it has none, and its own pass will tell
+        return not carried.ungated and theirs.digest == key.digest
 
     def idempotency_record(self, *args: Any, **kwargs: Any) -> Record | None:
         """The record of a call with these arguments, or None if there is none.

@@ -30,7 +30,9 @@ from tests.worker.shop import (
     hand_over_in_vain,
     hand_over_silently,
     pack,
+    polling,
     report,
+    staged,
 )
 
 pytestmark = pytest.mark.worker
@@ -199,6 +201,20 @@ class TestReplacement:
             hand_over_silently.delay(order).get(timeout=SOON)
 
         assert len(ledger.runs(order)) == 1
+
+    @pytest.mark.parametrize(
+        "call",
+        [lambda order: polling.delay(order), lambda order: staged.delay(order, 1)],
+        ids=["the same arguments", "other arguments"],
+    )
+    def test_by_the_task_itself_under_its_key_goes_on_with_it(
+        self, ledger: Ledger, order: str, call: Callable[[str], AsyncResult]
+    ) -> None:
+        results = [call(order) for _ in range(2)]
+
+        assert [result.get(timeout=SOON) for result in results] == [3, 3]
+        assert [run.end for run in ledger.runs(order)] == ["Ignore", "Ignore", "returned"]
+        assert len({run.key for run in ledger.runs(order)}) == 1
 
     def test_its_error_is_told_once(self, shop: Shop, ledger: Ledger, order: str) -> None:
         """A redelivery of the replaced message has nothing left to send."""
