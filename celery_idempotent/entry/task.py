@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery, Task
 from celery.app.task import Context
 from celery.canvas import Signature
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Reject
 from celery.result import AsyncResult, EagerResult
+from kombu.exceptions import EncodeError
 
 from celery_idempotent.entry import configuration, continuation, mapped, passage, publish
-from celery_idempotent.entry.caller import TaskCall
+from celery_idempotent.entry.caller import REQUEUE_PAUSE, TaskCall
 from celery_idempotent.entry.configuration import TaskConfiguration
 from celery_idempotent.entry.passage import PASSAGE_HEADER, Passage
 from celery_idempotent.errors import IdempotencyError
@@ -176,6 +178,19 @@ class IdempotentTask(Task):
         if key is not None:
             options["headers"] = passage.with_own_key(self.name, options.get("headers"), key)
         return options
+
+    def retry(self, *args: Any, **options: Any) -> Any:
+        """As Celery's, which drops the message where the retry cannot be published.
+
+        This leaves it with the broker: the task runs again, if earlier than it wished.
+        """
+        try:
+            return super().retry(*args, **options)
+        except Reject as dropped:
+            if isinstance(dropped.reason, EncodeError):
+                raise  # no message can carry these arguments, today or tomorrow
+            time.sleep(REQUEUE_PAUSE)
+            raise Reject(dropped.reason, requeue=True) from None
 
     def signature_from_request(
         self, request: Context | None = None, *args: Any, **options: Any

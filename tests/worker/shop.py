@@ -103,6 +103,28 @@ class UnsendableTask(IdempotentTask):
 unsendable = shared_task(handle, bind=True, base=UnsendableTask, name="shop.unsendable")
 
 
+class UnretryableTask(IdempotentTask):
+    """A task whose retries the broker does not take."""
+
+    abstract = True
+
+    def apply_async(self, *args: Any, **options: Any) -> Any:
+        """Fail as a connection that is reset does."""
+        if options.get("retries"):
+            raise ConnectionResetError("the broker takes no retries")
+        return super().apply_async(*args, **options)
+
+
+@shared_task(bind=True, base=UnretryableTask, name="shop.try_in_vain")
+def try_in_vain(self: Any, order: str) -> str:
+    """Retry the first time."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        if len(ledger.runs(order)) == 1:
+            raise self.retry(countdown=0)
+        return "back"
+
+
 @shared_task(bind=True, base=IdempotentTask, name="shop.give", idempotency_key="{order}")
 def give(self: Any, order: str, value: Any) -> Any:
     """Return `value`."""

@@ -18,6 +18,7 @@ from tests.worker.shop import (
     give_up,
     label_then_handle,
     try_at,
+    try_in_vain,
     try_later,
 )
 
@@ -161,6 +162,11 @@ class TestCelerysRetry:
 
         retried, done = ledger.runs(order)
         assert retried.key == done.key
+
+    def test_that_cannot_be_published_loses_no_message(self, ledger: Ledger, order: str) -> None:
+        assert try_in_vain.delay(order).get(timeout=SOON, propagate=False) == "back"
+
+        assert [run.end for run in ledger.runs(order)] == ["Reject", "returned"]
 
     def test_that_is_not_allowed_any_more_releases(self, ledger: Ledger, order: str) -> None:
         with pytest.raises(OutOfStockError):
