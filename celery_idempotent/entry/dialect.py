@@ -8,6 +8,7 @@ from celery import Celery
 from celery.result import ResultBase
 from celery.states import EXCEPTION_STATES, READY_STATES
 
+from celery_idempotent.entry.plain_dialect import keep_arguments, written_as_json
 from celery_idempotent.errors import NotReadyError, ResultNotStoredError
 
 
@@ -23,8 +24,8 @@ class BackendDialect:
 
     def prepare_error(self, error: BaseException) -> dict[str, Any]:
         """Type, module and arguments; arguments that JSON cannot write become their repr."""
-        prepared: dict[str, Any] = self._app.backend.prepare_exception(error, serializer="json")
-        return prepared
+        # The backend asks its own serializer what can be written, and that may be another one.
+        return written_as_json(error)
 
     def result_of(self, task_id: str) -> Any:
         """The result of the task that has taken this one's place.
@@ -47,6 +48,8 @@ class BackendDialect:
         return value
 
     def restore_error(self, prepared: dict[str, Any]) -> BaseException:
-        """The exception that ``AsyncResult.get()`` would raise."""
+        """The exception that ``AsyncResult.get()`` would raise, with the stored arguments."""
         error: BaseException = self._app.backend.exception_to_python(prepared)
+        if type(error).__qualname__ == prepared["exc_type"]:
+            keep_arguments(error, prepared["exc_message"])
         return error

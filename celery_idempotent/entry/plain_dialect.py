@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from celery.utils.serialization import create_exception_cls, ensure_serializable
@@ -20,12 +21,7 @@ class PlainDialect:
 
     def prepare_error(self, error: BaseException) -> dict[str, Any]:
         """Type, module and arguments; arguments that JSON cannot write become their repr."""
-        kind = type(error)
-        return {
-            "exc_type": kind.__qualname__,
-            "exc_message": ensure_serializable(error.args, dumps),
-            "exc_module": kind.__module__,
-        }
+        return written_as_json(error)
 
     def result_of(self, task_id: str) -> Any:
         """No task takes another's place here."""
@@ -53,5 +49,24 @@ class PlainDialect:
         except Exception:
             # Its constructor takes something else than what it keeps.
             error = kind.__new__(kind)
-            error.args = tuple(arguments)
+        keep_arguments(error, arguments)
         return error
+
+
+def written_as_json(error: BaseException) -> dict[str, Any]:
+    """Type, module and arguments; arguments that JSON cannot write become their repr."""
+    kind = type(error)
+    return {
+        "exc_type": kind.__qualname__,
+        "exc_message": ensure_serializable(error.args, dumps),
+        "exc_module": kind.__module__,
+    }
+
+
+def keep_arguments(error: BaseException, arguments: Sequence[Any]) -> None:
+    """Give a restored `error` the arguments that it was stored with.
+
+    A constructor that makes its text of them makes a longer one of that text, and each time that
+    the error is stored and restored again.
+    """
+    BaseException.__init__(error, *arguments)

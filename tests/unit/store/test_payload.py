@@ -18,6 +18,7 @@ from kombu.compression import encoders
 from kombu.serialization import prepare_accept_content
 
 from celery_idempotent.entry.dialect import BackendDialect
+from celery_idempotent.entry.plain_dialect import PlainDialect
 from celery_idempotent.errors import (
     CorruptRecordError,
     NotReadyError,
@@ -33,6 +34,7 @@ from celery_idempotent.store.payload import (
     DELEGATED,
     NOT_WANTED,
     RESULT,
+    Dialect,
     Payload,
     Payloads,
     step_part,
@@ -517,6 +519,13 @@ class OutOfStockError(Exception):
     """Of a module that every worker has."""
 
 
+class WordyError(Exception):
+    """Makes its text of what it is given."""
+
+    def __init__(self, number: object) -> None:
+        super().__init__(f"out of {number}")
+
+
 class Unspeakable(Exception):
     def __repr__(self) -> str:
         raise RuntimeError("secret")
@@ -555,6 +564,27 @@ class TestErrors:
 
         assert type(again) is OutOfStockError
         assert again.args == ("sku-7", 5)
+
+    @pytest.mark.parametrize("dialect", [BackendDialect(app), PlainDialect()], ids=["app", "plain"])
+    def test_keep_their_arguments_however_often_they_are_passed_on(self, dialect: Dialect) -> None:
+        # A duplicate's worker stores again what it was given, for the duplicate's caller.
+        desk = Payloads(dialect, prepare_accept_content(["json"]))
+        error: BaseException = WordyError(5)
+        for _ in range(3):
+            error = read(error_written(error, by=desk), by=desk, state=State.FAILED)
+
+        assert type(error) is WordyError
+        assert str(error) == "out of 5"
+
+    def test_are_kept_where_the_result_backend_writes_anything(self) -> None:
+        pickling = Celery("pickling", backend="cache+memory://", set_as_current=False)
+        pickling.conf.result_serializer = "pickle"
+        desk = Payloads(BackendDialect(pickling), prepare_accept_content(["pickle"]))
+
+        again = read(error_written(ValueError(object), by=desk), by=desk, state=State.FAILED)
+
+        assert type(again) is ValueError
+        assert again.args == ("<class 'object'>",)
 
     def test_are_written_so_that_nothing_can_be_executed(self) -> None:
         payload = error_written(ValueError(Explodes, "a"))
