@@ -18,9 +18,10 @@ class BackendDialect:
     def __init__(self, app: Celery) -> None:
         self._app = app
 
-    def prepare_value(self, value: Any) -> Any:
-        """A result object becomes what ``result_from_tuple`` reads; all else stays."""
-        return value.as_tuple() if isinstance(value, ResultBase) else value
+    def prepare_value(self, value: Any, serializer: str) -> Any:
+        """A result object becomes what ``result_from_tuple`` reads; pickle takes it as it is."""
+        told = serializer != "pickle" and isinstance(value, ResultBase)
+        return value.as_tuple() if told else value
 
     def prepare_error(self, error: BaseException) -> dict[str, Any]:
         """Type, module and arguments; arguments that JSON cannot write become their repr."""

@@ -15,7 +15,7 @@ from celery_idempotent.errors import NotReadyError
 class PlainDialect:
     """Values as they are; errors as type, module and arguments, as Celery's backends do."""
 
-    def prepare_value(self, value: Any) -> Any:
+    def prepare_value(self, value: Any, serializer: str) -> Any:
         """The value."""
         return value
 

@@ -84,8 +84,8 @@ class Payload(NamedTuple):
 class Dialect(Protocol):
     """How the app's result backend hands results and errors over."""
 
-    def prepare_value(self, value: Any) -> Any:
-        """What the backend would make of `value` before it writes it."""
+    def prepare_value(self, value: Any, serializer: str) -> Any:
+        """What the backend would make of `value` before it writes it by `serializer`."""
 
     def prepare_error(self, error: BaseException) -> dict[str, Any]:
         """`error` as type, module and arguments."""
@@ -150,7 +150,7 @@ class Payloads:
         assert settings.serializer is not None
         try:
             form, body = serial.dump(
-                self._dialect.prepare_value(value),
+                self._dialect.prepare_value(value, settings.serializer),
                 settings.serializer,
                 settings.compression,
                 settings.compression_threshold,

@@ -197,12 +197,24 @@ def test_a_replay_is_what_the_first_caller_got(serializer: str, value: Any) -> N
     assert type(again) is type(first)
 
 
-def test_a_result_object_is_told_as_celery_tells_it() -> None:
+@pytest.mark.parametrize("serializer", SERIALIZERS)
+def test_a_result_object_is_told_as_celery_tells_it(serializer: str) -> None:
+    backend_app = Celery(
+        "telling",
+        backend="cache+memory://",
+        result_serializer=serializer,
+        accept_content=[serializer],
+        set_as_current=False,
+    )
     task_id = str(uuid4())
-    result = AsyncResult("child", app=app)
-    app.backend.store_result(task_id, result, "SUCCESS")
+    result = AsyncResult("child", app=backend_app)
+    backend_app.backend.store_result(task_id, result, "SUCCESS")
 
-    assert read(written(result)) == app.AsyncResult(task_id).get()
+    first = backend_app.AsyncResult(task_id).get()
+    again = read(written(result, serializer))
+
+    assert again == first
+    assert type(again) is type(first)
 
 
 @pytest.mark.parametrize("compression", [name.rpartition("-")[2] for name in encoders()])
