@@ -13,6 +13,7 @@ from typing import Any
 from redis import Redis, RedisCluster
 from redis.exceptions import AskError, NoScriptError, TryAgainError
 
+from celery_idempotent.store.connection import hang_up
 from celery_idempotent.store.line import Call
 
 #: A node's words for: ask another one.
@@ -107,9 +108,7 @@ class ClientLine:
         if self._client is None or self._borrowed:
             return
         client, self._client = self._client, None
-        client.close()
-        if isinstance(client, RedisCluster):
-            client.disconnect_connection_pools()  # type: ignore[no-untyped-call]  # left open
+        hang_up(client)
 
 
 def _together(node: Redis, call: Call, then: Sequence[Any], ahead: Sequence[str] = ()) -> list[Any]:

@@ -127,6 +127,15 @@ def sentinels_of(client: Any) -> list[Any]:
     return [] if manager is None else list(manager.sentinels)
 
 
+def hang_up(client: Any) -> None:
+    """Close all that `client` has open: redis-py leaves its sentinels, and a cluster's nodes."""
+    client.close()
+    for sentinel in sentinels_of(client):
+        sentinel.close()
+    if isinstance(client, RedisCluster):
+        client.disconnect_connection_pools()  # type: ignore[no-untyped-call]
+
+
 def _users_own(client: Any, kind: Kind) -> Any:
     made = client() if callable(client) else client
     if not isinstance(made, (kind.redis, kind.cluster)):

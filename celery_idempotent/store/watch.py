@@ -12,7 +12,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import facts, scan
-from celery_idempotent.store.connection import FAULTS, explained
+from celery_idempotent.store.connection import FAULTS, explained, hang_up
 from celery_idempotent.store.facts import ServerFacts
 from celery_idempotent.store.place import Place
 from celery_idempotent.store.scan import Found
@@ -40,7 +40,7 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         if self._ours:
-            self._client.close()
+            hang_up(self._client)
 
     def name(self, key: Key) -> str:
         """The name of the record in Redis."""
