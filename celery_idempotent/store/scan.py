@@ -69,6 +69,9 @@ def heads(node: Any, keys: Sequence[tuple[Any, Key]], *, expiry: bool = True) ->
 
     Args:
         expiry: ask for the expiry too, which is half of the work.
+
+    Raises:
+        RedisError: if the server refuses, or is busy: that tells nothing of a record.
     """
     if not keys:
         return []
@@ -78,12 +81,16 @@ def heads(node: Any, keys: Sequence[tuple[Any, Key]], *, expiry: bool = True) ->
         pipeline.getrange(name, 0, HEAD - 1)
         if expiry:
             pipeline.pttl(name)
-    (seconds, microseconds), *answers = pipeline.execute(raise_on_error=False)
+    answers = pipeline.execute(raise_on_error=False)
+    for answer in answers:
+        if isinstance(answer, Exception) and "WRONGTYPE" not in str(answer):
+            raise answer
+    (seconds, microseconds), *answers = answers
     clock = seconds + microseconds / 1e6
     raws, lefts = (answers[::2], answers[1::2]) if expiry else (answers, [-1] * len(keys))
     found = []
     for (_, key), raw, left_ms in zip(keys, raws, lefts, strict=True):
-        # An error tells of another kind of value, which nobody can read as a record.
+        # Another kind of value, which nobody can read as a record.
         head = b"?" if isinstance(raw, Exception) else raw
         if head:
             end = _moment(clock + left_ms / 1e3) if left_ms >= 0 else None

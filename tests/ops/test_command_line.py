@@ -17,7 +17,7 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.ops.cli import listing
 from celery_idempotent.testing.server import RedisServer
 from tests.ops.conftest import Shop
-from tests.ops.shop import URL_VARIABLE
+from tests.ops.shop import URL_VARIABLE, make_app
 from tests.ops.test_records import copy
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +103,21 @@ class TestList:
         (one,) = lines_of(shop)
         assert one == {"key": f"shop.charge:{'x' * 22}", "task": "shop.charge", "state": "CORRUPT"}
         assert "CORRUPT" in shop.celery("list")
+
+    @pytest.mark.parametrize("right", ["scan", "getrange", "pttl", "time"])
+    def test_takes_no_refusal_for_a_damaged_record(
+        self, shop: Shop, server: RedisServer, right: str
+    ) -> None:
+        shop.charge.apply((1, 999))
+        rules = f"reset on nopass ~* +@all -{right}".split()
+        shop.client.execute_command("ACL", "SETUSER", "limited", *rules)
+        limited = Shop(make_app(server.url.replace("redis://", "redis://limited@")), shop.client)
+
+        said = limited.celery("list", code=1)
+        limited.app.close()
+
+        assert said.startswith("Error: Redis refuses: ")
+        assert f"'{right}'" in said
 
     def test_has_stable_names_for_programs(self, shop: Shop) -> None:
         shop.charge.apply((1, 999))
