@@ -40,7 +40,17 @@ class Found(NamedTuple):
 
 def key_of(text: str, prefix: str) -> Key | None:
     """The key that a record's name, or `Record.key`, stands for; None if it is neither."""
-    text = text.removeprefix(f"{prefix}:")
+    # In this order: a task may be named like the prefix.
+    return key_of_name(text, prefix) or _key(text)
+
+
+def key_of_name(name: str, prefix: str) -> Key | None:
+    """The key that a record's name stands for; None if it is none."""
+    text = name.removeprefix(f"{prefix}:")
+    return None if text == name else _key(text)
+
+
+def _key(text: str) -> Key | None:
     if not _KEY.fullmatch(text):
         return None
     task, _, digest = text.rpartition(":")

@@ -59,7 +59,8 @@ class Watch:
         with _told():
             for node in self._primaries():
                 for names in scan.names(node, match):
-                    keys = [(name, self.key_of(name.decode(errors="replace"))) for name in names]
+                    texts = [(name, name.decode(errors="replace")) for name in names]
+                    keys = [(name, scan.key_of_name(text, self._prefix)) for name, text in texts]
                     ours = [(name, key) for name, key in keys if key is not None]
                     yield scan.heads(node, ours, expiry=expiry)
 

@@ -173,6 +173,21 @@ class TestShow:
         assert (shown["key"], shown["task_id"]) == (key, "the-task-id")
         assert shown["result"] == {"order": 42, "amount": 999}
 
+    @pytest.mark.parametrize("name", ["KEY", "pack:KEY"])
+    def test_finds_it_where_a_task_is_named_like_the_prefix(self, shop: Shop, name: str) -> None:
+        def pack(size: int) -> str:
+            return "x" * size
+
+        options = {"name": "pack", "idempotency_key_prefix": "pack"}
+        task = shop.app.task(pack, base=IdempotentTask, shared=False, lazy=False, **options)
+        task.apply((2_000,))
+        shop.client.set("pack:" + "x" * 22, "somebody else's")
+
+        (listed,) = lines_of(shop, "--task", "pack")
+        shown = shop.json("show", name.replace("KEY", listed["key"]))
+
+        assert shown["result"] == "x" * 2_000
+
     def test_finds_it_by_the_calls_own_key(self, shop: Shop) -> None:
         shop.charge.apply((42, 999), idempotency_key="req-7f3a")
 
