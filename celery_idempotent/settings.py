@@ -60,16 +60,16 @@ class Settings:
     #: Above it the value is not kept in Redis.
     max_result_size: int = 1024 * 1024
     #: URL of a Celery key-value backend for values above `max_result_size`.
-    offload_backend: str | None = None
+    offload_backend: str | None = field(default=None, repr=False)
     #: None: the result backend, else the broker, if that is Redis.
-    redis_url: str | None = None
+    redis_url: str | None = field(default=None, repr=False)
     #: First part of every name in Redis.
     key_prefix: str = "idem"
     #: For the client: master_name, sentinel_kwargs, ssl_ca_certs and whatever redis-py takes; None:
     #: those of the result backend, or the broker, whose Redis it is.
-    redis_options: Mapping[str, Any] | None = None
+    redis_options: Mapping[str, Any] | None = field(default=None, repr=False)
     #: A redis-py client of the user's own, what makes one, or the path to either.
-    redis_client: Any = None
+    redis_client: Any = field(default=None, repr=False)
     #: What one command may take, resends included.
     redis_timeout: float = 5.0
     #: What connecting may take.
@@ -107,7 +107,7 @@ class Settings:
 OPTIONS: tuple[str, ...] = tuple(PREFIX + option.name for option in fields(Settings))
 
 #: Their values appear in no error, not even short ones.
-_SECRET = frozenset(PREFIX + name for name in ("encryption_keys", "redis_url", "offload_backend"))
+_SECRET = frozenset(PREFIX + option.name for option in fields(Settings) if not option.repr)
 
 #: What an app, not a task, can be told.
 APP_OPTIONS: tuple[str, ...] = ("idempotency_metrics",)
@@ -204,9 +204,16 @@ def _are_errors(value: Any) -> bool:
 def _are_keys(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return bool(value) and all(isinstance(key, (str, bytes)) and key for key in value)
-    if isinstance(value, str):
-        return re.fullmatch(r"\w+([.:]\w+)+", value) is not None
-    return value is None or callable(value)
+    return value is None or callable(value) or _is_path(value)
+
+
+def _is_client(value: Any) -> bool:
+    return callable(value) or hasattr(value, "evalsha") or _is_path(value)
+
+
+def _is_path(value: Any) -> bool:
+    """``shop.redis:client``; a URL is none."""
+    return isinstance(value, str) and re.fullmatch(r"\w+([.:]\w+)+", value) is not None
 
 
 def _is_prefix(value: Any) -> bool:
@@ -240,10 +247,7 @@ _CHECKS: Mapping[str, _Check] = {
     "redis_url": _text("the URL of a Redis"),
     "key_prefix": (_is_prefix, "printable text without spaces"),
     "redis_options": (lambda value: isinstance(value, Mapping), "a mapping of option to value"),
-    "redis_client": (
-        lambda value: callable(value) or isinstance(value, str) or hasattr(value, "evalsha"),
-        "a redis-py client, what makes one, or the path to either",
-    ),
+    "redis_client": (_is_client, "a redis-py client, what makes one, or the path to either"),
     "redis_timeout": _seconds(0.01),
     "redis_connect_timeout": _seconds(0.01),
     "wait_replicas": _whole(0, 100),

@@ -48,7 +48,7 @@ TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("redis_url", None, [None, "redis://localhost"], ["", 5, b"redis://"]),
     ("key_prefix", "idem", ["i", "shop:idem", "{shop}"], ["", "a b", "a\n", None, 5]),
     ("redis_options", None, [{}, {"master_name": "shop"}], ["master_name", 5, []]),
-    ("redis_client", None, ["shop.redis:client", dict], [5, None]),
+    ("redis_client", None, ["shop.redis:client", dict], [5, None, "redis://localhost"]),
     ("redis_timeout", 5.0, [0.01, 5, YEAR], [0, -1, "5", None, True]),
     ("redis_connect_timeout", 2.0, [0.01, 5, YEAR], [0, -1, "5", None, True]),
     ("wait_replicas", 0, [0, 1, 100], [-1, 101, 1.0, "1", None, True]),
@@ -74,6 +74,30 @@ def test_without_a_word_everything_is_at_its_default() -> None:
     settings = build({}, "shop.charge")
 
     assert dataclasses.asdict(settings) == {name: default for name, default, *_ in TABLE}
+
+
+SECRETS = [
+    ("redis_url", "redis://:secret@localhost"),
+    ("redis_options", {"password": "secret"}),
+    ("redis_client", type("Client", (), {"__repr__": lambda self: "secret", "evalsha": 1})()),
+    ("offload_backend", "s3://id:secret@bucket"),
+    ("encryption_keys", ("secret",)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), SECRETS)
+def test_a_traceback_with_its_variables_shows_no_secret(name: str, value: Any) -> None:
+    settings = build({f"idempotency_{name}": value}, "shop.charge")
+
+    assert "secret" not in repr(settings)
+
+
+@pytest.mark.parametrize("name", ["redis_options", "redis_client", "encryption_keys"])
+def test_where_a_secret_belongs_not_even_a_short_word_is_shown(name: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        build({f"idempotency_{name}": "secret"}, "shop.charge")
+
+    assert str(caught.value).endswith(", not str")
 
 
 @pytest.mark.parametrize(("option", "value"), RIGHT, ids=lambda part: repr(part)[:40])
