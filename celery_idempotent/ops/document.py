@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import Any
+
+from kombu.utils.encoding import safe_repr
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.ops.records import Sight
@@ -43,8 +46,26 @@ def of_outcome(record: Record) -> dict[str, Any]:
     except IdempotencyError as error:
         return {"not_stored": str(error)}
     if record.state is State.FAILED:
-        return {"error": {"type": type(outcome).__name__, "message": str(outcome)}}
-    return {"result": outcome}
+        return {"error": {"type": type(outcome).__name__, "message": _message(outcome)}}
+    return {"result": outcome if _fits(outcome) else safe_repr(outcome)}
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        # It was read back without what it makes its text of.
+        shown: str = safe_repr(error)
+        return shown
+
+
+def _fits(value: Any) -> bool:
+    """Whether JSON can tell it: it has no infinity, and only text for keys."""
+    try:
+        json.dumps(value, allow_nan=False, default=str)
+    except Exception:
+        return False
+    return True
 
 
 def _moment(moment: datetime | None) -> str | None:

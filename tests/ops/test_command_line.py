@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pty
 import shlex
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +52,7 @@ class TestList:
         assert lines_of(shop, "--older-than", "2h") == []
         assert shop.celery("list", "--task", "shop.nothing") == "No such records.\n"
         assert "write 90s, 10m, 2h or 1d" in shop.celery("list", "--older-than", "soon", code=2)
+        assert "is longer than" in shop.celery("list", "--older-than", "9999999999d", code=2)
 
     def test_stays_and_shows_the_newest(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
         looks = 0
@@ -153,6 +156,18 @@ def lines_of(shop: Shop, *words: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in shop.celery("list", *words, "--json").splitlines()]
 
 
+class MuteError(Exception):
+    """Keeps its code out of its arguments, and so has none when it is read back."""
+
+    def __init__(self, code: str | None = None) -> None:
+        super().__init__()
+        self.code = code
+
+    def __str__(self) -> str:
+        assert self.code is not None
+        return self.code
+
+
 class TestShow:
     @pytest.mark.parametrize(
         "words",
@@ -205,6 +220,42 @@ class TestShow:
             "type": "DeclinedError",
             "message": "order 42",
         }
+
+    @pytest.mark.parametrize(
+        ("result", "told"),
+        [
+            ([math.inf], "[inf]"),
+            ({(1, 2): 3}, "{(1, 2): 3}"),
+            ("half \ud800", "half \ud800"),
+            ({1: b"x"}, {"1": "b'x'"}),
+        ],
+        ids=["infinite", "key", "half-a-letter", "bytes"],
+    )
+    def test_is_json_whatever_the_task_returned(self, shop: Shop, result: Any, told: Any) -> None:
+        shop.app.conf.accept_content = ["json", "pickle"]
+
+        def give() -> Any:
+            return result
+
+        options = {"name": "shop.give", "idempotency_serializer": "pickle"}
+        give = shop.app.task(give, base=IdempotentTask, shared=False, lazy=False, **options)
+        give.apply()
+
+        shown = json.loads(shop.celery("show", "shop.give", "--json"), parse_constant=pytest.fail)
+
+        assert shown["result"] == told
+        assert shop.celery("show", "shop.give")
+
+    def test_tells_of_an_error_that_cannot_tell_itself(self, shop: Shop) -> None:
+        def lose() -> None:
+            raise MuteError("code")
+
+        options = {"name": "shop.lose", "idempotency_replay_errors": (MuteError,)}
+        lose = shop.app.task(lose, base=IdempotentTask, shared=False, lazy=False, **options)
+        lose.apply()
+
+        assert "MuteError" in shop.celery("show", "shop.lose")
+        assert shop.json("show", "shop.lose")["error"]["type"] == "MuteError"
 
     def test_tells_why_a_result_is_not_there(self, shop: Shop) -> None:
         shop.pack.apply((1, 20_000))

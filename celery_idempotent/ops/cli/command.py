@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ClassVar, TypeVar
@@ -65,7 +66,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(value))
         if match is None:
             self.fail(f"{value!r} is no duration: write 90s, 10m, 2h or 1d", param, ctx)
-        return timedelta(**{self._UNITS[match[2]]: float(match[1])})
+        try:
+            return timedelta(**{self._UNITS[match[2]]: float(match[1])})
+        except OverflowError:
+            self.fail(f"{value!r} is longer than anybody can look back", param, ctx)
 
 
 STATES = click.Choice(["RESERVED", "STARTED", "COMPLETED", "FAILED"], case_sensitive=False)
@@ -92,7 +96,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="For programs
 
 def print_json(document: Any, *, indent: int | None = 2) -> None:
     """One JSON document; an `indent` of None puts it on one line."""
-    click.echo(json.dumps(document, indent=indent, ensure_ascii=False, default=str))
+    text = json.dumps(document, indent=indent, ensure_ascii=False, default=str)
+    try:
+        text.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:  # half a letter, or a terminal that has few of them
+        text = json.dumps(document, indent=indent, default=str)
+    click.echo(text)
 
 
 def arguments_of(words: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
