@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from threading import Thread
 from typing import Any
 
 from celery import Celery, signature
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a worker waits for Redis before it answers without it: it does nothing else then.
 PATIENCE = 1.0
+#: Seconds that the way to the workers and back may take, beside the time that they are given.
+BROKER_PATIENCE = 2.0
 
 
 @inspect_command()
@@ -80,13 +83,22 @@ COMMANDS = tuple(
 
 def counts(app: Celery, timeout: float) -> dict[str, Counter[str]] | None:
     """The counts of all workers, by task; None if none has answered within `timeout` seconds."""
-    try:
-        replies = app.control.broadcast("idempotency_counts", reply=True, timeout=timeout)
-    except Exception as error:
-        logger.debug("The workers could not be asked: %s", error)
-        return None
+    replies: list[dict[str, Any]] = []
+
+    def ask() -> None:
+        try:
+            replies.extend(
+                app.control.broadcast("idempotency_counts", reply=True, timeout=timeout) or ()
+            )
+        except Exception as error:
+            logger.debug("The workers could not be asked: %s", error)
+
+    # A broker that takes a connection and says nothing is waited for without end.
+    asking = Thread(target=ask, name="idempotency counts", daemon=True)
+    asking.start()
+    asking.join(timeout + BROKER_PATIENCE)
     found: dict[str, Counter[str]] = defaultdict(Counter)
-    for reply in replies or ():
+    for reply in tuple(replies):
         for answer in reply.values():
             for task, one in answer.items() if "error" not in answer else ():
                 found[task].update(one)

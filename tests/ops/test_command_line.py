@@ -8,6 +8,7 @@ import os
 import pty
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -398,6 +399,15 @@ class TestStats:
         shop.charge.apply((1, 999))
 
         assert "No worker has answered" in shop.celery("stats", "--timeout", "0.1")
+
+    @pytest.mark.timeout(30)
+    def test_does_not_wait_for_a_broker_that_says_nothing(self, shop: Shop) -> None:
+        shop.charge.apply((1, 999))
+        shop.app.conf.broker_transport_options = {"socket_timeout": 60}
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            shop.app.conf.broker_url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+
+            assert "No worker has answered" in shop.celery("stats", "--timeout", "0.1")
 
 
 class TestExplain:
