@@ -11,6 +11,8 @@ from kombu import serialization
 #: that can be encoded: JSON makes one letter of two surrogates.
 _SCALARS = frozenset({int, float, bool, type(None)})
 
+_MARK = "__type__"
+
 #: Members of lists and mappings that are looked at; one that contains itself has no end of them.
 _LOOKS = 100_000
 
@@ -52,7 +54,8 @@ def _is_plain(*values: Any) -> bool:
             if looks < 0:
                 return False
             if kind is dict:
-                if not all(type(key) is str for key in value):
+                # Marked so, kombu's JSON takes a mapping for a value of its own: a datetime, say.
+                if _MARK in value or not all(type(key) is str for key in value):
                     return False
                 left += value
                 value = value.values()

@@ -44,6 +44,8 @@ VALUES = [
     {"a": (1, 2)},
     {1: "int key"},
     {None: 1},
+    {"__type__": "datetime", "__value__": "2026-11-21T12:30:00"},
+    [{"__type__": "nobody's", "__value__": 1}],
     OrderedDict(b=1, a=2),
     Pair(1, 2),
     datetime(2026, 11, 21, 12, 30),
