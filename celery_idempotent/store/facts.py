@@ -15,6 +15,7 @@ class ServerFacts:
 
     #: "redis" or "valkey".
     flavour: str
+    #: Empty: it did not say.
     version: tuple[int, ...]
     #: What it drops when its memory is full.
     maxmemory_policy: str | None
@@ -40,11 +41,11 @@ def facts(client: Any) -> ServerFacts:
     asked_at = time.time()
     seconds, microseconds = client.time()
     here = (asked_at + time.time()) / 2
-    info = client.info()
+    info = _info(client)
     valkey = info.get("valkey_version")
     return ServerFacts(
         flavour="valkey" if valkey else "redis",
-        version=_numbers(str(valkey or info.get("redis_version", "0"))),
+        version=_numbers(str(valkey or info.get("redis_version", ""))),
         maxmemory_policy=info.get("maxmemory_policy"),
         maxmemory=info.get("maxmemory"),
         append_only=None if "aof_enabled" not in info else bool(info["aof_enabled"]),
@@ -52,6 +53,15 @@ def facts(client: Any) -> ServerFacts:
         replicas=info.get("connected_slaves"),
         clock_ahead=seconds + microseconds / 1e6 - here,
     )
+
+
+def _info(client: Any) -> dict[str, Any]:
+    """What it says to those who may ask; workers need not."""
+    try:
+        told: dict[str, Any] = client.info()
+    except ResponseError:
+        return {}
+    return told
 
 
 def _configured(client: Any, name: str) -> str | None:

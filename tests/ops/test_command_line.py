@@ -461,6 +461,21 @@ class TestDoctor:
         assert told["versions"]["celery"]
         assert "appendonly yes" in shop.celery("doctor", "--fail-on", "never")
 
+    def test_takes_a_server_that_may_not_be_asked_for_one_that_does_not_tell(
+        self, shop: Shop, server: RedisServer
+    ) -> None:
+        rules = ["reset", "on", "nopass", "~*", "+@all", "-info", "-config"]
+        shop.client.execute_command("ACL", "SETUSER", "silenced", *rules)
+        silenced = Shop(make_app(server.url.replace("redis://", "redis://silenced@")), shop.client)
+        silenced.app.conf.task_always_eager = False
+
+        findings = silenced.json("doctor", code=0)["findings"]
+        silenced.app.close()
+
+        assert {one["severity"] for one in findings} == {"note"}
+        not_told = {one["name"] for one in findings if "does not tell" in one["what"]}
+        assert not_told == {"server-version", "eviction", "persistence", "replicas"}
+
     def test_its_exit_code_is_as_wanted(self, shop: Shop) -> None:
         shop.app.conf.task_always_eager = False
 

@@ -40,7 +40,9 @@ def check(facts: ServerFacts, place: str, waits_for: int = 0) -> Iterator[Findin
 
 
 def _version(facts: ServerFacts, place: str) -> Iterator[Finding]:
-    if facts.flavour == "redis" and facts.version < OLDEST:
+    if not facts.version:
+        yield _unknown("server-version", place, "version", "whether it is too old")
+    elif facts.flavour == "redis" and facts.version < OLDEST:
         yield Finding(
             "server-version",
             Severity.ERROR,
