@@ -29,7 +29,7 @@ def doctor(obj: Any, fail_on: str, as_json: bool) -> None:
     """Find what makes the promise weaker: the setting to change, and why."""
     tasks = gated_tasks(obj.app)
     findings = checks.examine(obj.app)
-    places = [str(store.place) for store in gated.stores(tasks)]
+    places = list(dict.fromkeys(str(store.place) for store in gated.stores(tasks)))
     if as_json:
         print_json(
             {

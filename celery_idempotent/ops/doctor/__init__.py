@@ -7,6 +7,7 @@ A check is a function from what it looks at to findings; a finding is a value. T
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from celery import Celery
 
@@ -27,7 +28,8 @@ def examine(app: Celery) -> list[Finding]:
     found = [*versions.check(), *broker.check(app), *tasks.check(app)]
     for store in gated.stores(gated.enabled(app)):
         found += _of_server(store)
-    return sorted(found, key=lambda finding: finding.severity, reverse=True)
+    # Several stores on one server, by other prefixes, find the same.
+    return sorted(dict.fromkeys(found), key=lambda finding: finding.severity, reverse=True)
 
 
 def at_start(app: Celery) -> Iterator[Finding]:
@@ -36,10 +38,10 @@ def at_start(app: Celery) -> Iterator[Finding]:
     Of a server that does not answer it says nothing: that is another line.
     """
     yield from broker.visibility(app)
-    for store in gated.stores(gated.enabled(app)):
-        for finding in _of_server(store, PATIENCE_AT_START):
-            if finding.severity >= Severity.WARNING and finding.name != server.AWAY:
-                yield finding
+    found = (_of_server(store, PATIENCE_AT_START) for store in gated.stores(gated.enabled(app)))
+    for finding in dict.fromkeys(chain.from_iterable(found)):
+        if finding.severity >= Severity.WARNING and finding.name != server.AWAY:
+            yield finding
 
 
 def _of_server(store: RecordStore, patience: float = 5.0) -> list[Finding]:
