@@ -138,7 +138,11 @@ class RecordStore(Shelf):
             client = connect(self.place, timeout=patience, resends=0)
         except FAULTS as error:
             raise explained(error, "") from error
-        return Watch(client, self.place, self._decode)
+        return Watch(client, self.place, self._decode, self._fetch)
+
+    def _fetch(self, key: Key) -> bytes:
+        """The record's bytes; none where it is gone."""
+        return self.execute(commands.look_up(key)).raw.partition(b" ")[2]
 
     def ping(self) -> None:
         """Ask whether Redis answers, and can do what is asked of it.

@@ -27,13 +27,21 @@ class Watch:
         client: of its own.
         place: where the records are.
         decode: turns a finished record's body into its result.
+        fetch: the bytes of a whole record, even when this look is over.
     """
 
-    def __init__(self, client: Any, place: Place, decode: Callable[[Record], Any]) -> None:
+    def __init__(
+        self,
+        client: Any,
+        place: Place,
+        decode: Callable[[Record], Any],
+        fetch: Callable[[Key], bytes],
+    ) -> None:
         self._client = client
         self._prefix = place.prefix
         self._ours = not place.borrows_client
         self._decode = decode
+        self._fetch = fetch
 
     def __enter__(self) -> Watch:
         return self
@@ -87,22 +95,17 @@ class Watch:
         except CorruptRecordError:
             if found.whole:
                 raise
-            return layout.read(
-                self._whole(found.key), key, found.key.task, self._decode, found.expires_at
-            )
+            whole = self._fetch(found.key)
+            return layout.read(whole, key, found.key.task, self._decode, found.expires_at)
 
     def _decode_whole(self, record: Record) -> Any:
         """The result of a record of which only the head is here."""
         key = self.key_of(record.key)
         assert key is not None
-        whole = layout.read(self._whole(key), record.key, record.task)
+        whole = layout.read(self._fetch(key), record.key, record.task)
         if (whole.token, whole.state) != (record.token, record.state):
             raise ResultNotStoredError(f"{record.key} has changed meanwhile: look again")
         return self._decode(whole)
-
-    def _whole(self, key: Key) -> bytes:
-        with _told():
-            return self._client.get(self.name(key)) or b""
 
     def count_names(self) -> int:
         """How many names a scan goes through, others' included."""

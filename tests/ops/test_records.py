@@ -163,6 +163,11 @@ def test_of_a_cluster_are_those_of_all_its_nodes(shop: Shop) -> None:
             assert len(watch.look_up(keys)) == len(watch.bytes_used(keys)) == 200
             assert watch.count_names() == 200
             assert watch.facts().replicas == 1
+
+        with engine.execution("large") as execution:
+            execution.complete("x" * 2_000)
+        (large,) = list(engine.records(task=engine.name))
+        assert large.result == "x" * 2_000, "fetched when the look is over"
         engine.close()
 
 
