@@ -19,14 +19,20 @@ class Parameters:
     ``f(1, b=2)``, ``f(1, 2)`` and ``f(a=1, b=2)`` bind to the same mapping. Extra positional
     arguments are one entry under ``*name``, extra keyword arguments one under ``**name``, so
     neither can pass for a parameter.
+
+    Args:
+        signature: of what the task runs, without ``self``.
+        as_sent: what a message makes of a value: a default must equal itself when it is given.
     """
 
-    def __init__(self, signature: Signature) -> None:
+    def __init__(self, signature: Signature, as_sent: Callable[[Any], Any]) -> None:
         self._signature = signature
         parameters = tuple(self._signature.parameters.values())
         self._flat = all(p.kind in _FLAT for p in parameters)
         self._positional = tuple(p.name for p in parameters if p.kind is _FLAT[0])
-        self._defaults = {p.name: p.default for p in parameters if p.default is not Parameter.empty}
+        self._defaults = {
+            p.name: as_sent(p.default) for p in parameters if p.default is not Parameter.empty
+        }
         self._required = frozenset(
             p.name for p in parameters if p.kind in _FLAT and p.default is Parameter.empty
         )
@@ -66,12 +72,13 @@ class Parameters:
 
     def with_defaults(self, bound: Mapping[str, Any]) -> dict[str, Any]:
         """Every name that a rule may speak of, the defaults and extra keywords included."""
-        names = {**self._defaults}
+        names: dict[str, Any] = {}
         for name, value in bound.items():
             if name.startswith("**"):
                 names.update(value)
-            names[name.lstrip("*")] = value
-        return names
+        # A parameter outranks an extra keyword of its name, which may stand beside one that is
+        # positional only.
+        return names | self._defaults | {name.lstrip("*"): value for name, value in bound.items()}
 
     def forms(
         self, bound: Mapping[str, Any], instead: Callable[[str, NotCanonicalError], bytes]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from inspect import Signature
 from string import Formatter
 from typing import Any, Final
@@ -44,7 +45,7 @@ class KeyRule:
         self._task = task
         self._rule = rule
         self._normalise = normalise
-        self._parameters = Parameters(signature)
+        self._parameters = Parameters(signature, lambda value: normalise((value,), {})[0][0])
         self._form = self._compile(rule)
 
     def derive(
@@ -186,7 +187,9 @@ class KeyRule:
                 f"{self._task}: {name} is {_kind(value)}, which is no key; it must be text, a "
                 "number, a UUID or a tuple of these"
             )
-        if isinstance(value, (int, UUID)):
+        if isinstance(value, int):
+            value = int.__repr__(value)  # an IntEnum's text is not the same in all Pythons
+        elif isinstance(value, UUID):
             value = str(value)
         try:
             return b"key" + canonical(value)
@@ -266,6 +269,8 @@ class _Template:
     ) -> str:
         try:
             value, _ = self._formatter.get_field(field, (), values)
+            if isinstance(value, Enum) and isinstance(value, (str, int)):
+                value = value.value  # whose text is the same in all Pythons
             _require_text_of_its_own(value, conversion)
             if conversion:
                 value = self._formatter.convert_field(value, conversion)
@@ -278,17 +283,14 @@ class _Template:
 
 
 def _require_text_of_its_own(value: Any, conversion: str | None) -> None:
-    """Refuse what prints a memory address, or its members in any order: no two processes agree."""
+    """Refuse what prints a memory address, or its members in any order: no two callers agree."""
     kind: Any = type(value)
     if isinstance(value, (list, tuple)):
         for item in value:
             _require_text_of_its_own(item, "r")
-    elif isinstance(value, Mapping):
-        for pair in value.items():
-            _require_text_of_its_own(pair, "r")
     elif conversion in (None, "s") and kind.__str__ is not object.__str__:
         return
-    elif isinstance(value, (set, frozenset)) or dataclasses.is_dataclass(value):
+    elif isinstance(value, (set, frozenset, Mapping)) or dataclasses.is_dataclass(value):
         raise NotCanonicalError(f"a {kind.__name__} has no text of its own")
     else:
         canonical(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 from decimal import Decimal
+from enum import Enum, IntEnum
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
@@ -139,6 +140,7 @@ class Named(Plain):
         iter([1]),
         {"a", "b"},
         [frozenset("ab")],
+        {"a": 1, "b": 2},
     ],
     ids=[
         "object",
@@ -150,9 +152,10 @@ class Named(Plain):
         "iterator",
         "set",
         "set-in-list",
+        "dict",
     ],
 )
-def test_what_prints_differently_in_each_process_is_refused(template: str, value: Any) -> None:
+def test_what_prints_differently_for_two_callers_is_refused(template: str, value: Any) -> None:
     with pytest.raises(KeyRuleError) as caught:
         Task(charge, template)(value)
 
@@ -163,6 +166,32 @@ def test_a_field_that_names_a_method_by_mistake_is_refused() -> None:
     # A title that came as text: str has a method of that name, and its text is an address.
     with pytest.raises(KeyRuleError):
         Task(charge, "{order.title}")("a book")
+
+
+class Currency(str, Enum):
+    EUR = "eur"
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+def test_a_member_that_is_text_or_a_number_is_written_as_that() -> None:
+    # Python 3.10 prints the value where later ones print the name, or the other way round.
+    task = Task(charge, "{order}")
+
+    assert task.name(Currency.EUR) == task.name("eur")
+    assert task.name(Level.HIGH) == task.name(3)
+    assert Task(charge, lambda order: Level.HIGH).name(1) == Task(charge, lambda order: 3).name(1)
+
+
+def test_an_extra_keyword_does_not_pass_for_a_parameter() -> None:
+    def refund(order: Any, /, **options: Any) -> None: ...
+
+    task = Task(refund, "{order}")
+
+    assert task.name(1, order=7) == task.name(1)
+    assert task(1, order=7).fingerprint != task(1).fingerprint
 
 
 def test_what_prints_a_text_of_its_own_is_taken() -> None:
