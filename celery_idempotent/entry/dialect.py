@@ -7,6 +7,7 @@ from typing import Any
 from celery import Celery
 from celery.result import ResultBase
 from celery.states import EXCEPTION_STATES, READY_STATES
+from celery.utils.serialization import get_pickleable_exception
 
 from celery_idempotent.entry.plain_dialect import keep_arguments, written_as_json
 from celery_idempotent.errors import NotReadyError, ResultNotStoredError
@@ -24,9 +25,12 @@ class BackendDialect:
         return value.as_tuple() if told else value
 
     def prepare_error(self, error: BaseException) -> dict[str, Any]:
-        """Type, module and arguments; arguments that JSON cannot write become their repr."""
+        """Type, module and arguments; arguments that JSON cannot write become their repr.
+
+        What cannot be pickled is what Celery's tracer makes of it, before any backend sees it.
+        """
         # The backend asks its own serializer what can be written, and that may be another one.
-        return written_as_json(error)
+        return written_as_json(get_pickleable_exception(error))
 
     def result_of(self, task_id: str) -> Any:
         """The result of the task that has taken this one's place.

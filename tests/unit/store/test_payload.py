@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from threading import Lock
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from celery import Celery
 from celery.result import AsyncResult
+from celery.utils.serialization import get_pickleable_exception
 from kombu.compression import encoders
 from kombu.serialization import prepare_accept_content
 
@@ -538,6 +540,14 @@ class WordyError(Exception):
         super().__init__(f"out of {number}")
 
 
+class LockedError(Exception):
+    """Cannot be pickled."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.lock = Lock()
+
+
 class Unspeakable(Exception):
     def __repr__(self) -> str:
         raise RuntimeError("secret")
@@ -562,7 +572,8 @@ class TestErrors:
     )
     def test_come_back_as_async_result_raises_them(self, error: BaseException) -> None:
         task_id = str(uuid4())
-        app.backend.store_result(task_id, error, "FAILURE")
+        # As Celery's tracer hands it to the backend.
+        app.backend.store_result(task_id, get_pickleable_exception(error), "FAILURE")
         first = app.AsyncResult(task_id).result
 
         again = read(error_written(error), state=State.FAILED)
@@ -570,6 +581,14 @@ class TestErrors:
         assert type(again).__qualname__ == type(first).__qualname__
         assert type(again).__module__ == type(first).__module__
         assert again.args == first.args
+
+    def test_one_that_cannot_be_pickled_comes_back_as_celery_has_told_it(self) -> None:
+        first = get_pickleable_exception(LockedError("sku-7"))
+
+        again = read(error_written(LockedError("sku-7")), state=State.FAILED)
+
+        assert type(again) is type(first)
+        assert str(again) == str(first) == "LockedError('sku-7')"
 
     def test_known_ones_come_back_as_they_were(self) -> None:
         again = read(error_written(OutOfStockError("sku-7", 5)), state=State.FAILED)
