@@ -35,6 +35,7 @@ _START_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 _CONTROL_SECONDS = 30.0
 _POLL_SECONDS = 0.02
+_NOT_YET = "requires the 'rabbit' app to be running"
 
 # What packages put on PATH is a wrapper that wants to be root, to become the user rabbitmq. This
 # is what it wraps; anybody can run it.
@@ -141,9 +142,16 @@ class RabbitMQ(Stoppable):
             RabbitMQError: the broker does not run.
         """
         self._ours()
-        command = [str(self._control), "close_all_connections", "--global", "for a test"]
+        deadline = time.monotonic() + _CONTROL_SECONDS
+        while complaint := self._tell("close_all_connections", "--global", "for a test"):
+            # It takes clients in a moment before it counts as started.
+            if _NOT_YET not in complaint or time.monotonic() > deadline:
+                raise RabbitMQError(f"The connections were not closed: {complaint}")
+
+    def _tell(self, *words: str) -> str:
+        """What rabbitmqctl has to say against it; "" if it is done."""
         done = subprocess.run(
-            command,
+            [str(self._control), *words],
             env=self._environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -151,9 +159,7 @@ class RabbitMQ(Stoppable):
             timeout=_CONTROL_SECONDS,
             check=False,
         )
-        if done.returncode != 0:
-            words = " ".join(done.stderr.split("\n\n")[0].split())
-            raise RabbitMQError(f"The connections were not closed: {words}")
+        return " ".join(done.stderr.split("\n\n")[0].split()) if done.returncode else ""
 
     def _ours(self) -> Program:
         if not self._discard.alive:
