@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.key import Key
+from celery_idempotent.key.rule import as_text
 
 KEY_HEADER = "idempotency_key"
 PASSAGE_HEADER = "idempotency"
@@ -70,8 +70,8 @@ def with_own_key(task: str, headers: Mapping[str, Any] | None, key: Any) -> dict
         KeyRuleError: if `key` is neither text, number or UUID, nor False.
     """
     if key is not False:
-        if isinstance(key, (UUID, int)) and not isinstance(key, bool):
-            key = str(key)
+        if not isinstance(key, bool):
+            key = as_text(key)
         if not isinstance(key, str) or not key:
             raise KeyRuleError(
                 f"{task}: idempotency_key must be non-empty text, a number, a UUID or False"

@@ -187,12 +187,8 @@ class KeyRule:
                 f"{self._task}: {name} is {_kind(value)}, which is no key; it must be text, a "
                 "number, a UUID or a tuple of these"
             )
-        if isinstance(value, int):
-            value = int.__repr__(value)  # an IntEnum's text is not the same in all Pythons
-        elif isinstance(value, UUID):
-            value = str(value)
         try:
-            return b"key" + canonical(value)
+            return b"key" + canonical(as_text(value))
         except NotCanonicalError as error:
             raise KeyRuleError(
                 f"{self._task}: {name} {error}; it must be text, a number, a UUID or a tuple of "
@@ -280,6 +276,13 @@ class _Template:
                 f"{self._rule.task}: idempotency_key cannot fill {{{field}}}: "
                 f"{error if isinstance(error, NotCanonicalError) else type(error).__name__}"
             ) from None
+
+
+def as_text(value: Any) -> Any:
+    """A number or a UUID as text, all else as it is; an IntEnum's own differs between Pythons."""
+    if isinstance(value, int):
+        return int.__repr__(value)
+    return str(value) if isinstance(value, UUID) else value
 
 
 def _require_text_of_its_own(value: Any, conversion: str | None) -> None:

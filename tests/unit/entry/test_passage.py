@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from enum import IntEnum
 from typing import Any
 from uuid import UUID
 
@@ -57,8 +58,19 @@ def test_a_message_goes_back_without_its_deaths(name: str) -> None:
     assert kept(headers, None) == {"other": 1}
 
 
+class Level(IntEnum):
+    HIGH = 3
+
+
 @pytest.mark.parametrize(
-    ("key", "carried"), [("req-7", "req-7"), (7, "7"), (0, "0"), (UUID(int=1), str(UUID(int=1)))]
+    ("key", "carried"),
+    [
+        ("req-7", "req-7"),
+        (7, "7"),
+        (0, "0"),
+        (Level.HIGH, "3"),
+        (UUID(int=1), str(UUID(int=1))),
+    ],
 )
 def test_a_call_may_carry_its_own_key(key: Any, carried: str) -> None:
     given = {"other": 1}
