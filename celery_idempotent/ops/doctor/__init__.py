@@ -6,8 +6,7 @@ A check is a function from what it looks at to findings; a finding is a value. T
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterable, Iterator
 
 from celery import Celery
 
@@ -25,11 +24,8 @@ PATIENCE_AT_START = 2.0
 
 def examine(app: Celery) -> list[Finding]:
     """All findings, the gravest first."""
-    found = [*versions.check(), *broker.check(app), *tasks.check(app)]
-    for store in gated.stores(gated.enabled(app)):
-        found += _of_server(store)
-    # Several stores on one server, by other prefixes, find the same.
-    return sorted(dict.fromkeys(found), key=lambda finding: finding.severity, reverse=True)
+    found = [*versions.check(), *broker.check(app), *tasks.check(app), *_of_servers(app)]
+    return sorted(found, key=lambda finding: finding.severity, reverse=True)
 
 
 def at_start(app: Celery) -> Iterator[Finding]:
@@ -38,13 +34,18 @@ def at_start(app: Celery) -> Iterator[Finding]:
     Of a server that does not answer it says nothing: that is another line.
     """
     yield from broker.visibility(app)
-    found = (_of_server(store, PATIENCE_AT_START) for store in gated.stores(gated.enabled(app)))
-    for finding in dict.fromkeys(chain.from_iterable(found)):
+    for finding in _of_servers(app, PATIENCE_AT_START):
         if finding.severity >= Severity.WARNING and finding.name != server.AWAY:
             yield finding
 
 
-def _of_server(store: RecordStore, patience: float = 5.0) -> list[Finding]:
+def _of_servers(app: Celery, patience: float = 5.0) -> Iterable[Finding]:
+    """Each once: several stores on one server, by other prefixes, find the same."""
+    stores = gated.stores(gated.enabled(app))
+    return dict.fromkeys(finding for store in stores for finding in _of_server(store, patience))
+
+
+def _of_server(store: RecordStore, patience: float) -> list[Finding]:
     try:
         with store.watch(patience) as watch:
             facts = watch.facts()
