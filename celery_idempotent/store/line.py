@@ -21,7 +21,7 @@ from redis.exceptions import NoScriptError, ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.store.answers import Answers
-from celery_idempotent.store.connection import sentinels_of
+from celery_idempotent.store.connection import hang_up
 from celery_idempotent.store.scripts import Script
 
 #: Seconds before a command is sent again: first at once, since a connection may have gone stale.
@@ -48,9 +48,9 @@ class Line:
     def __init__(self, client: Redis, timeout: float) -> None:
         # A pool's own make_connection counts, never hears of a connection that is gone, and refuses
         # at its limit: after a hundred of them (redis-py 8) a process could connect no more.
+        self._client = client
         self._pool = pool = client.connection_pool
         self._make: Callable[[], Any] = lambda: pool.connection_class(**pool.connection_kwargs)
-        self._sentinels = sentinels_of(client)
         self._timeout = timeout
         self._free: list[tuple[Any, Answers]] = []
 
@@ -152,8 +152,7 @@ class Line:
         """Hang up; the next command connects again."""
         while self._free:
             self._free.pop()[0].disconnect()
-        for sentinel in self._sentinels:
-            sentinel.close()
+        hang_up(self._client)
 
 
 def packed(words: Sequence[Any]) -> bytes:
