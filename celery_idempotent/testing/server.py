@@ -132,7 +132,7 @@ class RedisServer(Stoppable):
         try:
             own_clock = Clock(directory) if clock else None
             ports = None if port or unix_socket else Ports(1)
-            (port,) = ports.numbers if ports else (port,)
+            port = ports.numbers[0] if ports else port
             url, directives = _listening(directory, port, tls=tls)
         except BaseException:
             shutil.rmtree(directory)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from celery_idempotent.testing.ports import Ports
+from celery_idempotent.testing.process import Stoppable
 
 _CHUNK = 1 << 20
 _DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "amqp": 5672, "amqps": 5671}
@@ -38,7 +39,7 @@ class _Fault:
     seconds: float = 0.0
 
 
-class Proxy:
+class Proxy(Stoppable):
     """Listens on a port of its own for the server at `url`; leaving the `with` block ends it.
 
     Attributes:
@@ -140,12 +141,6 @@ class Proxy:
         self.refuse()
         self._open.set()
         self._ports.stop()
-
-    def __enter__(self) -> Proxy:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _plan(self, fault: _Fault) -> None:
         with self._lock:

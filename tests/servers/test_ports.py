@@ -48,6 +48,13 @@ def test_nor_while_the_server_there_is_down(only: int) -> None:
         assert server.client().ping()
 
 
+def test_a_port_that_somebody_listens_on_is_not_had(only: int) -> None:
+    with socket.create_server(("127.0.0.1", only)):
+        for taker in (lambda: Ports(1), lambda: RedisServer.start(config={})):
+            with pytest.raises(ServerError, match="No free port"):
+                taker()
+
+
 def test_the_port_of_a_cluster_bus_is_looked_at_too(only: int) -> None:
     bus = socket.create_server(("127.0.0.1", only + 10_000))
     with bus, pytest.raises(ServerError, match="No free port"):

@@ -179,7 +179,9 @@ def test_pickle_brings_anything_back() -> None:
 
 @pytest.mark.parametrize("serializer", SERIALIZERS)
 @pytest.mark.parametrize(
-    "value", [(1, (2, 3)), {"a": (1,)}, "text", 1.5, None, [b"bytes"]], ids=repr
+    "value",
+    [(1, (2, 3)), {"a": (1,)}, "text", 1.5, None, [b"bytes"], AsyncResult("child", app=app)],
+    ids=repr,
 )
 def test_a_replay_is_what_the_first_caller_got(serializer: str, value: Any) -> None:
     backend_app = Celery(
@@ -194,26 +196,6 @@ def test_a_replay_is_what_the_first_caller_got(serializer: str, value: Any) -> N
 
     first = backend_app.AsyncResult(task_id).get()
     again = read(written(value, serializer))
-
-    assert again == first
-    assert type(again) is type(first)
-
-
-@pytest.mark.parametrize("serializer", SERIALIZERS)
-def test_a_result_object_is_told_as_celery_tells_it(serializer: str) -> None:
-    backend_app = Celery(
-        "telling",
-        backend="cache+memory://",
-        result_serializer=serializer,
-        accept_content=[serializer],
-        set_as_current=False,
-    )
-    task_id = str(uuid4())
-    result = AsyncResult("child", app=backend_app)
-    backend_app.backend.store_result(task_id, result, "SUCCESS")
-
-    first = backend_app.AsyncResult(task_id).get()
-    again = read(written(result, serializer))
 
     assert again == first
     assert type(again) is type(first)
