@@ -1,0 +1,121 @@
+"""Describes the public interface: names, signatures, options, signals, commands and fields."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from enum import Enum
+from typing import Any
+
+import click
+
+import celery_idempotent
+from celery_idempotent import errors, pytest_plugin, settings, signals
+from celery_idempotent.entry import asgi, consumer
+from celery_idempotent.entry.batch import AsyncBatch, Batch
+from celery_idempotent.entry.block import AsyncBlockExecution, BlockExecution
+from celery_idempotent.gate.execution import AsyncExecution, Execution
+from celery_idempotent.ops import remote
+from celery_idempotent.ops.cli import idempotency
+
+#: Public classes that users import from modules of their own.
+IMPORTED = (asgi.IdempotencyMiddleware, consumer.IdempotentConsumer)
+#: Public classes whose instances the library makes.
+GIVEN = (
+    Execution,
+    AsyncExecution,
+    BlockExecution,
+    AsyncBlockExecution,
+    Batch,
+    AsyncBatch,
+    pytest_plugin.Idempotency,
+)
+
+
+def describe() -> str:
+    """All of it, one line each."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "# Names"
+    for name in sorted(celery_idempotent.__all__):
+        yield from _described(name, getattr(celery_idempotent, name))
+    for cls in IMPORTED:
+        yield from _described(f"{cls.__module__}.{cls.__name__}", cls)
+    for cls in GIVEN:
+        yield cls.__name__
+        yield from _attributes(cls)
+    yield "# Errors"
+    for name, value in sorted(vars(errors).items()):
+        if inspect.isclass(value) and issubclass(value, Exception):
+            yield f"{name} < {', '.join(base.__name__ for base in value.__mro__[1:-2])}"
+    yield "# Options"
+    for option in fields(settings.Settings):
+        default = option.default if option.default is not MISSING else "required"
+        yield f"{settings.PREFIX}{option.name} = {default!r}"
+    yield from settings.APP_OPTIONS
+    yield "# Signals"
+    for name, signal in sorted(vars(signals).items()):
+        if isinstance(signal, signals.Signal):
+            yield f"{name}({', '.join(sorted(signal.providing_args))})"
+    yield "# Command line"
+    yield from _commands(idempotency, "celery idempotency")
+    yield from sorted(remote.COMMANDS)
+    yield "# pytest fixtures"
+    for name, value in sorted(vars(pytest_plugin).items()):
+        if type(value).__name__ == "FixtureFunctionDefinition":
+            yield name
+
+
+def _described(name: str, value: Any) -> Iterator[str]:
+    if not inspect.isclass(value):
+        yield name
+        return
+    yield name + ("" if issubclass(value, (Exception, Enum)) else _signature(value))
+    if issubclass(value, Enum):
+        for member in value:
+            yield f"  {member.name} = {member.value!r}"
+    if not issubclass(value, (Exception, Enum)):
+        yield from _attributes(value)
+
+
+def _attributes(cls: type) -> Iterator[str]:
+    for attribute in sorted(_public_attributes(cls)):
+        static = inspect.getattr_static(cls, attribute)
+        shown = "" if isinstance(static, property) or not callable(static) else _signature(static)
+        yield f"  .{attribute}{shown}"
+
+
+def _public_attributes(cls: type) -> set[str]:
+    """Names that classes of this project define; Celery's own are Celery's to keep."""
+    names: set[str] = set()
+    for base in cls.__mro__:
+        if base.__module__.startswith("celery_idempotent"):
+            names |= {name for name in vars(base) if not name.startswith("_")}
+            names |= {name for name in getattr(base, "__slots__", ()) if not name.startswith("_")}
+    return names
+
+
+def _signature(value: Any) -> str:
+    try:
+        text = str(inspect.signature(value))
+    except (TypeError, ValueError):
+        return ""
+    return re.sub(r"<function (\w+) at \w+>", r"\1", text)
+
+
+def _commands(command: click.Command, path: str) -> Iterator[str]:
+    if isinstance(command, click.Group):
+        for name in sorted(command.commands):
+            yield from _commands(command.commands[name], f"{path} {name}")
+        return
+    parameters = sorted(
+        "/".join((*one.opts, *one.secondary_opts))
+        if isinstance(one, click.Option)
+        else f"<{one.name}>"
+        for one in command.params
+    )
+    yield f"{path}: {' '.join(parameters)}"
