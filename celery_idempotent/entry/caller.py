@@ -134,7 +134,9 @@ class TaskCall:
         """
         if self._request.is_eager:
             raise reason
-        headers = passage.put_back(self._request.headers, self.key, self.returns + 1, prior)
+        headers = passage.put_back(
+            self._request.headers, self.key, self.task_id, self.returns + 1, prior
+        )
         self.publish_again(self.sender, seconds, headers, reason)
 
     def publish_again(

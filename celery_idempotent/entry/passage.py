@@ -3,23 +3,33 @@
 ``idempotency_key`` is the caller's own key, or False to let this one call through. Anyone who
 publishes by name may set it. ``idempotency`` is the gate's: a message that it, or a retry, puts
 back carries its derived key, so that a deploy in between changes nothing for it. It is one text,
-``digest.fingerprint.returns.prior``, since every publish with a reservation pays for it.
+``binding.own`` or ``binding.own.digest.fingerprint.returns.prior``, since every publish with a
+reservation pays for it.
+
+A task may pass its own headers on (``child.apply_async(…, headers=self.request.headers)``), so both
+are bound to one message: ``binding`` is a digest of its task's name and id, ``own`` one of the own
+key that came with it. In any other message they count as none, but for an own key set since then.
 """
 
 from __future__ import annotations
 
 import re
+from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from celery_idempotent.errors import KeyRuleError
+from celery_idempotent.key.canonical import digest
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import as_text
 
 KEY_HEADER = "idempotency_key"
 PASSAGE_HEADER = "idempotency"
 
+_BOUND = re.compile(
+    r"([A-Za-z0-9_-]{11})\.((?:[A-Za-z0-9_-]{11})?)(?:\.(.*))?", re.ASCII | re.DOTALL
+)
 _CARRIED = re.compile(
     r"([A-Za-z0-9_-]{22})\.((?:[0-9a-f]{16})?)\.([0-9]{1,9})\.((?:[0-9a-f]{2})*)", re.ASCII
 )
@@ -40,15 +50,17 @@ class Passage:
     prior: bytes = b""
 
     @classmethod
-    def read(cls, task: str, headers: Mapping[str, Any] | None) -> Passage:
-        """The passage in a message's custom headers; one that is damaged counts as none."""
-        if not headers or (KEY_HEADER not in headers and PASSAGE_HEADER not in headers):
+    def read(cls, task: str, task_id: str, headers: Mapping[str, Any] | None) -> Passage:
+        """The passage in the custom headers of a message of `task`.
+
+        What belongs to another message, is damaged or of another version counts as none.
+        """
+        if not _speaks(headers):
             return _FIRST
-        explicit = headers.get(KEY_HEADER)
+        explicit, carried = _meant_for(task, task_id, headers)
         if explicit is False:
             return cls(ungated=True)
-        carried = headers.get(PASSAGE_HEADER)
-        parts = _CARRIED.fullmatch(carried) if isinstance(carried, str) else None
+        parts = _CARRIED.fullmatch(carried)
         if parts is None:
             return cls(explicit)
         digest, fingerprint, returns, prior = parts.groups()
@@ -63,7 +75,16 @@ class Passage:
 _FIRST = Passage()
 
 
-def with_own_key(task: str, headers: Mapping[str, Any] | None, key: Any) -> dict[str, Any]:
+def bound(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`headers` for this message alone: what belongs to another one is left out."""
+    if not _speaks(headers):
+        return dict(headers or {})
+    return _bind(task, task_id, headers, *_meant_for(task, task_id, headers))
+
+
+def with_own_key(
+    task: str, task_id: str, headers: Mapping[str, Any] | None, key: Any
+) -> dict[str, Any]:
     """`headers` for a call that carries its own key, or False.
 
     Raises:
@@ -76,24 +97,77 @@ def with_own_key(task: str, headers: Mapping[str, Any] | None, key: Any) -> dict
             raise KeyRuleError(
                 f"{task}: idempotency_key must be non-empty text, a number, a UUID or False"
             )
-    return {**(headers or {}), KEY_HEADER: key}
+    headers = headers or {}
+    _, carried = _meant_for(task, task_id, headers)
+    return _bind(task, task_id, headers, key, carried)
 
 
-def kept(headers: Mapping[str, Any] | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
+def kept(
+    task: str,
+    task_id: str,
+    headers: Mapping[str, Any] | None,
+    given: Mapping[str, Any] | None,
+) -> dict[str, Any]:
     """The `headers` of a message for its retry; where that has some `given`, these, and the key."""
     headers = headers or {}
     if given is None:
-        return _without_deaths(headers)
-    own_key = {KEY_HEADER: headers[KEY_HEADER]} if KEY_HEADER in headers else {}
-    return {**own_key, **given}
+        return bound(task, task_id, _without_deaths(headers))
+    explicit, _ = _meant_for(task, task_id, given)
+    if explicit is None:
+        explicit, _ = _meant_for(task, task_id, headers)
+    return _bind(task, task_id, given, explicit)
 
 
 def put_back(
-    headers: Mapping[str, Any] | None, key: Key, returns: int = 0, prior: bytes = b""
+    headers: Mapping[str, Any] | None, key: Key, task_id: str, returns: int = 0, prior: bytes = b""
 ) -> dict[str, Any]:
-    """`headers` for a message that passes again later."""
+    """`headers` for a message that passes again later, under `task_id`."""
+    headers = _without_deaths(headers or {})
+    explicit, _ = _meant_for(key.task, task_id, headers)
     carried = f"{key.digest}.{key.fingerprint.hex()}.{returns}.{prior.hex()}"
-    return {**_without_deaths(headers or {}), PASSAGE_HEADER: carried}
+    return _bind(key.task, task_id, headers, explicit, carried)
+
+
+def _speaks(headers: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
+    return headers is not None and (KEY_HEADER in headers or PASSAGE_HEADER in headers)
+
+
+def _meant_for(task: str, task_id: str, headers: Mapping[str, Any]) -> tuple[Any, str]:
+    """The caller's own key and what an earlier pass carried, as far as they are this message's."""
+    own, text = headers.get(KEY_HEADER), headers.get(PASSAGE_HEADER)
+    parts = _BOUND.fullmatch(text) if isinstance(text, str) else None
+    if parts is None:
+        return own, ""
+    binding, bound_with, carried = parts.groups()
+    if binding == _binding(task, task_id):
+        return own, carried or ""
+    return None if bound_with == _digest_of_own(own) else own, ""
+
+
+def _bind(
+    task: str, task_id: str, headers: Mapping[str, Any], own: Any, carried: str = ""
+) -> dict[str, Any]:
+    rest = {
+        name: value for name, value in headers.items() if name not in (KEY_HEADER, PASSAGE_HEADER)
+    }
+    if own is not None:
+        rest[KEY_HEADER] = own
+    if own is not None or carried:
+        parts = [_binding(task, task_id), _digest_of_own(own), *([carried] if carried else [])]
+        rest[PASSAGE_HEADER] = ".".join(parts)
+    return rest
+
+
+def _binding(task: str, task_id: str) -> str:
+    return _short("binding", task, task_id)
+
+
+def _digest_of_own(own: Any) -> str:
+    return "" if own is None else _short("own", own)
+
+
+def _short(*values: Any) -> str:
+    return urlsafe_b64encode(digest(ascii(values).encode(), 8))[:11].decode()
 
 
 def _without_deaths(headers: Mapping[str, Any]) -> dict[str, Any]:

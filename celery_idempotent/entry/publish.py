@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from celery.result import AsyncResult, EagerResult
 from celery.states import FAILURE, READY_STATES, SUCCESS
-from celery.utils import uuid
 
 from celery_idempotent.entry import passage
 from celery_idempotent.entry.clock import seconds_until
-from celery_idempotent.entry.passage import PASSAGE_HEADER, Passage
+from celery_idempotent.entry.passage import Passage
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 from celery_idempotent.gate import conflict
 from celery_idempotent.record import layout
@@ -33,13 +32,13 @@ _CONTINUATIONS = (
 )
 
 
-def wanted(task: IdempotentTask, options: Mapping[str, Any]) -> bool:
+def wanted(task: IdempotentTask, task_id: str, options: Mapping[str, Any]) -> bool:
     """Whether the publishing of this call is to be deduplicated."""
     settings = task.idempotency_configuration.settings
     if not (settings.dedupe_publish and settings.enabled):
         return False
-    headers = options.get("headers") or {}
-    if PASSAGE_HEADER in headers or headers.get(passage.KEY_HEADER) is False:
+    carried = Passage.read(task.name, task_id, options.get("headers"))
+    if carried.key is not None or carried.ungated:
         return False
     return not any(options.get(name) for name in _CONTINUATIONS)
 
@@ -48,24 +47,23 @@ def publish(
     task: IdempotentTask,
     args: Any,
     kwargs: Any,
-    task_id: str | None,
+    task_id: str,
     options: dict[str, Any],
-    send: Callable[[str, dict[str, Any]], AsyncResult],
+    send: Callable[[dict[str, Any]], AsyncResult],
 ) -> AsyncResult:
     """Reserve the key and `send` the message; or return the result of whoever has the key.
 
     Args:
-        send: publishes, given the task id and the options.
+        send: publishes, given the options.
 
     Raises:
         KeyReusedError: the key belongs to a call with other arguments.
         CorruptRecordError: there is something under the key that cannot be read.
     """
     configured = task.idempotency_configuration
-    task_id = task_id or uuid()
-    explicit = Passage.read(task.name, options.get("headers")).explicit
+    explicit = Passage.read(task.name, task_id, options.get("headers")).explicit
     key = configured.rule.derive(args or (), kwargs or {}, task_id=task_id, explicit=explicit)
-    options = {**options, "headers": passage.put_back(options.get("headers"), key)}
+    options = {**options, "headers": passage.put_back(options.get("headers"), key, task_id)}
     store = configured.gate.store
     delay = seconds_until(options.get("eta") or options.get("countdown"))
     hold = delay + configured.settings.lease
@@ -74,14 +72,14 @@ def publish(
     except StoreUnavailableError as error:
         # The gate stands before the execution as well: at worst the message is one too many.
         logger.warning("%s is published without a reservation: %s", key, error)
-        return send(task_id, options)
+        return send(options)
     if answer.case == "expired":
-        return send(task_id, options)
+        return send(options)
     if answer.case == "corrupt":
         raise layout.corrupt(str(key))
     if answer.case == "reserved":
         try:
-            return send(task_id, options)
+            return send(options)
         except BaseException:
             _give_back(task, task_id, key)
             raise

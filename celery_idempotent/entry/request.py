@@ -56,7 +56,7 @@ class IdempotentRequest(Request):
             KeyRuleError: if there is none for its arguments.
         """
         configured = self.task.idempotency_configuration
-        carried = Passage.read(self.task.name, self._context.headers)
+        carried = Passage.read(self.task.name, self.id, self._context.headers)
         if carried.ungated or not configured.settings.enabled:
             return None
         key: Key = carried.key or configured.rule.derive(

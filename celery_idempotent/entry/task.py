@@ -11,12 +11,13 @@ from celery.app.task import Context
 from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject
 from celery.result import AsyncResult, EagerResult
+from celery.utils import uuid
 from kombu.exceptions import EncodeError
 
 from celery_idempotent.entry import configuration, continuation, mapped, passage, publish
 from celery_idempotent.entry.caller import REQUEUE_PAUSE, TaskCall
 from celery_idempotent.entry.configuration import TaskConfiguration
-from celery_idempotent.entry.passage import PASSAGE_HEADER, Passage
+from celery_idempotent.entry.passage import Passage
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.gate.execution import Execution, unprotected
 from celery_idempotent.key.key import Key
@@ -110,7 +111,10 @@ class IdempotentTask(Task):
         kind: type[TaskCall] = TaskCall,
     ) -> Any:
         configured = self.idempotency_configuration
-        carried = Passage.read(self.name, request.headers)
+        carried = Passage.read(self.name, request.id, request.headers)
+        if request.headers:
+            # The body may pass them on: a key that was published by name is not bound yet.
+            request.headers = passage.bound(self.name, request.id, request.headers)
         if carried.ungated or not configured.settings.enabled:
             plain = self.run if kind is TaskCall else super().__call__
             return plain(*args, **kwargs)
@@ -159,24 +163,28 @@ class IdempotentTask(Task):
             KeyRuleError: if `idempotency_key`, or the task's rule, gives no key.
             KeyReusedError: if publishing is deduplicated, and the key came with other arguments.
         """
-        options = self._with_own_key(options) | {"link": link, "link_error": link_error}
+        task_id = task_id or uuid()
+        options = self._with_own_key(task_id, options) | {"link": link, "link_error": link_error}
         publish_now = super().apply_async
 
-        def send(task_id: str | None, options: dict[str, Any]) -> AsyncResult:
+        def send(options: dict[str, Any]) -> AsyncResult:
             return publish_now(args, kwargs, task_id, producer, shadow=shadow, **options)
 
-        if publish.wanted(self, options):
+        if publish.wanted(self, task_id, options):
             return publish.publish(self, args, kwargs, task_id, options, send)
-        return send(task_id, options)
+        return send(options)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> EagerResult:
         """As Celery's, with ``idempotency_key``; the gate stands before an eager run too."""
-        return super().apply(args, kwargs, **self._with_own_key(options))
+        options["task_id"] = options.get("task_id") or uuid()
+        return super().apply(args, kwargs, **self._with_own_key(options["task_id"], options))
 
-    def _with_own_key(self, options: dict[str, Any]) -> dict[str, Any]:
-        key = options.pop("idempotency_key", None)
+    def _with_own_key(self, task_id: str, options: dict[str, Any]) -> dict[str, Any]:
+        key, headers = options.pop("idempotency_key", None), options.get("headers")
         if key is not None:
-            options["headers"] = passage.with_own_key(self.name, options.get("headers"), key)
+            options["headers"] = passage.with_own_key(self.name, task_id, headers, key)
+        elif headers:
+            options["headers"] = passage.bound(self.name, task_id, headers)
         return options
 
     def retry(self, *args: Any, **options: Any) -> Any:
@@ -199,9 +207,11 @@ class IdempotentTask(Task):
         request = self.request if request is None else request
         call = TaskCall.of(request)
         given = options.get("headers")
-        if given is None or PASSAGE_HEADER not in given:
-            headers = passage.kept(request.headers, given)
-            options["headers"] = headers if call is None else passage.put_back(headers, call.key)
+        if Passage.read(self.name, request.id, given).key is None:
+            headers = passage.kept(self.name, request.id, request.headers, given)
+            if call is not None:
+                headers = passage.put_back(headers, call.key, request.id)
+            options["headers"] = headers
         return super().signature_from_request(request, *args, **options)
 
     def on_replace(self, sig: Signature) -> Any:
@@ -214,7 +224,8 @@ class IdempotentTask(Task):
             return super().on_replace(sig)
         again = self._has_key(sig, call.key)
         if again:
-            sig.set(headers=passage.put_back(sig.options.get("headers"), call.key))
+            headers = sig.options.get("headers")
+            sig.set(headers=passage.put_back(headers, call.key, self.request.id))
         try:
             return super().on_replace(sig)
         except Ignore:
@@ -226,10 +237,11 @@ class IdempotentTask(Task):
         if sig.task != self.name:
             return False
         try:
-            headers = self._with_own_key(dict(sig.options)).get("headers")
-            carried = Passage.read(self.name, headers)
+            task_id = self.request.id
+            headers = self._with_own_key(task_id, dict(sig.options)).get("headers")
+            carried = Passage.read(self.name, task_id, headers)
             theirs = self.idempotency_configuration.rule.derive(
-                sig.args, sig.kwargs, task_id=self.request.id, explicit=carried.explicit
+                sig.args, sig.kwargs, task_id=task_id, explicit=carried.explicit
             )
         except (IdempotencyError, TypeError):
             return False  # it has none, and its own pass will tell

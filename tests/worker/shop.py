@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from celery import Celery, shared_task
+from celery import Celery, chain, group, shared_task
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_failure, task_success, worker_init
 
@@ -374,6 +374,56 @@ def report(self: Any, receipts: Any, order: str) -> Any:
     """The plain task at the end of a canvas."""
     Ledger.of(self.app).note(order, json.dumps(receipts))
     return receipts
+
+
+ITEMS = 5
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.fan_out", idempotency_key="{order}")
+def fan_out(self: Any, order: str, way: str, item: int | None = None, after: str = "") -> None:
+    """Send a child for each of five items, with the headers of this message."""
+    ledger = Ledger.of(self.app)
+    if item is not None:
+        ledger.note(order, str(item))
+        return
+    with ledger.run(order, self.request.id, self.idempotency):
+        if after == "retry" and self.request.retries == 0:
+            raise self.retry(countdown=0)
+        _send_children(self, order, way)
+
+
+def _send_children(task: Any, order: str, way: str) -> None:
+    headers = task.request.headers
+    children = [f"{item} {order}" for item in range(ITEMS)]
+    if way == "apply_async":
+        for child in children:
+            pack.apply_async((child,), headers=headers)
+    elif way == "by name":
+        for child in children:
+            task.app.send_task("shop.pack", (child,), headers=headers)
+    elif way == "signature":
+        for child in children:
+            chain(pack.s(child).set(headers=headers), report.s(child)).delay()
+    elif way == "group":
+        group(pack.s(child) for child in children).apply_async(headers=headers)
+    elif way == "map":
+        pack.map(children).apply_async(headers=headers)
+    elif way == "plain task":
+        for child in children:
+            relay.apply_async((child,), headers=headers)
+    elif way == "eager":
+        for child in children:
+            pack.apply((child,), headers=headers).get(disable_sync_subtasks=False)
+    elif way == "itself":
+        for item in range(ITEMS):
+            self = task.app.tasks["shop.fan_out"]
+            self.apply_async((children[item], way, item), headers=headers)
+
+
+@shared_task(bind=True, name="shop.relay")
+def relay(self: Any, order: str) -> None:
+    """A plain task that passes its headers on."""
+    pack.apply_async((order,), headers=self.request.headers)
 
 
 def _tell(signal: Any, sender: Any, **details: Any) -> None:
