@@ -7,12 +7,17 @@
 -- The steps that an earlier execution has finished stay in the body. A takeover writes down, where an
 -- outcome has its format, for how many milliseconds the key had stood still.
 --
+-- Messages of one task id are numbered: each retry has a higher generation than the message before it.
+-- A copy of a message that ended in an error gets that error, whoever has the key by now. A copy of an
+-- earlier message than the retry that the key is reserved for is not that retry.
+--
 -- KEYS
 --   record             the key's record
 -- ARGV
 --   owner              id of this execution
 --   prior              ids of earlier passes of the same message that had no answer, or ''
 --   task_id            id of the task
+--   generation         of the message, among those of its task id
 --   fingerprint        of all arguments, or ''
 --   worker             who runs it
 --   lease_ms           right to run without a heartbeat
@@ -21,23 +26,38 @@
 --   error_ms           retention of the FAILED record of a task that has used them up
 -- REPLIES
 --   begun              run; attempt > 1 says that this takes over from one that died
---   held               another execution runs, or another task id has it reserved
---   finished           here is the outcome
+--   held               another execution runs, or the key is reserved for another message
+--   finished           here is the outcome, or the error that ended this task id
 --   reused             other arguments came with this key
 --   corrupt            not a record that this version can read
 
 local record = KEYS[1]
-local owner, prior, task_id, fingerprint, worker, lease_ms, keep_ms, max_attempts, error_ms =
+local owner, prior, task_id, generation, fingerprint, worker, lease_ms, keep_ms, max_attempts, error_ms =
   unpack(ARGV)
+generation = tonumber(generation)
 
 local raw = redis.call('GET', record)
 local state, attempts, last_token, at, known, holder, last_worker, last_owner, stood, position
+local awaited, error_from, error_to
 if raw then
   state, attempts, last_token, at, known, holder, last_worker, last_owner, stood, position =
     unpack_record(raw)
   if not state then
     return reply('corrupt', raw)
-  elseif differ(known, fingerprint) then
+  elseif not finished(state) then
+    if state == 'R' and holder == task_id then
+      awaited = last_owner == '' and 0 or tonumber(last_owner)
+    end
+    local letter, last_generation, ended_at, format, start
+    error_from, error_to, letter, last_generation, ended_at, format, start =
+      find_error(raw, position, task_id)
+    if error_from and generation <= last_generation and not awaited then
+      return reply('finished', pack(letter, attempts, last_token, ended_at, '', task_id, '', '',
+        format, string.sub(raw, start, error_to - 1)))
+    end
+  end
+  if differ(known, fingerprint)
+      and not (state == 'R' and no_steps(raw, position) and at <= ask_time()) then
     return reply('reused', raw)
   elseif finished(state) then
     return reply('finished', raw)
@@ -45,23 +65,22 @@ if raw then
 end
 
 local now, now_us = ask_time()
-local attempt, token, idle, steps = 1, now_us, '', ''
+local attempt, token, idle, body = 1, now_us, '', ''
 if raw then
-  if state == 'R' then
-    if holder ~= task_id and at > now then
-      return reply('held', raw)
-    end
-    token = math.max(token, last_token + 1)
-  elseif last_owner == owner then
+  if state == 'S' and last_owner == owner then
     attempt, token, idle = attempts, last_token, stood
   else
-    local unanswered = last_owner ~= '' and string.find(prior, last_owner, 1, true)
-    if at > now and not unanswered then
+    local unanswered = state == 'S' and last_owner ~= '' and string.find(prior, last_owner, 1, true)
+    if at > now and not unanswered and not (awaited and awaited <= generation) then
       return reply('held', raw)
     end
-    attempt = unanswered and attempts or attempts + 1
-    idle = unanswered and stood or string.format('%.0f', now - at)
     token = math.max(token, last_token + 1)
+    attempt = unanswered and attempts or attempts + 1
+    if unanswered then
+      idle = stood
+    elseif attempts > 0 then
+      idle = string.format('%.0f', math.max(0, now - at))
+    end
     if attempt > attempts and attempt > tonumber(max_attempts) then
       raw = pack('F', attempts, token, now, known, task_id, last_worker, '', '', 'poisoned')
       redis.call('SET', record, raw, 'PX', error_ms)
@@ -69,10 +88,13 @@ if raw then
     end
   end
   fingerprint = fingerprint == '' and known or fingerprint
-  steps = string.sub(raw, position)
+  body = string.sub(raw, position)
+  if error_from then
+    body = string.sub(raw, position, error_from - 1) .. string.sub(raw, error_to)
+  end
 end
 
 local started =
-  pack('S', attempt, token, now + lease_ms, fingerprint, task_id, worker, owner, idle, steps)
+  pack('S', attempt, token, now + lease_ms, fingerprint, task_id, worker, owner, idle, body)
 redis.call('SET', record, started, 'PX', keep_ms)
 return reply('begun', started)

@@ -15,10 +15,16 @@ local record = KEYS[1]
 local task_id = ARGV[1]
 
 local raw = redis.call('GET', record)
-local state, _, _, _, _, holder = unpack_record(raw or '')
-if not state or not finished(state) or holder ~= task_id then
+local state, _, _, _, _, holder, _, _, _, position = unpack_record(raw or '')
+local at, letter = 1, state
+if state and not finished(state) then
+  local from
+  from, _, letter = find_error(raw, position, task_id)
+  at, holder = from and from + 6, from and task_id
+end
+if not state or holder ~= task_id then
   return reply('lost', raw)
 end
-local letter = (state == 'F' or state == 'G') and 'G' or 'D'
-redis.call('SET', record, letter .. string.sub(raw, 2), 'KEEPTTL')
+letter = (letter == 'F' or letter == 'G') and 'G' or 'D'
+redis.call('SET', record, string.sub(raw, 1, at - 1) .. letter .. string.sub(raw, at + 1), 'KEEPTTL')
 return reply('ok')

@@ -3,20 +3,34 @@
 -- KEYS
 --   record             the key's record
 -- ARGV
---   token              forget only this token's record; '' for any, damaged ones too
+--   state              forget only what was shown: R, S, C or F; ? for a record that cannot be read;
+--                      '' for any
+--   token              of the record that was shown, or ''
 -- REPLIES
 --   ok                 forgotten
---   absent             there was nothing
---   changed            another token's record is there by now
+--   absent             there was nothing, or errors of ended task ids alone
+--   changed            by now it is not what was shown
 
 local record = KEYS[1]
-local token = ARGV[1]
+local state, token = unpack(ARGV)
 
-if token ~= '' then
-  local raw = redis.call('GET', record)
-  local _, _, last_token = unpack_record(raw or '')
-  if raw and last_token ~= tonumber(token) then
+-- Another kind of value is no record, and may be forgotten as one that cannot be read.
+local raw = (token == '' and redis.pcall or redis.call)('GET', record)
+local there, _, last_token
+if type(raw) == 'string' then
+  there, _, last_token = unpack_record(raw)
+end
+if state ~= '' and raw then
+  if there == 'E' then
+    return reply('absent')
+  end
+  local shown = there == 'D' and 'C' or there == 'G' and 'F' or there or '?'
+  if shown ~= state or last_token ~= tonumber(token) then
     return reply('changed', raw)
   end
 end
-return reply(redis.call('DEL', record) == 1 and 'ok' or 'absent')
+local dropped = redis.call('DEL', record) == 1
+if there == 'E' then
+  dropped = false
+end
+return reply(dropped and 'ok' or 'absent')

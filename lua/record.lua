@@ -7,8 +7,19 @@
 --
 -- R reserved, S started, C completed, F failed. D and G are C and F once the continuation (callbacks,
 -- the rest of a chain, a chord's count) has gone out, so that a redelivered message sends no second.
+-- E released: only the errors of ended task ids are left, and to every other task id it is absent.
 
 local LAYOUT = '>c1BI7I6Bc0I2c0Bc0Bc0Bc0'
+
+-- Errors that ended one task id's execution and not the key. They stand before the steps in the body
+-- of R, S and E, the latest first: each is an entry as a step's is, without a name. Length of the rest,
+-- length of the name (0), F or G, generation of the message, time of the end, task id, format, error.
+local ERROR = '>I4I2c1I7I6I2c0Bc0'
+-- Bytes that the older ones may take when another is added.
+local OLDER_ERRORS = 16384
+
+-- In place of the generation that a record of R waits for.
+local NOBODY = '-'
 
 -- Server time, the only clock, in milliseconds and in microseconds. A token is the latter, so that it
 -- grows even across forgotten records. Who goes by no time asks for none: a replay is a quarter faster.
@@ -30,13 +41,60 @@ end
 local function unpack_record(raw)
   local readable, state, attempt, token, at, fingerprint, task_id, worker, owner, format, body =
     pcall(struct.unpack, LAYOUT, raw)
-  if readable and string.find('RSCDFG', state, 1, true) then
+  if readable and string.find('RSCDFGE', state, 1, true) then
     return state, attempt, token, at, fingerprint, task_id, worker, owner, format, body
   end
 end
 
 local function finished(state)
-  return state ~= 'R' and state ~= 'S'
+  return string.find('CDFG', state, 1, true)
+end
+
+-- The error at `position`: where the next entry starts, letter, generation, time, task id, format,
+-- position of the error. Nothing, if what is there is a step or the end.
+local function error_at(raw, position)
+  local readable, length, name, letter, generation, at, task_id, format, start =
+    pcall(struct.unpack, ERROR, raw, position)
+  if readable and name == 0 then
+    return position + 4 + length, letter, generation, at, task_id, format, start
+  end
+end
+
+-- The error of `task_id` in the body at `position`: where it starts, and then as `error_at`.
+local function find_error(raw, position, task_id)
+  local after, letter, generation, at, ended, format, start = error_at(raw, position)
+  while after and ended ~= task_id do
+    position = after
+    after, letter, generation, at, ended, format, start = error_at(raw, position)
+  end
+  if after then
+    return position, after, letter, generation, at, format, start
+  end
+end
+
+-- Whether the body at `position` holds errors at most: who sent no message that they answer finds
+-- the key absent, once nobody has it.
+local function no_steps(raw, position)
+  local after = error_at(raw, position)
+  while after do
+    position = after
+    after = error_at(raw, position)
+  end
+  return position > #raw
+end
+
+-- The body at `position` with one more error before the others.
+local function with_error(raw, position, task_id, generation, now, format, error)
+  local older, steps, after = position, position, error_at(raw, position)
+  while after do
+    steps = after
+    if after - position <= OLDER_ERRORS then
+      older = after
+    end
+    after = error_at(raw, after)
+  end
+  return struct.pack(ERROR, 19 + #task_id + #format + #error, 0, 'F', generation, now, #task_id,
+    task_id, #format, format) .. error .. string.sub(raw, position, older - 1) .. string.sub(raw, steps)
 end
 
 -- Whether `raw` is STARTED under `token`; reads those two fields alone. Numbers are exact up to 2^53,

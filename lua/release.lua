@@ -1,9 +1,13 @@
 -- release: gives the key back after an error that may be tried again.
 --
--- With a hold the key stays reserved for the same task id, so that Celery's own retry meets no
--- conflict and a duplicate does not slip in between. Attempts count deaths in a row: a release is
--- a life sign and sets them back. Steps that are finished stay so: where there are any, the record
--- stays to hold them, reserved for nobody. No record is what a release is for, so `ok` then too.
+-- With a hold the key stays reserved for a retry of the same task id, so that it meets no conflict and
+-- neither a duplicate nor a copy of an earlier message slips in between. Attempts count deaths in a row:
+-- a release is a life sign and sets them back. Steps that are finished stay so: where there are any,
+-- the record stays to hold them, reserved for nobody. No record is what a release is for, so `ok` then
+-- too.
+--
+-- An error that is the last word for its task id, though not for the key, stays: copies of its message
+-- get it from begin instead of an execution.
 --
 -- KEYS
 --   record             the key's record
@@ -11,12 +15,16 @@
 --   token              of the execution
 --   hold_ms            how long the key stays reserved for its task id; 0: not at all
 --   retention_ms       how long finished steps are kept
+--   generation         of the retry that the key is held for; else of the message that ended
+--   format             how the error is written
+--   error              the error, or the reason why it is not kept; '' where it is not the last word
+--   error_ms           how long it is kept
 -- REPLIES
 --   ok                 the execution no longer holds the key
 --   lost               someone else does; here is who
 
 local record = KEYS[1]
-local token, hold_ms, retention_ms = unpack(ARGV)
+local token, hold_ms, retention_ms, generation, format, error, error_ms = unpack(ARGV)
 
 local now = ask_time()
 local raw = redis.call('GET', record)
@@ -25,15 +33,27 @@ if not raw then
 end
 local state, _, last_token, _, fingerprint, task_id, _, _, _, position = unpack_record(raw)
 if state ~= 'S' or last_token ~= tonumber(token) then
-  local resent = state == 'R' and last_token == tonumber(token)
+  local resent = (state == 'R' or state == 'E') and last_token == tonumber(token)
   return reply(resent and 'ok' or 'lost', raw)
 end
-local steps = string.sub(raw, position)
-if tonumber(hold_ms) == 0 and steps == '' then
-  redis.call('DEL', record)
-else
-  local reserved =
-    pack('R', 0, last_token, now + hold_ms, fingerprint, task_id, '', '', '', steps)
-  redis.call('SET', record, reserved, 'PX', steps == '' and hold_ms or hold_ms + retention_ms)
+local body = string.sub(raw, position)
+if error ~= '' then
+  body = with_error(raw, position, task_id, generation, now, format, error)
 end
+local left, awaited, keep_ms = 'R', NOBODY, hold_ms + retention_ms
+if tonumber(hold_ms) > 0 then
+  awaited = generation
+  keep_ms = body == '' and hold_ms or keep_ms
+elseif body == '' then
+  redis.call('DEL', record)
+  return reply('ok')
+elseif no_steps(body, 1) then
+  left, fingerprint = 'E', ''
+end
+if error ~= '' then
+  keep_ms = left == 'E' and error_ms or math.max(error_ms, keep_ms)
+end
+local released =
+  pack(left, 0, last_token, now + hold_ms, fingerprint, task_id, '', awaited, '', body)
+redis.call('SET', record, released, 'PX', keep_ms)
 return reply('ok')

@@ -18,25 +18,27 @@ local record = KEYS[1]
 local task_id, fingerprint, hold_ms = unpack(ARGV)
 
 local now, now_us = ask_time()
-local token, steps, keep_ms = now_us, '', hold_ms
+local attempts, token, body, keep_ms = 0, now_us, '', hold_ms
 local raw = redis.call('GET', record)
 if raw then
-  local state, _, last_token, at, known, holder, _, _, _, position = unpack_record(raw)
+  local state, died, last_token, at, known, holder, _, last_owner, _, position =
+    unpack_record(raw)
   if not state then
     return reply('corrupt', raw)
-  elseif differ(known, fingerprint) then
+  elseif differ(known, fingerprint)
+      and not (state == 'R' and no_steps(raw, position) and at <= now) then
     return reply('reused', raw)
   elseif finished(state) then
     return reply('finished', raw)
-  elseif at > now and (state == 'S' or holder ~= task_id) then
+  elseif at > now and (holder ~= task_id or last_owner == NOBODY or state == 'S') then
     return reply('held', raw)
   elseif state == 'S' then
     return reply('expired', raw)
   end
-  token = math.max(token, last_token + 1)
+  attempts, token = died, math.max(token, last_token + 1)
   fingerprint = fingerprint == '' and known or fingerprint
-  steps = string.sub(raw, position)
-  if steps ~= '' then
+  body = string.sub(raw, position)
+  if body ~= '' then
     keep_ms = math.max(hold_ms, redis.call('PTTL', record))
   end
 end
@@ -44,6 +46,15 @@ if tonumber(keep_ms) == 0 then
   redis.call('DEL', record)
   return reply('reserved')
 end
-local reserved = pack('R', 0, token, now + hold_ms, fingerprint, task_id, '', '', '', steps)
+-- Any message of the task id will do. One that is given back is reserved for nobody.
+local left, awaited = 'R', ''
+if tonumber(hold_ms) == 0 then
+  awaited = NOBODY
+  if no_steps(body, 1) then
+    left, fingerprint = 'E', ''
+  end
+end
+local reserved =
+  pack(left, attempts, token, now + hold_ms, fingerprint, task_id, '', awaited, '', body)
 redis.call('SET', record, reserved, 'PX', keep_ms)
 return reply('reserved', reserved)

@@ -36,6 +36,10 @@ REQUEUE_PAUSE = 1.0
 LONGEST_WAIT = 900.0
 
 
+#: More retries than any message of one task id has.
+GENERATIONS = 10**9
+
+
 class TaskCall:
     """One message of a task, in the worker that received it."""
 
@@ -67,6 +71,7 @@ class TaskCall:
         self.settings = settings
         self.prior = carried.prior
         self.returns = carried.returns
+        self.generation = generation_of(request)
         self.own_outcome = False
         #: The task has replaced itself: its id, and what follows it, belong to another.
         self.replaced: Verdict | None = None
@@ -86,19 +91,27 @@ class TaskCall:
     def verdict(self, error: BaseException) -> Verdict:
         """Celery's retry holds the key for its task id; ``idempotency_replay_errors`` end it."""
         if isinstance(error, Retry):
-            return self._until(error.when)
+            return self._until(error.when, self.generation + 1)
         if self.replaced:
             return self.replaced
         if isinstance(error, (Ignore, Reject)):
             return Release()
-        return Fail() if isinstance(error, self.settings.replay_errors) else Release()
+        if isinstance(error, self.settings.replay_errors):
+            return Fail()
+        return Release(final=self._ends(error))
+
+    def _ends(self, error: BaseException) -> bool:
+        """Whether Celery stores `error` as the task's, and acknowledges the message."""
+        stored = isinstance(error, Exception) and not isinstance(error, MemoryError)
+        return stored and not self._request.is_eager and acknowledged(self.sender, "failure")
 
     def held(self, replacement: Signature) -> Verdict:
         """The key is held for a replacement that is this task once more."""
-        return self._until(replacement.options.get("eta") or replacement.options.get("countdown"))
+        when = replacement.options.get("eta") or replacement.options.get("countdown")
+        return self._until(when, (self.generation // GENERATIONS + 1) * GENERATIONS)
 
-    def _until(self, when: Any) -> Release:
-        return Release(hold=seconds_until(when) + self.settings.lease)
+    def _until(self, when: Any, awaited: int) -> Release:
+        return Release(hold=seconds_until(when) + self.settings.lease, awaited=awaited)
 
     def remembered(self, record: Record, error: IdempotencyError) -> Any:
         """For a redelivery of the message that ran: what the result backend has under its id.
@@ -179,6 +192,22 @@ def _longest_wait(task: Task) -> float:
     """
     visible_again = (task.app.conf.broker_transport_options or {}).get("visibility_timeout")
     return min(LONGEST_WAIT, visible_again / 2) if visible_again else LONGEST_WAIT
+
+
+def generation_of(request: Any) -> int:
+    """The number of a message among those of its task id.
+
+    A retry adds one to ``retries``; a task that replaces itself starts again, one level deeper.
+    """
+    depth = getattr(request, "replaced_task_nesting", 0) or 0
+    return int(depth) * GENERATIONS + int(request.retries or 0)
+
+
+def acknowledged(task: Task, after: str) -> bool:
+    """Whether a message of `task` is acknowledged after a ``failure``, or a ``timeout``."""
+    either = task.acks_on_failure_or_timeout
+    acks = getattr(task, f"acks_on_{after}", either)  # one option for both before Celery 5.7
+    return not task.acks_late or bool(acks)
 
 
 def worker_name(nodename: str | None, pid: int) -> str:

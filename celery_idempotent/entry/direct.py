@@ -24,6 +24,7 @@ class DirectCall:
 
     prior = b""
     returns = 0
+    generation = 0
 
     def __init__(self, sender: Any, key: Key, settings: Settings) -> None:
         self.sender = sender

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 from signal import SIGKILL
 from typing import Any
 
 from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionWithTraceback
-from billiard.exceptions import Terminated, WorkerLostError
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.platforms import signals
 from celery.worker.request import Request
 
-from celery_idempotent.entry.caller import worker_name
+from celery_idempotent.entry import continuation
+from celery_idempotent.entry.caller import acknowledged, generation_of, worker_name
 from celery_idempotent.entry.passage import Passage
 from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
@@ -34,7 +36,11 @@ class IdempotentRequest(Request):
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         if isinstance(error, (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)):
-            self._abandon(grace=0.0)
+            last = error if isinstance(error, WorkerLostError) and not self._goes_back() else None
+            if self._abandon(0.0, last):
+                returned = super().on_failure(exc_info, send_failed_event, return_ok)
+                self._note_errbacks()
+                return returned
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
@@ -45,9 +51,14 @@ class IdempotentRequest(Request):
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         """As Celery's; at a hard time limit the lease ends, shortly after the child."""
-        if not soft:
-            self._abandon(grace=KILL_GRACE)
-        return super().on_timeout(soft, timeout)
+        if soft:
+            return super().on_timeout(soft, timeout)
+        last = TimeLimitExceeded(timeout) if acknowledged(self.task, "timeout") else None
+        ended = self._abandon(KILL_GRACE, last)
+        returned = super().on_timeout(soft, timeout)
+        if ended:
+            self._note_errbacks()
+        return returned
 
     def idempotency_key(self) -> Key | None:
         """The key that this message has at the gate; None if it goes through ungated.
@@ -64,23 +75,66 @@ class IdempotentRequest(Request):
         )
         return key
 
-    def _abandon(self, grace: float) -> None:
+    def _goes_back(self) -> bool:
+        """Whether the message of a lost worker process is handed out, or published, again."""
+        task = self.task
+        return (
+            (task.acks_late and task.reject_on_worker_lost)
+            or getattr(task, "retry_on_worker_lost", False)  # since Celery 5.7
+            or not acknowledged(task, "failure")
+        )
+
+    def _abandon(self, grace: float, last: Exception | None = None) -> bool:
+        """End the child's lease.
+
+        Args:
+            last: the error that Celery stores in acknowledging the message.
+
+        Returns:
+            Whether copies of the message get that error from now on.
+        """
         try:
             key = self.idempotency_key()
             if key is None or self.worker_pid is None:
-                return
-            self.task.idempotency_configuration.gate.store.execute(
+                return False
+            configured = self.task.idempotency_configuration
+            error, gate, settings = None, configured.gate, configured.settings
+            if last is not None:
+                # The token is in the child's memory; what it names in the depot must be unique.
+                token = time.time_ns() // 1000
+                error = gate.payloads.of_error(last, settings, key=str(key), token=token)
+            answer = gate.store.execute(
                 commands.abandon(
                     key,
                     self.id,
                     worker_name(self.hostname, self.worker_pid),
                     grace_ms=round(grace * 1000),
+                    generation=generation_of(self._context),
+                    error=error,
+                    error_ms=settings.error_ms,
                 )
             )
+            return last is not None and answer.case == "ok"
         except Exception as trouble:
             # The lease ends by itself; the message must go back whatever happens here.
             logger.warning(
                 "The lease of task %s, whose worker process died, was not ended early: %s",
                 self.id,
                 trouble,
+            )
+            return False
+
+    def _note_errbacks(self) -> None:
+        """Celery has sent what follows the failure from here, where no task is under way."""
+        if not continuation.exists(self._context):
+            return
+        try:
+            key = self.idempotency_key()
+            assert key is not None
+            self.task.idempotency_configuration.gate.store.execute(
+                commands.dispatched(key, self.id)
+            )
+        except Exception as trouble:
+            logger.warning(
+                "A redelivery of task %s may send its errbacks again: %s", self.id, trouble
             )

@@ -17,6 +17,10 @@ class Release:
 
     #: Seconds; 0 frees it at once.
     hold: float = 0.0
+    #: Of the message that it is held for: one with a lower number is a copy of an earlier message.
+    awaited: int = 0
+    #: The message is done with: copies of it get the error, and everybody else may run.
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,8 @@ class Caller(Protocol):
     prior: bytes
     #: How often this message has come back already.
     returns: int
+    #: Number of this message among those of its task id: a retry's is higher than the one before.
+    generation: int
     #: Set by the gate: the record's outcome is this task id's own.
     own_outcome: bool
 

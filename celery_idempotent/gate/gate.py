@@ -68,8 +68,11 @@ class Gate:
         """
         return at_once(enter(call, self.world, self.payloads)).get()
 
-    def forget(self, key: Key, token: int | None = None) -> str:
-        """Drop the record of `key`, or only `token`'s, and what it has in the depot.
+    def forget(self, key: Key, shown: Record | str | None = None) -> str:
+        """Drop the record of `key`, and what it has in the depot.
+
+        Args:
+            shown: as :func:`commands.forget` takes it.
 
         Returns:
             ``ok``, ``absent`` or ``changed``, as lua/forget.lua has them.
@@ -81,7 +84,7 @@ class Gate:
         if self.payloads.offloads:
             with contextlib.suppress(CorruptRecordError):
                 record = self.store.look_up(key)
-        case = self.store.execute(commands.forget(key, token)).case
+        case = self.store.execute(commands.forget(key, shown)).case
         if record is not None and case == "ok":
             self.payloads.discard(record)
         return case
@@ -157,6 +160,7 @@ def asking(call: Caller, owner: bytes) -> Command:
         owner=owner,
         prior=call.prior,
         task_id=call.task_id,
+        generation=call.generation,
         worker=call.worker,
         lease_ms=settings.lease_ms,
         retention_ms=settings.result_ms,

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery_idempotent import signals
 from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
-from celery_idempotent.gate.caller import Caller
+from celery_idempotent.gate.caller import Caller, Release
 from celery_idempotent.gate.steps import Steps
 from celery_idempotent.gate.world import World
 from celery_idempotent.lease.held import Lease
@@ -22,6 +22,8 @@ from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
 
+#: The key is free at once, and nothing is left.
+FREE = Release()
 #: Seconds between two tries to write while Redis is away.
 STORE_AGAIN = 0.25
 
@@ -98,17 +100,21 @@ class Running:
             key = self.execution.key
             await self.world.apart(lambda: self.payloads.discard_payload(payload, key, part))
 
-    async def release(self, hold: float = 0.0) -> Reply:
-        """Give the key back, or hold it `hold` seconds for the same task id."""
-        return await self.world.execute(self.releasing(hold))
+    async def release(self, verdict: Release = FREE, error: Payload | None = None) -> Reply:
+        """Give the key back as `verdict` says; `error` is left for copies of the message."""
+        return await self.world.execute(self.releasing(verdict, error))
 
-    def releasing(self, hold: float = 0.0) -> Command:
+    def releasing(self, verdict: Release = FREE, error: Payload | None = None) -> Command:
         """The command that gives the key back."""
+        settings = self.call.settings
         return commands.release(
             self.call.key,
             self.execution.token,
-            hold_ms=round(hold * 1000),
-            retention_ms=self.call.settings.result_ms,
+            hold_ms=round(verdict.hold * 1000),
+            retention_ms=settings.result_ms,
+            generation=self.call.generation if error else verdict.awaited,
+            error=error,
+            error_ms=settings.error_ms,
         )
 
     async def persist(self, command: Command) -> Reply:

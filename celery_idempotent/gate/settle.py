@@ -18,6 +18,7 @@ from celery_idempotent.gate.caller import Delegate, Fail, Release
 from celery_idempotent.gate.outcome import Failure, Outcome
 from celery_idempotent.gate.replay import replay
 from celery_idempotent.gate.running import Running
+from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
@@ -150,10 +151,14 @@ async def _fail(running: Running, outcome: Failure) -> Outcome:
 
 
 async def _release(running: Running, outcome: Failure, verdict: Release) -> Outcome:
+    error = None
+    if verdict.final:
+        error = await running.error_payload(outcome.error)
+        running.outcome = error, ERROR
     # First, so that the heartbeat does not find the key free and take it for a loss.
     running.over()
     try:
-        answer = await running.release(verdict.hold)
+        answer = await running.release(verdict, error)
     except (StoreUnavailableError, CorruptRecordError) as trouble:
         logger.warning(
             "%s: the key is not given back: %s; its lease ends by itself",
@@ -162,8 +167,10 @@ async def _release(running: Running, outcome: Failure, verdict: Release) -> Outc
         )
         return outcome
     if answer.case == "ok":
+        running.call.own_outcome = verdict.final
         running.send(signals.released, error=outcome.error, held_for=verdict.hold or None)
         return outcome
+    await running.discard_outcome()
     if verdict.hold or not isinstance(outcome.error, Exception):
         # The retry is on its way and will meet the rival; an exit is not to be argued with.
         running.tell_loss()
@@ -198,7 +205,9 @@ async def _too_late(running: Running, answer: Reply, outcome: Outcome) -> Outcom
 
 def _rival(running: Running, answer: Reply) -> Record | None:
     try:
-        return running.world.store.record(running.call.key, answer.raw) if answer.raw else None
+        if not answer.raw or layout.is_absent(answer.raw):
+            return None
+        return running.world.store.record(running.call.key, answer.raw)
     except CorruptRecordError:
         return None
 

@@ -1,19 +1,23 @@
 """The record's bytes. The scripts write and read them too: lua/record.lua names the same fields.
 
 ==========  =====  ==========================================================================
-letter          1  R, S, C, D, F or G: the state, and with it this layout; others are newer ones
+letter          1  R, S, C, D, F, G or E: the state, and with it this layout; others are newer
 attempt         1
 token           7  big-endian
 at              6  big-endian, milliseconds
 fingerprint   1 +  length, then bytes
 task_id       2 +  length, then bytes; a UUID is a zero byte and its 16 bytes
 worker        1 +  length, then UTF-8
-owner         1 +  length, then the id of the execution; empty unless STARTED
+owner         1 +  length, then: STARTED: the id of the execution; RESERVED: in decimals, the
+                   generation of the first message that it is for (empty: any), "-": for nobody
 format        1 +  length, then ASCII: how to read the body, see store/payload.py, and behind a
                    space the trace that the outcome comes from; STARTED: milliseconds that the key
                    stood still before this takeover, if it is one
-body         rest  the outcome, or the reason why no value is kept; before that, the steps
+body         rest  the outcome, or the reason why no value is kept; before that, errors that ended
+                   one task id and not the key, and then the steps: record/steps.py
 ==========  =====  ==========================================================================
+
+E is RESERVED for nobody with errors alone in its body: absent, but for copies of their messages.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from celery_idempotent.record.record import Record, State
 
 _STATES = {
     ord("R"): State.RESERVED,
+    ord("E"): State.RESERVED,
     ord("S"): State.STARTED,
     ord("C"): State.COMPLETED,
     ord("D"): State.COMPLETED,
@@ -91,6 +96,11 @@ def read(
         )
     except (IndexError, KeyError, ValueError):
         raise corrupt(key) from None
+
+
+def is_absent(raw: bytes) -> bool:
+    """Whether `raw` holds errors of ended task ids alone."""
+    return raw[:1] == b"E"
 
 
 class Begun(NamedTuple):

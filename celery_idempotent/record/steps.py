@@ -2,6 +2,11 @@
 
 Each entry: length of the rest (4 bytes), length of the name (2) and the name, length of the format
 (1) and the format, the value. A later entry of the same name counts.
+
+Before them stand errors that ended one task id and not the key, without a name: length of the rest
+(4), length of the name (2: zero), F or G (as the letter of a record), the message's generation (7),
+time (6), length of the task id (2) and the task id, length of the format (1) and the format, the
+error. The scripts write them: lua/record.lua.
 """
 
 from __future__ import annotations
@@ -39,6 +44,8 @@ def read(body: bytes, key: str) -> dict[str, tuple[str, bytes]]:
             if position > len(body):
                 raise IndexError(position)
             name_end = start + 2 + int.from_bytes(body[start : start + 2], "big")
+            if name_end == start + 2:
+                continue
             form_end = name_end + 1 + body[name_end]
             if form_end > position:
                 raise IndexError(form_end)
@@ -49,3 +56,28 @@ def read(body: bytes, key: str) -> dict[str, tuple[str, bytes]]:
             f"the steps of {key} cannot be read; forget the key to start afresh"
         ) from None
     return steps
+
+
+def errors(body: bytes, key: str) -> list[tuple[str, bytes]]:
+    """Format and bytes of each error of an ended task id in `body`.
+
+    Raises:
+        CorruptRecordError: if `body` is cut short.
+    """
+    found = []
+    position = 0
+    try:
+        while body[position + 4 : position + 6] == b"\0\0":
+            start = position + 4
+            position = start + int.from_bytes(body[start - 4 : start], "big")
+            task_id = start + 16
+            form = task_id + 2 + int.from_bytes(body[task_id : task_id + 2], "big")
+            error = form + 1 + body[form]
+            # Behind a space stands the trace that it comes from.
+            kind, _, _ = body[form + 1 : error].decode("ascii").partition(" ")
+            found.append((kind, body[error:position]))
+    except (IndexError, ValueError):
+        raise CorruptRecordError(
+            f"the errors of {key} cannot be read; forget the key to start afresh"
+        ) from None
+    return found

@@ -8,9 +8,13 @@ from typing import Any, NamedTuple
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.origin import stamped
+from celery_idempotent.record.record import Record
 from celery_idempotent.store import scripts
 from celery_idempotent.store.payload import Payload
 from celery_idempotent.store.scripts import Script
+
+#: What `forget` is given of a record that cannot be read.
+UNREADABLE = "?"
 
 
 class Command(NamedTuple):
@@ -37,6 +41,7 @@ def begin(
     owner: bytes,
     prior: bytes,
     task_id: str,
+    generation: int = 0,
     worker: str,
     lease_ms: int,
     retention_ms: int,
@@ -50,6 +55,7 @@ def begin(
         owner=owner,
         prior=prior,
         task_id=layout.write_task_id(task_id),
+        generation=generation,
         fingerprint=key.fingerprint,
         worker=_worker(worker),
         lease_ms=lease_ms,
@@ -94,9 +100,30 @@ def fail(key: Key, token: int, error: Payload, retention_ms: int) -> Command:
     )
 
 
-def release(key: Key, token: int, *, hold_ms: int, retention_ms: int) -> Command:
-    """Give the key back, or hold it for its task id: ``ok`` or ``lost``."""
-    return _command("release", key, token=token, hold_ms=hold_ms, retention_ms=retention_ms)
+def release(
+    key: Key,
+    token: int,
+    *,
+    hold_ms: int,
+    retention_ms: int,
+    generation: int = 0,
+    error: Payload | None = None,
+    error_ms: int = 0,
+) -> Command:
+    """Give the key back, or hold it for its task id: ``ok`` or ``lost``.
+
+    Args:
+        generation: of the retry that it is held for, or of the message that `error` ended.
+        error: what copies of that message get.
+    """
+    return _command(
+        "release",
+        key,
+        token=token,
+        hold_ms=hold_ms,
+        retention_ms=retention_ms,
+        **_last_word(generation, error, error_ms),
+    )
 
 
 def step(key: Key, token: int, entry: bytes, *, lease_ms: int, retention_ms: int) -> Command:
@@ -110,14 +137,28 @@ def dispatched(key: Key, task_id: str) -> Command:
     return _command("dispatched", key, task_id=layout.write_task_id(task_id))
 
 
-def abandon(key: Key, task_id: str, worker: str, *, grace_ms: int) -> Command:
-    """End the lease of a worker process that died, or will: ``ok`` or ``lost``."""
+def abandon(
+    key: Key,
+    task_id: str,
+    worker: str,
+    *,
+    grace_ms: int,
+    generation: int = 0,
+    error: Payload | None = None,
+    error_ms: int = 0,
+) -> Command:
+    """End the lease of a worker process that died, or will: ``ok`` or ``lost``.
+
+    Args:
+        error: what copies of the message get, if it does not go back to the broker.
+    """
     return _command(
         "abandon",
         key,
         task_id=layout.write_task_id(task_id),
         worker=_worker(worker),
         grace_ms=grace_ms,
+        **_last_word(generation, error, error_ms),
     )
 
 
@@ -137,14 +178,28 @@ def look_up(key: Key) -> Command:
     return _command("look_up", key)
 
 
-def forget(key: Key, token: int | None = None) -> Command:
-    """Drop the record, or only `token`'s: ``ok``, ``absent`` or ``changed``."""
-    return _command("forget", key, token="" if token is None else token)
+def forget(key: Key, shown: Record | str | None = None) -> Command:
+    """Drop the record: ``ok``, ``absent`` or ``changed``.
+
+    Args:
+        shown: drop it only if it is still in this state under this token; ``UNREADABLE``: only if
+            it cannot be read; None: whatever it is.
+    """
+    if isinstance(shown, Record):
+        return _command("forget", key, state=shown.state.value[0], token=shown.token)
+    return _command("forget", key, state=shown or "", token="")
 
 
 def _command(name: str, key: Key, **values: Any) -> Command:
     script = scripts.load(name)
     return Command(script, key, script.arguments(values))
+
+
+def _last_word(generation: int, error: Payload | None, error_ms: int) -> dict[str, Any]:
+    if error is None:
+        return {"generation": generation, "format": "", "error": b"", "error_ms": 0}
+    form = stamped(error.format)
+    return {"generation": generation, "format": form, "error": error.body, "error_ms": error_ms}
 
 
 @lru_cache(64)

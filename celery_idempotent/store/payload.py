@@ -240,8 +240,10 @@ class Payloads:
             self.discard_steps(record.body, record.key)
 
     def discard_steps(self, body: bytes, key: str) -> None:
-        """As :meth:`discard`, for steps that are not needed any more."""
+        """As :meth:`discard`, for steps that are not needed any more, and errors beside them."""
         with contextlib.suppress(CorruptRecordError):
+            for error in steps.errors(body, key):
+                self.discard_payload(Payload(*error), key, ERROR)
             for name, kept in steps.read(body, key).items():
                 self.discard_payload(Payload(*kept), key, step_part(name))
 

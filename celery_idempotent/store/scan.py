@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from celery_idempotent.key.key import Key
+from celery_idempotent.record import layout
 
 #: Names that SCAN looks at in one call: some tenths of a millisecond of the server's time.
 PAGE = 500
@@ -102,7 +103,7 @@ def heads(node: Any, keys: Sequence[tuple[Any, Key]], *, expiry: bool = True) ->
     for (_, key), raw, left_ms in zip(keys, raws, lefts, strict=True):
         # Another kind of value, which nobody can read as a record.
         head = b"?" if isinstance(raw, Exception) else raw
-        if head:
+        if head and not layout.is_absent(head):
             end = _moment(clock + left_ms / 1e3) if left_ms >= 0 else None
             found.append(Found(key, head, len(head) < HEAD, end, _moment(clock)))
     return found

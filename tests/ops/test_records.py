@@ -12,6 +12,8 @@ from redis import Redis
 from celery_idempotent import Idempotency, Record, ResultNotStoredError, State
 from celery_idempotent.ops import gated
 from celery_idempotent.ops.records import records
+from celery_idempotent.store import commands
+from celery_idempotent.store.payload import Payload
 from celery_idempotent.testing.cluster import ClusterOfSix
 from tests.ops.conftest import Shop
 
@@ -84,6 +86,22 @@ def test_what_others_keep_there_is_not_taken_for_records(shop: Shop) -> None:
     shop.client.set("ownXX:shop.pack:" + "x" * 22, "matches the prefix own?* as a pattern")
 
     assert len(of(shop)) == 1
+
+
+def test_a_key_that_an_error_has_freed_has_none(shop: Shop) -> None:
+    key = shop.begin(shop.charge, 42, 999)
+    store = shop.charge.idempotency_configuration.gate.store
+    record = store.look_up(key)
+    assert record is not None
+    error = Payload("json", b'{"exc_type": "ValueError"}')
+    store.execute(
+        commands.release(key, record.token, hold_ms=0, retention_ms=1, error=error, error_ms=60_000)
+    )
+
+    assert shop.client.exists(store.name(key))
+    assert of(shop) == []
+    assert "is absent" in shop.celery("show", str(key), code=1)
+    assert shop.json("stats", "--timeout", "0")["tasks"] == {}
 
 
 def test_what_cannot_be_read_is_left_out(shop: Shop) -> None:

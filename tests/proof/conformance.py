@@ -22,6 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import steps as entries
+from celery_idempotent.record.record import Record as Shown
+from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.payload import Payload
@@ -60,6 +62,10 @@ calls = st.sampled_from([plain, plain, plain, resent, -1, 0, 1])
 #: or that of the last, last but one, … execution that has begun.
 its_own, nobodys = "its own", 0
 tokens = st.sampled_from([its_own] * 5 + [nobodys, -1, -2, -3])
+#: Of a message among those of its task id.
+generations = st.integers(0, 2)
+#: The last word for a task id, or none.
+last_words = st.sampled_from([None, Payload("json", b"{}"), Payload("", b"too large")])
 #: By how far the clock steps: past the end of the lease or the reservation that is there, or by so
 #: much. No sum of these and of the durations above ends where a millisecond counts.
 past = "past its end"
@@ -86,8 +92,8 @@ class Machine(RuleBasedStateMachine):
 
     # The calls
 
-    @rule(owner=owners, prior=priors, task_id=task_ids, worker=workers, key=keys,
-          max_attempts=st.sampled_from([1, 2, 5]), how=calls)  # fmt: skip
+    @rule(owner=owners, prior=priors, task_id=task_ids, generation=generations, worker=workers,
+          key=keys, max_attempts=st.sampled_from([1, 2, 5]), how=calls)  # fmt: skip
     def begin(self, key: Key, how: Any, **arguments: Any) -> None:
         lasts = {"lease_ms": LEASE_MS, "retention_ms": RETENTION_MS, "error_ms": ERROR_MS}
         answer = self.call(commands.begin(key, **arguments, **lasts), how)
@@ -102,10 +108,11 @@ class Machine(RuleBasedStateMachine):
     def fail(self, which: Any, payload: Payload, how: Any) -> None:
         self.call(commands.fail(KEY, self.token(which), payload, ERROR_MS), how)
 
-    @rule(which=tokens, hold_ms=holds, how=calls)
-    def release(self, which: Any, hold_ms: int, how: Any) -> None:
+    @rule(which=tokens, hold_ms=holds, generation=generations, error=last_words, how=calls)
+    def release(self, which: Any, hold_ms: int, how: Any, **last_word: Any) -> None:
+        lasts = {"retention_ms": RETENTION_MS, "error_ms": ERROR_MS}
         token = self.token(which)
-        self.call(commands.release(KEY, token, hold_ms=hold_ms, retention_ms=RETENTION_MS), how)
+        self.call(commands.release(KEY, token, hold_ms=hold_ms, **last_word, **lasts), how)
 
     @rule(which=tokens, how=calls)
     def extend(self, which: Any, how: Any) -> None:
@@ -118,9 +125,10 @@ class Machine(RuleBasedStateMachine):
         lasts = {"lease_ms": LEASE_MS, "retention_ms": RETENTION_MS}
         self.call(commands.step(KEY, self.token(which), entry, **lasts), how)
 
-    @rule(task_id=task_ids, worker=workers, grace_ms=st.sampled_from([0, 0, GRACE_MS]), how=calls)
-    def abandon(self, task_id: str, worker: str, grace_ms: int, how: Any) -> None:
-        self.call(commands.abandon(KEY, task_id, worker, grace_ms=grace_ms), how)
+    @rule(task_id=task_ids, worker=workers, grace_ms=st.sampled_from([0, 0, GRACE_MS]),
+          generation=generations, error=last_words, how=calls)  # fmt: skip
+    def abandon(self, task_id: str, worker: str, how: Any, **rest: Any) -> None:
+        self.call(commands.abandon(KEY, task_id, worker, **rest, error_ms=ERROR_MS), how)
 
     @rule(task_id=task_ids, key=keys, hold_ms=holds, how=calls)
     def reserve(self, task_id: str, key: Key, hold_ms: int, how: Any) -> None:
@@ -130,10 +138,11 @@ class Machine(RuleBasedStateMachine):
     def dispatched(self, task_id: str, how: Any) -> None:
         self.call(commands.dispatched(KEY, task_id), how)
 
-    @rule(which=tokens, anyones=st.booleans())
-    def forget(self, which: Any, anyones: bool) -> None:
+    @rule(which=tokens, state=st.sampled_from([None, *State]))
+    def forget(self, which: Any, state: State | None) -> None:
+        shown = None if state is None else record_with(state, self.token(which))
         # Not resent: the second time there is nothing left to forget, and it says so.
-        self.call(commands.forget(KEY, None if anyones else self.token(which)), plain)
+        self.call(commands.forget(KEY, shown), plain)
 
     # What befalls
 
@@ -183,9 +192,9 @@ class Machine(RuleBasedStateMachine):
         raw, left_ms, (seconds, microseconds) = (
             self.client.pipeline().get(self.scene.name).pttl(self.scene.name).time().execute()
         )
-        argv = dict(
-            zip(command.script.argv, map(as_the_model_has_it, command.arguments), strict=True)
-        )
+        names = command.script.argv
+        values = map(as_the_model_has_it, names, command.arguments)
+        argv = dict(zip(names, values, strict=True))
         clock = Clock(reply.now_ms, microsecond(reply.now_ms, raw))
         script = getattr(self.protocol, command.script.name)
         answer: Answer = script(self.there, clock, **argv)
@@ -226,9 +235,16 @@ class Machine(RuleBasedStateMachine):
         return self.tokens[max(which, -len(self.tokens))]
 
 
-def as_the_model_has_it(argument: Any) -> Any:
-    """Text reaches the server as bytes; no text is what a missing token is."""
-    return argument.encode() if isinstance(argument, str) and argument else argument
+def record_with(state: State, token: int) -> Shown:
+    """A record as an operator is shown it."""
+    return Shown(state, str(KEY), KEY.task, FIRST, WORKER, token, 1)
+
+
+def as_the_model_has_it(name: str, argument: Any) -> Any:
+    """Text reaches the server as bytes; a state is a letter, and a missing token no text."""
+    if isinstance(argument, str) and argument and name != "state":
+        return argument.encode()
+    return b"" if name == "format" and not argument else argument
 
 
 def lengths(examples: int, steps: int, seed: int | None = None) -> settings:

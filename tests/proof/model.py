@@ -9,8 +9,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 RESERVED, STARTED, COMPLETED, FAILED = "R", "S", "C", "F"
+#: Only errors of ended task ids are left.
+RELEASED = "E"
+NOBODY = b"-"
 #: The same outcomes, once their continuation has gone out.
 CONTINUED = {COMPLETED: "D", FAILED: "G", "D": "D", "G": "G"}
+#: Bytes that older errors may take beside a new one.
+OLDER_ERRORS = 16384
 
 
 class Clock(NamedTuple):
@@ -18,6 +23,24 @@ class Clock(NamedTuple):
 
     ms: int
     us: int
+
+
+class Error(NamedTuple):
+    """The last word for one task id, and not for the key."""
+
+    task_id: bytes
+    #: F, or G once its continuation has gone out.
+    state: str
+    #: Of the message that it ended: messages with a higher number are no copies of that one.
+    generation: int
+    at: int
+    format: bytes
+    body: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in the record."""
+        return 23 + len(self.task_id) + len(self.format) + len(self.body)
 
 
 class Record(NamedTuple):
@@ -31,6 +54,8 @@ class Record(NamedTuple):
     fingerprint: bytes
     task_id: bytes
     worker: bytes
+    #: RESERVED: the generation, in decimals, of the first message that it is for (empty: any), or
+    #: NOBODY.
     owner: bytes
     #: How the outcome is written; before, for how many milliseconds the key stood still before a
     #: takeover.
@@ -39,10 +64,19 @@ class Record(NamedTuple):
     body: bytes
     #: When Redis forgets the record. Always set.
     expires: int
+    #: Of ended task ids, the latest first; none once there is an outcome.
+    errors: tuple[Error, ...] = ()
 
     @property
     def finished(self) -> bool:
-        return self.state not in (RESERVED, STARTED)
+        return self.state not in (RESERVED, STARTED, RELEASED)
+
+    def error_of(self, task_id: bytes) -> Error | None:
+        return next((one for one in self.errors if one.task_id == task_id), None)
+
+    def without_error_of(self, task_id: bytes) -> tuple[Error, ...]:
+        own = self.error_of(task_id)
+        return tuple(one for one in self.errors if one is not own)
 
 
 class Answer(NamedTuple):
@@ -58,40 +92,49 @@ class Protocol:
 
     def begin(
         self, there: Record | None, clock: Clock, *, owner: bytes, prior: bytes, task_id: bytes,
-        fingerprint: bytes, worker: bytes, lease_ms: int, keep_ms: int, max_attempts: int,
-        error_ms: int,
+        generation: int, fingerprint: bytes, worker: bytes, lease_ms: int, keep_ms: int,
+        max_attempts: int, error_ms: int,
     ) -> Answer:  # fmt: skip
-        attempt, token, idle, steps = 1, clock.us, b"", b""
+        attempt, token, idle, steps, errors = 1, clock.us, b"", b"", ()
         if there is not None:
-            if self.differ(there.fingerprint, fingerprint):
+            awaits = self.awaits(there, task_id)
+            error = None if awaits else self.answering(there, task_id, generation)
+            if error is not None:
+                told = there._replace(
+                    state=error.state, at=error.at, fingerprint=b"", task_id=task_id, worker=b"",
+                    owner=b"", format=error.format, body=error.body, errors=(),
+                )  # fmt: skip
+                return Answer("finished", told, there)
+            if self.differ(there.fingerprint, fingerprint) and not self.is_absent(there, clock):
                 return Answer("reused", there, there)
             if there.finished:
                 return Answer("finished", there, there)
-            if there.state == RESERVED:
-                if there.task_id != task_id and self.lasts(there, clock):
-                    return Answer("held", there, there)
-                token = self.next_token(there, clock)
-            elif self.is_own(there, owner):
+            if there.state == STARTED and self.is_own(there, owner):
                 attempt, token, idle = there.attempt, there.token, there.format
             else:
-                unanswered = there.owner != b"" and there.owner in prior
-                if self.lasts(there, clock) and not unanswered:
+                started = there.state == STARTED
+                unanswered = started and there.owner != b"" and there.owner in prior
+                mine = awaits and not self.is_earlier(there, generation)
+                if self.lasts(there, clock) and not unanswered and not mine:
                     return Answer("held", there, there)
                 attempt = there.attempt if unanswered else there.attempt + 1
-                idle = there.format if unanswered else b"%d" % (clock.ms - there.at)
+                if unanswered:
+                    idle = there.format
+                elif there.attempt:
+                    idle = b"%d" % max(0, clock.ms - there.at)
                 token = self.next_token(there, clock)
                 if attempt > there.attempt and attempt > max_attempts:
                     poisoned = there._replace(
                         state=FAILED, token=token, at=clock.ms, task_id=task_id, owner=b"",
-                        format=b"", body=b"poisoned", expires=clock.ms + error_ms,
+                        format=b"", body=b"poisoned", expires=clock.ms + error_ms, errors=(),
                     )  # fmt: skip
                     return Answer("finished", poisoned, poisoned)
             fingerprint = fingerprint or there.fingerprint
-            steps = there.body
+            steps, errors = there.body, there.without_error_of(task_id)
         expires = self.started_until(clock, lease_ms, keep_ms)
         started = Record(
             STARTED, attempt, token, clock.ms + lease_ms, fingerprint, task_id, worker, owner, idle,
-            steps, expires,
+            steps, expires, errors,
         )  # fmt: skip
         return Answer("begun", started, started)
 
@@ -108,20 +151,29 @@ class Protocol:
         return self.settle(there, clock, FAILED, token, format, body, retention_ms)
 
     def release(
-        self, there: Record | None, clock: Clock, *, token: int, hold_ms: int, retention_ms: int
-    ) -> Answer:
+        self, there: Record | None, clock: Clock, *, token: int, hold_ms: int, retention_ms: int,
+        generation: int, format: bytes, error: bytes, error_ms: int,  # noqa: A002
+    ) -> Answer:  # fmt: skip
         if there is None:
             return Answer("ok", None, None)
         if not self.holds(there, token):
-            resent = there.state == RESERVED and there.token == token
+            resent = there.state in (RESERVED, RELEASED) and there.token == token
             return Answer("ok" if resent else "lost", there, there)
-        if hold_ms == 0 and not there.body:
+        if error:
+            last_word = Error(there.task_id, FAILED, generation, clock.ms, format, error)
+            there = self.with_error(there, last_word)
+        if hold_ms == 0 and not there.body and not there.errors:
             return Answer("ok", None, None)
-        reserved = there._replace(
-            state=RESERVED, attempt=0, at=clock.ms + hold_ms, worker=b"", owner=b"", format=b"",
-            expires=clock.ms + hold_ms + (retention_ms if there.body else 0),
+        left = there._replace(
+            state=RESERVED, attempt=0, at=clock.ms + hold_ms, worker=b"", format=b"",
+            owner=b"%d" % generation if hold_ms else NOBODY,
         )  # fmt: skip
-        return Answer("ok", None, reserved)
+        keep_ms = hold_ms + (retention_ms if there.body or there.errors else 0)
+        if not hold_ms:
+            left = self.given_up(left)
+        if error:
+            keep_ms = error_ms if left.state == RELEASED else max(error_ms, keep_ms)
+        return Answer("ok", None, left._replace(expires=clock.ms + keep_ms))
 
     def extend(
         self, there: Record | None, clock: Clock, *, token: int, lease_ms: int, keep_ms: int
@@ -141,55 +193,77 @@ class Protocol:
         return Answer("ok", None, self.alive(there, clock, lease_ms, keep_ms))
 
     def abandon(
-        self, there: Record | None, clock: Clock, *, task_id: bytes, worker: bytes, grace_ms: int
-    ) -> Answer:
+        self, there: Record | None, clock: Clock, *, task_id: bytes, worker: bytes, grace_ms: int,
+        generation: int, format: bytes, error: bytes, error_ms: int,  # noqa: A002
+    ) -> Answer:  # fmt: skip
         if there is None or not self.is_child(there, task_id, worker):
             return Answer("lost", there, there)
+        if there.state != STARTED:
+            return Answer("ok", None, there)
         ends = min(there.at, clock.ms + grace_ms)
         abandoned = there._replace(token=there.token + 1, at=ends, owner=b"", format=b"")
+        if error:
+            last_word = Error(task_id, FAILED, generation, clock.ms, format, error)
+            abandoned = self.given_up(self.with_error(abandoned, last_word))
+        if abandoned.state == RELEASED:
+            abandoned = abandoned._replace(expires=clock.ms + error_ms)
         return Answer("ok", None, abandoned)
 
     def reserve(
         self, there: Record | None, clock: Clock, *, task_id: bytes, fingerprint: bytes,
         hold_ms: int,
     ) -> Answer:  # fmt: skip
-        token, steps, expires = clock.us, b"", clock.ms + hold_ms
+        attempt, token, steps, errors, expires = 0, clock.us, b"", (), clock.ms + hold_ms
         if there is not None:
-            if self.differ(there.fingerprint, fingerprint):
+            if self.differ(there.fingerprint, fingerprint) and not self.is_absent(there, clock):
                 return Answer("reused", there, there)
             if there.finished:
                 return Answer("finished", there, there)
-            if self.lasts(there, clock) and (there.state == STARTED or there.task_id != task_id):
+            if self.lasts(there, clock) and not self.awaits(there, task_id):
                 return Answer("held", there, there)
             if there.state == STARTED:
                 return Answer("expired", there, there)
-            token = self.next_token(there, clock)
+            attempt, token = there.attempt, self.next_token(there, clock)
             fingerprint = fingerprint or there.fingerprint
-            steps = there.body
-            if steps:
+            steps, errors = there.body, there.errors
+            if steps or errors:
                 expires = max(expires, there.expires)
         if expires == clock.ms:
             return Answer("reserved", None, None)
         reserved = Record(
-            RESERVED, 0, token, clock.ms + hold_ms, fingerprint, task_id, b"", b"", b"", steps,
-            expires,
+            RESERVED, attempt, token, clock.ms + hold_ms, fingerprint, task_id, b"", b"", b"",
+            steps, expires, errors,
         )  # fmt: skip
+        if not hold_ms:
+            reserved = self.given_up(reserved)
         return Answer("reserved", reserved, reserved)
 
     def dispatched(self, there: Record | None, clock: Clock, *, task_id: bytes) -> Answer:
+        if there is not None and not there.finished:
+            error = there.error_of(task_id)
+            if error is not None:
+                out = tuple(
+                    one._replace(state=CONTINUED[FAILED]) if one is error else one
+                    for one in there.errors
+                )
+                return Answer("ok", None, there._replace(errors=out))
         if there is None or not there.finished or there.task_id != task_id:
             return Answer("lost", there, there)
         return Answer("ok", None, there._replace(state=CONTINUED[there.state]))
 
-    def forget(self, there: Record | None, clock: Clock, *, token: int | str) -> Answer:
+    def forget(self, there: Record | None, clock: Clock, *, state: str, token: int | str) -> Answer:
         if there is None:
             return Answer("absent", None, None)
-        if token not in ("", there.token):
+        if there.state == RELEASED:
+            return Answer("absent", None, there if state else None)
+        if state and not self.was_shown(there, state, token):
             return Answer("changed", there, there)
         return Answer("ok", None, None)
 
     def look_up(self, there: Record | None, clock: Clock) -> Answer:
-        return Answer("absent" if there is None else "there", there, there)
+        if there is None or there.state == RELEASED:
+            return Answer("absent", None, there)
+        return Answer("there", there, there)
 
     # What several of them ask
 
@@ -201,7 +275,42 @@ class Protocol:
         return there.owner == owner
 
     def is_child(self, there: Record, task_id: bytes, worker: bytes) -> bool:
-        return (there.state, there.task_id, there.worker) == (STARTED, task_id, worker)
+        return not there.finished and (there.task_id, there.worker) == (task_id, worker)
+
+    def awaits(self, there: Record, task_id: bytes) -> bool:
+        """Reserved for a message of that task id."""
+        return there.state == RESERVED and there.task_id == task_id and there.owner != NOBODY
+
+    def is_earlier(self, there: Record, generation: int) -> bool:
+        """A copy of a message before the one that the reservation is for."""
+        return generation < int(there.owner or 0)
+
+    def answering(self, there: Record, task_id: bytes, generation: int) -> Error | None:
+        """The error that ended the message, if it is a copy."""
+        error = there.error_of(task_id)
+        return error if error is not None and generation <= error.generation else None
+
+    def is_absent(self, there: Record, clock: Clock) -> bool:
+        """Nobody has it, and only errors are left."""
+        return there.state == RESERVED and not there.body and not self.lasts(there, clock)
+
+    def with_error(self, there: Record, error: Error) -> Record:
+        """The older ones stay as long as there is room."""
+        room, older = OLDER_ERRORS, list[Error]()
+        for one in there.errors:
+            room -= one.size
+            if room >= 0:
+                older.append(one)
+        return there._replace(errors=(error, *older))
+
+    def given_up(self, there: Record) -> Record:
+        """Reserved for nobody; without steps there are no arguments to compare, either."""
+        if there.body:
+            return there._replace(state=RESERVED, owner=NOBODY)
+        return there._replace(state=RELEASED, fingerprint=b"", owner=NOBODY)
+
+    def was_shown(self, there: Record, state: str, token: int | str) -> bool:
+        return {"D": "C", "G": "F"}.get(there.state, there.state) == state and there.token == token
 
     def lasts(self, there: Record, clock: Clock) -> bool:
         """The lease or the reservation."""
@@ -228,7 +337,7 @@ class Protocol:
             return Answer("ok", there, there._replace(expires=clock.ms + retention_ms))
         outcome = there._replace(
             state=state, at=clock.ms, owner=b"", format=form, body=body,
-            expires=clock.ms + retention_ms,
+            expires=clock.ms + retention_ms, errors=(),
         )  # fmt: skip
         return Answer("ok", None, outcome)
 

@@ -80,18 +80,19 @@ class Server:
         """A script, as the pass `one` calls it."""
         token = {"token": one.token}
         keeps = {"retention_ms": RETENTION}
+        last_word = {"generation": 0, "format": b"", "error": b"", "error_ms": RETENTION}
         lease = {"lease_ms": LEASE, "keep_ms": LEASE + RETENTION}
         arguments: dict[str, dict[str, Any]] = {
             "begin": {
                 "owner": one.owner, "prior": one.prior, "task_id": one.task, "fingerprint": b"",
-                "worker": worker_of(one.owner), **lease, "max_attempts": self.max_attempts,
-                "error_ms": RETENTION,
+                "generation": 0, "worker": worker_of(one.owner), **lease,
+                "max_attempts": self.max_attempts, "error_ms": RETENTION,
             },
             "complete": {**token, "format": b"", "body": one.owner, **keeps},
             "fail": {**token, "format": b"", "body": one.owner, **keeps},
-            "release": {**token, "hold_ms": 0, **keeps},
-            "stop": {**token, "hold_ms": 0, **keeps},
-            "hold": {**token, "hold_ms": HOLD, **keeps},
+            "release": {**token, "hold_ms": 0, **keeps, **last_word},
+            "stop": {**token, "hold_ms": 0, **keeps, **last_word},
+            "hold": {**token, "hold_ms": HOLD, **keeps, **last_word},
             "extend": {**token, **lease},
             "step": {**token, "entry": b"1", **lease},
             "dispatched": {"task_id": one.task},
@@ -106,12 +107,15 @@ class Server:
                 raise Violation("the lease of another execution is abandoned")
             return truth._replace(holder=b"") if answer.case == "ok" else truth
 
-        arguments = {"task_id": task, "worker": worker, "grace_ms": grace}
+        arguments = {
+            "task_id": task, "worker": worker, "grace_ms": grace, "generation": 0, "format": b"",
+            "error": b"", "error_ms": RETENTION,
+        }  # fmt: skip
         return self.calls(state, "abandon", judge, **arguments)[1]
 
     def calls(
         self, state: State, name: str,
-        judge: Callable[[Truth, Record | None, Answer], Truth] = lambda truth, *_: truth,
+        judge: Callable[[Truth, Record | None, Answer], Truth] = lambda truth, *_: truth, /,
         **arguments: Any,
     ) -> tuple[Answer, State]:  # fmt: skip
         """A script: at the server, once; what it answers is what it would answer a resend."""

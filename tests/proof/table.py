@@ -17,7 +17,7 @@ import redis
 from celery_idempotent.record import layout
 from celery_idempotent.record import steps as entries
 from celery_idempotent.store import scripts
-from tests.proof.model import Answer, Clock, Protocol, Record
+from tests.proof.model import NOBODY, OLDER_ERRORS, Answer, Clock, Error, Protocol, Record
 from tests.proof.wire import AT_THE_MOMENT, MOMENT, TOLERANCE_MS, microsecond, written
 from tests.store.scene import (
     ERROR_MS,
@@ -33,7 +33,7 @@ from tests.store.scene import (
 )
 
 #: Of each script, drawn from all that the lists below make.
-CASES = 1200
+CASES = 2000
 _AT_ONCE = 60
 _NAME = "idem:table"
 
@@ -47,23 +47,42 @@ _LEASE = {"lease_ms": [LEASE_MS], "keep_ms": [LEASE_MS + RETENTION_MS]}
 #: Told apart from the token below by one, and by a digit that only 16 digits show.
 TOKEN = 1_700_000_000_000_003
 _TOKENS = {"token": [TOKEN, TOKEN, TOKEN, TOKEN - 1, TOKEN + 1, 17]}
+#: An entry of which a part is missing.
+_CUT = b"\0\0\1\0\0\0F"
+_BODIES = (b"", _ENTRY, _ENTRY, _CUT)
 _OUTCOME = {"format": [b"json", b""], "body": [b'"charged"', b"", _ENTRY]}
+
+_LAST_WORD = {
+    "generation": [0, 2], "format": [b"json", b""], "error": [b"", b"", b"too large", _ENTRY],
+    "error_ms": [ERROR_MS, 3 * RETENTION_MS],
+}  # fmt: skip
+#: Of the first task id, of the second and of both, and with so much that no more has room.
+_FIRSTS = Error(_FIRST, "F", 1, 1_700_000_000_000, b"json", b"{}")
+_SECONDS = Error(_SECOND, "G", 0, 1_700_000_000_001, b"", b"too large")
+_LARGE = _SECONDS._replace(body=b"x" * (OLDER_ERRORS - _FIRSTS.size - 23 - len(_SECOND)))
+_ERRORS = [
+    (), (), (_FIRSTS,), (_SECONDS, _FIRSTS), (_FIRSTS, _SECONDS), (_FIRSTS, _LARGE),
+    (_FIRSTS, _LARGE._replace(body=_LARGE.body + b"x")),
+]  # fmt: skip
 
 #: What each argument may be.
 ARGUMENTS: dict[str, dict[str, list[Any]]] = {
     "begin": {
         "owner": [_ONE, _TWO], "prior": [b"", _ONE, _THREE + _ONE, _THREE],
-        "task_id": [_FIRST, _SECOND], "fingerprint": _FINGERPRINTS, "worker": [_WORKER, _OTHER],
+        "task_id": [_FIRST, _SECOND], "generation": [0, 1, 2], "fingerprint": _FINGERPRINTS,
+        "worker": [_WORKER, _OTHER],
         **_LEASE, "max_attempts": [1, 2, 5], "error_ms": [ERROR_MS],
     },
     "complete": {**_TOKENS, **_OUTCOME, "retention_ms": [RETENTION_MS]},
     "fail": {**_TOKENS, **_OUTCOME, "retention_ms": [ERROR_MS]},
-    "release": {**_TOKENS, "hold_ms": [0, 0, HOLD_MS], "retention_ms": [RETENTION_MS]},
+    "release": {
+        **_TOKENS, "hold_ms": [0, 0, HOLD_MS], "retention_ms": [RETENTION_MS], **_LAST_WORD,
+    },
     "extend": {**_TOKENS, **_LEASE},
     "step": {**_TOKENS, "entry": [_ENTRY, entries.write("two", "", b"")], **_LEASE},
     "abandon": {
         "task_id": [_FIRST, _FIRST, _SECOND], "worker": [_WORKER, _WORKER, _OTHER],
-        "grace_ms": [0, 1000, 2 * LEASE_MS],
+        "grace_ms": [0, 1000, 2 * LEASE_MS], **_LAST_WORD,
     },
     "reserve": {
         "task_id": [_FIRST, _SECOND], "fingerprint": _FINGERPRINTS,
@@ -71,7 +90,7 @@ ARGUMENTS: dict[str, dict[str, list[Any]]] = {
     },
     "dispatched": {"task_id": [_FIRST, _SECOND]},
     "look_up": {},
-    "forget": {"token": ["", TOKEN, TOKEN - 1, 17]},
+    "forget": {"state": ["", "R", "S", "C", "F", "?"], "token": ["", TOKEN, TOKEN, TOKEN - 1, 17]},
 }  # fmt: skip
 
 #: What may be there: the state, its time, what else. A time within a millisecond of the server's
@@ -146,20 +165,29 @@ def _records() -> list[tuple[Record | bytes | None, int | None]]:
     """
     records: list[tuple[Record | bytes | None, int | None]] = [(None, None)] * 8
     records += [(damaged, None) for damaged in DAMAGED]
-    for state, at, token, fingerprint, body, attempt in product(
-        "RSSSSCDFG", _TIMES, (TOKEN, TOKEN + 7), (KEY.fingerprint, b""), (b"", _ENTRY), (1, 2, 5)
-    ):
+    for state, at, token, fingerprint, body, attempt, errors in product(
+        "RRSSSCDFGE", _TIMES, (TOKEN, TOKEN + 7), (KEY.fingerprint, b""), _BODIES, (0, 1, 2, 5),
+        _ERRORS,
+    ):  # fmt: skip
         finished = state in "CDFG"
-        if finished and at != -LEASE_MS:
+        if finished and (at != -LEASE_MS or errors or body == _CUT):
+            continue
+        if (state == "E") != bool(errors and not (fingerprint or body)) and state not in "RS":
             continue
         # Of an execution: how long it stood still before.
         form = b"json" if finished else b"17" if state == "S" and attempt == 2 else b""
-        worker = _WORKER if state != "R" else b""
+        # An execution that was abandoned has left its name.
+        worker = b"" if state in "RE" and attempt < 2 else _WORKER
         # A quarter of the executions has been abandoned.
         owner = _ONE if state == "S" and not (attempt == 5 and body) else b""
+        if state in "RE" and (worker or state == "E" or not fingerprint):
+            owner = NOBODY
+        elif state == "R" and attempt:
+            owner = b"%d" % (len(body) % 3)
         record = Record(
-            state, attempt, token, at, fingerprint, _FIRST, worker, owner, form, body, RETENTION_MS
-        )
+            state, attempt, token, at, fingerprint, _FIRST, worker, owner, form, body, RETENTION_MS,
+            errors,
+        )  # fmt: skip
         records.append((record, -at if at in _NOW else None))
     return records
 
@@ -215,7 +243,9 @@ def _judge(
 def _judge_damaged(script: scripts.Script, case: Case, reply: scripts.Reply, raw: Any) -> str:
     """Whoever needs to read it says so, and leaves it alone."""
     if script.name == "forget":
-        expected = ("ok", b"", None) if case.arguments["token"] == "" else (
+        any_will_do = case.arguments["state"] == ""
+        as_shown = (case.arguments["state"], case.arguments["token"]) == ("?", "")
+        expected = ("ok", b"", None) if any_will_do or as_shown else (
             "changed", case.there, case.there
         )  # fmt: skip
     else:

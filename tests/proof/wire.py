@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.proof.model import Record
+from tests.proof.model import Error, Record
 
 #: Milliseconds between an answer and a look at how long the record has left, on a busy machine. No
 #: two durations in use are that close to each other.
@@ -34,8 +34,19 @@ def written(record: Record | None) -> bytes | None:
     return b"".join((
         record.state.encode(), record.attempt.to_bytes(1, "big"), record.token.to_bytes(7, "big"),
         record.at.to_bytes(6, "big"),
-        *(len(field).to_bytes(size, "big") + field for size, field in fields), record.body,
+        *(len(field).to_bytes(size, "big") + field for size, field in fields),
+        *map(entry, record.errors), record.body,
     ))  # fmt: skip
+
+
+def entry(error: Error) -> bytes:
+    """The error's bytes, as record/steps.py lists them."""
+    rest = b"".join((
+        b"\0\0", error.state.encode(), error.generation.to_bytes(7, "big"),
+        error.at.to_bytes(6, "big"), len(error.task_id).to_bytes(2, "big"), error.task_id,
+        len(error.format).to_bytes(1, "big"), error.format, error.body,
+    ))  # fmt: skip
+    return len(rest).to_bytes(4, "big") + rest
 
 
 def microsecond(now_ms: int, raw: bytes | None) -> int:

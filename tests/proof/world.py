@@ -265,7 +265,7 @@ class World(Passes):
         )  # fmt: skip
 
     def _forgets(self, state: State) -> State:
-        _, state = self.calls(state, "forget", token="")
+        _, state = self.calls(state, "forget", state="", token="")
         return state
 
     def _echoes(self, echo: Echo) -> StepTaken:

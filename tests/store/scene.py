@@ -111,6 +111,7 @@ class Scene:
         owner: bytes | None = None,
         prior: bytes = b"",
         task_id: str = FIRST,
+        generation: int = 0,
         worker: str = WORKER,
         lease_ms: int = LEASE_MS,
         max_attempts: int = 5,
@@ -122,6 +123,7 @@ class Scene:
                     owner=owner or os.urandom(16),
                     prior=prior,
                     task_id=task_id,
+                    generation=generation,
                     worker=worker,
                     lease_ms=lease_ms,
                     retention_ms=RETENTION_MS,
@@ -139,10 +141,34 @@ class Scene:
     def fail(self, token: int, error: Payload = ERROR) -> Answer:
         return self._answer(self.store.execute(commands.fail(self.key, token, error, ERROR_MS)))
 
-    def release(self, token: int, hold_ms: int = 0) -> Answer:
+    def release(self, token: int, hold_ms: int = 0, generation: int = 0) -> Answer:
         return self._answer(
             self.store.execute(
-                commands.release(self.key, token, hold_ms=hold_ms, retention_ms=RETENTION_MS)
+                commands.release(
+                    self.key,
+                    token,
+                    hold_ms=hold_ms,
+                    retention_ms=RETENTION_MS,
+                    generation=generation,
+                )
+            )
+        )
+
+    def end_with_error(
+        self, token: int, error: Payload = ERROR, *, generation: int = 0, error_ms: int = ERROR_MS
+    ) -> Answer:
+        """Release it; the error is the last word for the task id."""
+        return self._answer(
+            self.store.execute(
+                commands.release(
+                    self.key,
+                    token,
+                    hold_ms=0,
+                    retention_ms=RETENTION_MS,
+                    generation=generation,
+                    error=error,
+                    error_ms=error_ms,
+                )
             )
         )
 
@@ -167,9 +193,19 @@ class Scene:
     def dispatched(self, task_id: str = FIRST) -> Answer:
         return self._answer(self.store.execute(commands.dispatched(self.key, task_id)))
 
-    def abandon(self, task_id: str = FIRST, worker: str = WORKER, grace_ms: int = 0) -> Answer:
+    def abandon(
+        self,
+        task_id: str = FIRST,
+        worker: str = WORKER,
+        grace_ms: int = 0,
+        error: Payload | None = None,
+    ) -> Answer:
         return self._answer(
-            self.store.execute(commands.abandon(self.key, task_id, worker, grace_ms=grace_ms))
+            self.store.execute(
+                commands.abandon(
+                    self.key, task_id, worker, grace_ms=grace_ms, error=error, error_ms=ERROR_MS
+                )
+            )
         )
 
     def reserve(
@@ -177,8 +213,8 @@ class Scene:
     ) -> Answer:
         return self._answer(self.store.execute(commands.reserve(key or self.key, task_id, hold_ms)))
 
-    def forget(self, token: int | None = None) -> Answer:
-        return self._answer(self.store.execute(commands.forget(self.key, token)))
+    def forget(self, shown: Record | str | None = None) -> Answer:
+        return self._answer(self.store.execute(commands.forget(self.key, shown)))
 
     # What may be given
 

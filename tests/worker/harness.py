@@ -183,7 +183,7 @@ class Shop:
     def __init__(self, server: RedisServer, directory: Path, **settings: Any) -> None:
         database = next(self._databases)
         url = server.url.rpartition("/")[0]
-        self._settings = {
+        self.settings = {
             "broker_url": f"{url}/{database}",
             "result_backend": f"{url}/{database}",
             "broker_connection_retry_on_startup": True,
@@ -193,7 +193,7 @@ class Shop:
         self.redis = Redis.from_url(f"{url}/{database}")
         self._directory = directory
         self.workers: list[Worker] = []
-        self.app: Celery = make_app(self._settings)
+        self.app: Celery = make_app(self.settings)
         self.ledger = Ledger.of(self.app)
 
     def start_worker(
@@ -210,7 +210,7 @@ class Shop:
         process = WorkerProcess(
             name,
             ("--concurrency", str(concurrency), *options),
-            {SETTINGS_VARIABLE: json.dumps(self._settings), **environment},
+            {SETTINGS_VARIABLE: json.dumps(self.settings), **environment},
             self._directory / f"{name}.log",
         )
         worker = Worker(process, self.app)

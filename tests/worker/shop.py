@@ -13,13 +13,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from celery import Celery, chain, group, shared_task
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import task_failure, task_success, worker_init
 
 from celery_idempotent import TASK_ID, IdempotentTask, LeaseLostError, signals
@@ -188,6 +189,48 @@ def run_out(self: Any, order: str, times: int = 1_000) -> str:
 
 flaky = task_of(run_out, "flaky")
 final = task_of(run_out, "final", idempotency_replay_errors=(OutOfStockError,))
+
+
+#: Seconds: longer than a message stays invisible in `SOON_VISIBLE`, its sweep included.
+LATE = 5.0
+
+
+class UnwritableError(Exception):
+    """An error that neither pickle nor JSON can write."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+
+
+def run_late(self: Any, order: str, writable: bool = True) -> None:
+    """Fail after so long that the broker has given up on the message."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        time.sleep(LATE)
+        raise OutOfStockError(order, 3) if writable else UnwritableError
+
+
+fail_late = task_of(run_late, "fail_late")
+fail_late_as_expected = task_of(run_late, "fail_late_as_expected", throws=(OutOfStockError,))
+fail_late_again = task_of(
+    run_late, "fail_late_again", autoretry_for=(OutOfStockError,), max_retries=1,
+    default_retry_delay=0,
+)  # fmt: skip
+fail_late_by_the_clock = task_of(run_late, "fail_late_by_the_clock", soft_time_limit=LATE - 1)
+fail_late_by_force = task_of(run_late, "fail_late_by_force", time_limit=LATE - 1)
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.poll_late", max_retries=None)
+def poll_late(self: Any, order: str, countdown: float, times: int, lost: bool = False) -> str:
+    """Retry so often, after so long that the broker has given up on the message."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        ledger.note(order, str(self.request.retries))
+        if len(ledger.runs(order)) > times:
+            return "done"
+        time.sleep(LATE)
+        if lost:
+            raise Retry(when=countdown)
+        raise self.retry(countdown=countdown)
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.try_later")

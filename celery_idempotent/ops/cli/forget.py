@@ -21,13 +21,14 @@ from celery_idempotent.ops.cli.command import (
 from celery_idempotent.ops.cli.target import WORDS_HELP, look, meant
 from celery_idempotent.ops.records import Choice, Sight, sights
 from celery_idempotent.record.record import State
+from celery_idempotent.store.commands import UNREADABLE
 
 FORGOTTEN, RUNNING, CHANGED, ABSENT = "forgotten", "running", "changed", "absent"
 
 _SAYS = {
     FORGOTTEN: "forgotten",
     RUNNING: "left alone: it runs, and its lease holds (--force)",
-    CHANGED: "left alone: it has changed meanwhile",
+    CHANGED: "left alone: it has changed meanwhile; look at it again, and forget what is there now",
     ABSENT: "gone already",
 }
 
@@ -96,8 +97,7 @@ def _forget(sight: Sight, gate: Gate, *, force: bool) -> str:
         if _started(now) and _lease_holds(now):
             return RUNNING
     record = sight.record
-    # What cannot be read has no token to compare.
-    case = gate.forget(sight.key, None if record is None else record.token)
+    case = gate.forget(sight.key, UNREADABLE if record is None else record)
     return {"ok": FORGOTTEN, "changed": CHANGED, "absent": ABSENT}[case]
 
 

@@ -47,6 +47,7 @@ def test_an_outcome_is_read_with_its_format() -> None:
     ("letter", "state", "continued"),
     [
         (b"R", State.RESERVED, False),
+        (b"E", State.RESERVED, False),
         (b"S", State.STARTED, False),
         (b"C", State.COMPLETED, False),
         (b"D", State.COMPLETED, True),
@@ -62,7 +63,7 @@ def test_the_letter_tells_the_state(letter: bytes, state: State, continued: bool
 
 
 def test_every_other_letter_is_of_a_newer_version() -> None:
-    for letter in set(range(256)) - set(b"RSCDFG"):
+    for letter in set(range(256)) - set(b"RSCDFGE"):
         with pytest.raises(CorruptRecordError, match="shop.charge:digest .*newer version"):
             read(raw_record(bytes([letter])))
 

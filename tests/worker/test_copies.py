@@ -1,0 +1,154 @@
+"""Executions that outlast the broker's visibility timeout, and end in an error.
+
+The broker takes the message for lost, and hands out a copy. That is put back while the execution
+runs, and is a message of its own from then on: it is answered by what the error has left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from billiard.exceptions import TimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded
+from celery.result import AsyncResult
+
+from tests.waiting import SOON, eventually
+from tests.worker.harness import SOON_VISIBLE, Shop
+from tests.worker.shop import (
+    LATE,
+    OutOfStockError,
+    fail_late,
+    fail_late_again,
+    fail_late_as_expected,
+    fail_late_by_force,
+    fail_late_by_the_clock,
+    poll_late,
+    report,
+)
+
+pytestmark = pytest.mark.worker
+
+#: By what ends the execution: the task, and the errors that its caller may get.
+ENDINGS: dict[str, tuple[Any, type[Exception] | str]] = {
+    "an error": (fail_late, OutOfStockError),
+    "an error that the task throws": (fail_late_as_expected, OutOfStockError),
+    "an error that cannot be pickled": (fail_late, "UnpickleableExceptionWrapper"),
+    "retries that are used up": (fail_late_again, OutOfStockError),
+    "a soft time limit": (fail_late_by_the_clock, SoftTimeLimitExceeded),
+    "a hard time limit": (fail_late_by_force, TimeLimitExceeded),
+}
+#: Executions that its message asks for.
+RUNS = {"retries that are used up": 2}
+#: Celery tells of a hard time limit twice.
+ERRBACKS = {"a hard time limit": 2}
+
+
+def order_of(ending: str) -> str:
+    return f"order that ends in {ending}"
+
+
+@pytest.mark.core
+class TestAnExecutionThatEndsInAnError:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def quiet(cls, open_shop: Callable[..., Shop]) -> Iterator[tuple[Shop, dict[str, AsyncResult]]]:
+        """The shop, once the broker has no message left, and the results."""
+        with open_shop(broker_transport_options=SOON_VISIBLE) as shop:
+            shop.start_worker(concurrency=8)
+            results = {}
+            for ending, (task, _) in ENDINGS.items():
+                order = order_of(ending)
+                signature = task.s(order, writable="pickled" not in ending)
+                results[ending] = signature.apply_async(link_error=report.si("failed", order))
+            results["of a map"] = fail_late.map([order_of("a map")]).delay()
+            for result in results.values():
+                result.get(timeout=SOON, propagate=False)
+            # Runs that follow one upon the other would never let it come to this.
+            shop.wait_until_empty()
+            yield shop, results
+
+    @pytest.mark.parametrize("ending", ENDINGS)
+    def test_is_not_run_again(self, quiet: Any, ending: str) -> None:
+        shop, results = quiet
+
+        runs = shop.ledger.runs(order_of(ending))
+
+        assert [run.task_id for run in runs] == [results[ending].id] * RUNS.get(ending, 1)
+        assert shop.ledger.signals(results[ending].id, "conflicted"), "there was a copy"
+        assert shop.ledger.signals(results[ending].id, "replayed"), "the copy was answered"
+
+    @pytest.mark.parametrize("ending", ENDINGS)
+    def test_keeps_its_error(self, quiet: Any, ending: str) -> None:
+        shop, results = quiet
+        result = shop.app.AsyncResult(results[ending].id)
+        kind = ENDINGS[ending][1]
+
+        assert result.state == "FAILURE"
+        assert type(result.result) is kind or type(result.result).__name__ == kind
+
+    @pytest.mark.parametrize("ending", ENDINGS)
+    def test_sends_its_errbacks_once(self, quiet: Any, ending: str) -> None:
+        shop, _ = quiet
+
+        assert len(shop.ledger.notes(order_of(ending))) == ERRBACKS.get(ending, 1)
+
+    @pytest.mark.parametrize("ending", ENDINGS)
+    def test_frees_the_key_for_others(self, quiet: Any, ending: str) -> None:
+        shop, _ = quiet
+        task, order = ENDINGS[ending][0], order_of(ending)
+        before = len(shop.ledger.runs(order))
+
+        assert task.idempotency_record(order, writable="pickled" not in ending) is None
+        task.delay(order, writable="pickled" not in ending).forget()
+
+        eventually(lambda: len(shop.ledger.runs(order)) > before, "another task id runs")
+
+    def test_as_an_item_of_a_map_is_not_run_again(self, quiet: Any) -> None:
+        shop, results = quiet
+
+        runs = shop.ledger.runs(order_of("a map"))
+
+        assert [run.end for run in runs] == ["OutOfStockError"]
+        assert results["of a map"].state == "FAILURE"
+
+
+class TestTwoTaskIdsOfOneKey:
+    def test_do_not_run_in_turn_for_ever(self, open_shop: Callable[..., Shop], order: str) -> None:
+        with open_shop(broker_transport_options=SOON_VISIBLE) as shop:
+            shop.start_worker(concurrency=4)
+            results = [fail_late.delay(order) for _ in range(2)]
+            for result in results:
+                result.get(timeout=SOON, propagate=False)
+
+            shop.wait_until_empty()
+            runs = shop.ledger.runs(order)
+            assert sorted(run.task_id for run in runs) == sorted(result.id for result in results)
+
+
+class TestAnExecutionThatRetries:
+    def test_is_not_run_by_a_copy_while_its_retry_is_awaited(
+        self, open_shop: Callable[..., Shop], order: str
+    ) -> None:
+        with open_shop(broker_transport_options=SOON_VISIBLE) as shop:
+            shop.start_worker(concurrency=4)
+            result = poll_late.delay(order, countdown=LATE, times=2)
+
+            assert result.get(timeout=2 * SOON) == "done"
+            shop.wait_until_empty()
+            assert shop.ledger.notes(order) == ["0", "1", "2"]
+            assert len(shop.ledger.signals(result.id, "conflicted")) > 2
+
+    def test_whose_retry_is_lost_is_run_by_a_copy_after_a_while(
+        self, open_shop: Callable[..., Shop], order: str
+    ) -> None:
+        with open_shop(broker_transport_options=SOON_VISIBLE, idempotency_lease=LATE) as shop:
+            shop.start_worker(concurrency=4)
+            result = poll_late.apply_async((order,), {"countdown": 0, "times": 1, "lost": True})
+            started_at = time.time()
+
+            assert result.get(timeout=2 * SOON) == "done"
+            assert shop.ledger.notes(order) == ["0", "0"]
+            assert shop.ledger.runs(order)[1].started_at > started_at + 2 * LATE
