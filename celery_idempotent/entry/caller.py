@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import Task
@@ -11,10 +11,11 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.states import SUCCESS
 from celery.utils.nodenames import gethostname
 
-from celery_idempotent.entry import continuation, passage
+from celery_idempotent.entry import continuation, delayed, passage
 from celery_idempotent.entry.clock import seconds_until
 from celery_idempotent.entry.confirming import confirming_producer
 from celery_idempotent.entry.passage import Passage
+from celery_idempotent.entry.requeue import RequeuePause, longest_wait
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.gate.caller import Fail, Release, Verdict
 from celery_idempotent.gate.execution import Execution
@@ -27,13 +28,6 @@ if TYPE_CHECKING:
     from celery.canvas import Signature
 
     from celery_idempotent.entry.task import IdempotentTask
-
-#: Seconds, at most, before a message is handed back that cannot be published.
-REQUEUE_PAUSE = 1.0
-
-#: Seconds that a message may wait in a worker where the transport does not say: half of the
-#: half-hour after which RabbitMQ gives a worker up that keeps one; Redis waits an hour.
-LONGEST_WAIT = 900.0
 
 
 #: More retries than any message of one task id has.
@@ -79,6 +73,7 @@ class TaskCall:
         self.continues = continuation.exists(request)
         self.execution: Execution | None = None
         self._request = request
+        self.began_at = monotonic()
         self._args = args
         self._kwargs = kwargs
 
@@ -157,23 +152,29 @@ class TaskCall:
     ) -> NoReturn:
         """Publish the message of `task`, then let this copy be acknowledged."""
         request = self._request
-        try:
-            message = task.signature_from_request(
-                request,
-                request.args,
-                request.kwargs,
-                countdown=min(seconds, _longest_wait(task)),
-                retries=request.retries,
-                headers=headers,
-                add_to_parent=False,
-            )
-            with confirming_producer(task.app) as producer:
-                message.apply_async(producer=producer)
-        except Exception as error:
-            # The message comes again at once, as it is, and not even the broker may take time over
-            # it. The errors behind this one would be a page of log for each.
-            time.sleep(min(seconds, REQUEUE_PAUSE))
-            raise Reject(f"{reason}; and it cannot be published: {error}", requeue=True) from None
+        pause = RequeuePause(task, request, self.began_at)
+        options = {
+            "countdown": min(seconds, longest_wait(task.app)),
+            "retries": request.retries,
+            "headers": headers,
+            "add_to_parent": False,
+        }
+        while True:
+            try:
+                message = task.signature_from_request(
+                    request,
+                    request.args,
+                    request.kwargs,
+                    **delayed.fitting(task.app, request.delivery_info, options),
+                )
+                with confirming_producer(task.app) as producer:
+                    message.apply_async(producer=producer)
+                break
+            except Exception as error:
+                if not pause.wait(error):
+                    # The errors behind this one would be a page of log for each.
+                    failure = f"{reason}; and it cannot be published: {error}"
+                    raise Reject(failure, requeue=True) from None
         raise Ignore from reason
 
     def ignore(self) -> NoReturn:
@@ -183,15 +184,6 @@ class TaskCall:
     def reject(self, reason: str) -> NoReturn:
         """Reject the message without requeueing it: the broker's dead letters get it."""
         raise Reject(reason, requeue=False)
-
-
-def _longest_wait(task: Task) -> float:
-    """Seconds that a message may wait in a worker for its time without being handed out again.
-
-    A broker takes one that waits longer for lost.
-    """
-    visible_again = (task.app.conf.broker_transport_options or {}).get("visibility_timeout")
-    return min(LONGEST_WAIT, visible_again / 2) if visible_again else LONGEST_WAIT
 
 
 def generation_of(request: Any) -> int:

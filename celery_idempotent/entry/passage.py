@@ -33,7 +33,7 @@ _BOUND = re.compile(
 _CARRIED = re.compile(
     r"([A-Za-z0-9_-]{22})\.((?:[0-9a-f]{16})?)\.([0-9]{1,9})\.((?:[0-9a-f]{2})*)", re.ASCII
 )
-_DEATH = re.compile(r"x-(first-|last-)?death")
+_DEATH = re.compile(r"x-((first-|last-)?death|delivery-count)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def _short(*values: Any) -> str:
 
 
 def _without_deaths(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """All but RabbitMQ's notes on where a message has been dead-lettered.
+    """All but RabbitMQ's notes on where a message has been dead-lettered, and how often requeued.
 
     It drops a message that is dead-lettered round a circle, and that is what it takes one for which
     brings them along and then waits in its delay queues.

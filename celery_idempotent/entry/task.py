@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
+from time import monotonic
 from typing import Any
 
 from celery import Celery, Task
@@ -14,10 +14,11 @@ from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
 from kombu.exceptions import EncodeError
 
-from celery_idempotent.entry import configuration, continuation, mapped, passage, publish
-from celery_idempotent.entry.caller import REQUEUE_PAUSE, TaskCall
+from celery_idempotent.entry import configuration, continuation, delayed, mapped, passage, publish
+from celery_idempotent.entry.caller import TaskCall
 from celery_idempotent.entry.configuration import TaskConfiguration
 from celery_idempotent.entry.passage import Passage
+from celery_idempotent.entry.requeue import RequeuePause
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.gate.execution import Execution, unprotected
 from celery_idempotent.key.key import Key
@@ -192,13 +193,16 @@ class IdempotentTask(Task):
 
         This leaves it with the broker: the task runs again, if earlier than it wished.
         """
-        try:
-            return super().retry(*args, **options)
-        except Reject as dropped:
-            if isinstance(dropped.reason, EncodeError):
-                raise  # no message can carry these arguments, today or tomorrow
-            time.sleep(REQUEUE_PAUSE)
-            raise Reject(dropped.reason, requeue=True) from None
+        call = TaskCall.of(self.request)
+        pause = RequeuePause(self, self.request, call.began_at if call else monotonic())
+        while True:
+            try:
+                return super().retry(*args, **options)
+            except Reject as dropped:
+                if isinstance(dropped.reason, EncodeError):
+                    raise  # no message can carry these arguments, today or tomorrow
+                if not pause.wait(dropped.reason):
+                    raise Reject(dropped.reason, requeue=True) from None
 
     def signature_from_request(
         self, request: Context | None = None, *args: Any, **options: Any
@@ -212,6 +216,7 @@ class IdempotentTask(Task):
             if call is not None:
                 headers = passage.put_back(headers, call.key, request.id)
             options["headers"] = headers
+        options = delayed.fitting(self.app, request.delivery_info, options)
         return super().signature_from_request(request, *args, **options)
 
     def on_replace(self, sig: Signature) -> Any:

@@ -42,7 +42,7 @@ class Tally:
             )
         }
         self._width = len(self._columns) * _CELL
-        self._cells = memoryview(mmap.mmap(-1, self._width * ROWS + _CELL)).cast("Q")
+        self._cells = memoryview(mmap.mmap(-1, self._width * ROWS + 2 * _CELL)).cast("Q")
         self._row = 0
         self._lock = threading.Lock()
 
@@ -68,7 +68,7 @@ class Tally:
                 found[task][signal.removeprefix(signals.PREFIX)] = number
         return {task: counts for task, counts in found.items() if counts}
 
-    # One more cell: whether monitors want events. Only the main process hears of it.
+    # Two more cells, for what only the main process is told.
 
     @property
     def events_wanted(self) -> bool:
@@ -78,6 +78,15 @@ class Tally:
     @events_wanted.setter
     def events_wanted(self, wanted: bool) -> None:
         self._cells[-1] = int(wanted)
+
+    @property
+    def shutting_down(self) -> bool:
+        """Whether the worker takes no more messages."""
+        return bool(self._cells[-2])
+
+    @shutting_down.setter
+    def shutting_down(self, begun: bool) -> None:
+        self._cells[-2] = int(begun)
 
 
 #: The one of this worker; None in any other program.

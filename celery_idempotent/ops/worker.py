@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery.signals import celeryd_after_setup, celeryd_init, worker_process_init
+from celery.signals import (
+    celeryd_after_setup,
+    celeryd_init,
+    worker_process_init,
+    worker_shutting_down,
+)
 
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.ops import tally
@@ -54,3 +59,9 @@ def _start_metrics(setting: Any) -> None:
 def _enter_process(**_: Any) -> None:
     if tally.tally is not None:
         tally.tally.enter_process()
+
+
+@worker_shutting_down.connect(weak=False)
+def _shut_down(**_: Any) -> None:
+    if tally.tally is not None:
+        tally.tally.shutting_down = True

@@ -148,6 +148,29 @@ class RabbitMQ(Stoppable):
             if _NOT_YET not in complaint or time.monotonic() > deadline:
                 raise RabbitMQError(f"The connections were not closed: {complaint}")
 
+    def block_publishers(self) -> None:
+        """Take no messages from now on, as when memory or disk space runs out.
+
+        Consumers are still served. A publisher waits, until `unblock_publishers`.
+
+        Raises:
+            RabbitMQError: the broker does not run.
+        """
+        self._set_memory_limit("0")
+
+    def unblock_publishers(self) -> None:
+        """Take messages again.
+
+        Raises:
+            RabbitMQError: the broker does not run.
+        """
+        self._set_memory_limit("0.4")  # RabbitMQ's default
+
+    def _set_memory_limit(self, fraction: str) -> None:
+        self._ours()
+        if complaint := self._tell("set_vm_memory_high_watermark", fraction):
+            raise RabbitMQError(f"The memory limit was not set: {complaint}")
+
     def _tell(self, *words: str) -> str:
         """What rabbitmqctl has to say against it; "" if it is done."""
         done = subprocess.run(

@@ -12,6 +12,8 @@ from celery_idempotent.ops.doctor.finding import Finding, Severity
 
 #: Transports with a visibility timeout, and theirs where nothing else is said (seconds).
 VISIBILITY_TIMEOUT = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
+#: Of a queue that kombu has not made, where nothing else is said: Amazon's own.
+SQS_VISIBILITY_TIMEOUT = 30.0
 #: kombu's Redis transport looks for such messages every so many seconds, times the throttle.
 RESTORE_INTERVAL, RESTORE_THROTTLE = 10.0, 10
 SWEEP_OPTIONS = ("unacked_restore_interval", "unacked_restore_throttle", "unacked_mutex_expire")
@@ -19,17 +21,20 @@ SWEEP_OPTIONS = ("unacked_restore_interval", "unacked_restore_throttle", "unacke
 MUTEX_EXPIRE = 300.0
 #: Seconds after which a sweep is worth a word.
 LONG_SWEEP = 60.0
+PREDEFINED = ", and the same in SQS: kombu does not set it for predefined_queues"
 
 
 def check(app: Celery) -> Iterator[Finding]:
     """All findings about the broker."""
     yield from visibility(app)
     yield from _recovery(app)
+    for queue in quorum_queues(app):
+        yield from _quorum_queue(queue)
 
 
 def visibility(app: Celery) -> Iterator[Finding]:
     """A lease that outlasts the visibility timeout."""
-    timeout, longest = _timeout(app), _longest_lease(app)
+    timeout, longest = visibility_timeout(app), _longest_lease(app)
     if timeout is None or longest is None or timeout >= longest[0]:
         return
     lease, task = longest
@@ -38,14 +43,15 @@ def visibility(app: Celery) -> Iterator[Finding]:
         Severity.WARNING,
         "broker",
         f"its visibility timeout ({timeout:g} s) is shorter than the lease of {task} ({lease:g} s)",
-        f"broker_transport_options['visibility_timeout'] above {lease:g}",
+        f"broker_transport_options['visibility_timeout'] above {lease:g}"
+        + (PREDEFINED if _has_predefined_queues(app) else ""),
         "messages of healthy workers are handed out again and again, and come back as conflicts; "
         "an eta or countdown beyond it does the same",
     )
 
 
 def _recovery(app: Celery) -> Iterator[Finding]:
-    timeout, longest = _timeout(app), _longest_lease(app)
+    timeout, longest = visibility_timeout(app), _longest_lease(app)
     if timeout is None or longest is None:
         return
     sweep = _sweep(app)
@@ -81,12 +87,52 @@ def _options(app: Celery) -> dict[str, Any]:
     return app.conf.broker_transport_options or {}
 
 
-def _timeout(app: Celery) -> float | None:
-    """The visibility timeout; None where the broker has none."""
+def _quorum_queue(queue: Any) -> Iterator[Finding]:
+    subject = f"queue {queue.name}"
+    if _argument(queue, "x-delivery-limit") is None:
+        yield Finding(
+            "delivery-limit",
+            Severity.NOTE,
+            subject,
+            "RabbitMQ 4 drops a message of a quorum queue after 20 returns to the queue",
+            "a policy with delivery-limit -1, or with a dead-letter-exchange, or x-delivery-limit",
+            "a message that cannot be published again is returned: 20 times take 80 minutes, less "
+            "where tasks have a hard time limit",
+        )
+    if queue.exchange.type == "direct":
+        yield Finding(
+            "delayed-delivery",
+            Severity.WARNING,
+            subject,
+            "Celery delays no message of a quorum queue whose exchange is direct",
+            "task_default_exchange_type = 'topic', or exchange_type in task_queues (Celery 5.5)",
+            "duplicates that come back wait in workers, and those that wait take the place of "
+            "others: a worker's prefetch count cannot grow with a quorum queue",
+        )
+
+
+def visibility_timeout(app: Celery) -> float | None:
+    """Seconds after which an unacknowledged message is delivered again; None where it never is."""
     default = VISIBILITY_TIMEOUT.get(_transport(app))
     if default is None:
         return None
-    return float(_options(app).get("visibility_timeout", default))
+    options = _options(app)
+    if _has_predefined_queues(app):
+        default = SQS_VISIBILITY_TIMEOUT
+    return float(options.get("visibility_timeout") or default)
+
+
+def _has_predefined_queues(app: Celery) -> bool:
+    return _transport(app) == "sqs" and bool(_options(app).get("predefined_queues"))
+
+
+def quorum_queues(app: Celery) -> list[Any]:
+    """The app's queues that it declares as quorum queues."""
+    return [q for q in app.amqp.queues.values() if _argument(q, "x-queue-type") == "quorum"]
+
+
+def _argument(queue: Any, name: str) -> Any:
+    return (queue.queue_arguments or {}).get(name)
 
 
 def _sweep(app: Celery) -> float:

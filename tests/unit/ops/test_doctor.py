@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from kombu import Exchange, Queue
 
 from celery_idempotent import TASK_ID, IdempotentTask
 from celery_idempotent.ops.doctor import Finding, broker, server, tasks, versions
@@ -139,6 +140,38 @@ class TestBroker:
         add(app)
 
         assert list(broker.check(app)) == []
+
+    def test_queues_of_sqs_that_kombu_has_not_made(self) -> None:
+        url, options = "sqs://key:secret@", {"predefined_queues": {"celery": {"url": "https://…"}}}
+        told_of = shop(url, broker_transport_options={**options, "visibility_timeout": 90})
+        untold = shop(url, broker_transport_options=options)
+        add(told_of)
+        add(untold)
+
+        assert list(broker.visibility(told_of)) == []
+        assert "predefined_queues" in told(broker.visibility(untold)).setting
+
+    @pytest.mark.parametrize(
+        ("exchange_type", "arguments", "found"),
+        [
+            ("topic", {}, {"delivery-limit"}),
+            ("topic", {"x-delivery-limit": -1}, set()),
+            ("direct", {"x-delivery-limit": -1}, {"delayed-delivery"}),
+        ],
+    )
+    def test_quorum_queues(
+        self, exchange_type: str, arguments: dict[str, int], found: set[str]
+    ) -> None:
+        queue = Queue(
+            "orders",
+            Exchange("orders", type=exchange_type),
+            "orders",
+            queue_arguments={"x-queue-type": "quorum", **arguments},
+        )
+        app = shop("amqp://guest:secret@localhost//", task_queues=[queue])
+        add(app)
+
+        assert names(broker.check(app)) == found
 
 
 class TestTasks:

@@ -1,0 +1,166 @@
+"""RabbitMQ's quorum queues: Celery delays in them, and they drop what is requeued too often."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery.result import AsyncResult
+
+from celery_idempotent.entry.requeue import PAUSE_FACTOR, REQUEUE_PAUSE
+from celery_idempotent.testing.rabbitmq import RabbitMQ
+from tests.waiting import SOON
+from tests.worker.harness import Shop
+from tests.worker.shop import pack, try_later
+
+pytestmark = [pytest.mark.worker, pytest.mark.rabbitmq]
+
+#: Seconds: a worker under test gives up publishing sooner than others do.
+CONFIRM_TIMEOUT = 0.5
+#: Seconds, and the longest that a duplicate stays away.
+LEASE = 2.0
+#: Requeues after which a queue drops a message, where a test says nothing else; 20 in RabbitMQ 4.
+DELIVERY_LIMIT = 2
+
+
+@pytest.fixture(scope="module")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    with RabbitMQ.start() as server:
+        yield server
+
+
+def settings_for(rabbitmq: RabbitMQ, delivery_limit: int) -> dict[str, Any]:
+    """Those of a shop with two quorum queues of its own."""
+    names = [f"queue-{uuid4().hex[:8]}" for _ in range(2)]
+    queues = {
+        name: {
+            "exchange": name,
+            "exchange_type": "topic",
+            "binding_key": name,
+            "queue_arguments": {"x-queue-type": "quorum", "x-delivery-limit": delivery_limit},
+        }
+        for name in names
+    }
+    return {
+        "broker_url": rabbitmq.url,
+        "task_queues": queues,
+        "task_default_queue": names[0],
+        "idempotency_lease": LEASE,
+        "shop_confirm_timeout": CONFIRM_TIMEOUT,
+    }
+
+
+@pytest.fixture(scope="module")
+def shared_shop(rabbitmq: RabbitMQ, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    with open_shop(**settings_for(rabbitmq, DELIVERY_LIMIT)) as shop:
+        for queue in shop.app.conf.task_queues:
+            shop.start_worker("--queues", queue)
+        yield shop
+
+
+@pytest.fixture(params=["the default queue", "another queue"])
+def queue(request: pytest.FixtureRequest, shop: Shop) -> str:
+    default, other = shop.app.conf.task_queues
+    return default if request.param == "the default queue" else other
+
+
+class TestDelayed:
+    """A message that is published again with a countdown; Celery 5.5 lets RabbitMQ hold it."""
+
+    def test_a_duplicate_comes_back_until_it_replays(
+        self, shop: Shop, order: str, queue: str
+    ) -> None:
+        shop.ledger.hold(order)
+        first = pack.apply_async((order,), queue=queue)
+        shop.ledger.wait_for_run(order)
+        duplicate = pack.apply_async((order,), queue=queue)
+        # More often than the queue would deliver it.
+        shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=DELIVERY_LIMIT + 2)
+        shop.ledger.release(order)
+
+        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+        assert receivers(shop, duplicate.id) == [queue]
+        assert "reject requeue=True" not in shop.workers[0].logs() + shop.workers[1].logs()
+
+    def test_a_retry_within_a_second_runs_again(self, shop: Shop, order: str, queue: str) -> None:
+        result = try_later.apply_async((order, 0.1), queue=queue)
+
+        receipt = result.get(timeout=SOON)
+        assert try_later.apply_async((order, 0.1), queue=queue).get(timeout=SOON) == receipt
+        assert [run.end for run in shop.ledger.runs(order)] == ["Retry", "returned"]
+        assert receivers(shop, result.id) == [queue]
+
+
+class TestPublishersBlocked:
+    """The broker delivers messages and takes none, as during a memory or disk alarm."""
+
+    @pytest.fixture
+    def open_with_limit(
+        self, rabbitmq: RabbitMQ, open_shop: Callable[..., Shop]
+    ) -> Iterator[Callable[[int], Shop]]:
+        with ExitStack() as stack:
+
+            def open_with_limit(delivery_limit: int) -> Shop:
+                settings = settings_for(rabbitmq, delivery_limit)
+                shop = stack.enter_context(open_shop(**settings, task_publish_retry=False))
+                shop.start_worker()
+                return shop
+
+            yield open_with_limit
+            rabbitmq.unblock_publishers()
+
+    def run_and_block(
+        self, shop: Shop, rabbitmq: RabbitMQ, order: str
+    ) -> tuple[AsyncResult, AsyncResult]:
+        """A task that runs, and a duplicate that is received when nothing can be published."""
+        (worker,) = shop.workers
+        shop.ledger.hold(order)
+        first = pack.delay(order)
+        shop.ledger.wait_for_run(order)
+        worker.freeze()
+        duplicate = pack.delay(order)
+        rabbitmq.block_publishers()
+        worker.thaw()
+        return first, duplicate
+
+    def test_a_duplicate_outlasts_it(
+        self, open_with_limit: Callable[[int], Shop], rabbitmq: RabbitMQ, order: str
+    ) -> None:
+        shop = open_with_limit(1)
+        first, duplicate = self.run_and_block(shop, rabbitmq, order)
+        shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+        # The first pause would be over by then, and the queue would drop the message.
+        time.sleep(CONFIRM_TIMEOUT + REQUEUE_PAUSE)
+        rabbitmq.unblock_publishers()
+        shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=3)
+        shop.ledger.release(order)
+
+        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+
+    def test_it_does_not_hold_up_a_warm_shutdown(
+        self, open_with_limit: Callable[[int], Shop], rabbitmq: RabbitMQ, order: str
+    ) -> None:
+        shop = open_with_limit(5)
+        (worker,) = shop.workers
+        first, duplicate = self.run_and_block(shop, rabbitmq, order)
+        shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=3)
+        shop.ledger.release(order)
+        began_at = time.monotonic()
+        worker.container.ask_to_stop()
+        assert worker.wait_for_exit() == 0
+        assert time.monotonic() - began_at < REQUEUE_PAUSE * PAUSE_FACTOR**2 / 2
+        rabbitmq.unblock_publishers()
+        shop.start_worker()
+
+        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+        assert len(shop.ledger.runs(order)) == 1
+
+
+def receivers(shop: Shop, task_id: str) -> list[str]:
+    """The queues whose workers have received messages of the task."""
+    workers = zip(shop.app.conf.task_queues, shop.workers, strict=True)
+    return [queue for queue, worker in workers if f"[{task_id}] received" in worker.logs()]
