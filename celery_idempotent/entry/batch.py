@@ -118,6 +118,7 @@ class _Batch(Sequence[Entry]):
                 self._open[entry.key] = entry
             if entry.running is not None:
                 entry.running.start()
+                entry.running.announce()
 
     async def _complete(
         self, values: Mapping[Hashable, Any] | None, world: World

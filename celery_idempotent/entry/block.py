@@ -16,7 +16,7 @@ from celery_idempotent.gate.async_gate import AsyncGate
 from celery_idempotent.gate.at_once import at_once
 from celery_idempotent.gate.caller import Release, Verdict
 from celery_idempotent.gate.execution import AnyExecution, AsyncExecution, Execution
-from celery_idempotent.gate.gate import Gate, begin
+from celery_idempotent.gate.gate import Admission, Gate, begin
 from celery_idempotent.gate.loop import Loop
 from celery_idempotent.gate.outcome import Failure, Outcome, Result
 from celery_idempotent.gate.running import Running
@@ -96,15 +96,20 @@ class _Execution:
         return self._execution
 
     async def _begin(self, payloads: Payloads) -> None:
+        admission = Admission(self._call, self._world, payloads)
         try:
-            standing = await begin(self._call, self._world, payloads)
+            standing = await begin(admission)
         except ConflictError as error:
             self.conflict = error
             return
+        except GeneratorExit:
+            raise  # the loop is gone: nothing can be awaited any more
+        except BaseException:
+            await admission.give_back()
+            raise
         if isinstance(standing, Running):
             self.decision, self._execution = Decision.RUN, standing.execution
             self._running = standing
-            standing.start()
         elif isinstance(standing, AnyExecution):
             self.decision, self._execution = Decision.RUN, standing
         else:
@@ -203,8 +208,12 @@ class Block:
     def __enter__(self) -> BlockExecution:
         gate = self._gates[0]()
         execution = BlockExecution(self._call, gate.world)
-        at_once(execution._begin(gate.payloads))  # noqa: SLF001
-        return self._entered(execution)
+        try:
+            at_once(execution._begin(gate.payloads))  # noqa: SLF001
+            return self._entered(execution)
+        except BaseException as error:
+            at_once(execution._end(error))  # noqa: SLF001
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None

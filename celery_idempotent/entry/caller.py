@@ -11,7 +11,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.states import SUCCESS
 from celery.utils.nodenames import gethostname
 
-from celery_idempotent.entry import continuation, delayed, passage
+from celery_idempotent.entry import continuation, delayed, passage, soft_limits
 from celery_idempotent.entry.clock import seconds_until
 from celery_idempotent.entry.confirming import confirming_producer
 from celery_idempotent.entry.passage import Passage
@@ -19,6 +19,7 @@ from celery_idempotent.entry.requeue import RequeuePause, longest_wait
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.gate.caller import Fail, Release, Verdict
 from celery_idempotent.gate.execution import Execution
+from celery_idempotent.gate.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
 from celery_idempotent.settings import Settings
@@ -77,6 +78,16 @@ class TaskCall:
         self._args = args
         self._kwargs = kwargs
 
+    @property
+    def soft_limit(self) -> SoftLimit | None:
+        """The message's; an eager call is under the limit of another message, if of any."""
+        return None if self._request.is_eager else soft_limits.of(self._request)
+
+    @property
+    def wait_timeout(self) -> float:
+        """What is configured, but no time limit is reached by waiting."""
+        return min(self.settings.wait_timeout, soft_limits.longest_wait(self._request))
+
     def run(self, execution: Execution) -> Any:
         """Run the task's body, ``autoretry_for`` and the like included."""
         self.execution = execution
@@ -133,7 +144,7 @@ class TaskCall:
             self.own_outcome = False
             continuation.drop(self._request)
 
-    def come_back(self, seconds: float, prior: bytes, reason: IdempotencyError) -> NoReturn:
+    def come_back(self, seconds: float, prior: bytes, reason: BaseException) -> NoReturn:
         """Publish the message again under its id, then let this copy be acknowledged.
 
         In this order, because the broker may take an acknowledgement of a copy for one of the
@@ -148,7 +159,7 @@ class TaskCall:
         self.publish_again(self.sender, seconds, headers, reason)
 
     def publish_again(
-        self, task: Task, seconds: float, headers: dict[str, Any] | None, reason: IdempotencyError
+        self, task: Task, seconds: float, headers: dict[str, Any] | None, reason: BaseException
     ) -> NoReturn:
         """Publish the message of `task`, then let this copy be acknowledged."""
         request = self._request

@@ -275,7 +275,7 @@ class _MessageCall(DirectCall):
     def replayed(self, record: Record) -> None:
         self.was_replayed = True
 
-    def come_back(self, seconds: float, prior: bytes, reason: IdempotencyError) -> NoReturn:
+    def come_back(self, seconds: float, prior: bytes, reason: BaseException) -> NoReturn:
         raise _ComeBackError(seconds, prior) from reason
 
     def ignore(self) -> NoReturn:

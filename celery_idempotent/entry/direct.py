@@ -11,6 +11,7 @@ from celery_idempotent.entry.caller import worker_name
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.gate.caller import Fail, Release, Verdict
 from celery_idempotent.gate.execution import AnyExecution
+from celery_idempotent.gate.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
 from celery_idempotent.settings import Settings
@@ -25,6 +26,8 @@ class DirectCall:
     prior = b""
     returns = 0
     generation = 0
+    #: It belongs to whoever calls.
+    soft_limit: SoftLimit | None = None
 
     def __init__(self, sender: Any, key: Key, settings: Settings) -> None:
         self.sender = sender
@@ -33,6 +36,7 @@ class DirectCall:
         #: Nobody else has it: no other call is a copy of this one.
         self.task_id = str(uuid4())
         self.worker = worker_name(None, os.getpid())
+        self.wait_timeout = settings.wait_timeout
         self.own_outcome = False
 
     def run(self, execution: Any) -> Any:
@@ -50,7 +54,7 @@ class DirectCall:
     def replayed(self, record: Record) -> None:
         """Nothing follows a call."""
 
-    def come_back(self, seconds: float, prior: bytes, reason: IdempotencyError) -> NoReturn:
+    def come_back(self, seconds: float, prior: bytes, reason: BaseException) -> NoReturn:
         """The caller decides whether to call again."""
         raise reason
 

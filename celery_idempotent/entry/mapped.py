@@ -12,7 +12,6 @@ from celery._state import _task_stack
 from celery.app.task import Context
 
 from celery_idempotent.entry.caller import TaskCall
-from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.gate.execution import Execution
 from celery_idempotent.ops.gated import MAPPING
 from celery_idempotent.record.record import Record
@@ -40,6 +39,10 @@ class ItemCall(TaskCall):
         request.idempotency_items = getattr(request, "idempotency_items", 0) + 1
         return f"{request.id}/{request.idempotency_items}"
 
+    @property
+    def soft_limit(self) -> None:
+        """The limit is the whole message's, which has other items."""
+
     def run(self, execution: Execution) -> Any:
         """Run the item under a request of its own, as Celery does for a plain call."""
         self.execution = execution
@@ -55,7 +58,7 @@ class ItemCall(TaskCall):
     def replayed(self, record: Record) -> None:
         """What follows the message follows all its items; no single one decides on it."""
 
-    def come_back(self, seconds: float, prior: bytes, reason: IdempotencyError) -> NoReturn:
+    def come_back(self, seconds: float, prior: bytes, reason: BaseException) -> NoReturn:
         """Put the whole message back; the items that are done will replay."""
         if self._request.is_eager:
             raise reason

@@ -14,7 +14,15 @@ from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
 from kombu.exceptions import EncodeError
 
-from celery_idempotent.entry import configuration, continuation, delayed, mapped, passage, publish
+from celery_idempotent.entry import (
+    configuration,
+    continuation,
+    delayed,
+    mapped,
+    passage,
+    publish,
+    soft_limits,
+)
 from celery_idempotent.entry.caller import TaskCall
 from celery_idempotent.entry.configuration import TaskConfiguration
 from celery_idempotent.entry.passage import Passage
@@ -117,8 +125,10 @@ class IdempotentTask(Task):
             # The body may pass them on: a key that was published by name is not bound yet.
             request.headers = passage.bound(self.name, request.id, request.headers)
         if carried.ungated or not configured.settings.enabled:
-            plain = self.run if kind is TaskCall else super().__call__
-            return plain(*args, **kwargs)
+            if kind is not TaskCall:
+                return super().__call__(*args, **kwargs)
+            soft_limits.let_through(request)
+            return self.run(*args, **kwargs)
         key = carried.key or configured.rule.derive(
             args, kwargs, task_id=kind.id_for_key(request), explicit=carried.explicit
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.gate.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
 from celery_idempotent.settings import Settings
@@ -58,6 +59,14 @@ class Caller(Protocol):
     #: Set by the gate: the record's outcome is this task id's own.
     own_outcome: bool
 
+    @property
+    def soft_limit(self) -> SoftLimit | None:
+        """The soft time limit that is this call's alone; None if more than the call is under it."""
+
+    @property
+    def wait_timeout(self) -> float:
+        """Seconds to wait for a key that is held, at most."""
+
     def run(self, execution: Any) -> Any:
         """Do the work. Whatever it raises comes out of the gate.
 
@@ -74,7 +83,7 @@ class Caller(Protocol):
     def replayed(self, record: Record) -> None:
         """The record answers this call."""
 
-    def come_back(self, seconds: float, prior: bytes, reason: IdempotencyError) -> NoReturn:
+    def come_back(self, seconds: float, prior: bytes, reason: BaseException) -> NoReturn:
         """Put the message back for later, then leave it; raise `reason` where there is none."""
 
     def ignore(self) -> NoReturn:

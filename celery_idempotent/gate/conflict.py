@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from celery_idempotent import signals
-from celery_idempotent.errors import ConflictError, IdempotencyError, KeyReusedError
+from celery_idempotent.errors import ConflictError, KeyReusedError
 from celery_idempotent.gate.caller import Caller
 from celery_idempotent.record.record import Record
 
@@ -41,7 +41,7 @@ def reused(record: Record) -> KeyReusedError:
     )
 
 
-def come_back(call: Caller, prior: bytes, reason: IdempotencyError) -> NoReturn:
+def come_back(call: Caller, prior: bytes, reason: BaseException) -> NoReturn:
     """Put `call` back for later, a little later each time."""
     call.come_back(return_delay(call.returns, call.settings.lease), prior, reason)
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from time import monotonic
 from typing import Any, NoReturn
 
 from celery_idempotent import signals
-from celery_idempotent.errors import CorruptRecordError, NotReadyError, StoreUnavailableError
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    IdempotencyError,
+    NotReadyError,
+    StoreUnavailableError,
+)
 from celery_idempotent.gate import conflict
 from celery_idempotent.gate.at_once import at_once
 from celery_idempotent.gate.caller import Caller
@@ -18,9 +22,11 @@ from celery_idempotent.gate.outcome import Outcome
 from celery_idempotent.gate.replay import replay
 from celery_idempotent.gate.running import Running
 from celery_idempotent.gate.settle import settle
+from celery_idempotent.gate.soft_limit import Interrupted
 from celery_idempotent.gate.threads import Threads
 from celery_idempotent.gate.world import World
 from celery_idempotent.key.key import Key
+from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import commands
@@ -66,7 +72,7 @@ class Gate:
             StoreUnavailableError: Redis cannot be asked, and the policy is ``raise``.
             BaseException: whatever the work raises, and whatever a stored error was.
         """
-        return at_once(enter(call, self.world, self.payloads)).get()
+        return at_once(enter(call, self.world, self.payloads), call.soft_limit).get()
 
     def forget(self, key: Key, shown: Record | str | None = None) -> str:
         """Drop the record of `key`, and what it has in the depot.
@@ -92,43 +98,118 @@ class Gate:
 
 async def enter(call: Caller, world: World, payloads: Payloads) -> Outcome:
     """How `call` ends; raises what :meth:`Gate.enter` does but for the work's own errors."""
-    standing = await begin(call, world, payloads)
-    if isinstance(standing, Running):
-        try:
-            standing.start()
+    admission = Admission(call, world, payloads)
+    try:
+        standing = await begin(admission)
+        if isinstance(standing, Running):
             outcome = await world.run(standing.work, standing.interrupt)
             return await settle(standing, outcome)
-        finally:
-            standing.over()
-    if isinstance(standing, AnyExecution):
-        unprotected = standing
-        return await world.run(lambda: call.run(unprotected))
-    return standing
+        if isinstance(standing, AnyExecution):
+            unprotected = standing
+            return await world.run(lambda: call.run(unprotected))
+        return standing
+    except Interrupted as stop:
+        admission.unanswered = False  # if it was granted, the next pass knows it as its own
+        await admission.give_back()
+        logger.warning("%s: task %s comes back: %r struck", call.key, call.task_id, stop.error)
+        conflict.come_back(call, _prior(call, admission.owner), stop.error)
+    except GeneratorExit:
+        raise  # the loop is gone: nothing can be awaited any more
+    except BaseException:
+        await admission.give_back()
+        raise
+    finally:
+        admission.over()
 
 
-async def begin(call: Caller, world: World, payloads: Payloads) -> Running | AnyExecution | Outcome:
-    """What `call` may do: run, run without protection, or take what is there already."""
+class Admission:
+    """What one call has been granted, or may have been: none of it outlives the flow."""
+
+    def __init__(self, call: Caller, world: World, payloads: Payloads) -> None:
+        self.call = call
+        self.world = world
+        self.payloads = payloads
+        self.owner = os.urandom(OWNER_BYTES)
+        #: A begin was sent, and what it was answered is not known.
+        self.unanswered = False
+        self.running: Running | None = None
+
+    async def ask(self) -> Reply:
+        """Ask for the right to run; the answer that grants it leaves `running` behind."""
+        sent_at = monotonic()
+        self.unanswered = True
+        try:
+            answer = await self.world.ask(asking(self.call, self.owner))
+        except IdempotencyError:
+            self.unanswered = False
+            raise
+        if answer.case == "begun":
+            begun = layout.begun(answer.raw)
+            self.running = Running(self.call, begun, self.world, self.payloads, sent_at)
+        self.unanswered = False
+        self.world.store.outage.over()
+        if signals.answered.receivers:
+            _tell_answer(self.call, answer, monotonic() - sent_at)
+        return answer
+
+    async def give_back(self) -> None:
+        """Free the key, if it is held and the flow has left it so: a signal's handler has raised.
+
+        Any line of the flow can be the one that does, so what it knows is not the whole.
+        """
+        try:
+            if self.unanswered:
+                await self.ask()
+            running = self.running
+            if running is not None and not running.settled:
+                running.over()
+                await running.release()
+        except IdempotencyError as trouble:
+            logger.warning(
+                "%s: the key is not given back: %s; its lease ends by itself",
+                self.call.key,
+                trouble,
+            )
+
+    def over(self) -> None:
+        """Nothing is left to protect."""
+        if self.running is not None:
+            self.running.over()
+
+
+async def begin(admission: Admission) -> Running | AnyExecution | Outcome:
+    """What the call may do: run, run without protection, or take what is there already."""
+    call, world = admission.call, admission.world
     settings = call.settings
-    owner = os.urandom(OWNER_BYTES)
-    ask = asking(call, owner)
-    sent_at = monotonic()
-    give_up_at = sent_at + settings.wait_timeout
+    since = monotonic()
+    announced = 0
     while True:
         try:
-            answer = await world.execute(ask)
+            answer = await admission.ask()
         except StoreUnavailableError as error:
-            return without_store(call, world, owner, error)
-        world.store.outage.over()
-        if signals.answered.receivers:
-            _tell_answer(call, answer, monotonic() - sent_at)
-        if answer.case == "begun":
-            return Running(call, layout.begun(answer.raw), world, payloads, sent_at)
+            return without_store(call, world, admission.owner, error)
+        running = admission.running
+        if running is not None:
+            running.start()
+            if running.execution.token != announced:
+                running.announce()
+            elif not running.lease.trusted:
+                await admission.give_back()
+                late = StoreUnavailableError("Redis answers later than idempotency_lease allows")
+                return without_store(call, world, admission.owner, late)
+            if running.lease.trusted:
+                return running
+            # The process stood still meanwhile. Asked by the same id Redis tells who has the key.
+            logger.warning("%s: the lease ended before task %s ran", call.key, call.task_id)
+            announced, admission.running = running.execution.token, None
+            running.over()
+            continue
         if answer.case == "corrupt":
             raise layout.corrupt(str(call.key))
         record = world.store.record(call.key, answer.raw)
         if answer.case == "finished":
             try:
-                return await replay(call, record, world, payloads)
+                return await replay(call, record, world, admission.payloads)
             except NotReadyError:
                 conflict.refuse(call, record)
             except StoreUnavailableError as error:
@@ -137,11 +218,11 @@ async def begin(call: Caller, world: World, payloads: Payloads) -> Running | Any
             refusal = conflict.reused(record)
             logger.warning("Task %s is refused: %s", call.task_id, refusal)
             raise refusal
-        left = give_up_at - monotonic()
-        if settings.on_conflict != "wait" or left <= 0:
+        waits = settings.on_conflict == "wait"
+        left = since + call.wait_timeout - monotonic() if waits else 0.0
+        if left <= 0:
             conflict.refuse(call, record)
         await world.until_changed(call.key, answer.raw, min(left, _stretch(record, answer.now_ms)))
-        sent_at = monotonic()
 
 
 def _stretch(record: Record, now_ms: int) -> float:
@@ -214,6 +295,10 @@ def without_store(
         return world.execution(str(call.key), token=0, attempt=1)
     if policy == "raise":
         raise error
-    # Redis may have granted the begin whose answer was lost: the next pass must know it again.
-    prior = (call.prior + owner)[-PRIOR_PASSES * OWNER_BYTES :]
-    call.come_back(conflict.return_delay(call.returns, settings.breaker_pause), prior, error)
+    delay = conflict.return_delay(call.returns, settings.breaker_pause)
+    call.come_back(delay, _prior(call, owner), error)
+
+
+def _prior(call: Caller, owner: bytes) -> bytes:
+    """Redis may have granted a begin whose answer was lost: the next pass must know it again."""
+    return (call.prior + owner)[-PRIOR_PASSES * OWNER_BYTES :]

@@ -54,6 +54,9 @@ class Loop:
         """The store's answer, which comes even if the flow is cancelled meanwhile."""
         return await self._answer(lambda: self.store.execute(command))
 
+    #: No soft time limit strikes between two awaits.
+    ask = execute
+
     async def execute_all(self, many: Sequence[Command]) -> list[Reply | IdempotencyError]:
         """The store's answers, which come even if the flow is cancelled meanwhile."""
         return await self._answer(lambda: self.store.execute_all(many))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from time import monotonic
 from typing import Any
 
 from celery_idempotent import signals
@@ -22,6 +21,7 @@ from celery_idempotent.gate.gate import OWNER_BYTES, asking, without_store
 from celery_idempotent.gate.running import STORE_AGAIN, Running
 from celery_idempotent.gate.settle import completing, unsaved
 from celery_idempotent.gate.world import World
+from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 from celery_idempotent.store.commands import Command

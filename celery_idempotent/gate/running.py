@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from celery_idempotent import signals
-from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
+from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
 from celery_idempotent.gate.caller import Caller, Release
 from celery_idempotent.gate.steps import Steps
 from celery_idempotent.gate.world import World
+from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.held import Lease
 from celery_idempotent.record.layout import Begun
 from celery_idempotent.store import commands
@@ -33,7 +33,7 @@ class Running:
 
     Args:
         begun: what it has granted.
-        sent_at: monotonic seconds, taken before the begin was sent.
+        sent_at: seconds of `lease.clock`, taken before the begin was sent.
     """
 
     def __init__(
@@ -55,12 +55,19 @@ class Running:
         self.work = partial(call.run, self.execution)
         #: Under ``on_lease_lost="abort"``.
         self.interrupt = world.interrupt() if settings.on_lease_lost == "abort" else None
+        #: The record has the outcome, or is no longer held, or cannot be written to.
+        self.settled = False
+        #: The process is to end: write once, and do not wait for Redis.
+        self.in_haste = False
         self._loss_told = False
         self._idle = begun.idle
 
     def start(self) -> None:
-        """Keep the lease alive from now on, and tell what begins, and over what."""
+        """Keep the lease alive from now on."""
         self.world.hold(self.lease)
+
+    def announce(self) -> None:
+        """Tell what begins, and over what."""
         self.send(signals.begun)
         if self.execution.recovered:
             logger.info(
@@ -102,7 +109,14 @@ class Running:
 
     async def release(self, verdict: Release = FREE, error: Payload | None = None) -> Reply:
         """Give the key back as `verdict` says; `error` is left for copies of the message."""
-        return await self.world.execute(self.releasing(verdict, error))
+        try:
+            answer = await self.world.execute(self.releasing(verdict, error))
+        except IdempotencyError:
+            self.settled = True  # its lease ends by itself
+            raise
+        self.settled = True
+        return answer
+
 
     def releasing(self, verdict: Release = FREE, error: Payload | None = None) -> Command:
         """The command that gives the key back."""
@@ -141,6 +155,8 @@ class Running:
         For a lease's time even where ours has ended before: Redis may have been away from
         everybody, and then nobody has taken over. It knows, and refuses if somebody has.
         """
+        if self.in_haste:
+            return False
         return self.lease.trusted or monotonic() < since + self.lease.seconds
 
     def _lost(self) -> None:

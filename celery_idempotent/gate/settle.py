@@ -15,7 +15,7 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.gate import conflict
 from celery_idempotent.gate.caller import Delegate, Fail, Release
-from celery_idempotent.gate.outcome import Failure, Outcome
+from celery_idempotent.gate.outcome import Failure, Outcome, Result
 from celery_idempotent.gate.replay import replay
 from celery_idempotent.gate.running import Running
 from celery_idempotent.record import layout
@@ -34,6 +34,32 @@ async def settle(running: Running, outcome: Outcome) -> Outcome:
     Raises:
         BaseException: what the caller raises to come back for the outcome of a rival that runs.
     """
+    try:
+        return await _settle(running, outcome)
+    except GeneratorExit:
+        raise
+    except BaseException as struck:
+        if running.settled:
+            raise
+        # By a signal whose handler raises. The work is done: what is left is to say so.
+        running.in_haste = not isinstance(struck, Exception)
+        outcome = await _again(running, outcome)
+        if running.in_haste:
+            raise
+        logger.warning("%s: %r struck after the work had ended", running.execution.key, struck)
+        return outcome
+
+
+async def _again(running: Running, outcome: Outcome) -> Outcome:
+    try:
+        return await _settle(running, outcome)
+    except Exception as error:
+        if not running.settled and isinstance(outcome, Result):
+            unsaved(running, error)
+        raise
+
+
+async def _settle(running: Running, outcome: Outcome) -> Outcome:
     if isinstance(outcome, Failure):
         return await _with_error(running, outcome)
     answer = await _store(running, await completing(running, outcome.value))
@@ -86,19 +112,15 @@ def _told(running: Running, payload: Payload, part: str) -> Payload:
     return payload
 
 
-async def _store(running: Running, outcome: Command, *, struck: bool = False) -> Reply | None:
+async def _store(running: Running, outcome: Command) -> Reply | None:
     """Store the outcome; None if Redis stays away."""
+    answer = None
     try:
-        return await running.persist(outcome)
+        answer = await running.persist(outcome)
     except StoreUnavailableError as error:
         unsaved(running, error)
-        return None
-    except Exception as error:
-        # A soft time limit, which strikes once. The work is done: what is left is to say so.
-        if struck:
-            unsaved(running, error)
-            raise
-        return await _store(running, outcome, struck=True)
+    running.settled = True
+    return answer
 
 
 def unsaved(running: Running, error: Exception) -> None:

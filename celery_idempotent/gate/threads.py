@@ -9,6 +9,7 @@ from typing import TypeVar
 from celery_idempotent.errors import IdempotencyError, LeaseLostError
 from celery_idempotent.gate.execution import Execution
 from celery_idempotent.gate.outcome import Failure, Outcome, Result
+from celery_idempotent.gate.soft_limit import BODY, FLOW, WAIT, Interrupted, SoftLimit, current
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.lease.interrupt import Interrupt
@@ -33,6 +34,17 @@ class Threads:
         """The store's answer."""
         return self.store.execute(command)
 
+    async def ask(self, command: Command) -> Reply:
+        """The store's answer, unless a soft time limit strikes first."""
+        limit = current()
+        if limit is None:
+            return self.store.execute(command)
+        try:
+            limit.begin(WAIT)
+            return self.store.execute(command)
+        finally:
+            limit.phase = FLOW
+
     async def execute_all(self, many: Sequence[Command]) -> list[Reply | IdempotencyError]:
         """The store's answers."""
         return self.store.execute_all(many)
@@ -42,20 +54,37 @@ class Threads:
         time.sleep(seconds)
 
     async def until_changed(self, key: Key, seen: bytes, seconds: float) -> None:
-        """Block this thread meanwhile."""
-        self.store.until_changed(key, seen, seconds)
+        """Block this thread meanwhile, unless a soft time limit strikes first."""
+        limit = current()
+        try:
+            if limit is not None:
+                limit.begin(WAIT)
+            self.store.until_changed(key, seen, seconds)
+        finally:
+            if limit is not None:
+                limit.phase = FLOW
 
     async def run(self, work: Callable[[], T], interrupt: Interrupt | None = None) -> Outcome:
         """How `work` ends."""
+        limit = current()
+        outcome: Outcome | None = None
         try:
-            value = work()
-            if interrupt is not None:
-                interrupt.over()
-        except BaseException as error:
-            if interrupt is not None:
-                _end(interrupt)
-            return Failure(error)
-        return Result(value)
+            try:
+                if limit is not None:
+                    limit.begin(BODY)
+                outcome = Result(work())
+            except Interrupted:
+                raise
+            except BaseException as error:
+                outcome = Failure(error)
+            _over(limit, interrupt)
+        except Interrupted:
+            raise
+        except BaseException as late:
+            # It has struck, but the work had ended by itself.
+            _over(limit, interrupt)
+            outcome = outcome or Failure(late.__context__ or late)
+        return outcome
 
     async def apart(self, work: Callable[[], T]) -> T:
         """What `work` returns."""
@@ -66,9 +95,8 @@ class Threads:
         return Interrupt(LeaseLostError)
 
 
-def _end(interrupt: Interrupt) -> None:
-    try:
-        interrupt.over()
-    except LeaseLostError:
-        # It struck at the last moment; the work had ended by itself.
+def _over(limit: SoftLimit | None, interrupt: Interrupt | None) -> None:
+    if limit is not None:
+        limit.phase = FLOW
+    if interrupt is not None:
         interrupt.over()

@@ -48,6 +48,13 @@ class World(Protocol):
             CorruptRecordError: if there is no string under the key.
         """
 
+    async def ask(self, command: Command) -> Reply:
+        """As `execute`, for a begin: a soft time limit that strikes meanwhile ends the waiting.
+
+        Raises:
+            Interrupted: if one has struck.
+        """
+
     async def execute_all(self, many: Sequence[Command]) -> list[Reply | IdempotencyError]:
         """The answer to each of `many`, or the error that is its answer, in one round trip.
 
@@ -59,10 +66,18 @@ class World(Protocol):
         """Let time pass."""
 
     async def until_changed(self, key: Key, seen: bytes, seconds: float) -> None:
-        """Let time pass till the record is no longer what was `seen`, `seconds` at most."""
+        """Let time pass till the record is no longer what was `seen`, `seconds` at most.
+
+        Raises:
+            Interrupted: if a soft time limit strikes.
+        """
 
     async def run(self, work: Callable[[], Any], interrupt: Any = None) -> Outcome:
-        """How somebody else's code ends, which `interrupt` may stop. Never raises."""
+        """How somebody else's code ends, which `interrupt` may stop.
+
+        Raises:
+            Interrupted: if a soft time limit has struck before it could begin.
+        """
 
     async def apart(self, work: Callable[[], T]) -> T:
         """What `work` returns, which blocks for long."""

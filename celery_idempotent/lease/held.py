@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import monotonic
 from typing import Generic, TypeVar
 
 from celery_idempotent.key.key import Key
+from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.store.commands import Extension
 
 #: A store that blocks, or one for an event loop; each has a heartbeat of its kind.
@@ -22,7 +22,7 @@ class Lease(Generic[StoreT]):
     Args:
         store: where the record is.
         extension: which record, under which token, for how long.
-        sent_at: monotonic seconds, taken before the request that granted the lease was sent.
+        sent_at: seconds of `lease.clock`, taken before the request that granted the lease was sent.
         on_lost: called once, in the heartbeat's thread, when the server says that it is lost.
     """
 
@@ -56,7 +56,7 @@ class Lease(Generic[StoreT]):
         return not self.lost and monotonic() < self.trusted_until
 
     def renewed(self, sent_at: float) -> None:
-        """The server granted it again, on a request sent at `sent_at` (monotonic seconds)."""
+        """The server granted it again, on a request sent at `sent_at`, by `lease.clock`."""
         self.trusted_until = sent_at + self.seconds * (1 - MARGIN)
         self.due = sent_at + self.seconds / 3
 

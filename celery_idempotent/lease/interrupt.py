@@ -5,7 +5,12 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
+
+#: Seconds, at most, that the end of the protected part waits for an error on its way to it.
+LONGEST_WAIT = 1.0
 
 
 class Interrupt:
@@ -17,31 +22,49 @@ class Interrupt:
 
     def __init__(self, error: type[BaseException]) -> None:
         self._raise = _gevent(error) or _eventlet(error) or _thread(error)
-        self._lock = threading.Lock()
-        self._over = False
+        # Whoever takes it first decides whether the error is raised. Not a lock: one that a signal
+        # leaves locked would stop the heartbeat.
+        self._turn = deque((None,))
+        self._struck = False
 
     def strike(self) -> None:
         """Raise it, unless the protected part is over."""
-        with self._lock:
-            if not self._over:
-                self._raise(lambda: self._over)
+        if self._take_turn():
+            self._raise(self._delivered)
 
     def over(self) -> None:
-        """The protected part has ended; from now on nothing is raised."""
-        with self._lock:
-            self._over = True
+        """The protected part has ended; from now on nothing is raised.
+
+        An error that is on its way at this moment is raised here.
+        """
+        if self._take_turn():
+            return
+        give_up_at = time.monotonic() + LONGEST_WAIT
+        while not self._struck and time.monotonic() < give_up_at:
+            time.sleep(0)
+
+    def _take_turn(self) -> bool:
+        try:
+            self._turn.pop()
+        except IndexError:
+            return False
+        return True
+
+    def _delivered(self) -> None:
+        self._struck = True
 
 
-#: Raises, unless the function that it is given says that it is too late by then.
-_Raise = Callable[[Callable[[], bool]], None]
+#: Raises, and calls the function that it is given when the error is sure to arrive.
+_Raise = Callable[[Callable[[], None]], None]
 
 
 def _thread(error: type[BaseException]) -> _Raise:
     ident = threading.get_ident()
 
-    def strike(too_late: Callable[[], bool]) -> None:
+    def strike(delivered: Callable[[], None]) -> None:
         raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
         raise_in(ctypes.c_ulong(ident), ctypes.py_object(error))
+        delivered()
 
     return strike
 
@@ -55,8 +78,12 @@ def _gevent(error: type[BaseException]) -> _Raise | None:
         return None
     greenlet, loop = gevent.getcurrent(), gevent.get_hub().loop
 
-    def strike(too_late: Callable[[], bool]) -> None:
-        loop.run_callback(lambda: None if too_late() else greenlet.throw(error))
+    def strike(delivered: Callable[[], None]) -> None:
+        def throw() -> None:
+            delivered()
+            greenlet.throw(error)
+
+        loop.run_callback(throw)
 
     return strike
 
@@ -71,7 +98,11 @@ def _eventlet(error: type[BaseException]) -> _Raise | None:
         return None
     greenlet, hub = eventlet.getcurrent(), hubs.get_hub()
 
-    def strike(too_late: Callable[[], bool]) -> None:
-        hub.schedule_call_global(0, lambda: None if too_late() else greenlet.throw(error))
+    def strike(delivered: Callable[[], None]) -> None:
+        def throw() -> None:
+            delivered()
+            greenlet.throw(error)
+
+        hub.schedule_call_global(0, throw)
 
     return strike

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from time import monotonic
 from typing import Generic
 
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.held import Lease, StoreT
 from celery_idempotent.record import layout
 from celery_idempotent.store.scripts import Reply
@@ -19,7 +19,11 @@ Answer = Reply | IdempotencyError
 
 
 class Leases(Generic[StoreT]):
-    """A set of leases. Whoever shares them among threads guards all but :meth:`hear`."""
+    """A set of leases, for any number of threads: none of them waits for another.
+
+    A lock could be left locked by a signal whose handler raises, and then no lease would be
+    extended any more. Adding to a set, taking from it and copying it are atomic by themselves.
+    """
 
     def __init__(self) -> None:
         #: What a request under way still brings to a lease that is no longer here is not heard.
@@ -28,19 +32,19 @@ class Leases(Generic[StoreT]):
     @property
     def next_due(self) -> float:
         """When the next one is due (monotonic seconds); infinite if there is none."""
-        return min((lease.due for lease in self.held), default=float("inf"))
+        return min((lease.due for lease in tuple(self.held)), default=float("inf"))
 
     def take_due(self) -> tuple[list[Lease[StoreT]], float]:
         """Those that are due, or will be soon; and how long to wait for an answer (seconds).
 
         Two beats may fail before the shortest lease ends, whichever store is silent.
         """
-        now = monotonic()
-        due = [lease for lease in self.held if lease.due_with_others <= now]
+        now, held = monotonic(), tuple(self.held)
+        due = [lease for lease in held if lease.due_with_others <= now]
         for lease in due:
             # First, so that a lease in trouble is not tried in a hot loop.
             lease.unanswered()
-        return due, min((lease.seconds for lease in self.held), default=0.0) / 8
+        return due, min((lease.seconds for lease in held), default=0.0) / 8
 
     def hear(self, due: Sequence[Lease[StoreT]], answers: Iterable[Answer], sent_at: float) -> None:
         """The store's answers to a request sent at `sent_at` (monotonic seconds)."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from time import monotonic
 from weakref import WeakKeyDictionary
 
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.held import Lease
 from celery_idempotent.lease.leases import Leases, by_store, unheard
 from celery_idempotent.store.async_records import AsyncRecordStore

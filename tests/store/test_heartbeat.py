@@ -8,12 +8,12 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
 
 from celery_idempotent.key.key import Key
+from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.heartbeat import Heartbeat
 from celery_idempotent.lease.held import Lease
 from celery_idempotent.store import commands, scripts

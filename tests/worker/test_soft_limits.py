@@ -1,0 +1,61 @@
+"""A soft time limit that strikes while a task stands at the gate is not its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from celery_idempotent.testing.server import RedisServer
+from tests.waiting import SOON
+from tests.worker.harness import Shop
+from tests.worker.shop import pack, waiting
+
+pytestmark = pytest.mark.worker
+
+STRUCK = "SoftTimeLimitExceeded() struck"
+
+
+@pytest.fixture
+def store() -> Iterator[RedisServer]:
+    with RedisServer.start(config={}) as store:
+        yield store
+
+
+def test_a_begin_that_hangs_is_left(
+    open_shop: Callable[..., Shop], store: RedisServer, order: str
+) -> None:
+    with open_shop(idempotency_redis_url=store.url, idempotency_redis_timeout=60.0) as shop:
+        worker = shop.start_worker(concurrency=1)
+        store.pause()
+        result = pack.apply_async((order,), soft_time_limit=1)
+        worker.wait_for_log(f"{result.id} comes back: {STRUCK}")
+        store.resume()
+
+        assert result.get(timeout=SOON)["receipt"]
+        assert [run.attempt for run in shop.ledger.runs(order)] == [1]
+
+
+@pytest.mark.parametrize("given", ["with the message", "to the worker"])
+def test_a_wait_that_reaches_it_comes_back(
+    open_shop: Callable[..., Shop], order: str, given: str
+) -> None:
+    with open_shop(idempotency_wait_timeout=60.0) as shop:
+        options = ("--soft-time-limit", "1") if given == "to the worker" else ()
+        worker = shop.start_worker(*options, concurrency=1)
+        shop.start_worker("--queues", "holder", concurrency=1)
+        shop.ledger.hold(order)
+        first = waiting.apply_async((order,), queue="holder")
+        shop.ledger.wait_for_run(order)
+        limits = {"soft_time_limit": 1} if given == "with the message" else {}
+        duplicate = waiting.apply_async((order,), **limits)
+
+        if given == "with the message":  # then no more than half of it is waited
+            shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+            assert STRUCK not in worker.logs()
+        else:
+            worker.wait_for_log(f"{duplicate.id} comes back: {STRUCK}")
+        shop.ledger.release(order)
+
+        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+        assert len(shop.ledger.runs(order)) == 1
