@@ -78,7 +78,7 @@ class Deliveries:
 
     def prior(self, message: Request) -> bytes:
         """The ids of passes without an answer that it carries."""
-        return Passage.read(self.task.name, message.request_dict).prior
+        return Passage.read(self.task.name, message.id, message.request_dict).prior
 
 
 class Strike:
