@@ -117,7 +117,6 @@ class Running:
         self.settled = True
         return answer
 
-
     def releasing(self, verdict: Release = FREE, error: Payload | None = None) -> Command:
         """The command that gives the key back."""
         settings = self.call.settings
