@@ -161,13 +161,21 @@ class TaskCall:
     def publish_again(
         self, task: Task, seconds: float, headers: dict[str, Any] | None, reason: BaseException
     ) -> NoReturn:
-        """Publish the message of `task`, then let this copy be acknowledged."""
+        """Publish the message of `task`, then let this copy be acknowledged.
+
+        It keeps its time of expiry, in a header alone: a worker knows what has begun in time, and a
+        broker, which Celery would tell it too, drops whatever it has.
+        """
         request = self._request
+        expires = request.expires
+        if expires and task.app.conf.task_protocol == 2:
+            headers, expires = {**(headers or {}), "expires": expires}, None
         pause = RequeuePause(task, request, self.began_at)
         options = {
             "countdown": min(seconds, longest_wait(task.app)),
             "retries": request.retries,
             "headers": headers,
+            "expires": expires,
             "add_to_parent": False,
         }
         while True:

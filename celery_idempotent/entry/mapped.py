@@ -31,11 +31,19 @@ class ItemIgnoredError(Exception):
 
 
 class ItemCall(TaskCall):
-    """One item: it is known by the message's id, and goes back to the queue with the message."""
+    """One item: it goes back to the queue with the message.
+
+    Its id is the message's and its place in it, which is the same in every copy of the message. The
+    result backend has the message's result under the message's id, and none under this.
+    """
+
+    def __init__(self, task: Any, request: Context, *args: Any) -> None:
+        super().__init__(task, request, *args)
+        self.task_id = f"{request.id}/{request.idempotency_items}"
 
     @staticmethod
     def id_for_key(request: Context) -> str:
-        """The message's id and the item's place, which is the same in every copy of the message."""
+        """The item's id; asked for once, when its turn comes."""
         request.idempotency_items = getattr(request, "idempotency_items", 0) + 1
         return f"{request.id}/{request.idempotency_items}"
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from celery.result import AsyncResult, EagerResult
-from celery.states import FAILURE, READY_STATES, SUCCESS
+from celery.result import AsyncResult
+from celery.states import REVOKED
 
 from celery_idempotent.entry import passage
 from celery_idempotent.entry.clock import seconds_until
 from celery_idempotent.entry.passage import Passage
+from celery_idempotent.entry.result import RecordResult
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 from celery_idempotent.gate import conflict
+from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
@@ -65,10 +68,14 @@ def publish(
     key = configured.rule.derive(args or (), kwargs or {}, task_id=task_id, explicit=explicit)
     options = {**options, "headers": passage.put_back(options.get("headers"), key, task_id)}
     store = configured.gate.store
-    delay = seconds_until(options.get("eta") or options.get("countdown"))
-    hold = delay + configured.settings.lease
+    reserve = commands.reserve(key, task_id, hold_ms=_hold_ms(task, options))
     try:
-        answer = store.execute(commands.reserve(key, task_id, hold_ms=round(hold * 1000)))
+        answer = store.execute(reserve)
+        if answer.case in ("held", "reused"):
+            record = store.record(key, answer.raw)
+            if _is_revoked(task, record):
+                _give_back(task, record.task_id, replace(key, fingerprint=record.fingerprint))
+                answer = store.execute(reserve)
     except StoreUnavailableError as error:
         # The gate stands before the execution as well: at worst the message is one too many.
         logger.warning("%s is published without a reservation: %s", key, error)
@@ -86,27 +93,31 @@ def publish(
     record = store.record(key, answer.raw)
     if answer.case == "reused":
         raise conflict.reused(record)
-    if answer.case == "held":
-        return task.AsyncResult(record.task_id)
-    return _finished(task, record)
+    return RecordResult(record.task_id, key, task.backend, task.app)
 
 
-def _finished(task: IdempotentTask, record: Record) -> AsyncResult:
-    """The first one's result: from the result backend, or from the record where that forgot it."""
-    result = task.AsyncResult(record.task_id)
+def _hold_ms(task: IdempotentTask, options: Mapping[str, Any]) -> int:
+    """How long the key is kept for the message: no longer than that may live."""
+    delay = seconds_until(options.get("eta") or options.get("countdown"))
+    hold = delay + task.idempotency_configuration.settings.lease
+    expires = options.get("expires", task.expires)
+    if expires is not None:
+        hold = min(hold, max(0.0, seconds_until(expires)))
+    return round(hold * 1000)
+
+
+def _is_revoked(task: IdempotentTask, record: Record) -> bool:
+    """Whether the message that the key is kept for will be discarded by whoever receives it."""
+    if record.state is not State.RESERVED:
+        return False
     try:
-        if result.state in READY_STATES:
-            return result
+        return bool(task.AsyncResult(record.task_id).state == REVOKED)
     except Exception as error:
-        logger.debug("The result backend does not tell of %s: %s", record.task_id, error)
-    try:
-        state = SUCCESS if record.state is State.COMPLETED else FAILURE
-        return EagerResult(record.task_id, record.result, state, name=task.name)
-    except IdempotencyError as error:
-        return EagerResult(record.task_id, error, FAILURE, name=task.name)
+        logger.debug("The result backend does not have the state of %s: %s", record.task_id, error)
+        return False
 
 
-def _give_back(task: IdempotentTask, task_id: str, key: Any) -> None:
+def _give_back(task: IdempotentTask, task_id: str, key: Key) -> None:
     try:
         task.idempotency_configuration.gate.store.execute(commands.reserve(key, task_id, hold_ms=0))
     except IdempotencyError as error:

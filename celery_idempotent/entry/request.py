@@ -12,11 +12,14 @@ from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.platforms import signals
 from celery.worker.request import Request
+from celery.worker.state import revoked as revoked_tasks
 
 from celery_idempotent.entry import continuation
 from celery_idempotent.entry.caller import acknowledged, generation_of, worker_name
+from celery_idempotent.entry.clock import seconds_until
 from celery_idempotent.entry.passage import Passage
 from celery_idempotent.key.key import Key
+from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
 
 #: Seconds between Celery's word that a time limit is over and the end of the child, at most.
@@ -26,7 +29,68 @@ logger = logging.getLogger(__name__)
 
 
 class IdempotentRequest(Request):
-    """Ends the lease of a pool child that died, so that the redelivered message runs at once."""
+    """Ends the lease of a pool child that died, so that the redelivered message runs at once.
+
+    And the reservation of a message that is discarded, so that the next one is published at once.
+    """
+
+    def revoked(self) -> bool:
+        """As Celery's, but lets a copy of a message through that runs already, or is done.
+
+        Celery would overwrite the state of the execution, count it in its chord as failed, and
+        acknowledge the copy, which may be all that is left if the execution dies. At the gate the
+        copy is put back, or gets the outcome.
+        """
+        if self._began():
+            return False
+        revoked: bool = super().revoked()
+        if revoked:
+            self._give_back()
+        return revoked
+
+    def _began(self) -> bool:
+        """Whether an execution of this message, which is expired or revoked, has begun.
+
+        One that began in time does not expire, even if it dies and runs again. One that is revoked
+        does not run again.
+        """
+        expired = self.expires is not None and not seconds_until(self.expires)
+        revoked = self.id in revoked_tasks
+        if not (expired or revoked):
+            return False
+        try:
+            key = self.idempotency_key()
+            if key is None:
+                return False
+            store = self.task.idempotency_configuration.gate.store
+            answer = store.execute(commands.look_up(key))
+            record = store.looked_up(key, answer)
+        except Exception as trouble:
+            logger.warning(
+                "Task %s is expired or revoked, and is discarded even if a copy of it runs: %s",
+                self.id,
+                trouble,
+            )
+            return False
+        if record is None or record.task_id != self.id:
+            return False
+        if record.state is State.STARTED:
+            return not revoked or record.at_ms > answer.now_ms
+        return bool(record.state.finished)
+
+    def _give_back(self) -> None:
+        try:
+            key = self.idempotency_key()
+            if key is not None:
+                self.task.idempotency_configuration.gate.store.execute(
+                    commands.reserve(key, self.id, hold_ms=0)
+                )
+        except Exception as trouble:
+            logger.warning(
+                "The reservation of task %s, which is discarded, ends by itself: %s",
+                self.id,
+                trouble,
+            )
 
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False

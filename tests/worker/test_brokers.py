@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -214,6 +215,26 @@ class TestConnectionLostWhileItRuns:
         doomed.ledger.wait_for_signal(result.id, "conflicted")
 
         # Whatever has become of original and copy: nobody is left to put anything back.
+        worker.kill()
+        doomed.start_worker(concurrency=1)
+        doomed.ledger.release(order)
+
+        assert result.get(timeout=SOON)["receipt"]
+        assert [run.end for run in doomed.ledger.runs(order)] == [None, "returned"]
+
+    @pytest.mark.slow
+    def test_the_copy_is_not_lost_when_it_has_expired(
+        self, broker: RedisBroker | RabbitBroker, doomed: Shop, order: str
+    ) -> None:
+        (worker,) = doomed.workers
+        doomed.ledger.hold(order)
+        result = pack.apply_async((order,), expires=6)
+        run = doomed.ledger.wait_for_run(order)
+        broker.close_connections()
+        doomed.ledger.wait_for_signal(result.id, "conflicted")
+        eventually(lambda: time.time() > run.started_at + 6, "it has expired")
+
+        # A broker that has been told when it expires drops it now.
         worker.kill()
         doomed.start_worker(concurrency=1)
         doomed.ledger.release(order)

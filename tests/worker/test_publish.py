@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from celery import chain
+from celery.result import AsyncResult
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
@@ -28,6 +31,10 @@ from tests.worker.shop import (
 )
 
 pytestmark = pytest.mark.worker
+
+needs_states_of_the_revoked = pytest.mark.skipif(
+    not hasattr(AsyncResult, "exists"), reason="workers store REVOKED at once since Celery 5.7"
+)
 
 #: No worker takes from it.
 NOBODYS_QUEUE = "nobody"
@@ -187,6 +194,81 @@ class TestMessagesThatAreLost:
 
         eventually(lambda: short_lease.idempotency_record(order) is None, "the reservation ends")
         assert short_lease.delay(order).get(timeout=SOON)["receipt"]
+
+
+def in_half_a_second() -> datetime:
+    return datetime.now(timezone.utc) + timedelta(seconds=0.5)
+
+
+class TestMessagesThatAreDiscarded:
+    """What expires or is revoked never runs: the next call must."""
+
+    @pytest.mark.parametrize(
+        "expires",
+        [lambda: 0.5, in_half_a_second, lambda: in_half_a_second().isoformat()],
+        ids=["seconds", "datetime", "text"],
+    )
+    def test_an_expired_one_keeps_no_key(
+        self, shop: Shop, ledger: Ledger, order: str, expires: Callable[[], Any]
+    ) -> None:
+        expired = pack.apply_async((order,), expires=expires(), queue=NOBODYS_QUEUE)
+        meanwhile = pack.delay(order)
+        eventually(lambda: pack.idempotency_record(order) is None, "it has expired", seconds=5)
+        again = pack.delay(order)
+
+        assert meanwhile.id == expired.id
+        assert again.id != expired.id
+        assert again.get(timeout=SOON)["receipt"]
+
+    def test_a_task_may_say_when_they_expire(
+        self, monkeypatch: pytest.MonkeyPatch, shop: Shop, order: str
+    ) -> None:
+        monkeypatch.setattr(shop.app.tasks["shop.pack"], "expires", 0.5)
+        pack.apply_async((order,), queue=NOBODYS_QUEUE)
+
+        eventually(lambda: pack.idempotency_record(order) is None, "it has expired", seconds=5)
+
+    def test_one_that_has_expired_when_it_is_published_keeps_no_key(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        pack.apply_async((order,), expires=-1)
+
+        assert pack.idempotency_record(order) is None
+        assert pack.delay(order).get(timeout=SOON)["receipt"]
+
+    @pytest.mark.parametrize("countdown", [None, 600], ids=["in its queue", "in a worker"])
+    @needs_states_of_the_revoked
+    def test_a_revoked_one_that_waits_keeps_no_key(
+        self, shop: Shop, ledger: Ledger, order: str, countdown: int | None
+    ) -> None:
+        queue = "celery" if countdown else NOBODYS_QUEUE
+        revoked = pack.apply_async((order,), countdown=countdown, queue=queue)
+        revoked.revoke(wait=True, timeout=1)
+        again = pack.delay(order)
+
+        assert again.id != revoked.id
+        assert again.get(timeout=SOON)["receipt"]
+        assert len(ledger.runs(order)) == 1
+
+    @needs_states_of_the_revoked
+    def test_a_revoked_one_keeps_no_key_from_other_arguments(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        charge.apply_async((order, 1), queue=NOBODYS_QUEUE).revoke(wait=True, timeout=1)
+
+        assert charge.delay(order, 2).get(timeout=SOON)["amount"] == 2
+
+    def test_a_worker_that_discards_a_revoked_one_gives_the_key_back(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        revoked = pack.apply_async((order,), queue=f"late {order}")
+        revoked.revoke(wait=True, timeout=1)
+        shop.app.control.add_consumer(f"late {order}", reply=True)
+        eventually(lambda: pack.idempotency_record(order) is None, "the key is free")
+
+        again = pack.delay(order)
+        assert again.id != revoked.id
+        assert again.get(timeout=SOON)["receipt"]
 
 
 class TestManyThroughOneConnection:

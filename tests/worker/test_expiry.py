@@ -1,0 +1,126 @@
+"""Messages that expire or are revoked: what becomes of their executions and reservations."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from celery import chord
+from celery.exceptions import TaskRevokedError
+
+from tests.waiting import SOON, eventually
+from tests.worker.harness import SOON_VISIBLE, Shop
+from tests.worker.ledger import Ledger
+from tests.worker.shop import pack, report, try_later
+
+pytestmark = pytest.mark.worker
+
+#: Longer than a message takes to begin, shorter than the broker takes to hand it out again.
+EXPIRES = 2.0
+
+
+@pytest.fixture(scope="module")
+def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    # Two workers: one discards, in its main process, what the other runs.
+    with open_shop(broker_transport_options=SOON_VISIBLE, idempotency_lease=2.0) as shop:
+        for _ in range(2):
+            shop.start_worker(concurrency=2)
+        yield shop
+
+
+@pytest.mark.slow
+class TestACopyOfAMessageThatRuns:
+    """The broker hands the message out again after 3 s, when it has expired."""
+
+    def test_leaves_the_state_alone(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        result = pack.apply_async((order,), expires=EXPIRES)
+        run = ledger.wait_for_run(order)
+        ledger.wait_for_signal(result.id, "conflicted", number=2)
+        eventually(lambda: time.time() > run.started_at + 8, "8 s are over")
+
+        assert result.state == "PENDING"
+        ledger.release(order)
+        receipt = result.get(timeout=SOON)
+        shop.wait_until_empty()
+        assert shop.app.AsyncResult(result.id).get(timeout=SOON) == receipt
+        assert [run.end for run in ledger.runs(order)] == ["returned"]
+
+    def test_is_not_counted_in_its_chord(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        header = [pack.s(order).set(expires=EXPIRES), pack.s(f"another {order}")]
+        result = chord(header)(report.s(order))
+        run = ledger.wait_for_run(order)
+        ledger.wait_for_signal(run.task_id, "conflicted")
+        ledger.release(order)
+
+        receipts = result.get(timeout=SOON)
+        assert [json.loads(note) for note in ledger.notes(order)] == [receipts]
+        shop.wait_until_empty()
+
+    def test_is_run_if_the_first_one_dies(self, open_shop: Callable[..., Shop], order: str) -> None:
+        with open_shop(broker_transport_options=SOON_VISIBLE, idempotency_lease=2.0) as shop:
+            for _ in range(2):
+                shop.start_worker(concurrency=1)
+            shop.ledger.hold(order)
+            result = pack.apply_async((order,), expires=EXPIRES)
+            run = shop.ledger.wait_for_run(order)
+            shop.ledger.wait_for_signal(result.id, "conflicted")
+            (owner,) = (worker for worker in shop.workers if run.pid in worker.children())
+            owner.kill()
+            shop.ledger.release(order)
+
+            assert result.get(timeout=SOON)["receipt"]
+            assert [run.end for run in shop.ledger.runs(order)] == [None, "returned"]
+            shop.wait_until_empty()
+
+    def test_that_is_revoked_leaves_the_state_alone(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        ledger.hold(order)
+        result = pack.delay(order)
+        ledger.wait_for_run(order)
+        pack.update_state(result.id, state="STARTED")
+        result.revoke(wait=True, timeout=1)
+        ledger.wait_for_signal(result.id, "conflicted", number=2)
+
+        assert result.state == "STARTED"
+        ledger.release(order)
+        assert result.get(timeout=SOON)["receipt"]
+        shop.wait_until_empty()
+        assert shop.app.AsyncResult(result.id).state == "SUCCESS"
+        assert [run.end for run in ledger.runs(order)] == ["returned"]
+
+
+class TestAMessageThatHasNotBegun:
+    def test_expires(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        result = pack.apply_async((order,), countdown=1, expires=0.2)
+
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=SOON)
+        assert ledger.runs(order) == []
+
+    def test_expires_while_another_runs(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        """It comes back with the time of expiry that it had."""
+        ledger.hold(order)
+        pack.delay(order)
+        ledger.wait_for_run(order)
+        result = pack.apply_async((order,), expires=1.5)
+        ledger.wait_for_signal(result.id, "conflicted")
+
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=SOON)
+        ledger.release(order)
+        assert len(ledger.runs(order)) == 1
+
+    def test_that_is_a_retry_expires_and_gives_the_key_back(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        result = try_later.apply_async((order, 1.5), expires=1.0)
+
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=SOON)
+        eventually(lambda: try_later.idempotency_record(order, 1.5) is None, "the key is free")
+        assert [run.end for run in ledger.runs(order)] == ["Retry"]
