@@ -19,6 +19,7 @@ from celery_idempotent.entry.caller import acknowledged, generation_of, worker_n
 from celery_idempotent.entry.clock import seconds_until
 from celery_idempotent.entry.passage import Passage
 from celery_idempotent.key.key import Key
+from celery_idempotent.record import layout, steps
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
 
@@ -64,7 +65,15 @@ class IdempotentRequest(Request):
                 return False
             store = self.task.idempotency_configuration.gate.store
             answer = store.execute(commands.look_up(key))
-            record = store.looked_up(key, answer)
+            raw = answer.raw if answer.case == "absent" else answer.raw.partition(b" ")[2]
+            if not raw:
+                return False
+            record = store.record(key, raw)
+            if record.task_id == self.id and record.state is State.STARTED:
+                return not revoked or record.at_ms > answer.now_ms
+            if record.state.finished:
+                return bool(record.task_id == self.id)
+            return layout.write_task_id(self.id) in steps.ended(record.body, record.key)
         except Exception as trouble:
             logger.warning(
                 "Task %s is expired or revoked, and is discarded even if a copy of it runs: %s",
@@ -72,11 +81,6 @@ class IdempotentRequest(Request):
                 trouble,
             )
             return False
-        if record is None or record.task_id != self.id:
-            return False
-        if record.state is State.STARTED:
-            return not revoked or record.at_ms > answer.now_ms
-        return bool(record.state.finished)
 
     def _give_back(self) -> None:
         try:

@@ -64,6 +64,19 @@ def errors(body: bytes, key: str) -> list[tuple[str, bytes]]:
     Raises:
         CorruptRecordError: if `body` is cut short.
     """
+    return [(form, error) for _, form, error in _errors(body, key)]
+
+
+def ended(body: bytes, key: str) -> list[bytes]:
+    """The task ids, as `layout.write_task_id` has them, that the errors in `body` have ended.
+
+    Raises:
+        CorruptRecordError: if `body` is cut short.
+    """
+    return [task_id for task_id, _, _ in _errors(body, key)]
+
+
+def _errors(body: bytes, key: str) -> list[tuple[bytes, str, bytes]]:
     found = []
     position = 0
     try:
@@ -75,7 +88,7 @@ def errors(body: bytes, key: str) -> list[tuple[str, bytes]]:
             error = form + 1 + body[form]
             # Behind a space stands the trace that it comes from.
             kind, _, _ = body[form + 1 : error].decode("ascii").partition(" ")
-            found.append((kind, body[error:position]))
+            found.append((body[task_id + 2 : form], kind, body[error:position]))
     except (IndexError, ValueError):
         raise CorruptRecordError(
             f"the errors of {key} cannot be read; forget the key to start afresh"

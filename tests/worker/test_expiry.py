@@ -13,7 +13,7 @@ from celery.exceptions import TaskRevokedError
 from tests.waiting import SOON, eventually
 from tests.worker.harness import SOON_VISIBLE, Shop
 from tests.worker.ledger import Ledger
-from tests.worker.shop import pack, report, try_later
+from tests.worker.shop import OutOfStockError, flaky, pack, report, try_later
 
 pytestmark = pytest.mark.worker
 
@@ -75,6 +75,20 @@ class TestACopyOfAMessageThatRuns:
             assert result.get(timeout=SOON)["receipt"]
             assert [run.end for run in shop.ledger.runs(order)] == [None, "returned"]
             shop.wait_until_empty()
+
+    def test_leaves_the_error_of_one_that_has_failed_alone(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        result = flaky.apply_async((order,), expires=EXPIRES)
+        with pytest.raises(OutOfStockError):
+            result.get(timeout=SOON)
+        # As the broker would: the message, with the time of expiry that it had.
+        flaky.apply_async((order,), task_id=result.id, expires=-1)
+        ledger.wait_for_signal(result.id, "replayed")
+        shop.wait_until_empty()
+
+        assert shop.app.AsyncResult(result.id).state == "FAILURE"
+        assert len(ledger.runs(order)) == 1
 
     def test_that_is_revoked_leaves_the_state_alone(
         self, shop: Shop, ledger: Ledger, order: str
