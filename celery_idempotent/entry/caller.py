@@ -68,6 +68,7 @@ class TaskCall:
         self.returns = carried.returns
         self.generation = generation_of(request)
         self.own_outcome = False
+        self.rescheduled: Release | None = None
         #: The task has replaced itself: its id, and what follows it, belong to another.
         self.replaced: Verdict | None = None
         #: Something follows the task. Told now: older Celerys empty `request.chain` in sending it.
@@ -96,10 +97,12 @@ class TaskCall:
 
     def verdict(self, error: BaseException) -> Verdict:
         """Celery's retry holds the key for its task id; ``idempotency_replay_errors`` end it."""
-        if isinstance(error, Retry):
-            return self._until(error.when, self.generation + 1)
         if self.replaced:
             return self.replaced
+        if self.rescheduled:
+            return self.rescheduled
+        if isinstance(error, Retry):
+            return self._until(error.when, self.generation + 1)
         if isinstance(error, (Ignore, Reject)):
             return Release()
         if isinstance(error, self.settings.replay_errors):
@@ -110,6 +113,12 @@ class TaskCall:
         """Whether Celery stores `error` as the task's, and acknowledges the message."""
         stored = isinstance(error, Exception) and not isinstance(error, MemoryError)
         return stored and not self._request.is_eager and acknowledged(self.sender, "failure")
+
+    def retry_published(self, retry: Retry) -> None:
+        """The message of `retry` is on its way: the key waits for it, however this run ends."""
+        held = self._until(retry.when, self.generation + 1)
+        if self.rescheduled is None or held.hold > self.rescheduled.hold:
+            self.rescheduled = held
 
     def held(self, replacement: Signature) -> Verdict:
         """The key is held for a replacement that is this task once more."""

@@ -28,6 +28,7 @@ class DirectCall:
     generation = 0
     #: It belongs to whoever calls.
     soft_limit: SoftLimit | None = None
+    rescheduled: Release | None = None
 
     def __init__(self, sender: Any, key: Key, settings: Settings) -> None:
         self.sender = sender

@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.app.task import Context
 from celery.canvas import Signature
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
 from kombu.exceptions import EncodeError
@@ -205,14 +205,22 @@ class IdempotentTask(Task):
         """
         call = TaskCall.of(self.request)
         pause = RequeuePause(self, self.request, call.began_at if call else monotonic())
+        retry = None
         while True:
             try:
-                return super().retry(*args, **options)
+                retry = super().retry(*args, **options)
+                return retry
+            except Retry as raised:
+                retry = raised
+                raise
             except Reject as dropped:
                 if isinstance(dropped.reason, EncodeError):
                     raise  # no message can carry these arguments, today or tomorrow
                 if not pause.wait(dropped.reason):
                     raise Reject(dropped.reason, requeue=True) from None
+            finally:
+                if retry is not None and call is not None and not self.request.is_eager:
+                    call.retry_published(retry)
 
     def signature_from_request(
         self, request: Context | None = None, *args: Any, **options: Any

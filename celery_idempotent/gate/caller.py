@@ -58,6 +58,8 @@ class Caller(Protocol):
     generation: int
     #: Set by the gate: the record's outcome is this task id's own.
     own_outcome: bool
+    #: Set by the work: it has scheduled itself again, so its value is not the outcome.
+    rescheduled: Release | None
 
     @property
     def soft_limit(self) -> SoftLimit | None:

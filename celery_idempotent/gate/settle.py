@@ -62,6 +62,8 @@ async def _again(running: Running, outcome: Outcome) -> Outcome:
 async def _settle(running: Running, outcome: Outcome) -> Outcome:
     if isinstance(outcome, Failure):
         return await _with_error(running, outcome)
+    if running.call.rescheduled:
+        return await _release(running, outcome, running.call.rescheduled)
     answer = await _store(running, await completing(running, outcome.value))
     if answer is None:
         return outcome
@@ -172,15 +174,16 @@ async def _fail(running: Running, outcome: Failure) -> Outcome:
     return outcome
 
 
-async def _release(running: Running, outcome: Failure, verdict: Release) -> Outcome:
-    error = None
-    if verdict.final:
-        error = await running.error_payload(outcome.error)
-        running.outcome = error, ERROR
+async def _release(running: Running, outcome: Outcome, verdict: Release) -> Outcome:
+    error = outcome.error if isinstance(outcome, Failure) else None
+    payload = None
+    if verdict.final and error is not None:
+        payload = await running.error_payload(error)
+        running.outcome = payload, ERROR
     # First, so that the heartbeat does not find the key free and take it for a loss.
     running.over()
     try:
-        answer = await running.release(verdict, error)
+        answer = await running.release(verdict, payload)
     except (StoreUnavailableError, CorruptRecordError) as trouble:
         logger.warning(
             "%s: the key is not given back: %s; its lease ends by itself",
@@ -190,10 +193,10 @@ async def _release(running: Running, outcome: Failure, verdict: Release) -> Outc
         return outcome
     if answer.case == "ok":
         running.call.own_outcome = verdict.final
-        running.send(signals.released, error=outcome.error, held_for=verdict.hold or None)
+        running.send(signals.released, error=error, held_for=verdict.hold or None)
         return outcome
     await running.discard_outcome()
-    if verdict.hold or not isinstance(outcome.error, Exception):
+    if verdict.hold or not isinstance(error, Exception):
         # The retry is on its way and will meet the rival; an exit is not to be argued with.
         running.tell_loss()
         return outcome

@@ -1,0 +1,71 @@
+"""A task that schedules itself again is not done, whatever its body makes of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from celery import chain
+
+from celery_idempotent import State
+from tests.waiting import SOON, eventually
+from tests.worker.harness import Shop
+from tests.worker.ledger import Ledger
+from tests.worker.rescheduling import WAYS, reschedule, reschedule_by_itself
+from tests.worker.shop import report
+
+pytestmark = pytest.mark.worker
+
+
+@pytest.fixture(scope="module")
+def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    with open_shop(imports=["tests.worker.rescheduling"]) as shop:
+        shop.start_worker(concurrency=4)
+        yield shop
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("way", WAYS)
+def test_the_retry_runs_and_its_outcome_is_the_keys(ledger: Ledger, order: str, way: str) -> None:
+    reschedule.delay(order, way)
+    eventually(
+        lambda: [run.end for run in ledger.runs(order)][1:] == ["returned"], "the retry has run"
+    )
+
+    assert reschedule.delay(order, way).get(timeout=SOON) == "done"
+    assert len(ledger.runs(order)) == 2
+    assert len({run.key for run in ledger.runs(order)}) == 1
+
+
+@pytest.mark.parametrize("way", ["throw=False", "suppressed", "then an error"])
+def test_the_key_is_held_for_the_retry(ledger: Ledger, order: str, way: str) -> None:
+    first = reschedule.delay(order, way)
+    released = ledger.wait_for_signal(first.id, "released")
+    duplicate = reschedule.delay(order, way)
+
+    assert released.details["held_for"] > 60
+    assert duplicate.get(timeout=SOON) == "done"
+    assert [run.task_id for run in ledger.runs(order)] == [first.id] * 2
+
+
+def test_the_bodys_value_goes_to_celery_as_ever(shop: Shop, ledger: Ledger, order: str) -> None:
+    """What follows the task is sent with it, and once more after the retry: as in plain Celery."""
+    chain(reschedule.s(order, "throw=False"), report.s(order)).delay()
+
+    eventually(lambda: len(ledger.notes(order)) == 2, "what follows has run")
+    shop.wait_until_empty()
+    assert ledger.notes(order) == ['"scheduled"', '"done"']
+
+
+def test_of_two_retries_one_runs(shop: Shop, ledger: Ledger, order: str) -> None:
+    reschedule.delay(order, "twice")
+
+    ledger.wait_for_run(order, 2)
+    shop.wait_until_empty()
+    assert len(ledger.runs(order)) == 2
+
+
+def test_autoretry_for_holds_the_key(ledger: Ledger, order: str) -> None:
+    assert reschedule_by_itself.delay(order).get(timeout=SOON) == "done"
+    assert [run.end for run in ledger.runs(order)] == ["OutOfStockError", "returned"]
+    assert reschedule_by_itself.idempotency_record(order).state is State.COMPLETED
