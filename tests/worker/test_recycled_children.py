@@ -1,0 +1,84 @@
+"""Pools that replace their children as they go, by count, by memory or by load: nothing is lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from celery_idempotent import State
+from tests.waiting import SOON, eventually
+from tests.worker.harness import Shop
+from tests.worker.shop import pack
+
+pytestmark = pytest.mark.worker
+
+ORDERS = 8
+
+
+class TestReplacedAfterEachTask:
+    @pytest.fixture(
+        scope="class",
+        params=[("--max-tasks-per-child", "1"), ("--max-memory-per-child", "1")],
+        ids=["max-tasks", "max-memory"],
+    )
+    @classmethod
+    def shared_shop(
+        cls, request: pytest.FixtureRequest, open_shop: Callable[..., Shop]
+    ) -> Iterator[Shop]:
+        with open_shop() as shop:
+            shop.start_worker(*request.param)
+            yield shop
+
+    def test_a_stream_with_duplicates_is_one_run_each(self, shop: Shop, order: str) -> None:
+        orders = [f"{order}-{number}" for number in range(ORDERS)]
+        results = [(name, [pack.delay(name) for _ in range(2)]) for name in orders]
+        late = [pack.delay(name) for name in orders]
+
+        for (name, copies), duplicate in zip(results, late, strict=True):
+            receipts = [copy.get(timeout=SOON) for copy in [*copies, duplicate]]
+            assert receipts == [receipts[0]] * 3
+            assert [run.end for run in shop.ledger.runs(name)] == ["returned"]
+        pids = {shop.ledger.runs(name)[0].pid for name in orders}
+        assert len(pids) == ORDERS, "each run has had a process of its own"
+        shop.wait_until_empty()
+
+    def test_a_duplicate_outlives_its_child(self, shop: Shop, order: str) -> None:
+        shop.ledger.hold(order)
+        first = pack.delay(order)
+        run = shop.ledger.wait_for_run(order)
+        duplicate = pack.delay(order)
+        shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+        assert run.pid in shop.workers[0].children(), "the child is not replaced while it runs"
+        shop.ledger.release(order)
+
+        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+        assert len(shop.ledger.runs(order)) == 1
+
+
+def test_autoscaling_down_ends_no_execution(open_shop: Callable[..., Shop], order: str) -> None:
+    orders = [f"{order}-{number}" for number in range(3)]
+    with open_shop() as shop:
+        worker = shop.start_worker("--autoscale", "4,1", AUTOSCALE_KEEPALIVE="0.5")
+        for name in orders:
+            shop.ledger.hold(name)
+        firsts = [pack.delay(name) for name in orders]
+        pids = {shop.ledger.wait_for_run(name).pid for name in orders}
+        duplicate = pack.delay(orders[0])
+        shop.ledger.wait_for_signal(duplicate.id, "conflicted")
+        for name in orders[1:]:
+            shop.ledger.release(name)
+        # The pool shrinks while one task runs and its duplicate comes and goes.
+        eventually(lambda: len(pids & set(worker.children())) < len(pids), "the pool shrinks")
+        kept = shop.ledger.runs(orders[0])[0].pid
+        os.kill(kept, 0)
+        shop.ledger.release(orders[0])
+
+        receipts = [first.get(timeout=SOON) for first in firsts]
+        assert duplicate.get(timeout=SOON) == receipts[0]
+        assert [pack.delay(name).get(timeout=SOON) for name in orders] == receipts
+        for name in orders:
+            assert [run.end for run in shop.ledger.runs(name)] == ["returned"]
+            assert pack.idempotency_record(name).state is State.COMPLETED
+        shop.wait_until_empty()
