@@ -1,0 +1,44 @@
+"""An SQS, played by moto in a thread of this process."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import boto3
+from moto.server import ThreadedMotoServer
+
+REGION = "us-east-1"
+
+
+class Queues:
+    """``with Queues() as queues:`` — for as long, the settings lead to it from any process."""
+
+    def __enter__(self) -> Queues:
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self._server.start()
+        host, port = self._server.get_host_and_port()
+        #: For Celery.
+        self.settings: dict[str, Any] = {
+            "broker_url": f"sqs://testing:testing@{host}:{port}",
+            "broker_transport_options": {
+                "region": REGION,
+                "is_secure": False,
+                "wait_time_seconds": 0,
+                "polling_interval": 0.1,
+            },
+        }
+        session = boto3.Session("testing", "testing", region_name=REGION)
+        self.client: Any = session.client("sqs", endpoint_url=f"http://{host}:{port}")
+        return self
+
+    def messages(self, queue: str) -> int:
+        """How many it has, those that a worker has received included."""
+        url = self.client.get_queue_url(QueueName=queue)["QueueUrl"]
+        found = self.client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])
+        kinds = ("", "NotVisible", "Delayed")
+        return sum(int(found["Attributes"][f"ApproximateNumberOfMessages{kind}"]) for kind in kinds)
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop()

@@ -1,0 +1,111 @@
+"""Amazon SQS as the broker, played by moto: copies come by the visibility timeout alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.sqs import Queues
+from tests.waiting import SOON, eventually
+from tests.worker.harness import Shop
+from tests.worker.shop import pack, try_later
+
+pytestmark = pytest.mark.worker
+
+#: Seconds.
+LEASE = 2.0
+VISIBILITY_TIMEOUT = 4
+
+
+@pytest.fixture(scope="module")
+def queues() -> Iterator[Queues]:
+    with Queues() as queues:
+        yield queues
+
+
+def settings_for(queues: Queues, **options: Any) -> dict[str, Any]:
+    """Those of a shop with a queue of its own."""
+    settings = queues.settings
+    return {
+        **settings,
+        "broker_transport_options": {**settings["broker_transport_options"], **options},
+        "task_default_queue": f"queue-{uuid4().hex[:8]}",
+        "idempotency_lease": LEASE,
+    }
+
+
+@pytest.fixture(scope="module")
+def shared_shop(queues: Queues, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    with open_shop(**settings_for(queues, visibility_timeout=VISIBILITY_TIMEOUT)) as shop:
+        shop.start_worker(concurrency=3)
+        yield shop
+
+
+def wait_until_empty(queues: Queues, shop: Shop) -> None:
+    """Wait until nothing can be delivered again."""
+    queue = shop.app.conf.task_default_queue
+    eventually(lambda: queues.messages(queue) == 0, "the queue has no message left")
+
+
+def test_one_running_and_ten_duplicates_are_one_run(shop: Shop, queues: Queues, order: str) -> None:
+    shop.ledger.hold(order)
+    first = pack.delay(order)
+    shop.ledger.wait_for_run(order)
+    duplicates = [pack.delay(order) for _ in range(10)]
+    for duplicate in duplicates:
+        shop.ledger.wait_for_signal(duplicate.id, "conflicted")
+    shop.ledger.release(order)
+
+    receipts = [result.get(timeout=SOON) for result in [first, *duplicates]]
+
+    assert receipts == [receipts[0]] * 11
+    assert len(shop.ledger.runs(order)) == 1
+    wait_until_empty(queues, shop)
+
+
+def test_a_run_that_outlasts_the_visibility_timeout_is_one_run(
+    shop: Shop, queues: Queues, order: str
+) -> None:
+    shop.ledger.hold(order)
+    result = pack.delay(order)
+    shop.ledger.wait_for_run(order)
+    # Its copy is put back, which deletes the message that both were: the new one comes as often as
+    # the back-off wants, and never twice at a time.
+    shop.ledger.wait_for_signal(result.id, "conflicted", number=3)
+    assert queues.messages(shop.app.conf.task_default_queue) == 1
+    shop.ledger.release(order)
+
+    receipt = result.get(timeout=SOON)
+    shop.ledger.wait_for_signal(result.id, "replayed")
+    assert pack.delay(order).get(timeout=SOON) == receipt
+    assert [run.end for run in shop.ledger.runs(order)] == ["returned"]
+    wait_until_empty(queues, shop)
+
+
+def test_a_retry_runs_again_and_replays(shop: Shop, queues: Queues, order: str) -> None:
+    receipt = try_later.delay(order, 0.1).get(timeout=SOON)
+
+    assert try_later.delay(order, 0.1).get(timeout=SOON) == receipt
+    assert [run.end for run in shop.ledger.runs(order)] == ["Retry", "returned"]
+    wait_until_empty(queues, shop)
+
+
+def test_what_a_killed_worker_ran_is_run_again(
+    open_shop: Callable[..., Shop], queues: Queues, order: str
+) -> None:
+    with open_shop(**settings_for(queues, visibility_timeout=VISIBILITY_TIMEOUT)) as shop:
+        worker = shop.start_worker(concurrency=1)
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        shop.ledger.wait_for_run(order)
+        worker.kill()
+        shop.start_worker(concurrency=1)
+        shop.ledger.release(order)
+
+        receipt = result.get(timeout=SOON)
+        assert pack.delay(order).get(timeout=SOON) == receipt
+        assert [run.end for run in shop.ledger.runs(order)] == [None, "returned"]
+        wait_until_empty(queues, shop)
