@@ -71,6 +71,7 @@ def queue(request: pytest.FixtureRequest, shop: Shop) -> str:
 class TestDelayed:
     """A message that is published again with a countdown; Celery 5.5 lets RabbitMQ hold it."""
 
+    @pytest.mark.slow
     def test_a_duplicate_comes_back_until_it_replays(
         self, shop: Shop, order: str, queue: str
     ) -> None:
@@ -127,6 +128,7 @@ class TestPublishersBlocked:
         worker.thaw()
         return first, duplicate
 
+    @pytest.mark.slow
     def test_a_duplicate_outlasts_it(
         self, open_with_limit: Callable[[int], Shop], rabbitmq: RabbitMQ, order: str
     ) -> None:
@@ -141,6 +143,7 @@ class TestPublishersBlocked:
 
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
 
+    @pytest.mark.slow
     def test_it_does_not_hold_up_a_warm_shutdown(
         self, open_with_limit: Callable[[int], Shop], rabbitmq: RabbitMQ, order: str
     ) -> None:

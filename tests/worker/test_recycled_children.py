@@ -31,6 +31,7 @@ class TestReplacedAfterEachTask:
             shop.start_worker(*request.param)
             yield shop
 
+    @pytest.mark.slow
     def test_a_stream_with_duplicates_is_one_run_each(self, shop: Shop, order: str) -> None:
         orders = [f"{order}-{number}" for number in range(ORDERS)]
         results = [(name, [pack.delay(name) for _ in range(2)]) for name in orders]
@@ -44,6 +45,7 @@ class TestReplacedAfterEachTask:
         assert len(pids) == ORDERS, "each run has had a process of its own"
         shop.wait_until_empty()
 
+    @pytest.mark.slow
     def test_a_duplicate_outlives_its_child(self, shop: Shop, order: str) -> None:
         shop.ledger.hold(order)
         first = pack.delay(order)
@@ -57,6 +59,7 @@ class TestReplacedAfterEachTask:
         assert len(shop.ledger.runs(order)) == 1
 
 
+@pytest.mark.slow
 def test_autoscaling_down_ends_no_execution(open_shop: Callable[..., Shop], order: str) -> None:
     orders = [f"{order}-{number}" for number in range(3)]
     with open_shop() as shop:

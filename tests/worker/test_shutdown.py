@@ -73,6 +73,7 @@ class TestSoft:
         with open_shop(worker_soft_shutdown_timeout=SOFT_TIMEOUT) as shop:
             yield shop
 
+    @pytest.mark.slow
     def test_a_task_that_ends_in_time_completes(self, shop: Shop, order: str) -> None:
         worker, result = run_then_stop(shop, order, "SIGQUIT")
         shop.ledger.release(order)
@@ -84,6 +85,7 @@ class TestSoft:
         assert [run.end for run in shop.ledger.runs(order)] == ["returned"]
         eventually(lambda: shop.messages(order) == 0, "its message is acknowledged")
 
+    @pytest.mark.slow
     def test_a_longer_one_is_run_once_more(self, shop: Shop, order: str) -> None:
         worker, result = run_then_stop(shop, order, "SIGQUIT")
         worker.wait_for_exit()
@@ -113,6 +115,7 @@ class TestWarm:
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
         assert len(shop.ledger.runs(order)) == 1
 
+    @pytest.mark.slow
     def test_a_duplicate_that_is_to_come_back_does_so_elsewhere(
         self, shop: Shop, order: str
     ) -> None:

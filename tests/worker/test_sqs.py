@@ -66,6 +66,7 @@ def test_one_running_and_ten_duplicates_are_one_run(shop: Shop, queues: Queues, 
     wait_until_empty(queues, shop)
 
 
+@pytest.mark.slow
 def test_a_run_that_outlasts_the_visibility_timeout_is_one_run(
     shop: Shop, queues: Queues, order: str
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_retry_runs_again_and_replays(shop: Shop, queues: Queues, order: str) 
     wait_until_empty(queues, shop)
 
 
+@pytest.mark.slow
 def test_what_a_killed_worker_ran_is_run_again(
     open_shop: Callable[..., Shop], queues: Queues, order: str
 ) -> None:
