@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.proof.model import FAILED, STARTED, Answer, Clock, Protocol, Record
+from tests.proof.model import FAILED, STARTED, Answer, Clock, Error, Protocol, Record
 from tests.proof.search import Searched, search
 from tests.proof.state import LEASE, RETENTION, Heard, Message, Pass, State, StepTaken
 from tests.proof.world import World
@@ -194,6 +194,69 @@ class PoisonsUnseen(Protocol):
         answer = super().begin(there, clock, **arguments)
         poisoned = answer.told and answer.told.state == FAILED and there and not there.finished
         return answer._replace(after=there) if poisoned else answer
+
+
+@mutant("an error leaves nothing for copies", error=1, handed_out_again=1)
+class LeavesNoError(Protocol):
+    def release(self, there: Record | None, clock: Clock, **arguments: Any) -> Answer:
+        return super().release(there, clock, **{**arguments, "error": b""})
+
+
+@mutant("an error takes the place of another task id's", tasks=2, error=2, handed_out_again=1)
+class KeepsTheLatestError(Protocol):
+    def with_error(self, there: Record, error: Error) -> Record:
+        return there._replace(errors=(error,))
+
+
+@mutant("an error is not looked for over a lease that ended", tasks=2, error=1, crash=1,
+        handed_out_again=1)  # fmt: skip
+class ErrorsOfTheFreeAlone(Protocol):
+    def answering(self, there: Record, task_id: bytes, generation: int) -> Error | None:
+        if there.state == STARTED:
+            return None
+        return super().answering(there, task_id, generation)
+
+
+@mutant("an error answers every task id", tasks=2, error=1)
+class AnswersEverybody(Protocol):
+    def answering(self, there: Record, task_id: bytes, generation: int) -> Error | None:
+        return next(iter(there.errors), None)
+
+
+@mutant("a copy of an earlier message passes for the retry", retry=1, handed_out_again=1)
+class TakesCopiesForRetries(Protocol):
+    def is_earlier(self, there: Record, generation: int) -> bool:
+        return False
+
+
+@mutant("a time limit that is the end leaves nothing", fatal_time_limit=1, handed_out_again=1)
+class LeavesNoLimit(Protocol):
+    def abandon(self, there: Record | None, clock: Clock, **arguments: Any) -> Answer:
+        return super().abandon(there, clock, **{**arguments, "error": b""})
+
+
+@mutant("a time limit that is the end does not count", tasks=2, fatal_time_limit=1)
+class CountsNoLimit(Protocol):
+    def with_error(self, there: Record, error: Error) -> Record:
+        return super().with_error(there, error)._replace(attempt=0)
+
+
+@mutant("nobody waits for the child to be killed", tasks=2, fatal_time_limit=1)
+class NoGrace(Protocol):
+    def abandon(self, there: Record | None, clock: Clock, **arguments: Any) -> Answer:
+        return super().abandon(there, clock, **{**arguments, "grace_ms": 0})
+
+
+@mutant("forget compares the token alone", forget_shown=1)
+class ForgetsByToken(Protocol):
+    def was_shown(self, there: Record, state: str, token: int | str) -> bool:
+        return there.token == token
+
+
+@mutant("forget compares the state alone", tasks=2, forget_shown=1, freeze=1)
+class ForgetsByState(Protocol):
+    def was_shown(self, there: Record, state: str, token: int | str) -> bool:
+        return super().was_shown(there, state, there.token)
 
 
 # The gate and the library

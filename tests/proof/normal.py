@@ -11,7 +11,6 @@ from tests.proof.state import (
     LETTERS,
     RETENTION,
     TICK_US,
-    Message,
     Pass,
     State,
     Truth,
@@ -26,7 +25,8 @@ def normal(state: State, steps_back: bool) -> tuple[State, bytes]:
     record, echo, truth = state.record, state.echo, state.truth
     if record is not None:
         at = 0 if record.finished else max(record.at, floor - RETENTION)
-        record = record._replace(at=at, format=b"")
+        errors = tuple(one._replace(at=0) for one in record.errors)
+        record = record._replace(at=at, format=b"", errors=errors)
     passes = [one for one in state.passes if one is not None]
     passes.sort(key=_nameless)
     # Letters and numbers in the order in which they are met.
@@ -50,9 +50,14 @@ def normal(state: State, steps_back: bool) -> tuple[State, bytes]:
         record=record and record._replace(
             token=old.get(record.token, record.token), owner=record.owner.translate(rename),
             worker=record.worker.translate(rename), body=record.body.translate(rename),
+            errors=tuple(
+                one._replace(body=one.body.translate(rename)) for one in record.errors
+            ),
         ),
         messages=tuple(sorted(
-            Message(numbers.get(one.number, -1), one.task, one.prior.translate(rename), one.queued)
+            one._replace(
+                number=numbers.get(one.number, -1), prior=one.prior.translate(rename)
+            )
             for one in state.messages
         )),
         passes=(*map(named, passes), *(None,) * (len(state.passes) - len(passes))),
@@ -62,7 +67,11 @@ def normal(state: State, steps_back: bool) -> tuple[State, bytes]:
         truth=truth._replace(
             token=old.get(truth.token, truth.token), outcome=truth.outcome.translate(rename),
             holder=truth.holder.translate(rename), last=truth.last.translate(rename),
+            ended=tuple(
+                (task, retries, error.translate(rename)) for task, retries, error in truth.ended
+            ),
         ),
+        shown=state.shown and (old.get(state.shown[0], state.shown[0]), state.shown[1]),
     )  # fmt: skip
     return renamed, met
 
@@ -75,9 +84,11 @@ def _letters(one: Record | Truth | Pass | None) -> str:
     if one is None:
         return ""
     if isinstance(one, Record):
-        return (one.owner + one.worker + one.body).decode()
+        errors = b"".join(error.body for error in one.errors)
+        return (one.owner + one.worker + one.body + errors).decode()
     if isinstance(one, Truth):
-        return (one.outcome + one.holder + one.last).decode()
+        errors = b"".join(error for _, _, error in one.ended)
+        return (one.outcome + one.holder + one.last + errors).decode()
     return (one.owner + one.prior).decode()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tests.proof.model import RESERVED, STARTED
+from tests.proof.model import RELEASED, RESERVED, STARTED
 from tests.proof.server import Server
 from tests.proof.state import (
     ALLOWANCES,
@@ -19,6 +19,7 @@ from tests.proof.state import (
     State,
     Step,
     StepTaken,
+    acknowledge,
     answer,
     changes,
     left,
@@ -50,6 +51,7 @@ class Passes(Server):
         yield from self.sends(state, slot, ends, f"{name} completes")
         for what, script, told in (
             ("stored error", "fail", "fails"), ("error", "release", "ends with an error"),
+            ("exit", "exit", "gives the key back"),
         ):  # fmt: skip
             if self.allows(state, what):
                 step = f"{name} {told}"
@@ -112,7 +114,8 @@ class Passes(Server):
         answer, state = self.asks(state, one.script, one)
         told = answer.told
         heard = Heard(answer.case)
-        if told is not None:
+        # Where only errors are left, there is nobody who could have won.
+        if told is not None and (told.state != RELEASED or answer.case != "lost"):
             heard = Heard(answer.case, told.state, told.task_id, told.state in "DG")
         token = told.token if answer.case == "begun" and told is not None else one.token
         return one._replace(heard=heard, token=token), state
@@ -124,7 +127,7 @@ class Passes(Server):
     def _hears(self, slot: int, one: Pass) -> StepTaken:
         heard = one.heard
         assert heard is not None
-        finished = heard.state not in ("", RESERVED, STARTED)
+        finished = heard.state not in ("", RESERVED, STARTED, RELEASED)
         if one.script == "dispatched":
             return changes(slot, phase="ack", heard=None)
         if heard.case == "begun":
@@ -139,10 +142,10 @@ class Passes(Server):
         if heard.case == "held" or one.script == "stop":
             return self.comes_back(slot)
         if heard.case == "ok":
-            kind = ERROR if one.script == "release" else OUTCOME
-            return self._answered(slot, kind, notes=self.continues and kind == OUTCOME)
+            kind = ERROR if one.script in ("release", "exit") else OUTCOME
+            return self._answered(slot, kind, notes=self.continues and one.script != "exit")
         if heard.state == "":
-            return self._answered(slot, ERROR if one.script == "release" else UNKEPT)
+            return self._answered(slot, ERROR if one.script in ("release", "exit") else UNKEPT)
         return self.comes_back(slot)
 
     def trusts(self, one: Pass) -> int:
@@ -180,7 +183,7 @@ class Passes(Server):
         def step(state: State) -> State:
             one = state.passes[slot]
             assert one is not None
-            state = publish(state, one.task, one.prior)
+            state = publish(state, one.task, one.prior, one.retries)
             return put(state, slot, one._replace(phase=then, heard=None) if then else None)
 
         return step
@@ -189,12 +192,7 @@ class Passes(Server):
         def step(state: State) -> State:
             one = state.passes[slot]
             assert one is not None
-            # Copies of one delivery bear one tag: the broker forgets it for all of them.
-            messages = tuple(
-                message for message in state.messages
-                if message.queued or message.number != one.message
-            )  # fmt: skip
-            state = answer(state._replace(messages=messages), one.task, one.answer)
+            state = answer(acknowledge(state, one.message), one.task, one.answer)
             return put(state, slot, one._replace(phase=then, heard=None) if then else None)
 
         return step
@@ -221,4 +219,4 @@ class Passes(Server):
         return step
 
     def _retries(self, slot: int, one: Pass) -> StepTaken:
-        return lambda state: put(publish(state, one.task, b""), slot, one)
+        return lambda state: put(publish(state, one.task, b"", one.retries + 1), slot, one)

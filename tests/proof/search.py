@@ -163,6 +163,8 @@ def _record(state: State) -> str:
     lasts = f"for {there.at}" if there.at > 0 else "over"
     return {
         "R": f"RESERVED for {task}, {lasts}",
+        "E": "absent, but for the errors of "
+        + ", ".join(error.task_id.decode() for error in there.errors),
         "S": f"STARTED by {owner} ({task}), attempt {there.attempt}, {lasts}",
         "C": f"COMPLETED by {there.body.decode()}",
         "D": f"COMPLETED by {there.body.decode()}, continued",

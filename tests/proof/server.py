@@ -63,11 +63,11 @@ class Server:
         self.max_attempts = max_attempts
         self.left = tuple(allowed.get(name, 0) for name in ALLOWANCES)
         # An operator who forgets a running execution, and a clock that leaps, let a second one in.
-        leaps = allowed.get("forget") or allowed.get("clock forward")
+        leaps = any(map(allowed.get, ("forget", "forget shown", "clock forward")))
         self.exclusive = not leaps if exclusive is None else exclusive
         # One message that nothing copies: whoever takes over from a pass without an answer knows
         # that it had none.
-        copies = ("handed out again", "echo", "crash", "time limit")
+        copies = ("handed out again", "echo", "crash", "time limit", "fatal time limit")
         self.alone = tasks == 1 and not any(map(allowed.get, copies))
         #: Of the last answer.
         self.case = ""
@@ -80,36 +80,44 @@ class Server:
         """A script, as the pass `one` calls it."""
         token = {"token": one.token}
         keeps = {"retention_ms": RETENTION}
-        last_word = {"generation": 0, "format": b"", "error": b"", "error_ms": RETENTION}
+        plain = {"generation": one.retries, "format": b"", "error": b"", "error_ms": RETENTION}
+        given_back = {**token, "hold_ms": 0, **keeps, **plain}
         lease = {"lease_ms": LEASE, "keep_ms": LEASE + RETENTION}
         arguments: dict[str, dict[str, Any]] = {
             "begin": {
                 "owner": one.owner, "prior": one.prior, "task_id": one.task, "fingerprint": b"",
-                "generation": 0, "worker": worker_of(one.owner), **lease,
+                "generation": one.retries, "worker": worker_of(one.owner), **lease,
                 "max_attempts": self.max_attempts, "error_ms": RETENTION,
             },
             "complete": {**token, "format": b"", "body": one.owner, **keeps},
             "fail": {**token, "format": b"", "body": one.owner, **keeps},
-            "release": {**token, "hold_ms": 0, **keeps, **last_word},
-            "stop": {**token, "hold_ms": 0, **keeps, **last_word},
-            "hold": {**token, "hold_ms": HOLD, **keeps, **last_word},
+            "release": {**given_back, "error": one.owner},
+            "stop": given_back,
+            "exit": given_back,
+            "hold": {**given_back, "hold_ms": HOLD, "generation": one.retries + 1},
             "extend": {**token, **lease},
             "step": {**token, "entry": b"1", **lease},
             "dispatched": {"task_id": one.task},
         }  # fmt: skip
-        name = "release" if script in ("hold", "stop") else script
+        name = "release" if script in ("hold", "stop", "exit") else script
         judge = getattr(self, f"_judge_{name}", self._judge_others)
         return self.calls(state, name, lambda *told: judge(*told, one), **arguments[script])
 
-    def abandoned(self, state: State, task: bytes, worker: bytes, grace: int) -> State:
+    def abandoned(
+        self, state: State, task: bytes, worker: bytes, grace: int, retries: int = 0,
+        error: bytes = b"",
+    ) -> State:  # fmt: skip
         def judge(truth: Truth, before: Record | None, answer: Answer) -> Truth:
-            if answer.case == "ok" and worker != worker_of(truth.last):
+            if answer.case != "ok":
+                return truth
+            if worker != worker_of(truth.last):
                 raise Violation("the lease of another execution is abandoned")
-            return truth._replace(holder=b"") if answer.case == "ok" else truth
+            truth = truth._replace(holder=b"")
+            return truth.ending(task, retries, error) if error else truth
 
         arguments = {
-            "task_id": task, "worker": worker, "grace_ms": grace, "generation": 0, "format": b"",
-            "error": b"", "error_ms": RETENTION,
+            "task_id": task, "worker": worker, "grace_ms": grace, "generation": retries,
+            "format": b"", "error": error, "error_ms": RETENTION,
         }  # fmt: skip
         return self.calls(state, "abandon", judge, **arguments)[1]
 
@@ -132,7 +140,9 @@ class Server:
         truth = judge(state.truth, state.record, answer)
         gone = answer.after is None and state.record is not None
         state = state._replace(record=answer.after, truth=truth)
-        return answer, self.vanishes(state) if gone else state
+        # An operator forgets all of it, a release what it may.
+        ended = () if name == "forget" else truth.ended
+        return answer, self.vanishes(state, ended) if gone else state
 
     # What must hold
 
@@ -149,16 +159,21 @@ class Server:
             raise Violation(f"{name} overwrites an outcome")
         told = answer.told
         if told is not None and told.finished:
-            if after is None or after.body != told.body:
+            stored = after and (after if after.finished else after.error_of(told.task_id))
+            if not stored or stored.body != told.body:
                 raise Violation("an outcome is told that is not stored")
             known = state.truth.outcome or (POISONED if name == "begin" else b"")
+            if stored is not after:
+                known = next((e for t, _, e in state.truth.ended if t == told.task_id), b"")
             if told.body != known:
                 raise Violation("a reader sees another outcome than the first")
 
     def _judge_begin(self, truth: Truth, before: Record | None, answer: Answer, one: Pass) -> Truth:
-        told = answer.told
+        told, after = answer.told, answer.after
         if answer.case == "finished" and not truth.outcome:
             assert told is not None
+            if after is not None and not after.finished:
+                return truth
             if truth.begun < self.max_attempts:
                 raise Violation("it is poisoned before its attempts are used up")
             return Truth(outcome=told.body, token=told.token)
@@ -168,6 +183,12 @@ class Server:
             return truth
         if truth.outcome:
             raise Violation("an execution begins though there is an outcome")
+        if any(task == one.task and one.retries <= retries for task, retries, _ in truth.ended):
+            raise Violation("a copy of a message that ended in an error runs again")
+        lasts = before is not None and before.state == RESERVED and before.at > 0
+        task, retries = truth.awaited or (b"", 0)
+        if lasts and one.task == task and one.retries < retries:
+            raise Violation("a copy of an earlier message runs while its retry is awaited")
         if told.body != truth.steps:
             raise Violation("the finished steps are not those that were kept")
         if before is not None and before.state == RESERVED and before.at > 0 and (
@@ -188,7 +209,8 @@ class Server:
             raise Violation(f"attempt {told.attempt} begins after {died} that died")
         return truth._replace(
             holder=one.owner, last=one.owner, died=died, begun=truth.begun + 1, token=told.token,
-            given_up=False,
+            given_up=False, awaited=None,
+            ended=tuple(ending for ending in truth.ended if ending[0] != one.task),
         )  # fmt: skip
 
     def _judge_complete(
@@ -213,7 +235,12 @@ class Server:
             return self._judge_others(truth, before, answer, one)
         if truth.holder != one.owner:
             raise Violation("the release of a stale token is accepted")
-        return Truth(token=truth.token, steps=truth.steps)
+        released = Truth(token=truth.token, steps=truth.steps, ended=truth.ended)
+        if one.script == "release":
+            return released.ending(one.task, one.retries, one.owner)
+        if one.script == "hold":
+            return released._replace(awaited=(one.task, one.retries + 1))
+        return released
 
     def _judge_others(
         self, truth: Truth, before: Record | None, answer: Answer, one: Pass
@@ -228,6 +255,6 @@ class Server:
             return truth._replace(steps=answer.after.body)
         return truth
 
-    def vanishes(self, state: State) -> State:
+    def vanishes(self, state: State, ended: tuple[tuple[bytes, int, bytes], ...] = ()) -> State:
         token = state.truth.token if self.remembers else NONE
-        return state._replace(record=None, truth=Truth(token=token))
+        return state._replace(record=None, truth=Truth(token=token, ended=ended))

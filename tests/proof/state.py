@@ -13,6 +13,8 @@ LEASE, HOLD, GRACE, RETENTION = 2, 2, 1, 3
 TICK_US = 1000
 
 POISONED = b"poisoned"
+#: The error of an execution that was killed at a time limit.
+KILLED = b"killed"
 
 # How a message's caller has been answered.
 OUTCOME, ERROR, UNKEPT, IGNORED, NOT_SENT = "outcome", "error", "unkept", "ignored", "not sent"
@@ -32,6 +34,8 @@ class Message(NamedTuple):
     prior: bytes
     #: Else a worker has it.
     queued: bool
+    #: Retries of its task id before it.
+    retries: int = 0
 
 
 class Heard(NamedTuple):
@@ -51,6 +55,7 @@ class Pass(NamedTuple):
     task: bytes
     prior: bytes
     owner: bytes
+    retries: int = 0
     #: "run"; "send" a script again; "hear" an answer late; "publish" again; "ack" the message.
     phase: str = "send"
     script: str = "begin"
@@ -98,6 +103,15 @@ class Truth(NamedTuple):
     token: int = 0
     #: Finished steps.
     steps: bytes = b""
+    #: Task ids that ended in an error: with the retries before, and the error.
+    ended: tuple[tuple[bytes, int, bytes], ...] = ()
+    #: Whose retry the key is held for: its task id, and its number.
+    awaited: tuple[bytes, int] | None = None
+
+    def ending(self, task: bytes, retries: int, error: bytes) -> Truth:
+        """With that error as the last word for `task`."""
+        others = (one for one in self.ended if one[0] != task)
+        return self._replace(ended=tuple(sorted((*others, (task, retries, error)))))
 
 
 class State(NamedTuple):
@@ -114,6 +128,8 @@ class State(NamedTuple):
     #: By task: where its publisher stands.
     publishers: tuple[str, ...]
     truth: Truth
+    #: Token and state that an operator has been shown.
+    shown: tuple[int, str] | None = None
 
 
 #: A step, told and taken: its text, whether it is a fault, where it leads. A text that ends in →
@@ -133,8 +149,8 @@ class Move(NamedTuple):
 #: What a world may allow, each a number of times.
 ALLOWANCES = (
     "crash", "freeze", "lost reply", "echo", "handed out again", "clock back", "clock forward",
-    "forget", "time limit", "retry", "error", "stored error", "step", "publish fails",
-    "publisher dies",
+    "forget", "forget shown", "time limit", "fatal time limit", "retry", "error", "stored error",
+    "exit", "step", "publish fails", "publisher dies",
 )  # fmt: skip
 #: Lower than any token.
 NONE = -(10**9)
@@ -176,9 +192,16 @@ def replace_message(state: State, old: Message, new: Message) -> State:
     return state._replace(messages=tuple(messages))
 
 
-def publish(state: State, task: bytes, prior: bytes) -> State:
+def publish(state: State, task: bytes, prior: bytes, retries: int = 0) -> State:
     """With one more message at the broker."""
-    return state._replace(messages=(*state.messages, Message(-1, task, prior, queued=True)))
+    message = Message(-1, task, prior, True, retries)
+    return state._replace(messages=(*state.messages, message))
+
+
+def acknowledge(state: State, number: int) -> State:
+    """Copies of one delivery bear one tag: the broker forgets it for all of them."""
+    messages = (one for one in state.messages if one.queued or one.number != number)
+    return state._replace(messages=tuple(messages))
 
 
 def answer(state: State, task: bytes, kind: str) -> State:
@@ -206,8 +229,12 @@ def fresh(state: State) -> bytes:
         used.update(message.prior)
     for _, worker in state.notices:
         used.update(worker)
+    for _, _, error in state.truth.ended:
+        used.update(error)
     if state.record:
         used.update(state.record.owner + state.record.worker + state.record.body)
+        for one_error in state.record.errors:
+            used.update(one_error.body)
     return next(bytes([letter]) for letter in LETTERS if letter not in used)
 
 
@@ -218,6 +245,8 @@ def tokens(state: State) -> set[int]:
         tokens.add(state.record.token)
     if state.echo:
         tokens.add(state.echo.who.token)
+    if state.shown:
+        tokens.add(state.shown[0])
     return tokens
 
 

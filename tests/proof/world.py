@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from tests.proof.model import STARTED
+from tests.proof.model import COMPLETED, FAILED, RELEASED, STARTED, Answer, Record
 from tests.proof.normal import normal
 from tests.proof.passes import Passes
 from tests.proof.state import (
+    ERROR,
     GRACE,
     HOLD,
+    KILLED,
     LEASE,
     NONE,
     NOT_SENT,
@@ -35,6 +37,7 @@ from tests.proof.state import (
     StepTaken,
     Truth,
     Violation,
+    acknowledge,
     answer,
     changes,
     fresh,
@@ -44,6 +47,15 @@ from tests.proof.state import (
     replace_message,
     worker_of,
 )
+
+
+def _as_shown(record: Record) -> str:
+    return {"D": COMPLETED, "G": FAILED}.get(record.state, record.state)
+
+
+def _is_shown(state: State) -> State:
+    assert state.record is not None
+    return state._replace(shown=(state.record.token, _as_shown(state.record)))
 
 
 class World(Passes):
@@ -108,6 +120,10 @@ class World(Passes):
             if one.phase == "run" and not one.doomed and self.allows(state, "time limit"):
                 text = f"{name} is at its time limit: its lease is abandoned, its end is near"
                 yield text, True, self.uses("time limit", self._time_limit(slot, one))
+            if one.phase == "run" and not one.doomed and self.allows(state, "fatal time limit"):
+                text = f"{name} is at its time limit: its message is acknowledged, its end is near"
+                limited = self._time_limit(slot, one, fatal=True)
+                yield text, True, self.uses("fatal time limit", limited)
         yield from self._broker(state)
         yield from self._publishers(state)
         for task, worker in state.notices:
@@ -118,6 +134,10 @@ class World(Passes):
             yield text, False, self._echoes(state.echo)
         if self.allows(state, "forget") and state.record is not None:
             yield "an operator forgets the key", True, self.uses("forget", self._forgets)
+        if state.shown:
+            yield "the operator forgets what was shown", True, self._forgets_shown
+        elif state.record and state.record.state != RELEASED and self.allows(state, "forget shown"):
+            yield "an operator is shown the record", True, self.uses("forget shown", _is_shown)
         if self._may_tick(state):
             yield "the clock ticks", False, self._ticks
         if self.allows(state, "clock forward"):
@@ -135,7 +155,7 @@ class World(Passes):
             name = message.task.decode()
             owner = self.owner_of(state, message)
             number = message.number if message.number >= 0 else len(state.passes)
-            one = Pass(number, message.task, message.prior, owner)
+            one = Pass(number, message.task, message.prior, owner, message.retries)
             taken = message._replace(number=number, queued=False)
             takes = partial(replace_message, old=message, new=taken)
             text = f"{name} is handed out to {owner.decode()}"
@@ -181,9 +201,12 @@ class World(Passes):
 
         return step
 
-    def _time_limit(self, slot: int, one: Pass) -> StepTaken:
+    def _time_limit(self, slot: int, one: Pass, fatal: bool = False) -> StepTaken:
         def step(state: State) -> State:
-            state = self.abandoned(state, one.task, worker_of(one.owner), GRACE)
+            error = KILLED if fatal else b""
+            state = self.abandoned(state, one.task, worker_of(one.owner), GRACE, one.retries, error)
+            if fatal:
+                state = answer(acknowledge(state, one.message), one.task, ERROR)
             return put(state, slot, one._replace(doomed=True))
 
         return step
@@ -262,11 +285,27 @@ class World(Passes):
             passes=tuple(one and one._replace(token=one.token - us) for one in state.passes),
             echo=echo and echo._replace(who=echo.who._replace(token=echo.who.token - us)),
             truth=truth._replace(token=truth.token - us),
+            shown=state.shown and (state.shown[0] - us, state.shown[1]),
         )  # fmt: skip
 
     def _forgets(self, state: State) -> State:
         _, state = self.calls(state, "forget", state="", token="")
         return state
+
+    def _forgets_shown(self, state: State) -> State:
+        assert state.shown is not None
+        token, letter = state.shown
+
+        def judge(truth: Truth, before: Record | None, answer: Answer) -> Truth:
+            if answer.case == "ok":
+                if truth.outcome and letter not in (COMPLETED, FAILED):
+                    raise Violation("an outcome is forgotten that was not shown")
+                if before is None or (before.token, _as_shown(before)) != state.shown:
+                    raise Violation("a record is forgotten that was not shown")
+            return truth
+
+        _, after = self.calls(state, "forget", judge, state=letter, token=token)
+        return after._replace(shown=None)
 
     def _echoes(self, echo: Echo) -> StepTaken:
         return lambda state: self.asks(state._replace(echo=None), echo.script, echo.who)[1]

@@ -23,6 +23,14 @@ SHORT: dict[str, dict[str, Any]] = {
     },
     "a step": {"tasks": 1, "allowed": {"step": 2, "crash": 1, "error": 1}},
     "a late copy of a request": {"tasks": 1, "allowed": {"echo": 1, "freeze": 1}},
+    "an error, and a copy": {"tasks": 1, "allowed": {"error": 1, "handed out again": 1}},
+    "a retry, and a copy": {"tasks": 1, "allowed": {"retry": 1, "handed out again": 1}},
+    "a time limit that is the end": {
+        "tasks": 1, "allowed": {"fatal time limit": 1, "handed out again": 1},
+    },
+    "an operator who is shown the record": {
+        "tasks": 1, "allowed": {"forget shown": 1, "handed out again": 1},
+    },
     "reservations": {"reserves": True, "workers": 1, "allowed": {"retry": 1}},
     "a continuation": {
         "tasks": 1, "continues": True, "allowed": {"handed out again": 1, "crash": 1},
@@ -62,6 +70,36 @@ LONG: dict[str, dict[str, Any]] = {
     "ignore, redelivery and crash": {
         "on_conflict": "ignore", "allowed": {"handed out again": 1, "crash": 1},
     },
+    "errors of both, and a copy": {"allowed": {"error": 2, "handed out again": 1}},
+    "error, exit and a copy": {"allowed": {"error": 1, "exit": 1, "handed out again": 1}},
+    "error, a copy and crash": {"allowed": {"error": 1, "handed out again": 1, "crash": 1}},
+    "error, a copy and freeze": {"allowed": {"error": 1, "handed out again": 1, "freeze": 1}},
+    "error, a copy and a lost reply": {
+        "tasks": 1, "allowed": {"error": 1, "handed out again": 1, "lost reply": 1},
+    },
+    "error, steps and a copy": {
+        "allowed": {"error": 1, "step": 1, "handed out again": 1},
+    },
+    "error, retry and copies": {
+        "tasks": 1, "allowed": {"error": 1, "retry": 1, "handed out again": 2},
+    },
+    "retry, a copy and crash": {"allowed": {"retry": 1, "handed out again": 1, "crash": 1}},
+    "reservations, error and a copy": {
+        "reserves": True, "allowed": {"error": 1, "handed out again": 1},
+    },
+    "time limit that is the end, error and a copy": {
+        "allowed": {"fatal time limit": 1, "error": 1, "handed out again": 1},
+    },
+    "deaths in a row at time limits": {
+        "max_attempts": 2, "tasks": 3, "workers": 1, "allowed": {"fatal time limit": 3},
+    },
+    "a shown record and freeze": {"allowed": {"forget shown": 1, "freeze": 1}},
+    "a shown record, error and retry": {
+        "allowed": {"forget shown": 1, "error": 1, "retry": 1},
+    },
+    "continuation, error, redelivery and crash": {
+        "tasks": 1, "continues": True, "allowed": {"error": 1, "handed out again": 1, "crash": 1},
+    },
     "continuation, redelivery and crash": {
         "continues": True, "allowed": {"handed out again": 1, "crash": 1},
     },
@@ -82,7 +120,7 @@ LIMITS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "the clock falls back past a forgotten record": (
         {"remembers": True, "tasks": 1,
-         "allowed": {"clock back": 1, "error": 1, "handed out again": 1}},
+         "allowed": {"clock back": 1, "exit": 1, "handed out again": 1}},
         "the token does not grow",
     ),
     "a publisher dies between its reservation and its message": (
