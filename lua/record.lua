@@ -62,37 +62,43 @@ end
 
 -- The error of `task_id` in the body at `position`: where it starts, and then as `error_at`.
 local function find_error(raw, position, task_id)
-  local after, letter, generation, at, ended, format, start = error_at(raw, position)
-  while after and ended ~= task_id do
+  for _ = 1, #raw do
+    local after, letter, generation, at, ended, format, start = error_at(raw, position)
+    if not after then
+      return
+    elseif ended == task_id then
+      return position, after, letter, generation, at, format, start
+    end
     position = after
-    after, letter, generation, at, ended, format, start = error_at(raw, position)
   end
-  if after then
-    return position, after, letter, generation, at, format, start
+end
+
+-- Where the steps start in the body at `position`, and where the errors end that have room beside
+-- another one.
+local function skip_errors(raw, position)
+  local steps, older = position, position
+  for _ = 1, #raw do
+    local after = error_at(raw, steps)
+    if not after then
+      break
+    end
+    steps = after
+    if after - position <= OLDER_ERRORS then
+      older = after
+    end
   end
+  return steps, older
 end
 
 -- Whether the body at `position` holds errors at most: who sent no message that they answer finds
 -- the key absent, once nobody has it.
 local function no_steps(raw, position)
-  local after = error_at(raw, position)
-  while after do
-    position = after
-    after = error_at(raw, position)
-  end
-  return position > #raw
+  return skip_errors(raw, position) > #raw
 end
 
 -- The body at `position` with one more error before the others.
 local function with_error(raw, position, task_id, generation, now, format, error)
-  local older, steps, after = position, position, error_at(raw, position)
-  while after do
-    steps = after
-    if after - position <= OLDER_ERRORS then
-      older = after
-    end
-    after = error_at(raw, after)
-  end
+  local steps, older = skip_errors(raw, position)
   return struct.pack(ERROR, 19 + #task_id + #format + #error, 0, 'F', generation, now, #task_id,
     task_id, #format, format) .. error .. string.sub(raw, position, older - 1) .. string.sub(raw, steps)
 end

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
-from celery.states import SUCCESS
+from celery.states import FAILURE, SUCCESS
 from celery.utils.nodenames import gethostname
 
 from celery_idempotent.entry import continuation, delayed, passage, soft_limits
@@ -131,15 +131,18 @@ class TaskCall:
     def remembered(self, record: Record, error: IdempotencyError) -> Any:
         """For a redelivery of the message that ran: what the result backend has under its id.
 
-        A failure of the redelivery must not be told to those who have seen the success.
+        Another failure must not be told to those who have seen the success, or the first failure.
         """
         if record.task_id == self.task_id and not self._request.is_eager:
             result = self.sender.AsyncResult(self.task_id)
             try:
-                if result.state == SUCCESS:
-                    return result.result
+                state, value = result.state, result.result
             except Exception as trouble:
                 raise error from trouble
+            if state == SUCCESS:
+                return value
+            if state == FAILURE and isinstance(value, Exception):
+                raise value
         raise error
 
     def replayed(self, record: Record) -> None:

@@ -105,7 +105,10 @@ class IdempotentRequest(Request):
             error = error.exc
         if isinstance(error, (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)):
             last = error if isinstance(error, WorkerLostError) and not self._goes_back() else None
-            if self._abandon(0.0, last):
+            if return_ok:
+                # The child lives, has raised what another one left, and has sent what follows.
+                continuation.drop(self._context)
+            elif self._abandon(0.0, last):
                 returned = super().on_failure(exc_info, send_failed_event, return_ok)
                 self._note_errbacks()
                 return returned

@@ -31,7 +31,11 @@ async def replay(call: Caller, record: Record, world: World, payloads: Payloads)
             outcome = await world.apart(record.outcome)
         else:
             outcome = record.outcome()
+        if isinstance(outcome, ResultNotStoredError) and record.task_id == call.task_id:
+            raise outcome
     except (ResultNotStoredError, CorruptRecordError) as error:
+        # First: what follows the call goes out once, even if this is all that it is told.
+        call.replayed(record)
         outcome, failed = call.remembered(record, error), False
     except (NotReadyError, StoreUnavailableError):
         raise

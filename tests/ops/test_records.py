@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from celery_idempotent import Idempotency, Record, ResultNotStoredError, State
+from celery_idempotent import Idempotency, IdempotentTask, Record, ResultNotStoredError, State
 from celery_idempotent.ops import gated
 from celery_idempotent.ops.records import records
 from celery_idempotent.store import commands
@@ -102,6 +102,20 @@ def test_a_key_that_an_error_has_freed_has_none(shop: Shop) -> None:
     assert of(shop) == []
     assert "is absent" in shop.celery("show", str(key), code=1)
     assert shop.json("stats", "--timeout", "0")["tasks"] == {}
+
+
+def test_a_call_without_a_message_leaves_no_error(shop: Shop) -> None:
+    """Nobody else has its task id."""
+
+    def lose() -> None:
+        raise ValueError("lost")
+
+    lose = shop.app.task(lose, base=IdempotentTask, shared=False, lazy=False, name="shop.lose")
+    assert lose.apply().state == "FAILURE"
+    with pytest.raises(ValueError, match="lost"):
+        Idempotency(shop.app).idempotent(lose.run)()
+
+    assert shop.client.dbsize() == 0
 
 
 def test_what_cannot_be_read_is_left_out(shop: Shop) -> None:

@@ -208,17 +208,28 @@ def run_late(self: Any, order: str, writable: bool = True) -> None:
     """Fail after so long that the broker has given up on the message."""
     with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
         time.sleep(LATE)
+        if self.soft_time_limit or self.time_limit:
+            time.sleep(LATE)
         raise OutOfStockError(order, 3) if writable else UnwritableError
 
 
+def die_late(self: Any, order: str, writable: bool = True) -> None:
+    """Kill the pool child after so long."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        time.sleep(LATE)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+die_late_for_good = task_of(die_late, "die_late_for_good", reject_on_worker_lost=False)
 fail_late = task_of(run_late, "fail_late")
 fail_late_as_expected = task_of(run_late, "fail_late_as_expected", throws=(OutOfStockError,))
 fail_late_again = task_of(
     run_late, "fail_late_again", autoretry_for=(OutOfStockError,), max_retries=1,
     default_retry_delay=0,
 )  # fmt: skip
-fail_late_by_the_clock = task_of(run_late, "fail_late_by_the_clock", soft_time_limit=LATE - 1)
-fail_late_by_force = task_of(run_late, "fail_late_by_force", time_limit=LATE - 1)
+fail_late_at_length = task_of(run_late, "fail_late_at_length", idempotency_max_result_size=10)
+fail_late_by_the_clock = task_of(run_late, "fail_late_by_the_clock", soft_time_limit=LATE)
+fail_late_by_force = task_of(run_late, "fail_late_by_force", time_limit=LATE)
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.poll_late", max_retries=None)
@@ -381,6 +392,10 @@ WAYS_OUT: dict[str, BaseException] = {
 
 leaving = task_of(leave, "leaving")
 soft_limited = task_of(handle, "soft_limited", soft_time_limit=0.5)
+dead_lettered = task_of(run_out, "dead_lettered", acks_on_failure_or_timeout=False)
+hard_limited_again = task_of(
+    handle, "hard_limited_again", time_limit=1.0, acks_on_failure_or_timeout=False
+)
 hard_limited = task_of(handle, "hard_limited", time_limit=1.0)
 
 

@@ -13,7 +13,15 @@ from tests.servers.processes import is_running
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.shop import hard_limited, leaving, pack, short_lease, soft_limited
+from tests.worker.shop import (
+    dead_lettered,
+    hard_limited,
+    hard_limited_again,
+    leaving,
+    pack,
+    short_lease,
+    soft_limited,
+)
 
 pytestmark = pytest.mark.worker
 
@@ -68,6 +76,28 @@ class TestTimeLimits:
         # It may meet a conflict once, and then comes back.
         assert hard_limited.delay(order).get(timeout=SOON)["receipt"]
         assert ledger.runs(order)[1].started_at - killed_at < 2 + 2
+
+
+class TestMessagesThatAreNotAcknowledgedAfterAnError:
+    """``acks_on_failure_or_timeout=False``: whoever gets the message may run it again."""
+
+    def test_leave_no_error_for_copies(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        dead_lettered.delay(order).get(timeout=SOON, propagate=False)
+
+        key = dead_lettered.idempotency_key_of(order)
+        assert not shop.redis.exists(f"idem:{key}")
+
+    def test_come_back_after_a_hard_time_limit(self, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        result = hard_limited_again.delay(order)
+        child = ledger.wait_for_run(order).pid
+        eventually(lambda: not is_running(child), "the child is killed")
+        ledger.release(order)
+
+        eventually(
+            lambda: [run.end for run in ledger.runs(order)][1:] == ["returned"], "it runs again"
+        )
+        assert {run.task_id for run in ledger.runs(order)} == {result.id}
 
 
 class TestRevokeTerminate:
