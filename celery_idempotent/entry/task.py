@@ -287,6 +287,9 @@ class IdempotentTask(Task):
     def idempotency_forget(self, *args: Any, **kwargs: Any) -> bool:
         """Drop the record of a call with these arguments: the next one runs. True if there was one.
 
+        Errors of ended task ids go with it, or alone: they are no record. A message of such a task
+        id then runs, too.
+
         An execution under way is not stopped; its outcome will be refused.
 
         Raises:

@@ -83,6 +83,8 @@ def _errors(body: bytes, key: str) -> list[tuple[bytes, str, bytes]]:
         while body[position + 4 : position + 6] == b"\0\0":
             start = position + 4
             position = start + int.from_bytes(body[start - 4 : start], "big")
+            if position > len(body):
+                raise IndexError(position)
             task_id = start + 16
             form = task_id + 2 + int.from_bytes(body[task_id : task_id + 2], "big")
             error = form + 1 + body[form]

@@ -262,7 +262,7 @@ class Protocol:
 
     def look_up(self, there: Record | None, clock: Clock) -> Answer:
         if there is None or there.state == RELEASED:
-            return Answer("absent", None, there)
+            return Answer("absent", there, there)
         return Answer("there", there, there)
 
     # What several of them ask

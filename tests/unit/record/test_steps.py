@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.record import steps
+from tests.proof.model import Error
+from tests.proof.wire import entry
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 forms = st.text("abcdefgj+@", max_size=8)
@@ -54,3 +56,23 @@ def test_a_name_that_does_not_fit_is_refused(name: str) -> None:
 
 def test_a_name_may_be_a_thousand_bytes_long() -> None:
     assert steps.read(steps.write("x" * 1000, "json", b"1"), "k") == {"x" * 1000: ("json", b"1")}
+
+
+class TestErrorsOfEndedTaskIds:
+    """They stand before the steps, and are none."""
+
+    ENTRY = Error(b"\0" + b"an id, 16 bytes!", "F", 2, 1_700_000_000_000, b"json 00-trace", b"{}")
+
+    def test_are_read_without_their_traces(self) -> None:
+        other = self.ENTRY._replace(state="G", format=b"", body=b"too large")
+        body = entry(self.ENTRY) + entry(other) + steps.write("book", "json", b"1")
+
+        assert steps.errors(body, "key") == [("json", b"{}"), ("", b"too large")]
+        assert steps.read(body, "key") == {"book": ("json", b"1")}
+
+    def test_that_are_cut_short_are_refused(self) -> None:
+        body = entry(self.ENTRY)
+
+        for length in range(6, len(body)):
+            with pytest.raises(CorruptRecordError, match="the errors of key"):
+                steps.errors(body[:length], "key")
