@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from weakref import WeakKeyDictionary
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.held import Lease
 from celery_idempotent.lease.leases import Leases, by_store, unheard
 from celery_idempotent.store.async_records import AsyncRecordStore
+from celery_idempotent.store.per_loop import PerLoop
 
 logger = logging.getLogger(__name__)
 
 
 class LoopHeartbeat:
-    """As :class:`Heartbeat`, for the leases of one event loop, and called from within it."""
+    """As :class:`Heartbeat`, for the leases of the running event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._leases: Leases[AsyncRecordStore] = Leases()
         self._timer: asyncio.TimerHandle | None = None
         self._beating: asyncio.Task[None] | None = None
@@ -80,13 +80,5 @@ class LoopHeartbeat:
                 self._leases.hear(leases, answers, sent_at)
 
 
-_hearts: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopHeartbeat] = WeakKeyDictionary()
-
-
-def loop_heartbeat() -> LoopHeartbeat:
-    """The one of the running event loop."""
-    loop = asyncio.get_running_loop()
-    heart = _hearts.get(loop)
-    if heart is None:
-        heart = _hearts[loop] = LoopHeartbeat(loop)
-    return heart
+#: Gives the one of the running event loop.
+loop_heartbeat = PerLoop(LoopHeartbeat).get

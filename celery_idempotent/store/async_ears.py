@@ -7,11 +7,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from celery_idempotent.store.async_line import HUNG_UP
 from celery_idempotent.store.connection import FAULTS
 from celery_idempotent.store.ears import CHANNEL, HEAD, LOOK_EVERY, Hearing, connector, is_news
+from celery_idempotent.store.per_loop import PerLoop
 
 _FAULTS = (*FAULTS, asyncio.TimeoutError, *HUNG_UP)
 
@@ -25,9 +25,7 @@ class AsyncEars:
 
     def __init__(self, server_of: Callable[[str], Any]) -> None:
         self._server_of = server_of
-        self._free: WeakKeyDictionary[asyncio.AbstractEventLoop, defaultdict[Any, list[_Ear]]] = (
-            WeakKeyDictionary()
-        )
+        self._free: PerLoop[_Free] = PerLoop(lambda: defaultdict(list), _hang_up)
         self._hearing = Hearing()
 
     async def until_changed(self, name: str, seen: bytes, seconds: float) -> None:
@@ -42,8 +40,7 @@ class AsyncEars:
 
     async def _hear(self, name: str, seen: bytes, seconds: float) -> None:
         server = self._server_of(name)
-        known = self._free.setdefault(asyncio.get_running_loop(), defaultdict(list))
-        free = known[server]
+        free = self._free.get()[server]
         used = free.pop() if free else None
         ear = used or _Ear(connector(server))
         try:
@@ -60,9 +57,7 @@ class AsyncEars:
 
     async def aclose(self) -> None:
         """Hang up in the running event loop; the next call connects again."""
-        for free in self._free.pop(asyncio.get_running_loop(), {}).values():
-            while free:
-                await free.pop().close()
+        await self._free.aclose()
 
 
 class _Ear:
@@ -91,6 +86,16 @@ class _Ear:
     async def close(self) -> None:
         await self._hears.disconnect(nowait=True)
         await self._asks.disconnect(nowait=True)
+
+
+#: By server.
+_Free = defaultdict[Any, list[_Ear]]
+
+
+async def _hang_up(ears: _Free) -> None:
+    for free in ears.values():
+        while free:
+            await free.pop().close()
 
 
 async def _ask(connection: Any, *words: Any) -> Any:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
-from weakref import WeakKeyDictionary
 
 import redis.asyncio
 from redis.asyncio.cluster import ClusterNode
@@ -18,6 +16,7 @@ from redis.exceptions import NoScriptError
 
 from celery_idempotent.store.connection import Kind, sentinels_of
 from celery_idempotent.store.line import Call
+from celery_idempotent.store.per_loop import PerLoop
 
 ASYNC = Kind(
     "redis.asyncio", redis.asyncio.Redis, redis.asyncio.RedisCluster, ClusterNode, Sentinel, Retry
@@ -58,18 +57,12 @@ class AsyncLine:
     """
 
     def __init__(self, make: Callable[[], Any], *, borrowed: bool = False) -> None:
-        self._make = make
-        self._borrowed = borrowed
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
+        self._clients: PerLoop[Any] = PerLoop(make, None if borrowed else _hang_up)
 
     @property
     def client(self) -> Any:
         """The client of the running event loop."""
-        loop = asyncio.get_running_loop()
-        client = self._clients.get(loop)
-        if client is None:
-            client = self._clients[loop] = self._make()
-        return client
+        return self._clients.get()
 
     @hung_up_is_a_fault
     async def call(self, call: Call, *, then: Sequence[Any] = ()) -> list[Any]:
@@ -145,9 +138,10 @@ class AsyncLine:
 
     async def aclose(self) -> None:
         """Hang up in the running event loop; the next command connects again."""
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is None or self._borrowed:
-            return
-        for each in (client, *sentinels_of(client)):
-            close = getattr(each, "aclose", each.close)  # redis-py 5.0.1 renamed it
-            await close()
+        await self._clients.aclose()
+
+
+async def _hang_up(client: Any) -> None:
+    for each in (client, *sentinels_of(client)):
+        close = getattr(each, "aclose", each.close)  # redis-py 5.0.1 renamed it
+        await close()
