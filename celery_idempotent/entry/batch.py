@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from celery_idempotent.entry.decision import Decision
@@ -135,6 +137,11 @@ class _Batch(Sequence[Entry]):
         if runs:
             await release_many(runs, world, IdempotencyError("the batch gives the key back"))
 
+    def _let_go(self) -> None:
+        for entry in self._open.values():
+            if entry.running is not None:
+                entry.running.over()
+
     def _taken(self, keys: Iterable[Hashable]) -> list[Entry]:
         """The entries of `keys`, for the last time."""
         wanted = list(keys)
@@ -176,25 +183,30 @@ class AsyncBatch(_Batch):
 
     def __init__(self, gate: AsyncGate, keys: Sequence[Hashable], calls: Sequence[Caller]) -> None:
         super().__init__(keys, calls)
-        self._gate = gate
+        self._world = Loop(gate.store)
 
     async def complete_many(
         self, values: Mapping[Hashable, Any] | None = None
     ) -> dict[Hashable, Any]:
         """As :meth:`Batch.complete_many`."""
-        with Loop(self._gate.store) as world:
-            return await self._complete(values, world)
+        return await self._world.drive(self._complete(values, self._world))
 
     async def release_many(self, keys: Iterable[Hashable] | None = None) -> None:
         """As :meth:`Batch.release_many`."""
-        with Loop(self._gate.store) as world:
-            await self._release(keys, world)
+        await self._world.drive(self._release(keys, self._world))
 
     async def __aenter__(self) -> AsyncBatch:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.release_many()
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if isinstance(error, GeneratorExit):
+            self._let_go()  # the loop is gone: nothing can be awaited
+        elif isinstance(error, asyncio.CancelledError):
+            await self._world.abandon(self._release(None, self._world))
+        else:
+            await self.release_many()
 
 
 def begun(gate: Gate, keys: Sequence[Hashable], calls: Sequence[Caller]) -> Batch:
@@ -209,10 +221,10 @@ async def async_begun(
 ) -> AsyncBatch:
     """A batch that has begun; where that is cancelled, all keys are given back."""
     batch = AsyncBatch(gate, keys, calls)
+    world = batch._world  # noqa: SLF001
     try:
-        with Loop(gate.store) as world:
-            await batch.begin(world, gate.payloads)
-    except BaseException:
-        await batch.release_many()
+        await world.drive(batch.begin(world, gate.payloads))
+    except BaseException as error:
+        await batch.__aexit__(type(error), error, None)
         raise
     return batch

@@ -165,17 +165,12 @@ class BlockExecution(_Execution):
 class AsyncBlockExecution(_Execution):
     """The execution that ``async with idem.execution(…)`` gives."""
 
+    _world: Loop
+
     async def complete(self, value: Any = None) -> Any:
         """As :meth:`BlockExecution.complete`."""
-        try:
-            outcome = await self._complete(value)
-        finally:
-            self._end_world()
+        outcome = await self._world.drive(self._complete(value))
         return outcome.get()
-
-    def _end_world(self) -> None:
-        assert isinstance(self._world, Loop)
-        self._world.end()
 
     async def step(self, name: str, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """As :meth:`AsyncExecution.step`."""
@@ -226,10 +221,9 @@ class Block:
         world = Loop(gate.store)
         execution = AsyncBlockExecution(self._call, world)
         try:
-            await execution._begin(gate.payloads)  # noqa: SLF001
-            world.end()
+            await world.drive(execution._begin(gate.payloads))  # noqa: SLF001
         except asyncio.CancelledError as cancelled:
-            await execution._end(cancelled)  # noqa: SLF001
+            await world.abandon(execution._end(cancelled))  # noqa: SLF001
             raise
         return self._entered(execution)
 
@@ -238,11 +232,13 @@ class Block:
     ) -> None:
         self._left()
         assert isinstance(self._here, AsyncBlockExecution)
+        world = self._here._world  # noqa: SLF001
         if isinstance(error, GeneratorExit):
             self._here._abandon()  # noqa: SLF001 - the loop is gone: nothing can be awaited
-            return
-        await self._here._end(error)  # noqa: SLF001
-        self._here._end_world()  # noqa: SLF001
+        elif isinstance(error, asyncio.CancelledError):
+            await world.abandon(self._here._end(error))  # noqa: SLF001
+        else:
+            await world.drive(self._here._end(error))  # noqa: SLF001
 
     def _entered(self, execution: E) -> E:
         self._here = execution

@@ -19,7 +19,7 @@ class AsyncGate:
         self.payloads = payloads
 
     async def enter(self, call: Caller) -> Any:
-        """As :meth:`Gate.enter`; where it is cancelled, the key is given back first."""
-        with Loop(self.store) as world:
-            outcome = await enter(call, world, self.payloads)
+        """As :meth:`Gate.enter`; where it is cancelled, the key is given back."""
+        world = Loop(self.store)
+        outcome = await world.drive(enter(call, world, self.payloads))
         return outcome.get()

@@ -101,14 +101,23 @@ class Execution(AnyExecution):
 class AsyncExecution(AnyExecution):
     """One run under the gate on an event loop."""
 
-    __slots__ = ()
+    __slots__ = ("_drive",)
+
+    def __init__(
+        self,
+        *args: Any,
+        drive: Callable[[Coroutine[Any, Any, Outcome]], Coroutine[Any, Any, Outcome]],
+        **more: Any,
+    ) -> None:
+        super().__init__(*args, **more)
+        self._drive = drive
 
     async def step(self, name: str, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """As :meth:`Execution.step`; what `func` returns is awaited where it can be."""
         if self._steps is None:
             value = func(*args, **kwargs)
             return await value if inspect.isawaitable(value) else value
-        return (await self._step(name, lambda: func(*args, **kwargs))).get()
+        return (await self._drive(self._step(name, lambda: func(*args, **kwargs)))).get()
 
 
 def unprotected(key: str = "") -> Execution:

@@ -22,6 +22,7 @@ from celery_idempotent import Idempotency
 from celery_idempotent.entry.asgi import IdempotencyMiddleware
 from celery_idempotent.testing.ports import Ports
 from celery_idempotent.testing.server import RedisServer
+from tests.waiting import eventually
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -51,6 +52,10 @@ class Web:
                 time.sleep(0.05)
             else:
                 return
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def post(self, path: str, key: str | None, body: Any, **headers: str) -> httpx.Response:
         if key is not None:
@@ -218,6 +223,37 @@ def test_a_crash_in_the_middle_is_409_until_the_lease_ends_and_then_runs_again(
     assert set(statuses[:-1]) <= {409}
     assert web.post("/slow", key, body).json() == {"payment": 2}
     assert asked(client, key) == 2
+
+
+def test_a_client_that_hangs_up_on_a_stream_ends_what_it_awaits(
+    web: Web, server: RedisServer, client: redis.Redis, key: str
+) -> None:
+    """Starlette cancels it at every turn of the loop, till it ends."""
+    records = Idempotency(server.url, key_prefix="web")
+
+    def record() -> Any:
+        return next(records.records(task="web.endless"), None)
+
+    def connections() -> int:
+        info: Any = client.info("stats")
+        return int(info["total_connections_received"])
+
+    def cpu_ticks() -> int:
+        return sum(map(int, Path(f"/proc/{web.pid}/stat").read_text().split()[13:15]))
+
+    with web.client.stream("GET", f"/stream/{key}") as answer:
+        lines = answer.iter_lines()  # its end closes the connection
+        assert next(lines) == "started"
+        eventually(lambda: asked(client, key), "the function runs")
+        assert record() is not None
+        before, ticks = connections(), cpu_ticks()
+    eventually(lambda: record() is None, "the key is given back")
+    for _ in range(10):  # the server answers others, and has nothing else to do
+        assert web.client.get("/docs").status_code == 200
+        time.sleep(0.1)
+    assert connections() - before <= 4
+    assert cpu_ticks() - ticks < 50  # of a hundred a second
+    records.close()
 
 
 def test_under_django(idem: Idempotency, key: str) -> None:

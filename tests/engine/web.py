@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import BackgroundTasks, FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
 from redis.asyncio import Redis
 
 from celery_idempotent import Idempotency
@@ -47,6 +49,21 @@ async def slow(request: Request) -> dict[str, int]:
     number = await note(body["order"])
     await asyncio.sleep(body["seconds"] if number == 1 else 0)
     return {"payment": number}
+
+
+@idem.idempotent(key="{order}", name="web.endless")
+async def endless(order: str) -> None:
+    await note(order)
+    await asyncio.sleep(3600)
+
+
+@api.get("/stream/{order}")
+async def stream(order: str) -> StreamingResponse:
+    async def lines() -> AsyncIterator[str]:
+        yield "started\n"
+        await endless(order)
+
+    return StreamingResponse(lines())
 
 
 @api.post("/answer/{status}")
