@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,7 +13,7 @@ from celery.states import FAILURE, SUCCESS
 from celery.utils.nodenames import gethostname
 
 from celery_idempotent.entry import continuation, delayed, passage, soft_limits
-from celery_idempotent.entry.clock import seconds_until
+from celery_idempotent.entry.clock import hold_for
 from celery_idempotent.entry.confirming import confirming_producer
 from celery_idempotent.entry.passage import Passage
 from celery_idempotent.entry.requeue import RequeuePause, longest_wait
@@ -102,7 +103,7 @@ class TaskCall:
         if self.rescheduled:
             return self.rescheduled
         if isinstance(error, Retry):
-            return self._until(error.when, self.generation + 1)
+            return self._until(_options_of(error), self.generation + 1)
         if isinstance(error, (Ignore, Reject)):
             return Release()
         if isinstance(error, self.settings.replay_errors):
@@ -116,17 +117,16 @@ class TaskCall:
 
     def retry_published(self, retry: Retry) -> None:
         """The message of `retry` is on its way: the key waits for it, however this run ends."""
-        held = self._until(retry.when, self.generation + 1)
+        held = self._until(_options_of(retry), self.generation + 1)
         if self.rescheduled is None or held.hold > self.rescheduled.hold:
             self.rescheduled = held
 
     def held(self, replacement: Signature) -> Verdict:
         """The key is held for a replacement that is this task once more."""
-        when = replacement.options.get("eta") or replacement.options.get("countdown")
-        return self._until(when, (self.generation // GENERATIONS + 1) * GENERATIONS)
+        return self._until(replacement.options, (self.generation // GENERATIONS + 1) * GENERATIONS)
 
-    def _until(self, when: Any, awaited: int) -> Release:
-        return Release(hold=seconds_until(when) + self.settings.lease, awaited=awaited)
+    def _until(self, options: Mapping[str, Any], awaited: int) -> Release:
+        return Release(hold=hold_for(options, self.settings.lease), awaited=awaited)
 
     def remembered(self, record: Record, error: IdempotencyError) -> Any:
         """For a redelivery of the message that ran: what the result backend has under its id.
@@ -215,6 +215,12 @@ class TaskCall:
     def reject(self, reason: str) -> NoReturn:
         """Reject the message without requeueing it: the broker's dead letters get it."""
         raise Reject(reason, requeue=False)
+
+
+def _options_of(retry: Retry) -> Mapping[str, Any]:
+    """The options that the message of `retry` is published with, as far as they are known."""
+    options: Mapping[str, Any] = retry.sig.options if retry.sig else {"eta": retry.when}
+    return options
 
 
 def generation_of(request: Any) -> int:

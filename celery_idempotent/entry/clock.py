@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timezone
+from typing import Any
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
@@ -16,3 +18,13 @@ def seconds_until(when: float | datetime | str | None) -> float:
         eta: datetime = maybe_make_aware(maybe_iso8601(when), timezone.utc)
         return max(0.0, (eta - datetime.now(timezone.utc)).total_seconds())
     return float(when or 0.0)
+
+
+def hold_for(options: Mapping[str, Any], lease: float) -> float:
+    """Seconds that a key is kept for the message that is published with these `options`.
+
+    A lease beyond its eta, but not beyond its time of expiry.
+    """
+    hold = seconds_until(options.get("eta") or options.get("countdown")) + lease
+    expires = options.get("expires")
+    return hold if expires is None else min(hold, max(0.0, seconds_until(expires)))

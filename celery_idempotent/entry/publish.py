@@ -11,7 +11,7 @@ from celery.result import AsyncResult
 from celery.states import REVOKED
 
 from celery_idempotent.entry import passage
-from celery_idempotent.entry.clock import seconds_until
+from celery_idempotent.entry.clock import hold_for
 from celery_idempotent.entry.passage import Passage
 from celery_idempotent.entry.result import RecordResult
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
@@ -68,7 +68,8 @@ def publish(
     key = configured.rule.derive(args or (), kwargs or {}, task_id=task_id, explicit=explicit)
     options = {**options, "headers": passage.put_back(options.get("headers"), key, task_id)}
     store = configured.gate.store
-    reserve = commands.reserve(key, task_id, hold_ms=_hold_ms(task, options))
+    hold = hold_for({"expires": task.expires, **options}, configured.settings.lease)
+    reserve = commands.reserve(key, task_id, hold_ms=round(hold * 1000))
     try:
         answer = store.execute(reserve)
         if answer.case in ("held", "reused"):
@@ -94,16 +95,6 @@ def publish(
     if answer.case == "reused":
         raise conflict.reused(record)
     return RecordResult(record.task_id, key, task.backend, task.app)
-
-
-def _hold_ms(task: IdempotentTask, options: Mapping[str, Any]) -> int:
-    """How long the key is kept for the message: no longer than that may live."""
-    delay = seconds_until(options.get("eta") or options.get("countdown"))
-    hold = delay + task.idempotency_configuration.settings.lease
-    expires = options.get("expires", task.expires)
-    if expires is not None:
-        hold = min(hold, max(0.0, seconds_until(expires)))
-    return round(hold * 1000)
 
 
 def _is_revoked(task: IdempotentTask, record: Record) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from celery import chord
 from celery.exceptions import TaskRevokedError
 
+from celery_idempotent import State
 from tests.waiting import SOON, eventually
 from tests.worker.harness import SOON_VISIBLE, Shop
 from tests.worker.ledger import Ledger
@@ -128,6 +130,17 @@ class TestAMessageThatHasNotBegun:
             result.get(timeout=SOON)
         ledger.release(order)
         assert len(ledger.runs(order)) == 1
+
+    def test_that_is_a_retry_keeps_the_key_no_longer_than_it_lives(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        result = try_later.apply_async((order, 600), expires=60)
+        ledger.wait_for_signal(result.id, "released")
+        record = try_later.idempotency_record(order, 600)
+
+        assert (record.state, record.task_id) == (State.RESERVED, result.id)
+        assert record.deadline <= datetime.now(timezone.utc) + timedelta(seconds=60)
+        result.revoke()
 
     def test_that_is_a_retry_expires_and_gives_the_key_back(
         self, shop: Shop, ledger: Ledger, order: str

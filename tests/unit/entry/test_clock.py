@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.entry.clock import seconds_until
+from celery_idempotent.entry.clock import hold_for, seconds_until
 
 IN_A_WEEK = datetime.now(timezone.utc) + timedelta(days=7)
 
@@ -35,3 +35,21 @@ def test_an_eta_is_so_far_away(eta: Any) -> None:
 
 def test_an_eta_that_is_past_is_now() -> None:
     assert seconds_until(IN_A_WEEK - timedelta(days=8)) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({}, 60),
+        ({"countdown": 5, "expires": None}, 65),
+        ({"expires": 600}, 60),
+        ({"expires": 5}, 5),
+        ({"countdown": 600, "expires": 5}, 5),
+        ({"expires": -5}, 0),
+        ({"expires": "2020-01-01T00:00:00Z"}, 0),
+        ({"eta": IN_A_WEEK, "expires": 5.5}, 5.5),
+    ],
+    ids=str,
+)
+def test_a_key_is_kept_for_a_message_that_lives(options: Any, seconds: float) -> None:
+    assert hold_for(options, lease=60.0) == seconds
