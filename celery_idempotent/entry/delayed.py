@@ -13,7 +13,7 @@ from typing import Any
 from celery import Celery
 
 from celery_idempotent.entry.clock import seconds_until
-from celery_idempotent.ops.doctor.broker import quorum_queues
+from celery_idempotent.ops.broker import quorum_queues
 
 #: Before the routing key of a message that was delayed: its seconds, bit by bit.
 _DELAY = re.compile(r"(?:[01]\.){28}")

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from celery import Celery, Task
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_idempotent.ops import tally
-from celery_idempotent.ops.doctor import broker
+from celery_idempotent.ops import broker, tally
 
 if TYPE_CHECKING:
     from celery.app.task import Context

@@ -8,12 +8,15 @@ from typing import Any
 from celery import Celery
 
 from celery_idempotent.ops import gated
+from celery_idempotent.ops.broker import (
+    has_predefined_queues,
+    options_of,
+    quorum_queues,
+    transport,
+    visibility_timeout,
+)
 from celery_idempotent.ops.doctor.finding import Finding, Severity
 
-#: Transports with a visibility timeout, and theirs where nothing else is said (seconds).
-VISIBILITY_TIMEOUT = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
-#: Of a queue that kombu has not made, where nothing else is said: Amazon's own.
-SQS_VISIBILITY_TIMEOUT = 30.0
 #: kombu's Redis transport looks for such messages every so many seconds, times the throttle.
 RESTORE_INTERVAL, RESTORE_THROTTLE = 10.0, 10
 SWEEP_OPTIONS = ("unacked_restore_interval", "unacked_restore_throttle", "unacked_mutex_expire")
@@ -44,7 +47,7 @@ def visibility(app: Celery) -> Iterator[Finding]:
         "broker",
         f"its visibility timeout ({timeout:g} s) is shorter than the lease of {task} ({lease:g} s)",
         f"broker_transport_options['visibility_timeout'] above {lease:g}"
-        + (PREDEFINED if _has_predefined_queues(app) else ""),
+        + (PREDEFINED if has_predefined_queues(app) else ""),
         "messages of healthy workers are handed out again and again, and come back as conflicts; "
         "an eta or countdown beyond it does the same",
     )
@@ -78,15 +81,6 @@ def _recovery(app: Celery) -> Iterator[Finding]:
         )
 
 
-def _transport(app: Celery) -> str:
-    url = str(app.conf.broker_read_url or "")
-    return url.split("://", 1)[0].split("+", 1)[0].lower()
-
-
-def _options(app: Celery) -> dict[str, Any]:
-    return app.conf.broker_transport_options or {}
-
-
 def _quorum_queue(queue: Any) -> Iterator[Finding]:
     subject = f"queue {queue.name}"
     if _argument(queue, "x-delivery-limit") is None:
@@ -111,40 +105,20 @@ def _quorum_queue(queue: Any) -> Iterator[Finding]:
         )
 
 
-def visibility_timeout(app: Celery) -> float | None:
-    """Seconds after which an unacknowledged message is delivered again; None where it never is."""
-    default = VISIBILITY_TIMEOUT.get(_transport(app))
-    if default is None:
-        return None
-    options = _options(app)
-    if _has_predefined_queues(app):
-        default = SQS_VISIBILITY_TIMEOUT
-    return float(options.get("visibility_timeout") or default)
-
-
-def _has_predefined_queues(app: Celery) -> bool:
-    return _transport(app) == "sqs" and bool(_options(app).get("predefined_queues"))
-
-
-def quorum_queues(app: Celery) -> list[Any]:
-    """The app's queues that it declares as quorum queues."""
-    return [q for q in app.amqp.queues.values() if _argument(q, "x-queue-type") == "quorum"]
-
-
 def _argument(queue: Any, name: str) -> Any:
     return (queue.queue_arguments or {}).get(name)
 
 
 def _sweep(app: Celery) -> float:
-    if _transport(app) == "sqs":
+    if transport(app) == "sqs":
         return 0.0
-    options = _options(app)
+    options = options_of(app)
     interval = options.get("unacked_restore_interval", RESTORE_INTERVAL)
     return float(interval) * (options.get("unacked_restore_throttle", RESTORE_THROTTLE) or 1)
 
 
 def _mutex(app: Celery) -> float:
-    return float(_options(app).get("unacked_mutex_expire", MUTEX_EXPIRE))
+    return float(options_of(app).get("unacked_mutex_expire", MUTEX_EXPIRE))
 
 
 def _longest_lease(app: Celery) -> tuple[float, str] | None:
