@@ -9,7 +9,8 @@
 --
 -- Messages of one task id are numbered: each retry has a higher generation than the message before it.
 -- A copy of a message that ended in an error gets that error, whoever has the key by now. A copy of an
--- earlier message than the retry that the key is reserved for is not that retry.
+-- earlier message than the retry that the key is reserved for is not that retry. A task that has replaced
+-- itself leaves an outcome which says from which generation on a message of its id goes on under the key.
 --
 -- KEYS
 --   record             the key's record
@@ -38,7 +39,7 @@ generation = tonumber(generation)
 
 local raw = redis.call('GET', record)
 local state, attempts, last_token, at, known, holder, last_worker, last_owner, stood, position
-local awaited, error_from, error_to
+local awaited, error_from, error_to, goes_on
 if raw then
   state, attempts, last_token, at, known, holder, last_worker, last_owner, stood, position =
     unpack_record(raw)
@@ -55,11 +56,16 @@ if raw then
       return reply('finished', pack(letter, attempts, last_token, ended_at, '', task_id, '', '',
         format, string.sub(raw, start, error_to - 1)))
     end
+  elseif holder == task_id then
+    local from, start = replacement(raw, stood, position)
+    if from and from <= generation then
+      goes_on, attempts, position = true, 0, start
+    end
   end
   if differ(known, fingerprint)
       and not (state == 'R' and no_steps(raw, position) and at <= ask_time()) then
     return reply('reused', raw)
-  elseif finished(state) then
+  elseif finished(state) and not goes_on then
     return reply('finished', raw)
   end
 end
@@ -71,7 +77,7 @@ if raw then
     attempt, token, idle = attempts, last_token, stood
   else
     local unanswered = state == 'S' and last_owner ~= '' and string.find(prior, last_owner, 1, true)
-    if at > now and not unanswered and not (awaited and awaited <= generation) then
+    if at > now and not unanswered and not goes_on and not (awaited and awaited <= generation) then
       return reply('held', raw)
     end
     token = math.max(token, last_token + 1)

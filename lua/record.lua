@@ -103,6 +103,17 @@ local function with_error(raw, position, task_id, generation, now, format, error
     task_id, #format, format) .. error .. string.sub(raw, position, older - 1) .. string.sub(raw, steps)
 end
 
+-- What the outcome of a task that has replaced itself is made of: the generation from which on a message
+-- of its id goes on under the key, and where its finished steps start. Nothing, if it is another outcome.
+local function replacement(raw, format, position)
+  if string.sub(format, 1, 1) == '=' then
+    local readable, generation, _, steps = pcall(struct.unpack, '>I7I2c0', raw, position)
+    if readable then
+      return generation, steps
+    end
+  end
+end
+
 -- Whether `raw` is STARTED under `token`; reads those two fields alone. Numbers are exact up to 2^53,
 -- which microseconds reach in 2255.
 local function holds(raw, token)

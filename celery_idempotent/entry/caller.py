@@ -18,7 +18,7 @@ from celery_idempotent.entry.confirming import confirming_producer
 from celery_idempotent.entry.passage import Passage
 from celery_idempotent.entry.requeue import RequeuePause, longest_wait
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.gate.caller import Fail, Release, Verdict
+from celery_idempotent.gate.caller import Delegate, Fail, Release, Verdict
 from celery_idempotent.gate.execution import Execution
 from celery_idempotent.gate.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
@@ -27,7 +27,6 @@ from celery_idempotent.settings import Settings
 
 if TYPE_CHECKING:
     from celery.app.task import Context
-    from celery.canvas import Signature
 
     from celery_idempotent.entry.task import IdempotentTask
 
@@ -71,7 +70,7 @@ class TaskCall:
         self.own_outcome = False
         self.rescheduled: Release | None = None
         #: The task has replaced itself: its id, and what follows it, belong to another.
-        self.replaced: Verdict | None = None
+        self.replaced: Delegate | None = None
         #: Something follows the task. Told now: older Celerys empty `request.chain` in sending it.
         self.continues = continuation.exists(request)
         self.execution: Execution | None = None
@@ -115,15 +114,15 @@ class TaskCall:
         stored = isinstance(error, Exception) and not isinstance(error, MemoryError)
         return stored and not self._request.is_eager and acknowledged(self.sender, "failure")
 
+    def replaced_by_canvas(self, told: bool) -> None:
+        """What has taken the task's place is on its way."""
+        self.replaced = Delegate((self.generation // GENERATIONS + 1) * GENERATIONS, told)
+
     def retry_published(self, retry: Retry) -> None:
         """The message of `retry` is on its way: the key waits for it, however this run ends."""
         held = self._until(_options_of(retry), self.generation + 1)
         if self.rescheduled is None or held.hold > self.rescheduled.hold:
             self.rescheduled = held
-
-    def held(self, replacement: Signature) -> Verdict:
-        """The key is held for a replacement that is this task once more."""
-        return self._until(replacement.options, (self.generation // GENERATIONS + 1) * GENERATIONS)
 
     def _until(self, options: Mapping[str, Any], awaited: int) -> Release:
         return Release(hold=hold_for(options, self.settings.lease), awaited=awaited)

@@ -15,7 +15,6 @@ from celery.canvas import Signature
 from celery.signals import task_failure, task_success
 
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.gate.caller import Delegate
 from celery_idempotent.store import commands
 
 logger = logging.getLogger(__name__)
@@ -34,13 +33,13 @@ def exists(request: Context) -> bool:
     return any(getattr(request, part, None) for part in _PARTS)
 
 
-def delegated_to(replacement: Signature) -> Delegate:
-    """What it means for the key that `replacement` has taken the task's place."""
-    ignores = replacement.options.get("ignore_result")
+def ignores_result(sig: Signature) -> bool:
+    """Whether nobody is told the result of `sig`."""
+    ignores = sig.options.get("ignore_result")
     if ignores is None:
-        task = replacement.app.tasks.get(replacement.task)
+        task = sig.app.tasks.get(sig.task)
         ignores = task is not None and task.ignore_result
-    return Delegate(told=not ignores)
+    return bool(ignores)
 
 
 @task_success.connect(weak=False)

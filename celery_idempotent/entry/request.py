@@ -14,7 +14,7 @@ from celery.platforms import signals
 from celery.worker.request import Request
 from celery.worker.state import revoked as revoked_tasks
 
-from celery_idempotent.entry import continuation
+from celery_idempotent.entry import continuation, replacement
 from celery_idempotent.entry.caller import acknowledged, generation_of, worker_name
 from celery_idempotent.entry.clock import seconds_until
 from celery_idempotent.entry.passage import Passage
@@ -141,10 +141,12 @@ class IdempotentRequest(Request):
         carried = Passage.read(self.task.name, self.id, self._context.headers)
         if carried.ungated or not configured.settings.enabled:
             return None
-        key: Key = carried.key or configured.rule.derive(
+        if carried.key is not None:
+            return carried.key
+        key: Key = configured.rule.derive(
             self.args, self.kwargs, task_id=self.id, explicit=carried.explicit
         )
-        return key
+        return replacement.key_in_canvas(key, self._context, self.id)
 
     def _goes_back(self) -> bool:
         """Whether the message of a lost worker process is handed out, or published, again."""

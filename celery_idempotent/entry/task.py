@@ -21,6 +21,7 @@ from celery_idempotent.entry import (
     mapped,
     passage,
     publish,
+    replacement,
     soft_limits,
 )
 from celery_idempotent.entry.caller import TaskCall
@@ -129,9 +130,11 @@ class IdempotentTask(Task):
                 return super().__call__(*args, **kwargs)
             soft_limits.let_through(request)
             return self.run(*args, **kwargs)
-        key = carried.key or configured.rule.derive(
-            args, kwargs, task_id=kind.id_for_key(request), explicit=carried.explicit
-        )
+        key = carried.key
+        if key is None:
+            member = kind.id_for_key(request)
+            key = configured.rule.derive(args, kwargs, task_id=member, explicit=carried.explicit)
+            key = replacement.key_in_canvas(key, request, member)
         return configured.gate.enter(
             kind(self, request, args, kwargs, key, carried, configured.settings)
         )
@@ -237,26 +240,23 @@ class IdempotentTask(Task):
         options = delayed.fitting(self.app, request.delivery_info, options)
         return super().signature_from_request(request, *args, **options)
 
-    def on_replace(self, sig: Signature) -> Any:
-        """As Celery's; the key's outcome is then what the replacement returns under this id.
-
-        One with the same key is this task once more, as after a retry: the key waits for it.
-        """
+    def replace(self, sig: Signature) -> Any:
+        """As Celery's; the key's outcome is then what the replacement returns under this id."""
         call = TaskCall.of(self.request)
-        if call is None or self.request.is_eager:
-            return super().on_replace(sig)
-        again = self._has_key(sig, call.key)
-        if again:
-            headers = sig.options.get("headers")
-            sig.set(headers=passage.put_back(headers, call.key, self.request.id))
+        if call is None:
+            return super().replace(sig)
+        replacement.mark(sig, call.key, self.request)
+        end = replacement.end_of(sig)
+        told = end is None or not continuation.ignores_result(end) or self._has_key(end, call.key)
         try:
-            return super().on_replace(sig)
+            return super().replace(sig)
         except Ignore:
             # The replacement is on its way. One that could not be sent is an error like any other.
-            call.replaced = call.held(sig) if again else continuation.delegated_to(sig)
+            call.replaced_by_canvas(told)
             raise
 
     def _has_key(self, sig: Signature, key: Key) -> bool:
+        """Whether `sig`, under this task's id, is going to complete `key`."""
         if sig.task != self.name:
             return False
         try:
@@ -268,6 +268,7 @@ class IdempotentTask(Task):
             )
         except (IdempotencyError, TypeError):
             return False  # it has none, and its own pass will tell
+        theirs = replacement.key_in_canvas(theirs, self.request, task_id)
         return not carried.ungated and theirs.digest == key.digest
 
     def idempotency_record(self, *args: Any, **kwargs: Any) -> Record | None:

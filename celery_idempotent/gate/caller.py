@@ -33,6 +33,8 @@ class Fail:
 class Delegate:
     """Not an error at all: another task takes over this one's id, and its result is the result."""
 
+    #: Of the first message that goes on under the key, if it bears the task's id.
+    awaited: int
     #: False: that task is one which never tells its result.
     told: bool = True
 

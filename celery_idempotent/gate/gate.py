@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from celery_idempotent import signals
@@ -214,6 +215,10 @@ async def begin(admission: Admission) -> Running | AnyExecution | Outcome:
                 conflict.refuse(call, record)
             except StoreUnavailableError as error:
                 _without_depot(call, error)
+        if answer.case == "reused" and call.generation and record.task_id == call.task_id:
+            # What the very call has become by a replacement is not another one with its key.
+            call.key = replace(call.key, fingerprint=b"")
+            continue
         if answer.case == "reused":
             refusal = conflict.reused(record)
             logger.warning("Task %s is refused: %s", call.task_id, refusal)

@@ -143,7 +143,8 @@ async def _delegate(running: Running, outcome: Failure, verdict: Delegate) -> Ou
     """
     call = running.call
     # Who waits for a result that never comes waits for the end of the record, and runs again.
-    result = Payload(DELEGATED, call.task_id.encode()) if verdict.told else Payload("", UNTOLD)
+    body = layout.write_replacement(verdict.awaited, call.task_id, running.steps.finished)
+    result = Payload(DELEGATED if verdict.told else UNTOLD, body)
     answer = await _store(
         running,
         commands.complete(call.key, running.execution.token, result, call.settings.result_ms),

@@ -44,6 +44,11 @@ class Steps:
         load = partial(running.payloads.load, payload, running.execution.key, step_part(name))
         return await running.world.apart(load) if running.payloads.offloads else load()
 
+    @property
+    def finished(self) -> bytes:
+        """The finished steps, as a record holds them."""
+        return steps.without_errors(self._body)
+
     async def discard(self) -> None:
         """Delete from the depot what the execution's outcome has replaced."""
         running = self._running

@@ -36,6 +36,10 @@ class Key:
         code = urlsafe_b64encode(digest(_form_of(task) + form, KEY_BYTES))
         return cls(task, code[:22].decode(), fingerprint)
 
+    def part(self, name: str) -> Key:
+        """The key of a part of what has this key."""
+        return Key.of(self.task, canonical((self.digest, name)))
+
 
 def fingerprint_of(form: bytes) -> bytes:
     """The fingerprint of the canonical `form` of all arguments."""

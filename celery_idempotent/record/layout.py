@@ -124,6 +124,30 @@ def begun(raw: bytes) -> Begun:
     return Begun(int.from_bytes(raw[2:9], "big"), raw[1], raw[position:], idle)
 
 
+def write_replacement(generation: int, task_id: str, steps: bytes) -> bytes:
+    """The body of a COMPLETED record whose task has replaced itself.
+
+    Args:
+        generation: of the first message that goes on under the key, if it bears the task's id.
+        task_id: whose result is the outcome.
+        steps: finished ones, for whoever goes on.
+    """
+    name = write_task_id(task_id)
+    return generation.to_bytes(7, "big") + len(name).to_bytes(2, "big") + name + steps
+
+
+def read_replacement(body: bytes, key: str) -> str:
+    """The id of the task whose result is the outcome.
+
+    Raises:
+        CorruptRecordError: if `body` is cut short.
+    """
+    end = 9 + int.from_bytes(body[7:9], "big")
+    if not 9 < end <= len(body):
+        raise corrupt(key)
+    return read_task_id(body[9:end])
+
+
 def corrupt(key: str) -> CorruptRecordError:
     """The error for a record that cannot be read."""
     return CorruptRecordError(

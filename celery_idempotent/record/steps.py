@@ -76,6 +76,14 @@ def ended(body: bytes, key: str) -> list[bytes]:
     return [task_id for task_id, _, _ in _errors(body, key)]
 
 
+def without_errors(body: bytes) -> bytes:
+    """The steps in `body`."""
+    position = 0
+    while body[position + 4 : position + 6] == b"\0\0":
+        position += 4 + int.from_bytes(body[position : position + 4], "big")
+    return body[position:]
+
+
 def _errors(body: bytes, key: str) -> list[tuple[bytes, str, bytes]]:
     found = []
     position = 0

@@ -7,7 +7,9 @@ A record says in its `format` how its body is to be read, from the outside to th
 ``json+gzip``                  … and then compressed by kombu's compression of that name
 ``!json+gzip``                 … and then encrypted (:mod:`celery_idempotent.store.cipher`)
 ``@json``, ``@!json+gzip``     … and then put into the depot: the body is its name there
-``=task``                      another task gives the result: the body is its id
+``=task``                      another task gives the result: the body names it, see
+                               :func:`celery_idempotent.record.layout.write_replacement`
+``=untold``                    … and nobody is told what that is
 empty                          no value is kept: the body says why
 =============================  ================================================================
 """
@@ -32,7 +34,7 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.key.canonical import digest
-from celery_idempotent.record import steps
+from celery_idempotent.record import layout, steps
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 from celery_idempotent.store import serial
@@ -46,10 +48,11 @@ _ERROR_SERIALIZER = "json"
 NOT_WANTED = b"idempotency_store_result is off"
 TOO_LARGE = b"it is larger than idempotency_max_result_size"
 NOT_SERIALISABLE = b"idempotency_serializer cannot write it"
-UNTOLD = b"the task that took its place has ignore_result"
 NOT_OFFLOADED = b"idempotency_offload_backend did not take it"
 #: Format of a result that another task will give.
 DELEGATED = "=task"
+#: … and no backend will have.
+UNTOLD = "=untold"
 _ELSEWHERE = "@"
 _ENCRYPTED = "!"
 _POISONED = b"poisoned"
@@ -222,8 +225,12 @@ class Payloads:
         if not payload.kept:
             reason = payload.body.decode(errors="replace")
             raise ResultNotStoredError(f"{_done(key, part)} was not kept: {reason}")
+        if payload.format == UNTOLD:
+            raise ResultNotStoredError(
+                f"{_done(key, part)} was not kept: the task that took its place has ignore_result"
+            )
         if payload.format == DELEGATED:
-            return self._dialect.result_of(payload.body.decode(errors="replace"))
+            return self._dialect.result_of(layout.read_replacement(payload.body, key))
         return self._load(payload, key, part, self._accept)
 
     @property

@@ -56,7 +56,10 @@ def lose_to_a_rival_that_is_replaced(
 ) -> None:
     token = lose_to_a_rival_that_runs(task, order, idempotency)
     delegated = commands.complete(
-        task.idempotency_key_of(order), token, Payload(DELEGATED, b"the rival"), 60_000
+        task.idempotency_key_of(order),
+        token,
+        Payload(DELEGATED, layout.write_replacement(1, "the rival", b"")),
+        60_000,
     )
     assert task.idempotency_configuration.gate.store.execute(delegated).case == "ok"
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from celery_idempotent.key.key import Key
+from celery_idempotent.record import layout
 from celery_idempotent.record import steps as entries
 from celery_idempotent.record.record import Record as Shown
 from celery_idempotent.record.record import State
@@ -53,7 +54,10 @@ task_ids = st.sampled_from([FIRST, SECOND])
 workers = st.sampled_from([WORKER, OTHER_WORKER])
 keys = st.sampled_from([KEY, KEY, KEY, OTHER_ARGUMENTS, NO_ARGUMENTS])
 holds = st.sampled_from([0, HOLD_MS])
-payloads = st.sampled_from([Payload("json", b'"charged"'), Payload("pickle+zlib", b"\0\xff")])
+payloads = st.sampled_from([
+    Payload("json", b'"charged"'), Payload("pickle+zlib", b"\0\xff"),
+    Payload("=task", layout.write_replacement(1, FIRST, entries.write("one", "json", b"1"))),
+])  # fmt: skip
 #: How a call is made: as it is; sent again after its reply was lost; or at a moment around the very
 #: end of the lease or the reservation that is there, in milliseconds after it.
 plain, resent = "plain", "resent"

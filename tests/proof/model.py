@@ -71,6 +71,16 @@ class Record(NamedTuple):
     def finished(self) -> bool:
         return self.state not in (RESERVED, STARTED, RELEASED)
 
+    @property
+    def replacement(self) -> tuple[int, bytes] | None:
+        """Of a task that has replaced itself: the generation from which on a message of its id goes
+        on under the key, and the finished steps.
+        """
+        end = 9 + int.from_bytes(self.body[7:9], "big")
+        if not self.format.startswith(b"=") or len(self.body) < max(9, end):
+            return None
+        return int.from_bytes(self.body[:7], "big"), self.body[end:]
+
     def error_of(self, task_id: bytes) -> Error | None:
         return next((one for one in self.errors if one.task_id == task_id), None)
 
@@ -107,7 +117,10 @@ class Protocol:
                 return Answer("finished", told, there)
             if self.differ(there.fingerprint, fingerprint) and not self.is_absent(there, clock):
                 return Answer("reused", there, there)
-            if there.finished:
+            goes_on = there.finished and self.goes_on(there, task_id, generation)
+            if goes_on:
+                there = there._replace(attempt=0, body=there.replacement[1])
+            elif there.finished:
                 return Answer("finished", there, there)
             if there.state == STARTED and self.is_own(there, owner):
                 attempt, token, idle = there.attempt, there.token, there.format
@@ -115,7 +128,7 @@ class Protocol:
                 started = there.state == STARTED
                 unanswered = started and there.owner != b"" and there.owner in prior
                 mine = awaits and not self.is_earlier(there, generation)
-                if self.lasts(there, clock) and not unanswered and not mine:
+                if self.lasts(there, clock) and not (unanswered or mine or goes_on):
                     return Answer("held", there, there)
                 attempt = there.attempt if unanswered else there.attempt + 1
                 if unanswered:
@@ -266,6 +279,11 @@ class Protocol:
         return Answer("there", there, there)
 
     # What several of them ask
+
+    def goes_on(self, there: Record, task_id: bytes, generation: int) -> bool:
+        """What a task has become by replacing itself, under the key that it had."""
+        replacement = there.replacement
+        return bool(replacement and there.task_id == task_id and replacement[0] <= generation)
 
     def holds(self, there: Record | None, token: int) -> bool:
         return there is not None and there.state == STARTED and there.token == token

@@ -50,6 +50,8 @@ _TOKENS = {"token": [TOKEN, TOKEN, TOKEN, TOKEN - 1, TOKEN + 1, 17]}
 #: An entry of which a part is missing.
 _CUT = b"\0\0\1\0\0\0F"
 _BODIES = (b"", _ENTRY, _ENTRY, _CUT)
+#: Of a task that has replaced itself; and one that is cut short.
+_REPLACED = layout.write_replacement(1, FIRST, _ENTRY)
 _OUTCOME = {"format": [b"json", b""], "body": [b'"charged"', b"", _ENTRY]}
 
 _LAST_WORD = {
@@ -176,6 +178,9 @@ def _records() -> list[tuple[Record | bytes | None, int | None]]:
             continue
         # Of an execution: how long it stood still before.
         form = b"json" if finished else b"17" if state == "S" and attempt == 2 else b""
+        if state in "CD" and body:
+            # With finished steps, without any, or with nothing whole.
+            form, body = b"=task", _REPLACED[: len(_REPLACED) - attempt * len(_ENTRY)]
         # An execution that was abandoned has left its name.
         worker = b"" if state in "RE" and attempt < 2 else _WORKER
         # A quarter of the executions has been abandoned.

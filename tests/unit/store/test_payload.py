@@ -28,7 +28,7 @@ from celery_idempotent.errors import (
     ResultNotStoredError,
     StoreUnavailableError,
 )
-from celery_idempotent.record import steps
+from celery_idempotent.record import layout, steps
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.cipher import Cipher
@@ -480,7 +480,8 @@ class TestReplacedTask:
 
     @staticmethod
     def delegated(task_id: str) -> Record:
-        return replace(record_with(Payload(DELEGATED, task_id.encode())), decode=payloads().decode)
+        payload = Payload(DELEGATED, layout.write_replacement(1, task_id, b""))
+        return replace(record_with(payload), decode=payloads().decode)
 
     def test_has_no_result_while_the_other_has_none(self) -> None:
         record = self.delegated(str(uuid4()))
@@ -502,6 +503,13 @@ class TestReplacedTask:
 
         with pytest.raises(OutOfStockError, match="sku-7"):
             self.delegated(task_id).outcome()
+
+    @pytest.mark.parametrize("body", [b"", bytes(8), bytes(7) + b"\0\5four"])
+    def test_cannot_be_read_if_it_is_cut_short(self, body: bytes) -> None:
+        record = replace(record_with(Payload(DELEGATED, body)), decode=payloads().decode)
+
+        with pytest.raises(CorruptRecordError):
+            record.outcome()
 
     def test_has_none_where_the_backend_keeps_none(self) -> None:
         without = Celery("without", backend="disabled://", set_as_current=False)

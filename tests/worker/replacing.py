@@ -1,0 +1,156 @@
+"""Tasks that replace themselves by a canvas that holds them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery import Task, chain, chord, group, shared_task
+from celery.canvas import Signature
+
+from celery_idempotent import TASK_ID, IdempotentTask
+from tests.worker.ledger import Ledger
+
+
+@shared_task(bind=True, name="shop.between")
+def between(self: Any, received: Any = None, order: str = "", part: str = "between") -> list[Any]:
+    """A plain task between the others."""
+    Ledger.of(self.app).note(order, part)
+    Ledger.of(self.app).wait_for_release(f"{part} of {order}")
+    return [part, received]
+
+
+@shared_task(bind=True, name="shop.pass_on")
+def pass_on(self: Any, order: str, task: str, depth: int) -> None:
+    """A plain task that lets another take its place."""
+    self.replace(self.app.tasks[task].si(order=order, part="end", depth=depth))
+
+
+Make = Callable[..., Signature]
+
+
+def _member(task: Any, order: str) -> Make:
+    """Makes one member of a canvas: the task itself, under its key."""
+    return lambda part, **more: task.s(order=order, part=part, **more)
+
+
+def _twice_in_a_chain(task: Any, order: str) -> Signature:
+    member = _member(task, order)
+    return chain(member("one"), member("two"))
+
+
+def _nested(task: Any, order: str) -> Signature:
+    member, other = _member(task, order), between.s(order=order)
+    branches = group(chain(member("one"), other), chain(other, member("two")), member("three"))
+    return chain(other, branches, member("end"))
+
+
+SHAPES: dict[str, Callable[[Any, str], Signature]] = {
+    "itself": lambda task, order: task.si(order=order, part="end"),
+    "the end of a chain": lambda task, order: chain(
+        between.s(order=order), _member(task, order)("end")
+    ),
+    "the start of a chain": lambda task, order: chain(
+        _member(task, order)("start"), between.s(order=order)
+    ),
+    "the middle of a chain": lambda task, order: chain(
+        between.s(order=order), _member(task, order)("middle"), between.s(order=order)
+    ),
+    "twice in a chain": _twice_in_a_chain,
+    "in a group": lambda task, order: group(
+        _member(task, order)("one"), between.s(order=order), _member(task, order)("two")
+    ),
+    "the header of a chord": lambda task, order: chord(
+        [_member(task, order)("one"), _member(task, order)("two")], between.s(order=order)
+    ),
+    "the body of a chord": lambda task, order: chord(
+        [between.s(order=order), between.s(order=order)], _member(task, order)("end")
+    ),
+    "nested": _nested,
+    "again": lambda task, order: chain(
+        between.s(order=order), _member(task, order)("end", shape="the end of a chain")
+    ),
+    "again in the middle": lambda task, order: chain(
+        _member(task, order)("one", shape="the end of a chain"), between.s(order=order)
+    ),
+    "by way of a plain task": lambda task, order: pass_on.si(order, task.name, 1),
+}
+
+
+def _weave(self: Any, received: Any, order: str, shape: str, part: str, depth: int) -> list[Any]:
+    ledger = Ledger.of(self.app)
+    if getattr(self, "idempotency", None):
+        with ledger.run(order, self.request.id, self.idempotency):
+            ledger.wait_for_release(f"{part} of {order}")
+            ledger.die_if_told(part, order)
+            if shape and not depth:
+                self.replace(SHAPES[shape](self, order))
+    elif shape and not depth:
+        self.replace(SHAPES[shape](self, order))
+    ledger.note(order, part)
+    return [part, received]
+
+
+def weave(
+    self: Any, got: Any = None, order: str = "", shape: str = "", part: str = "", depth: int = 0
+) -> list[Any]:
+    """Be replaced by the canvas of that `shape`; without one, be a member of it."""
+    return _weave(self, got, order, shape, part, depth)
+
+
+plain_weave = shared_task(weave, bind=True, base=Task, name="shop.plain_weave")
+woven = shared_task(
+    weave, bind=True, base=IdempotentTask, name="shop.woven", idempotency_key="{order}"
+)
+woven_by_id = shared_task(
+    weave, bind=True, base=IdempotentTask, name="shop.woven_by_id", idempotency_key=TASK_ID
+)
+
+
+def spread(self: Any, item: str, order: str, shape: str = "") -> str:
+    """Be replaced, the first time, by a map of the task itself."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        if len(ledger.runs(order)) == 1:
+            self.replace(MAPS[shape](self, item, order, shape))
+        return item
+
+
+MAPS: dict[str, Callable[..., Signature]] = {
+    "starmap": lambda task, *call: task.starmap([call, call]),
+    "chunks": lambda task, *call: task.chunks([call, call], 1).group(),
+    "starmap in a chain": lambda task, *call: chain(
+        task.starmap([call, call]), between.s(order=call[1])
+    ),
+}
+
+spread_out = shared_task(spread, bind=True, base=IdempotentTask, name="shop.spread_out")
+
+
+@shared_task(
+    bind=True,
+    base=IdempotentTask,
+    name="shop.in_stages",
+    idempotency_key="{order}",
+    ignore_result=True,
+)
+def in_stages(self: Any, got: Any = None, order: str = "", stage: int = 0) -> int:
+    """Go on to the next stage by way of a chain; each first does what is done once for a key."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        self.idempotency.step("once", ledger.note, order, "once")
+        if stage < 2:
+            self.replace(chain(between.si(order=order), in_stages.s(order=order, stage=stage + 1)))
+        return stage
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.pass_headers_on", idempotency_key="{order}")
+def pass_headers_on(self: Any, got: Any = None, order: str = "", stage: int = 0) -> int:
+    """In the last stage call the task itself, as one that has nothing to do with this canvas."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        if stage == 0:
+            self.replace(chain(between.si(order=order), pass_headers_on.s(order=order, stage=1)))
+        pass_headers_on.apply_async(
+            kwargs={"order": order, "stage": 1}, headers=self.request.headers
+        )
+        return stage

@@ -1,0 +1,198 @@
+"""A task that replaces itself by a canvas that holds it: that runs as in plain Celery, and once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import chain, chord, group
+
+from celery_idempotent import State
+from tests.waiting import SOON, eventually
+from tests.worker.harness import Shop
+from tests.worker.ledger import Ledger
+from tests.worker.replacing import (
+    MAPS,
+    SHAPES,
+    in_stages,
+    pass_headers_on,
+    plain_weave,
+    spread_out,
+    woven,
+    woven_by_id,
+)
+from tests.worker.shop import report
+
+pytestmark = pytest.mark.worker
+
+
+@pytest.fixture(scope="module")
+def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    with open_shop(imports=["tests.worker.replacing"]) as shop:
+        shop.start_worker(concurrency=4)
+        yield shop
+
+
+def in_plain_celery(ledger: Ledger, order: str, shape: str) -> tuple[Any, list[str]]:
+    """The result, and the notes of the members that have run, in any order."""
+    order = f"plain {order}"
+    result = plain_weave.delay(order=order, shape=shape).get(timeout=SOON)
+    return result, sorted(ledger.notes(order))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("task", [woven, woven_by_id], ids=["its key", "TASK_ID"])
+class TestEveryShape:
+    def test_runs_once_as_in_plain_celery(
+        self, shop: Shop, ledger: Ledger, order: str, shape: str, task: Any
+    ) -> None:
+        expected, members = in_plain_celery(ledger, order, shape)
+        first = task.apply_async(kwargs={"order": order, "shape": shape}, task_id=order)
+
+        assert first.get(timeout=SOON) == expected
+        assert sorted(ledger.notes(order)) == members
+
+    def test_a_copy_of_the_message_changes_nothing(
+        self, shop: Shop, ledger: Ledger, order: str, shape: str, task: Any
+    ) -> None:
+        expected, members = in_plain_celery(ledger, order, shape)
+        call = {"order": order, "shape": shape}
+        task.apply_async(kwargs=call, task_id=order, queue="kept")
+        message = eventually(lambda: shop.redis.lpop("kept"), "the message is published")
+        shop.redis.lpush("celery", message)
+        ledger.wait_for_run(order)
+        shop.redis.lpush("celery", message)
+
+        assert task.AsyncResult(order).get(timeout=SOON) == expected
+        shop.wait_until_empty()
+        shop.redis.lpush("celery", message)
+        ledger.wait_for_signal(order, "replayed")
+        shop.wait_until_empty()
+        assert sorted(ledger.notes(order)) == members
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("shape", SHAPES)
+class TestDuplicatesOfEveryShape:
+    """Under another task id."""
+
+    def test_get_its_end(self, ledger: Ledger, order: str, shape: str) -> None:
+        expected, members = in_plain_celery(ledger, order, shape)
+        waits_at = members[0]
+        ledger.hold(f"{waits_at} of {order}")
+        first = woven.delay(order=order, shape=shape)
+        ledger.wait_for_run(order)
+        during = woven.delay(order=order, shape=shape)
+        ledger.wait_for_signal(during.id, "conflicted")
+        ledger.release(f"{waits_at} of {order}")
+
+        assert first.get(timeout=SOON) == expected
+        assert during.get(timeout=SOON) == expected
+        assert woven.delay(order=order, shape=shape).get(timeout=SOON) == expected
+        assert sorted(ledger.notes(order)) == members
+
+
+class TestPartOfAnotherCanvas:
+    """What followed the replaced task follows its replacement; a duplicate in there is one."""
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_in_a_chain(self, ledger: Ledger, order: str, shape: str) -> None:
+        ends = []
+        for name, task in (("plain", plain_weave), ("woven", woven)):
+            call = {"order": f"{name} {order}", "shape": shape}
+            ends.append(chain(task.s(**call), report.s(order)).delay().get(timeout=SOON))
+
+        assert ends[0] == ends[1]
+        assert len(ledger.notes(order)) == 2
+        plain, ours = (sorted(ledger.notes(f"{name} {order}")) for name in ("plain", "woven"))
+        assert plain == ours
+
+    @pytest.mark.parametrize("shape", ["the end of a chain", "in a group", "the body of a chord"])
+    def test_in_the_header_of_a_chord(self, ledger: Ledger, order: str, shape: str) -> None:
+        expected, members = in_plain_celery(ledger, order, shape)
+        call = {"order": order, "shape": shape}
+
+        whole = chord([woven.s(**call), woven.s(**call)])(report.s(order)).get(timeout=SOON)
+
+        assert whole == [expected, expected]
+        assert sorted(ledger.notes(order)) == sorted([*members, ledger.notes(order)[-1]])
+
+    def test_a_later_one_in_its_chain_is_a_duplicate(self, ledger: Ledger, order: str) -> None:
+        expected, members = in_plain_celery(ledger, order, "the end of a chain")
+        call = {"order": order, "shape": "the end of a chain"}
+
+        assert chain(woven.si(**call), woven.si(**call)).delay().get(timeout=SOON) == expected
+        assert sorted(ledger.notes(order)) == members
+
+    def test_in_a_group(self, ledger: Ledger, order: str) -> None:
+        expected, _ = in_plain_celery(ledger, order, "nested")
+        call = {"order": order, "shape": "nested"}
+
+        assert group(woven.s(**call), woven.s(**call)).delay().get(timeout=SOON) == [expected] * 2
+
+
+@pytest.mark.parametrize("shape", MAPS)
+def test_items_of_a_map_are_parts(ledger: Ledger, order: str, shape: str) -> None:
+    results = [spread_out.delay("item", order, shape).get(timeout=SOON) for _ in range(2)]
+
+    assert results[0] == results[1]
+    assert [run.end for run in ledger.runs(order)] == ["Ignore", "returned", "returned"]
+
+
+class TestOneThatGoesOnUnderItsKey:
+    def test_has_its_steps_and_its_outcome_whatever_the_backend_has(
+        self, ledger: Ledger, order: str
+    ) -> None:
+        in_stages.delay(order=order)
+        eventually(
+            lambda: len(runs := ledger.runs(order)) == 3 and runs[2].end, "the last stage has run"
+        )
+
+        runs = ledger.runs(order)
+        assert len({run.key for run in runs}) == len({run.task_id for run in runs}) == 1
+        assert [run.attempt for run in runs] == [1, 1, 1]
+        assert sorted(run.token for run in runs) == [run.token for run in runs]
+        assert ledger.notes(order).count("once") == 1
+        eventually(lambda: in_stages.idempotency_record(order=order).result == 2, "it is stored")
+
+    def test_takes_over_from_itself_when_it_is_killed(self, ledger: Ledger, order: str) -> None:
+        expected, members = in_plain_celery(ledger, order, "the end of a chain")
+        ledger.kill_once("end", order)
+
+        first = woven.delay(order=order, shape="the end of a chain")
+
+        assert first.get(timeout=SOON) == expected
+        assert sorted(ledger.notes(order)) == members
+        assert [run.end for run in ledger.runs(order)] == ["Ignore", None, "returned"]
+        assert [run.attempt for run in ledger.runs(order)] == [1, 1, 2]
+
+    def test_its_parts_do_as_well(self, ledger: Ledger, order: str) -> None:
+        expected, members = in_plain_celery(ledger, order, "in a group")
+        ledger.kill_once("one", order)
+
+        first = woven.delay(order=order, shape="in a group")
+
+        assert first.get(timeout=SOON) == expected
+        assert sorted(ledger.notes(order)) == members
+        assert len(ledger.runs(order)) == 4
+
+    def test_headers_that_it_passes_on_make_no_part_of_another_call(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        first = pass_headers_on.delay(order=order)
+
+        assert first.get(timeout=SOON) == 1
+        shop.wait_until_empty()
+        assert [run.task_id for run in ledger.runs(order)] == [first.id] * 2
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "by way of a plain task"])
+def test_eager_as_in_plain_celery(shop: Shop, ledger: Ledger, order: str, shape: str) -> None:
+    plain = plain_weave.apply(kwargs={"order": f"plain {order}", "shape": shape})
+    ours = woven.apply(kwargs={"order": order, "shape": shape})
+
+    assert (ours.state, ours.result) == (plain.state, plain.result)
+    assert sorted(ledger.notes(order)) == sorted(ledger.notes(f"plain {order}"))
+    assert woven.idempotency_record(order=order).state is State.COMPLETED
