@@ -18,6 +18,7 @@ from celery_idempotent.entry import (
     configuration,
     continuation,
     delayed,
+    in_thread,
     mapped,
     passage,
     publish,
@@ -135,14 +136,19 @@ class IdempotentTask(Task):
             member = kind.id_for_key(request)
             key = configured.rule.derive(args, kwargs, task_id=member, explicit=carried.explicit)
             key = replacement.key_in_canvas(key, request, member)
-        return configured.gate.enter(
-            kind(self, request, args, kwargs, key, carried, configured.settings)
-        )
+        call = kind(self, request, args, kwargs, key, carried, configured.settings)
+        return in_thread.enter(configured.gate, call, eager=bool(request.is_eager))
 
     @property
     def idempotency(self) -> Execution:
-        """The execution under way; in a plain call one that nothing protects."""
-        call = TaskCall.of(self.request_stack.top)
+        """The execution under way; in a plain call one that nothing protects.
+
+        Raises:
+            IdempotencyError: in a thread that the body has started without its context: take the
+                execution in the body, and hand it to the thread.
+        """
+        request = self.request_stack.top
+        call = in_thread.call_of(self) if request is None else TaskCall.of(request)
         return unprotected() if call is None or call.execution is None else call.execution
 
     @property

@@ -28,6 +28,19 @@ def app(server: RedisServer) -> Celery:
 
 
 @pytest.fixture
+def broker_app(app: Celery) -> Iterator[Celery]:
+    """The app with a broker, for deliveries as a pool child has them."""
+    app.conf.update(
+        broker_url="memory://",
+        task_always_eager=False,
+        idempotency_lease=60,
+        idempotency_breaker_failures=1000,
+    )
+    yield app
+    app.connection_for_read().default_channel.queue_purge("celery")
+
+
+@pytest.fixture
 def task(app: Celery) -> Callable[..., IdempotentTask]:
     """``task(body, option=…)``: an idempotent task of this body."""
 

@@ -20,15 +20,6 @@ from tests.gate.deliveries import Deliveries, End, Strike
 Make = Callable[..., IdempotentTask]
 
 
-@pytest.fixture
-def app(server: RedisServer) -> Iterator[Celery]:
-    server.client().flushall()
-    app = Celery("limits", broker="memory://", backend=server.url, set_as_current=False)
-    app.conf.update(idempotency_lease=60, idempotency_breaker_failures=1000)
-    yield app
-    app.connection_for_read().default_channel.queue_purge("celery")
-
-
 @pytest.fixture(autouse=True)
 def soft_limit() -> Iterator[None]:
     """Celery's own handler, as a pool child has it."""
@@ -145,8 +136,8 @@ class Sweep:
         assert at > 100, "there was something to strike at"
 
 
-def test_a_run(task: Make, app: Celery) -> None:
-    story = Story(task, app)
+def test_a_run(task: Make, broker_app: Celery) -> None:
+    story = Story(task, broker_app)
 
     def judge(end: End) -> None:
         if end.state == "success":
@@ -162,9 +153,9 @@ def test_a_run(task: Make, app: Celery) -> None:
     assert [*sweep.ends.values()].count("failure") <= 6
 
 
-def test_a_run_that_keeps_steps(task: Make, app: Celery) -> None:
+def test_a_run_that_keeps_steps(task: Make, broker_app: Celery) -> None:
     """A limit that strikes while a step's value is kept is raised in the body, behind the step."""
-    story = Story(task, app)
+    story = Story(task, broker_app)
     booked: list[str] = []
     after: list[str] = []
 
@@ -205,8 +196,8 @@ def test_a_run_that_keeps_steps(task: Make, app: Celery) -> None:
     assert after
 
 
-def test_a_replay(task: Make, app: Celery) -> None:
-    story = Story(task, app)
+def test_a_replay(task: Make, broker_app: Celery) -> None:
+    story = Story(task, broker_app)
 
     def complete() -> None:
         assert story.deliveries.deliver(story.deliveries.publish("1")).state == "success"
@@ -222,8 +213,8 @@ def test_a_replay(task: Make, app: Celery) -> None:
 
 
 @pytest.mark.parametrize("policy", ["retry", "wait", "raise"])
-def test_a_conflict(task: Make, app: Celery, policy: str) -> None:
-    story = Story(task, app, on_conflict=policy, wait_timeout=0.01)
+def test_a_conflict(task: Make, broker_app: Celery, policy: str) -> None:
+    story = Story(task, broker_app, on_conflict=policy, wait_timeout=0.01)
 
     def judge(end: End) -> None:
         assert story.record.task_id == "the rival"
@@ -238,9 +229,9 @@ def test_a_conflict(task: Make, app: Celery, policy: str) -> None:
 
 
 @pytest.mark.parametrize("replayed", [False, True])
-def test_an_error_of_the_body_stays(task: Make, app: Celery, replayed: bool) -> None:
+def test_an_error_of_the_body_stays(task: Make, broker_app: Celery, replayed: bool) -> None:
     options = {"replay_errors": (ValueError,)} if replayed else {}
-    story = Story(task, app, **options)
+    story = Story(task, broker_app, **options)
 
     def fail() -> None:
         story.error = ValueError("no such order")
@@ -258,9 +249,9 @@ def test_an_error_of_the_body_stays(task: Make, app: Celery, replayed: bool) -> 
     Sweep(story, fail).run(judge)
 
 
-def test_a_store_that_is_away(task: Make, app: Celery) -> None:
+def test_a_store_that_is_away(task: Make, broker_app: Celery) -> None:
     with RedisServer.start(config={}) as gone:
-        story = Story(task, app, redis_url=gone.url, breaker_failures=1000)
+        story = Story(task, broker_app, redis_url=gone.url, breaker_failures=1000)
         gone.kill()
 
     def judge(end: End) -> None:
@@ -286,9 +277,9 @@ class _WithoutRecord:
             pass
 
 
-def test_a_value_whose_serialisation_takes_too_long_is_kept(task: Make, app: Celery) -> None:
+def test_a_value_whose_serialisation_takes_too_long_is_kept(task: Make, broker_app: Celery) -> None:
     """The limit was taken for an error of the serializer: duplicates got ResultNotStoredError."""
-    story = Story(task, app)
+    story = Story(task, broker_app)
 
     class Slow(dict):  # type: ignore[type-arg]
         def items(self) -> Any:
@@ -308,42 +299,42 @@ class TestCelerysOwnLines:
     """Before and behind the gate."""
 
     def test_before_the_gate_the_message_comes_back(
-        self, task: Make, app: Celery, monkeypatch: pytest.MonkeyPatch
+        self, task: Make, broker_app: Celery, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        story = Story(task, app)
+        story = Story(task, broker_app)
         story.forget()
         story.id = (message := story.deliveries.publish("1")).id
         story.task.track_started = True
-        store_result = app.backend.store_result
+        store_result = broker_app.backend.store_result
 
         def slow(*args: Any, **options: Any) -> Any:
             monkeypatch.undo()
             signal.raise_signal(signal.SIGUSR1)
             return store_result(*args, **options)
 
-        monkeypatch.setattr(app.backend, "store_result", slow)
+        monkeypatch.setattr(broker_app.backend, "store_result", slow)
 
         story.comes_back(story.deliveries.deliver(message))
 
     def test_behind_the_gate_the_outcome_stands(
-        self, task: Make, app: Celery, monkeypatch: pytest.MonkeyPatch
+        self, task: Make, broker_app: Celery, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        story = Story(task, app)
+        story = Story(task, broker_app)
         story.forget()
         story.id = (message := story.deliveries.publish("1")).id
-        mark_as_done = app.backend.mark_as_done
+        mark_as_done = broker_app.backend.mark_as_done
 
         def slow(*args: Any, **options: Any) -> Any:
             signal.raise_signal(signal.SIGUSR1)
             return mark_as_done(*args, **options)
 
-        monkeypatch.setattr(app.backend, "mark_as_done", slow)
+        monkeypatch.setattr(broker_app.backend, "mark_as_done", slow)
 
         assert story.deliveries.deliver(message).state == "success"
         assert story.result() == "receipt of 1"
 
-    def test_an_ungated_call_is_struck_as_ever(self, task: Make, app: Celery) -> None:
-        story = Story(task, app)
+    def test_an_ungated_call_is_struck_as_ever(self, task: Make, broker_app: Celery) -> None:
+        story = Story(task, broker_app)
         story.task.run = lambda order: signal.raise_signal(signal.SIGUSR1)
 
         end = story.deliveries.deliver(story.deliveries.publish("1", idempotency_key=False))
@@ -352,8 +343,8 @@ class TestCelerysOwnLines:
 
 
 class TestInTheBody:
-    def test_it_is_raised(self, task: Make, app: Celery) -> None:
-        story = Story(task, app)
+    def test_it_is_raised(self, task: Make, broker_app: Celery) -> None:
+        story = Story(task, broker_app)
         story.task.run = lambda order: signal.raise_signal(signal.SIGUSR1)
 
         end = story.deliveries.deliver(story.deliveries.publish("1"))
@@ -361,9 +352,11 @@ class TestInTheBody:
         assert isinstance(end.error, SoftTimeLimitExceeded)
         assert story.record is None
 
-    def test_one_that_strikes_in_an_inner_call_is_the_bodys(self, task: Make, app: Celery) -> None:
+    def test_one_that_strikes_in_an_inner_call_is_the_bodys(
+        self, task: Make, broker_app: Celery
+    ) -> None:
         """The inner call's outcome is stored; then the limit is raised where it was called."""
-        story, inner = Story(task, app), Story(task, app)
+        story, inner = Story(task, broker_app), Story(task, broker_app)
         payload = inner.task.idempotency_configuration.gate.payloads
         of_result = payload.of_result
         caught: list[str] = []
