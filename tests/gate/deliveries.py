@@ -88,15 +88,18 @@ class Strike:
     and the lock's own, which is written in C; only a trace function can raise there.
     """
 
-    def __init__(self, at: int, number: int = signal.SIGUSR1) -> None:
+    def __init__(
+        self, at: int, number: int = signal.SIGUSR1, files: tuple[str, ...] = (PACKAGE,)
+    ) -> None:
         self._at = at
+        self._files = files
         self._number = number
         self._seen: set[tuple[str, int]] = set()
         #: Where it struck: a file of the package, a function, and a line of text.
         self.where = ""
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(PACKAGE):
+        if not frame.f_code.co_filename.startswith(self._files):
             return None
         if event == "line":
             place = frame.f_code.co_filename, frame.f_lineno

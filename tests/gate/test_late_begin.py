@@ -1,0 +1,86 @@
+"""Redis grants a lease, and the process learns of it when the lease is over."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from celery_idempotent import ConflictError, IdempotentTask, StoreUnavailableError
+from celery_idempotent.store import scripts
+from celery_idempotent.testing.server import RedisServer
+from tests.faults.proxy import Proxy
+from tests.waiting import eventually
+
+Make = Callable[..., IdempotentTask]
+BEGIN = scripts.load("begin").sha
+LEASE = 1.2
+
+
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[Proxy]:
+    with Proxy(server.url) as proxy:
+        yield proxy
+
+
+def slow_to_hear(task: Make, proxy: Proxy, runs: list[bool]) -> IdempotentTask:
+    def body(self: IdempotentTask, order: str) -> str:
+        runs.append(True)
+        self.idempotency.check()
+        return f"receipt of {order}, attempt {self.idempotency.attempt}"
+
+    made = task(body, redis_url=proxy.url, lease=LEASE, redis_timeout=20.0)
+    made.delay("the first")  # the server knows the script
+    runs.clear()
+    return made
+
+
+def test_the_lease_is_asked_for_again_before_the_body_starts(
+    task: Make, proxy: Proxy, heard: list[str]
+) -> None:
+    runs: list[bool] = []
+    made = slow_to_hear(task, proxy, runs)
+    heard.clear()
+    proxy.delay_reply(to=BEGIN, seconds=1.5 * LEASE)
+
+    assert made.delay("1").result == "receipt of 1, attempt 1"
+    assert runs == [True]
+    assert heard == ["begun", "completed"]
+
+
+def test_whoever_has_taken_over_meanwhile_is_not_run_beside(task: Make, proxy: Proxy) -> None:
+    runs: list[bool] = []
+    made = slow_to_hear(task, proxy, runs)
+    receipts: list[str] = []
+    proxy.delay_reply(to=BEGIN, seconds=2 * LEASE)
+    late = threading.Thread(target=lambda: receipts.append(made.delay("1").result))
+    late.start()
+    eventually(lambda: made.idempotency_record("1") is not None)
+
+    def take_over() -> bool:
+        with contextlib.suppress(ConflictError):
+            receipts.append(made.delay("1").result)
+        return bool(receipts)
+
+    eventually(take_over)
+    late.join(20)
+
+    assert receipts == ["receipt of 1, attempt 2"] * 2
+    assert runs == [True]
+
+
+def test_a_redis_that_is_always_later_than_the_lease_is_as_good_as_none(
+    task: Make, proxy: Proxy
+) -> None:
+    runs: list[bool] = []
+    made = slow_to_hear(task, proxy, runs)
+    for _ in range(2):
+        proxy.delay_reply(to=BEGIN, seconds=1.5 * LEASE)
+
+    # An eager call cannot come back, so it says why it would have to.
+    with pytest.raises(StoreUnavailableError, match="later than idempotency_lease"):
+        made.delay("1")
+    assert runs == []
+    assert made.idempotency_record("1") is None
