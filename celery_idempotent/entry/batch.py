@@ -210,9 +210,13 @@ class AsyncBatch(_Batch):
 
 
 def begun(gate: Gate, keys: Sequence[Hashable], calls: Sequence[Caller]) -> Batch:
-    """A batch that has begun."""
+    """A batch that has begun; where a signal's handler raises, all keys are given back."""
     batch = Batch(gate, keys, calls)
-    at_once(batch.begin(gate.world, gate.payloads))
+    try:
+        at_once(batch.begin(gate.world, gate.payloads))
+    except BaseException:
+        batch.release_many()
+        raise
     return batch
 
 

@@ -41,16 +41,21 @@ async def begin_many(calls: Sequence[Caller], world: World, payloads: Payloads) 
         StoreUnavailableError: Redis cannot be asked, and the policy is ``raise``.
     """
     asks = [asking(call, os.urandom(OWNER_BYTES)) for call in calls]
-    sent_at = monotonic()
-    try:
-        answers = await world.execute_all(asks)
-    except StoreUnavailableError as error:
-        return [without_store(call, world, b"", error) for call in calls]
-    world.store.outage.over()
-    return [
-        _standing(call, answer, world, payloads, sent_at)
-        for call, answer in zip(calls, answers, strict=True)
-    ]
+    standings: list[Standing] = []
+    for _ in range(2):  # once more if the process stood still until the leases were over
+        sent_at = monotonic()
+        try:
+            answers = await world.execute_all(asks)
+        except StoreUnavailableError as error:
+            return [without_store(call, world, b"", error) for call in calls]
+        world.store.outage.over()
+        standings = [
+            _standing(call, answer, world, payloads, sent_at)
+            for call, answer in zip(calls, answers, strict=True)
+        ]
+        if all(one.lease.trusted for one in standings if isinstance(one, Running)):
+            break
+    return standings
 
 
 def _standing(

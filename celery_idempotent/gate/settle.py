@@ -122,6 +122,7 @@ async def _store(running: Running, outcome: Command) -> Reply | None:
     except StoreUnavailableError as error:
         unsaved(running, error)
     running.settled = True
+    running.over()
     return answer
 
 
