@@ -49,7 +49,10 @@ def test_an_eta_that_is_past_is_now() -> None:
         ({"expires": "2020-01-01T00:00:00Z"}, 0),
         ({"eta": IN_A_WEEK, "expires": 5.5}, 5.5),
     ],
-    ids=str,
+    ids=[
+        *("nothing", "countdown", "lives longer", "ends first", "ends before it is due"),
+        *("ended", "ended long ago", "ends before its eta"),
+    ],
 )
 def test_a_key_is_kept_for_a_message_that_lives(options: Any, seconds: float) -> None:
     assert hold_for(options, lease=60.0) == seconds
