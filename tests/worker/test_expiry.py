@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 
+import celery
 import pytest
 from celery import chord
-from celery.exceptions import TaskRevokedError
 
 from celery_idempotent import State
 from tests.waiting import SOON, eventually
@@ -92,6 +92,9 @@ class TestACopyOfAMessageThatRuns:
         assert shop.app.AsyncResult(result.id).state == "FAILURE"
         assert len(ledger.runs(order)) == 1
 
+    @pytest.mark.skipif(
+        (5, 6) <= celery.VERSION < (5, 7), reason="Celery 5.6 stores REVOKED over any state"
+    )
     def test_that_is_revoked_leaves_the_state_alone(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
@@ -114,8 +117,7 @@ class TestAMessageThatHasNotBegun:
     def test_expires(self, shop: Shop, ledger: Ledger, order: str) -> None:
         result = pack.apply_async((order,), countdown=1, expires=0.2)
 
-        with pytest.raises(TaskRevokedError):
-            result.get(timeout=SOON)
+        eventually(lambda: result.state == "REVOKED", "it has expired")
         assert ledger.runs(order) == []
 
     def test_expires_while_another_runs(self, shop: Shop, ledger: Ledger, order: str) -> None:
@@ -123,11 +125,10 @@ class TestAMessageThatHasNotBegun:
         ledger.hold(order)
         pack.delay(order)
         ledger.wait_for_run(order)
-        result = pack.apply_async((order,), expires=1.5)
+        result = pack.apply_async((order,), expires=4)
         ledger.wait_for_signal(result.id, "conflicted")
 
-        with pytest.raises(TaskRevokedError):
-            result.get(timeout=SOON)
+        eventually(lambda: result.state == "REVOKED", "it has expired")
         ledger.release(order)
         assert len(ledger.runs(order)) == 1
 
@@ -147,7 +148,6 @@ class TestAMessageThatHasNotBegun:
     ) -> None:
         result = try_later.apply_async((order, 1.5), expires=1.0)
 
-        with pytest.raises(TaskRevokedError):
-            result.get(timeout=SOON)
+        eventually(lambda: result.state == "REVOKED", "it has expired")
         eventually(lambda: try_later.idempotency_record(order, 1.5) is None, "the key is free")
         assert [run.end for run in ledger.runs(order)] == ["Retry"]

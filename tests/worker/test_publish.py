@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import celery
 import pytest
 from celery import chain
-from celery.result import AsyncResult
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
@@ -33,7 +33,7 @@ from tests.worker.shop import (
 pytestmark = pytest.mark.worker
 
 needs_states_of_the_revoked = pytest.mark.skipif(
-    not hasattr(AsyncResult, "exists"), reason="workers store REVOKED at once since Celery 5.7"
+    celery.VERSION < (5, 6), reason="workers store REVOKED at once since Celery 5.6"
 )
 
 #: No worker takes from it.
