@@ -122,7 +122,9 @@ class TestTheResultOfWhatWasNotPublished:
         assert AsyncResult(result.id) == result
 
     @pytest.mark.parametrize(
-        "copy_of", [copy.copy, lambda result: pickle.loads(pickle.dumps(result))], ids=str
+        "copy_of",
+        [copy.copy, lambda result: pickle.loads(pickle.dumps(result))],
+        ids=["copy", "pickle"],
     )
     def test_may_be_copied(self, result: AsyncResult, copy_of: Callable[..., Any]) -> None:
         assert copy_of(result).get(timeout=SOON) == result.get(timeout=SOON)
