@@ -12,7 +12,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.states import FAILURE, SUCCESS
 from celery.utils.nodenames import gethostname
 
-from celery_idempotent.entry import continuation, delayed, passage, soft_limits
+from celery_idempotent.entry import continuation, delayed, passage, republish, soft_limits
 from celery_idempotent.entry.clock import hold_for
 from celery_idempotent.entry.confirming import confirming_producer
 from celery_idempotent.entry.passage import Passage
@@ -197,6 +197,8 @@ class TaskCall:
                     request.kwargs,
                     **delayed.fitting(task.app, request.delivery_info, options),
                 )
+                if task is not self.sender:
+                    republish.keep(message, request, options)
                 with confirming_producer(task.app) as producer:
                     message.apply_async(producer=producer)
                 break

@@ -18,6 +18,7 @@ from celery_idempotent.entry import continuation, replacement
 from celery_idempotent.entry.caller import acknowledged, generation_of, worker_name
 from celery_idempotent.entry.clock import seconds_until
 from celery_idempotent.entry.passage import Passage
+from celery_idempotent.entry.republish import CONTENT_TYPE
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.record import State
@@ -34,6 +35,14 @@ class IdempotentRequest(Request):
 
     And the reservation of a message that is discarded, so that the next one is published at once.
     """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """As Celery's, which keeps from the pool how the message is written, but for AMQP's."""
+        super().__init__(*args, **options)
+        properties = self.request_dict.get("properties") or {}
+        if self.content_type:
+            properties = {**properties, CONTENT_TYPE: self.content_type}
+            self.request_dict["properties"] = properties
 
     def revoked(self) -> bool:
         """As Celery's, but lets a copy of a message through that runs already, or is done.

@@ -23,6 +23,7 @@ from celery_idempotent.entry import (
     passage,
     publish,
     replacement,
+    republish,
     soft_limits,
 )
 from celery_idempotent.entry.caller import TaskCall
@@ -234,7 +235,7 @@ class IdempotentTask(Task):
     def signature_from_request(
         self, request: Context | None = None, *args: Any, **options: Any
     ) -> Signature:
-        """As Celery's; a retry's message carries the key that was derived for it."""
+        """As Celery's; the message keeps all that it came with, and carries its derived key."""
         request = self.request if request is None else request
         call = TaskCall.of(request)
         given = options.get("headers")
@@ -244,7 +245,9 @@ class IdempotentTask(Task):
                 headers = passage.put_back(headers, call.key, request.id)
             options["headers"] = headers
         options = delayed.fitting(self.app, request.delivery_info, options)
-        return super().signature_from_request(request, *args, **options)
+        message = super().signature_from_request(request, *args, **options)
+        republish.keep(message, request, options)
+        return message
 
     def replace(self, sig: Signature) -> Any:
         """As Celery's; the key's outcome is then what the replacement returns under this id."""

@@ -100,3 +100,12 @@ def reschedule_by_itself(self: Any, order: str) -> str:
         if self.request.retries == 0:
             raise OutOfStockError(order, 3)
         return "done"
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.change_and_show")
+def change_and_show(self: Any, order: str, amount: int) -> str:
+    """Retry with another amount, and return how the arguments are shown then."""
+    if self.request.retries == 0:
+        raise self.retry(args=(order, amount + 1), countdown=0)
+    shown: str = self.request.argsrepr
+    return shown

@@ -1,0 +1,70 @@
+"""What Celery leaves out where it publishes a message again, for a retry or for later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from celery.canvas import Signature
+from celery.utils.saferepr import saferepr
+from kombu.serialization import registry
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from celery.app.task import Context
+
+#: Headers that Celery would set afresh. It takes an empty parent for a missing one.
+_HEADERS = ("root_id", "parent_id", "origin", "ignore_result")
+#: What kombu hands over to the broker as it is.
+_PROPERTIES = (
+    "delivery_mode",
+    "message_id",
+    "timestamp",
+    "type",
+    "user_id",
+    "app_id",
+    "cluster_id",
+)
+#: As AMQP brokers deliver it; of other messages it is noted under this name.
+CONTENT_TYPE = "content_type"
+
+
+def keep(message: Signature, request: Context, given: Mapping[str, Any]) -> None:
+    """Give `message` all that the one of `request` came with, but for what is `given` anew."""
+    if request.is_eager or request.called_directly:
+        return
+    came_with = vars(request)
+    properties = request.properties or {}
+    options = {name: properties[name] for name in _PROPERTIES if properties.get(name) is not None}
+    serializer = registry.type_to_name.get(properties.get(CONTENT_TYPE))
+    if serializer is not None:
+        options["serializer"] = serializer
+    if came_with.get("compression"):
+        options["compression"] = came_with["compression"]
+    message.set(**{name: value for name, value in options.items() if name not in given})
+    if message.app.conf.task_protocol == 2:
+        headers = {name: came_with[name] for name in _HEADERS if name in {*came_with} - {*given}}
+        headers |= _representations(message, request)
+        message.set(headers={**(message.options.get("headers") or {}), **headers})
+
+
+def _representations(message: Signature, request: Context) -> dict[str, str]:
+    """How events and logs show the arguments: the caller may have hidden them.
+
+    Where a retry has other arguments, only what is not simply their text stays.
+    """
+    shown = {}
+    for name, before, after in (
+        ("argsrepr", tuple(request.args or ()), tuple(message.args)),
+        ("kwargsrepr", dict(request.kwargs or {}), dict(message.kwargs)),
+    ):
+        text = vars(request).get(name)
+        if text is not None and (after == before or text != _as_celery_shows(before, message.app)):
+            shown[name] = text
+    return shown
+
+
+def _as_celery_shows(arguments: Any, app: Celery) -> str:
+    levels = app.conf.get("task_repr_maxlevels", 3)
+    text: str = saferepr(arguments, app.amqp.argsrepr_maxsize, maxlevels=levels)
+    return text
