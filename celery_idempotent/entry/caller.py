@@ -93,6 +93,8 @@ class TaskCall:
         """Run the task's body, ``autoretry_for`` and the like included."""
         self.execution = execution
         self._request.idempotency_call = self
+        self._request.idempotency_without_body = False
+        self.sender.before_start(self.task_id, self._args, self._kwargs)
         return self.sender.run(*self._args, **self._kwargs)
 
     def verdict(self, error: BaseException) -> Verdict:
@@ -150,6 +152,7 @@ class TaskCall:
         Another task id is a caller of its own: its continuation is its own, too.
         """
         self._request.idempotency_call = self
+        self._request.idempotency_without_body = True
         self.own_outcome = record.task_id == self.task_id
         if self.own_outcome and record.continued:
             self.own_outcome = False

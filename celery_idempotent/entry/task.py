@@ -18,6 +18,7 @@ from celery_idempotent.entry import (
     configuration,
     continuation,
     delayed,
+    handlers,
     in_thread,
     mapped,
     passage,
@@ -98,6 +99,7 @@ class IdempotentTask(Task):
         cls._configuration = None
         if cls.name is not None:
             configuration.check(cls, app)
+        handlers.guard(cls)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """From a worker: pass the gate. From anywhere else: a plain function call."""
@@ -131,7 +133,9 @@ class IdempotentTask(Task):
             if kind is not TaskCall:
                 return super().__call__(*args, **kwargs)
             soft_limits.let_through(request)
+            self.before_start(request.id, args, kwargs)
             return self.run(*args, **kwargs)
+        request.idempotency_without_body = True
         key = carried.key
         if key is None:
             member = kind.id_for_key(request)

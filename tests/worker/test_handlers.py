@@ -1,0 +1,193 @@
+"""A task's handlers follow its body: where none runs, none of them does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import VERSION
+from celery.exceptions import TimeLimitExceeded
+
+from celery_idempotent import ConflictError, KeyReusedError
+from tests.waiting import SOON, eventually
+from tests.worker.handling import (
+    final,
+    in_plain_celery,
+    limited,
+    refusing,
+    switched_off,
+    with_handlers,
+    with_mixin,
+    with_options,
+)
+from tests.worker.harness import Shop
+from tests.worker.ledger import Ledger
+from tests.worker.shop import OutOfStockError
+
+pytestmark = pytest.mark.worker
+
+every_way = pytest.mark.parametrize(
+    "task", [with_handlers, with_mixin, with_options], ids=["class", "mixin", "options"]
+)
+
+
+@pytest.fixture(scope="module")
+def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    with open_shop(imports=["tests.worker.handling"]) as shop:
+        shop.start_worker(concurrency=2)
+        yield shop
+
+
+def handlers(ledger: Ledger, order: str, task_id: str) -> list[str]:
+    """What has run for a task id, once its last handler has."""
+    suffix = f" of {task_id}"
+    return [note.removesuffix(suffix) for note in ledger.notes(order) if note.endswith(suffix)]
+
+
+def settled(ledger: Ledger, order: str, task_id: str) -> list[str]:
+    """The same, once the last of them has run."""
+    eventually(lambda: "after_return" in handlers(ledger, order, task_id), "all handlers have run")
+    return handlers(ledger, order, task_id)
+
+
+@pytest.mark.core
+@every_way
+class TestARun:
+    @pytest.mark.parametrize("way", ["", "fails", "retries", "refused at the start"])
+    def test_has_those_of_plain_celery(
+        self, ledger: Ledger, order: str, task: Any, way: str
+    ) -> None:
+        found = []
+        for candidate in (in_plain_celery, task):
+            task_id = f"{candidate.name} {order}"
+            candidate.apply_async((order, way), task_id=task_id)
+            found.append(settled(ledger, order, task_id))
+
+        assert found[1] == found[0]
+        assert f"unprotected of {task.name} {order}" not in ledger.notes(order)
+
+    def test_in_an_eager_call_as_well(
+        self, shop: Shop, ledger: Ledger, order: str, task: Any
+    ) -> None:
+        found = []
+        for candidate in (in_plain_celery, task):
+            task_id = f"{candidate.name} {order}"
+            candidate.apply((order,), task_id=task_id)
+            found.append(handlers(ledger, order, task_id))
+        replay = task.apply((order,))
+
+        assert found[1] == found[0]
+        assert replay.result == order
+        assert handlers(ledger, order, replay.id) == []
+
+
+@pytest.mark.core
+@every_way
+class TestNone:
+    def test_for_another_task_id_that_is_replayed(
+        self, shop: Shop, ledger: Ledger, order: str, task: Any
+    ) -> None:
+        task.delay(order).get(timeout=SOON)
+        duplicate = task.delay(order)
+
+        assert duplicate.get(timeout=SOON) == order
+        shop.wait_until_empty()
+        assert handlers(ledger, order, duplicate.id) == []
+
+    def test_for_a_copy_of_the_message(
+        self, shop: Shop, ledger: Ledger, order: str, task: Any
+    ) -> None:
+        task.apply_async((order,), task_id=order)
+        once = settled(ledger, order, order)
+        task.apply_async((order,), task_id=order)
+        ledger.wait_for_signal(order, "replayed")
+        shop.wait_until_empty()
+
+        assert handlers(ledger, order, order) == once
+
+    def test_for_one_that_comes_back(
+        self, shop: Shop, ledger: Ledger, order: str, task: Any
+    ) -> None:
+        ledger.hold(order)
+        task.delay(order)
+        ledger.wait_for_run(order)
+        duplicate = task.delay(order)
+        ledger.wait_for_signal(duplicate.id, "conflicted")
+        ledger.release(order)
+
+        assert duplicate.get(timeout=SOON) == order
+        shop.wait_until_empty()
+        assert handlers(ledger, order, duplicate.id) == []
+
+
+class TestNoneForAFailure:
+    def test_that_is_replayed(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        final.delay(order, "fails").get(timeout=SOON, propagate=False)
+        duplicate = final.delay(order, "fails")
+
+        with pytest.raises(OutOfStockError):
+            duplicate.get(timeout=SOON)
+        shop.wait_until_empty()
+        assert handlers(ledger, order, duplicate.id) == []
+
+    def test_that_is_a_conflict(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        refusing.delay(order)
+        ledger.wait_for_run(order)
+        duplicate = refusing.delay(order)
+
+        with pytest.raises(ConflictError):
+            duplicate.get(timeout=SOON)
+        ledger.release(order)
+        shop.wait_until_empty()
+        assert handlers(ledger, order, duplicate.id) == []
+
+    def test_that_is_a_reused_key(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        with_mixin.apply_async((order,), idempotency_key=order).get(timeout=SOON)
+        another = with_mixin.apply_async((order, "fails"), idempotency_key=order)
+
+        with pytest.raises(KeyReusedError):
+            another.get(timeout=SOON)
+        shop.wait_until_empty()
+        assert handlers(ledger, order, another.id) == []
+
+
+class TestUngated:
+    @pytest.mark.parametrize(
+        ("task", "options"), [(switched_off, {}), (with_mixin, {"idempotency_key": False})]
+    )
+    def test_every_call_has_its_own(
+        self, ledger: Ledger, order: str, task: Any, options: dict[str, Any]
+    ) -> None:
+        for number in range(2):
+            task_id = f"{number} {order}"
+            task.apply_async((order,), task_id=task_id, **options)
+
+            assert settled(ledger, order, task_id) == [
+                *("before_start", "unprotected", "body", "on_success", "after_return")
+            ]
+
+
+def test_the_main_process_calls_what_it_calls_in_plain_celery(
+    shop: Shop, ledger: Ledger, order: str
+) -> None:
+    """At a hard time limit: that depends on Celery's version."""
+    from_57 = VERSION >= (5, 7)
+    expected = ["before_start", "body", *(("on_failure", "after_return") if from_57 else ())]
+    ledger.hold(f"never {order}")
+    for task in (in_plain_celery, limited):
+        task_id = f"{task.name} {order}"
+        with pytest.raises(TimeLimitExceeded):
+            task.apply_async((order, "hangs"), task_id=task_id, time_limit=1).get(timeout=SOON)
+
+        eventually(
+            lambda name=task_id: handlers(ledger, order, name) == expected, "all handlers have run"
+        )
+
+
+def test_a_handler_that_is_called_by_hand_runs(shop: Shop, ledger: Ledger, order: str) -> None:
+    with_mixin.on_success("receipt", "by hand", (order,), {})
+    with_mixin.before_start("by hand", (order,), {})
+
+    assert handlers(ledger, order, "by hand") == ["on_success", "before_start", "unprotected"]
