@@ -73,7 +73,7 @@ end
 local now, now_us = ask_time()
 local attempt, token, idle, body = 1, now_us, '', ''
 if raw then
-  if state == 'S' and last_owner == owner then
+  if last_owner == owner then
     attempt, token, idle = attempts, last_token, stood
   else
     local unanswered = state == 'S' and last_owner ~= '' and string.find(prior, last_owner, 1, true)

@@ -22,7 +22,7 @@ if state and not finished(state) then
   from, _, letter = find_error(raw, position, task_id)
   at, holder = from and from + 6, from and task_id
 end
-if not state or holder ~= task_id then
+if holder ~= task_id then
   return reply('lost', raw)
 end
 letter = (letter == 'F' or letter == 'G') and 'G' or 'D'

@@ -16,10 +16,7 @@ local state, token = unpack(ARGV)
 
 -- Another kind of value is no record, and may be forgotten as one that cannot be read.
 local raw = (token == '' and redis.pcall or redis.call)('GET', record)
-local there, _, last_token
-if type(raw) == 'string' then
-  there, _, last_token = unpack_record(raw)
-end
+local there, _, last_token = unpack_record(raw)
 if state ~= '' and raw then
   if there == 'E' then
     return reply('absent')
@@ -29,8 +26,7 @@ if state ~= '' and raw then
     return reply('changed', raw)
   end
 end
-local dropped = redis.call('DEL', record) == 1
-if there == 'E' then
-  dropped = false
+if redis.call('DEL', record) == 0 or there == 'E' then
+  return reply('absent')
 end
-return reply(dropped and 'ok' or 'absent')
+return reply('ok')

@@ -47,15 +47,15 @@ local function unpack_record(raw)
 end
 
 local function finished(state)
-  return string.find('CDFG', state, 1, true)
+  return string.find('CDFG', state)
 end
 
 -- The error at `position`: where the next entry starts, letter, generation, time, task id, format,
 -- position of the error. Nothing, if what is there is a step or the end.
 local function error_at(raw, position)
-  local readable, length, name, letter, generation, at, task_id, format, start =
+  local _, length, name, letter, generation, at, task_id, format, start =
     pcall(struct.unpack, ERROR, raw, position)
-  if readable and name == 0 then
+  if name == 0 then
     return position + 4 + length, letter, generation, at, task_id, format, start
   end
 end

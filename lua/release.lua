@@ -41,7 +41,7 @@ if error ~= '' then
   body = with_error(raw, position, task_id, generation, now, format, error)
 end
 local left, awaited, keep_ms = 'R', NOBODY, hold_ms + retention_ms
-if tonumber(hold_ms) > 0 then
+if tonumber(hold_ms) ~= 0 then
   awaited = generation
   keep_ms = body == '' and hold_ms or keep_ms
 elseif body == '' then

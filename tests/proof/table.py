@@ -18,7 +18,7 @@ from celery_idempotent.record import layout
 from celery_idempotent.record import steps as entries
 from celery_idempotent.store import scripts
 from tests.proof.model import NOBODY, OLDER_ERRORS, Answer, Clock, Error, Protocol, Record
-from tests.proof.wire import AT_THE_MOMENT, MOMENT, TOLERANCE_MS, microsecond, written
+from tests.proof.wire import AT_THE_MOMENT, MOMENT, TOLERANCE_MS, entry, microsecond, written
 from tests.store.scene import (
     ERROR_MS,
     FIRST,
@@ -47,11 +47,6 @@ _LEASE = {"lease_ms": [LEASE_MS], "keep_ms": [LEASE_MS + RETENTION_MS]}
 #: Told apart from the token below by one, and by a digit that only 16 digits show.
 TOKEN = 1_700_000_000_000_003
 _TOKENS = {"token": [TOKEN, TOKEN, TOKEN, TOKEN - 1, TOKEN + 1, 17]}
-#: An entry of which a part is missing.
-_CUT = b"\0\0\1\0\0\0F"
-_BODIES = (b"", _ENTRY, _ENTRY, _CUT)
-#: Of a task that has replaced itself; and one that is cut short.
-_REPLACED = layout.write_replacement(1, FIRST, _ENTRY)
 _OUTCOME = {"format": [b"json", b""], "body": [b'"charged"', b"", _ENTRY]}
 
 _LAST_WORD = {
@@ -62,10 +57,17 @@ _LAST_WORD = {
 _FIRSTS = Error(_FIRST, "F", 1, 1_700_000_000_000, b"json", b"{}")
 _SECONDS = Error(_SECOND, "G", 0, 1_700_000_000_001, b"", b"too large")
 _LARGE = _SECONDS._replace(body=b"x" * (OLDER_ERRORS - _FIRSTS.size - 23 - len(_SECOND)))
-_ERRORS = [
-    (), (), (_FIRSTS,), (_SECONDS, _FIRSTS), (_FIRSTS, _SECONDS), (_FIRSTS, _LARGE),
-    (_FIRSTS, _LARGE._replace(body=_LARGE.body + b"x")),
+#: Long enough to be read as an error, if its name were not.
+_LONG = entries.write("one", "json", bytes(60))
+#: Errors and steps that may be left; the last ones cut short.
+_LEFT: list[tuple[tuple[Error, ...], bytes]] = [
+    ((), b""), ((), _ENTRY), ((), _LONG), ((_FIRSTS,), b""), ((_FIRSTS,), _LONG),
+    ((_SECONDS, _FIRSTS), b""), ((_SECONDS, _FIRSTS), _ENTRY), ((_FIRSTS, _SECONDS), b""),
+    ((_FIRSTS, _LARGE), b""), ((_FIRSTS, _LARGE._replace(body=_LARGE.body + b"x")), _ENTRY),
+    ((_FIRSTS,), b"\0"), ((), b"\0\0\1\0\0\0F"),
 ]  # fmt: skip
+#: Among outcomes, what would be an error if it were not one.
+_OUTCOMES = [b"", _ENTRY, entry(_FIRSTS)]
 
 #: What each argument may be.
 ARGUMENTS: dict[str, dict[str, list[Any]]] = {
@@ -165,22 +167,23 @@ def _records() -> list[tuple[Record | bytes | None, int | None]]:
 
     A token above TOKEN stands for one that is ahead of the clock.
     """
-    records: list[tuple[Record | bytes | None, int | None]] = [(None, None)] * 8
-    records += [(damaged, None) for damaged in DAMAGED]
-    for state, at, token, fingerprint, body, attempt, errors in product(
-        "RRSSSCDFGE", _TIMES, (TOKEN, TOKEN + 7), (KEY.fingerprint, b""), _BODIES, (0, 1, 2, 5),
-        _ERRORS,
-    ):  # fmt: skip
-        finished = state in "CDFG"
-        if finished and (at != -LEASE_MS or errors or body == _CUT):
-            continue
-        if (state == "E") != bool(errors and not (fingerprint or body)) and state not in "RS":
+    records: list[tuple[Record | bytes | None, int | None]] = [(None, None)] * 60
+    records += [(damaged, None) for damaged in DAMAGED * 8]
+    for state, token, fingerprint, body, attempt in product(
+        "CCDDFFGG", (TOKEN, TOKEN + 7), (KEY.fingerprint, b""), _OUTCOMES, (1, 2, 5)
+    ):
+        record = Record(
+            state, attempt, token, -LEASE_MS, fingerprint, _FIRST, _WORKER, b"", b"json", body,
+            RETENTION_MS,
+        )  # fmt: skip
+        records.append((record, None))
+    for state, at, token, fingerprint, (errors, body), attempt in product(
+        "RRSSSE", _TIMES, (TOKEN, TOKEN + 7), (KEY.fingerprint, b""), _LEFT, (0, 1, 2, 5)
+    ):
+        if state == "E" and (fingerprint or body or not errors):
             continue
         # Of an execution: how long it stood still before.
-        form = b"json" if finished else b"17" if state == "S" and attempt == 2 else b""
-        if state in "CD" and body:
-            # With finished steps, without any, or with nothing whole.
-            form, body = b"=task", _REPLACED[: len(_REPLACED) - attempt * len(_ENTRY)]
+        form = b"17" if state == "S" and attempt == 2 else b""
         # An execution that was abandoned has left its name.
         worker = b"" if state in "RE" and attempt < 2 else _WORKER
         # A quarter of the executions has been abandoned.
