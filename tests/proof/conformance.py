@@ -199,7 +199,8 @@ class Machine(RuleBasedStateMachine):
         names = command.script.argv
         values = map(as_the_model_has_it, names, command.arguments)
         argv = dict(zip(names, values, strict=True))
-        clock = Clock(reply.now_ms, microsecond(reply.now_ms, raw))
+        now_ms = reply.now_ms or seconds * 1000
+        clock = Clock(now_ms, microsecond(now_ms, raw))
         script = getattr(self.protocol, command.script.name)
         answer: Answer = script(self.there, clock, **argv)
         assert reply.case == answer.case

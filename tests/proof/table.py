@@ -66,8 +66,14 @@ _LEFT: list[tuple[tuple[Error, ...], bytes]] = [
     ((_FIRSTS, _LARGE), b""), ((_FIRSTS, _LARGE._replace(body=_LARGE.body + b"x")), _ENTRY),
     ((_FIRSTS,), b"\0"), ((), b"\0\0\1\0\0\0F"),
 ]  # fmt: skip
-#: Among outcomes, what would be an error if it were not one.
-_OUTCOMES = [b"", _ENTRY, entry(_FIRSTS)]
+_REPLACED = layout.write_replacement(1, FIRST, _ENTRY)
+#: Formats and bodies of outcomes: with what would be an error, or a replacement, if it were not one;
+#: of a task that has replaced itself, with finished steps, without any, and with nothing whole.
+_OUTCOMES = [
+    (b"json", b""), (b"json", _ENTRY), (b"json", entry(_FIRSTS)), (b"json", _REPLACED),
+    (b"", _REPLACED), (b"=task", _REPLACED), (b"=untold", _REPLACED),
+    (b"=task", _REPLACED[: -len(_ENTRY)]), (b"=task", _REPLACED[: -len(_ENTRY) - 1]),
+]  # fmt: skip
 
 #: What each argument may be.
 ARGUMENTS: dict[str, dict[str, list[Any]]] = {
@@ -169,11 +175,11 @@ def _records() -> list[tuple[Record | bytes | None, int | None]]:
     """
     records: list[tuple[Record | bytes | None, int | None]] = [(None, None)] * 60
     records += [(damaged, None) for damaged in DAMAGED * 8]
-    for state, token, fingerprint, body, attempt in product(
-        "CCDDFFGG", (TOKEN, TOKEN + 7), (KEY.fingerprint, b""), _OUTCOMES, (1, 2, 5)
+    for state, token, fingerprint, (form, body), attempt in product(
+        "CDFG", (TOKEN, TOKEN + 7), (KEY.fingerprint, b""), _OUTCOMES, (1, 2, 5)
     ):
         record = Record(
-            state, attempt, token, -LEASE_MS, fingerprint, _FIRST, _WORKER, b"", b"json", body,
+            state, attempt, token, -LEASE_MS, fingerprint, _FIRST, _WORKER, b"", form, body,
             RETENTION_MS,
         )  # fmt: skip
         records.append((record, None))
@@ -233,7 +239,9 @@ def _judge(
         return _judge_damaged(script, case, reply, raw)
     if there is not None and case.after_ms is not None:
         there = there._replace(at=int(moment or 0) - case.after_ms)
-    clock = Clock(reply.now_ms, microsecond(reply.now_ms, raw))
+    # Who names no time has asked for none: it is for the model to say whether that was right.
+    now_ms = reply.now_ms or (time[0] * 1000 if case.after_ms is None else int(moment or 0))
+    clock = Clock(now_ms, microsecond(now_ms, raw))
     expected: Answer = getattr(Protocol(), script.name)(there, clock, **case.arguments)
     if reply.case != expected.case:
         return f"answers {reply.case}, not {expected.case}"
