@@ -10,35 +10,43 @@ _BY_REASON = {
     "nil, like any text that is no record, cannot be read": """
 abandon: unpack_record(raw or '')  ⟶  raw or '' becomes raw
 abandon: unpack_record(raw or '')  ⟶  '' becomes '?'
-dispatched: local state, _, _, _, _, holder = unpack_record(raw or '')  ⟶  raw or '' becomes raw
-dispatched: local state, _, _, _, _, holder = unpack_record(raw or '')  ⟶  '' becomes '?'
-forget: local _, _, last_token = unpack_record(raw or '')  ⟶  raw or '' becomes raw
-forget: local _, _, last_token = unpack_record(raw or '')  ⟶  '' becomes '?'
+dispatched: local state, _, _, _, _, holder, _, _, _, position = unpack_record(raw or '')  ⟶  raw or '' becomes raw
+dispatched: local state, _, _, _, _, holder, _, _, _, position = unpack_record(raw or '')  ⟶  '' becomes '?'
 settle: local state, attempt, last_token, _, fingerprint, task_id, worker = unpack_record(raw or '')  ⟶  raw or '' becomes raw
 settle: local state, attempt, last_token, _, fingerprint, task_id, worker = unpack_record(raw or '')  ⟶  '' becomes '?'
 step: local state, _, last_token = unpack_record(raw or '')  ⟶  raw or '' becomes raw
 step: local state, _, last_token = unpack_record(raw or '')  ⟶  '' becomes '?'
 """,
     "two fingerprints differ, whichever is named first": """
-begin: elseif differ(known, fingerprint) then  ⟶  known, fingerprint becomes fingerprint, known
-reserve: elseif differ(known, fingerprint) then  ⟶  known, fingerprint becomes fingerprint, known
+begin: if differ(known, fingerprint)  ⟶  known, fingerprint becomes fingerprint, known
+reserve: elseif differ(known, fingerprint)  ⟶  known, fingerprint becomes fingerprint, known
 """,
     "Lua takes a position of 0, or none, for the first": """
-begin: local unanswered = last_owner ~= '' and string.find(prior, last_owner, 1, true)  ⟶  1 becomes 0
-begin: local unanswered = last_owner ~= '' and string.find(prior, last_owner, 1, true)  ⟶  1 becomes nil
-record: if readable and string.find('RSCDFG', state, 1, true) then  ⟶  1 becomes 0
-record: if readable and string.find('RSCDFG', state, 1, true) then  ⟶  1 becomes nil
+begin: local unanswered = state == 'S' and last_owner ~= '' and string.find(prior, last_owner, 1, true)  ⟶  1 becomes 0
+begin: local unanswered = state == 'S' and last_owner ~= '' and string.find(prior, last_owner, 1, true)  ⟶  1 becomes nil
+dispatched: redis.call('SET', record, string.sub(raw, 1, at - 1) .. letter .. string.sub(raw, at + 1), 'KEEPTTL')  ⟶  1 becomes 0
+look_up: if not raw or string.sub(raw, 1, 1) == 'E' then  ⟶  1 becomes 0
+record: if string.sub(format, 1, 1) == '=' then  ⟶  1 becomes 0
+record: if readable and string.find('RSCDFGE', state, 1, true) then  ⟶  1 becomes 0
+record: if readable and string.find('RSCDFGE', state, 1, true) then  ⟶  1 becomes nil
 record: return raw and #raw >= 16 and string.sub(raw, 1, 1) == 'S'  ⟶  1 becomes 0
 record: return string.sub(raw, 1, 9) .. struct.pack('>I6', at) .. string.sub(raw, 16)  ⟶  1 becomes 0
 """,
     "a number is a format that yields itself": """
-begin: idle = unanswered and stood or string.format('%.0f', now - at)  ⟶  '%.0f', now - at becomes now - at, '%.0f'
+begin: idle = string.format('%.0f', math.max(0, now - at))  ⟶  '%.0f', math.max(0, now - at) becomes math.max(0, now - at), '%.0f'
 """,
-    "no state at all is finished, and then no task id is the holder's": """
-dispatched: if not state or not finished(state) or holder ~= task_id then  ⟶  not state or not finished(state) becomes not finished(state)
+    "no generation is below 0": """
+begin: awaited = last_owner == '' and 0 or tonumber(last_owner)  ⟶  0 becomes -1
+""",
+    "an error takes many bytes: the loop always ends before its turns are used up": """
+record: for _ = 1, #raw do  ⟶  1 becomes 0
+record: for _ = 1, #raw do  ⟶  1 becomes 2
+""",
+    "nothing is found at no position, in however many turns": """
+record: if not after then  ⟶  not after becomes false
 """,
     "what stands in place of the state of an unreadable record is an error's text, no letter": """
-record: if readable and string.find('RSCDFG', state, 1, true) then  ⟶  readable and string.find('RSCDFG', state, 1, true) becomes string.find('RSCDFG', state, 1, true)
+record: if readable and string.find('RSCDFGE', state, 1, true) then  ⟶  readable and string.find('RSCDFGE', state, 1, true) becomes string.find('RSCDFGE', state, 1, true)
 """,
     "the shortest record has 21 bytes; what is cut to 15 is no better than what is cut to 16": """
 record: return raw and #raw >= 16 and string.sub(raw, 1, 1) == 'S'  ⟶  16 becomes 15

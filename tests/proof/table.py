@@ -67,7 +67,7 @@ _LEFT: list[tuple[tuple[Error, ...], bytes]] = [
     ((_FIRSTS,), b"\0"), ((), b"\0\0\1\0\0\0F"),
 ]  # fmt: skip
 _REPLACED = layout.write_replacement(1, FIRST, _ENTRY)
-#: Formats and bodies of outcomes: with what would be an error, or a replacement, if it were not one;
+#: Formats and bodies of outcomes: with what would be an error, or a replacement, if it were none;
 #: of a task that has replaced itself, with finished steps, without any, and with nothing whole.
 _OUTCOMES = [
     (b"json", b""), (b"json", _ENTRY), (b"json", entry(_FIRSTS)), (b"json", _REPLACED),
@@ -175,11 +175,11 @@ def _records() -> list[tuple[Record | bytes | None, int | None]]:
     """
     records: list[tuple[Record | bytes | None, int | None]] = [(None, None)] * 60
     records += [(damaged, None) for damaged in DAMAGED * 8]
-    for state, token, fingerprint, (form, body), attempt in product(
-        "CDFG", (TOKEN, TOKEN + 7), (KEY.fingerprint, b""), _OUTCOMES, (1, 2, 5)
+    for state, at, token, fingerprint, (form, body), attempt in product(
+        "CDFG", (-LEASE_MS, LEASE_MS), (TOKEN, TOKEN + 7), (KEY.fingerprint, b""), _OUTCOMES, (1, 5)
     ):
         record = Record(
-            state, attempt, token, -LEASE_MS, fingerprint, _FIRST, _WORKER, b"", form, body,
+            state, attempt, token, at, fingerprint, _FIRST, _WORKER, b"", form, body,
             RETENTION_MS,
         )  # fmt: skip
         records.append((record, None))
