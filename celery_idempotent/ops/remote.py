@@ -37,10 +37,10 @@ BROKER_PATIENCE = 2.0
 @inspect_command()
 def idempotency_leases(state: Any) -> list[dict[str, Any]] | dict[str, str]:
     """Leases that each process holds: since when, trusted how long, and the heartbeat's health."""
-    asked: dict[RecordStore, dict[Key, tuple[Gated, Any]]] = defaultdict(dict)
+    asked: dict[RecordStore, dict[Key, tuple[Gated, Any, str]]] = defaultdict(dict)
     for request in tuple(worker_state.active_requests):
-        for task, key in _at_the_gate(request):
-            asked[task.idempotency_configuration.gate.store][key] = task, request
+        for task, key, task_id in _at_the_gate(request):
+            asked[task.idempotency_configuration.gate.store][key] = task, request, task_id
     try:
         return [
             _lease(sight, *calls[sight.key])
@@ -105,25 +105,26 @@ def counts(app: Celery, timeout: float) -> dict[str, Counter[str]] | None:
     return dict(found) if replies else None
 
 
-def _at_the_gate(request: Any) -> list[tuple[Gated, Key]]:
-    """The tasks that a message may hold leases of, with their keys."""
+def _at_the_gate(request: Any) -> list[tuple[Gated, Key, str]]:
+    """The tasks that a message may hold leases of, with their keys and the ids in their records."""
     try:
         if request.task.name in MAPPING:
             return list(_items(request))
         key: Key | None = request.idempotency_key()
     except Exception:  # not one of ours, or its arguments give no key: then it holds none
         return []
-    return [] if key is None else [(request.task, key)]
+    return [] if key is None else [(request.task, key, request.id)]
 
 
-def _items(request: Any) -> Iterator[tuple[Gated, Key]]:
+def _items(request: Any) -> Iterator[tuple[Gated, Key, str]]:
     """Those of a ``map``, ``starmap`` or ``chunks``, each of which passes the gate by itself."""
     called = request.kwargs
     task = signature(called["task"], app=request.app).type
     rule = task.idempotency_configuration.rule
     for number, item in enumerate(called["it"], 1):
         args = MAPPING[request.task.name](item)
-        yield task, rule.derive(args, {}, task_id=f"{request.id}/{number}")
+        task_id = f"{request.id}/{number}"
+        yield task, rule.derive(args, {}, task_id=task_id), task_id
 
 
 def _look(store: RecordStore, keys: Iterable[Key]) -> list[Sight]:
@@ -134,18 +135,18 @@ def _look(store: RecordStore, keys: Iterable[Key]) -> list[Sight]:
         ]
 
 
-def _tells(sight: Sight, task: Gated, request: Any) -> bool:
+def _tells(sight: Sight, task: Gated, request: Any, task_id: str) -> bool:
     """Whether it is a lease of this message: of many items, one is under way."""
     record = sight.record
     assert record is not None
     return request.task is task or (
         record.state is State.STARTED
-        and record.task_id == request.id
+        and record.task_id == task_id
         and record.worker.endswith(f"/{request.worker_pid}")
     )
 
 
-def _lease(sight: Sight, task: Gated, request: Any) -> dict[str, Any]:
+def _lease(sight: Sight, task: Gated, request: Any, task_id: str) -> dict[str, Any]:
     record, now = sight.record, sight.now
     assert record is not None
     told: dict[str, Any] = {
@@ -154,7 +155,7 @@ def _lease(sight: Sight, task: Gated, request: Any) -> dict[str, Any]:
         "pid": request.worker_pid,
         "key": record.key,
     }
-    if record.state is not State.STARTED or record.task_id != request.id:
+    if record.state is not State.STARTED or record.task_id != task_id:
         return told | {"heartbeat": "lost", "held_by": record.task_id, "state": record.state.value}
     assert record.deadline is not None
     assert record.started_at is not None

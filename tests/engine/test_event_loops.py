@@ -86,7 +86,7 @@ def bounded(client: redis.Redis) -> Iterator[Callable[[int], None]]:
     files, clients = descriptors(), connected(client)
     yield check
     gc.collect()
-    assert sum(isinstance(each, LoopHeartbeat) for each in gc.get_objects()) <= 3
+    assert sum(type(each) is LoopHeartbeat for each in gc.get_objects()) <= 3
 
 
 @pytest.mark.parametrize("run", [by_asyncio, by_anyio, by_asgiref])
