@@ -97,6 +97,11 @@ class TaskCall:
         self.sender.before_start(self.task_id, self._args, self._kwargs)
         return self.sender.run(*self._args, **self._kwargs)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the body has dropped the rest of its chain, and whatever else was to follow."""
+        return self.continues and not continuation.follows_result(self._request)
+
     def verdict(self, error: BaseException) -> Verdict:
         """Celery's retry holds the key for its task id; ``idempotency_replay_errors`` end it."""
         if self.replaced:

@@ -19,7 +19,8 @@ from celery_idempotent.store import commands
 
 logger = logging.getLogger(__name__)
 
-_PARTS = ("callbacks", "chain", "chord", "errbacks")
+_AFTER_A_RESULT = ("callbacks", "chain", "chord")
+_PARTS = (*_AFTER_A_RESULT, "errbacks")
 
 
 def drop(request: Context) -> None:
@@ -31,6 +32,11 @@ def drop(request: Context) -> None:
 def exists(request: Context) -> bool:
     """Whether anything follows the task of `request`."""
     return any(getattr(request, part, None) for part in _PARTS)
+
+
+def follows_result(request: Context) -> bool:
+    """Whether anything is going to be sent with the result of the task."""
+    return any(getattr(request, part, None) for part in _AFTER_A_RESULT)
 
 
 def ignores_result(sig: Signature) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from celery import Celery
 from celery.result import ResultBase
-from celery.states import EXCEPTION_STATES, READY_STATES
+from celery.states import EXCEPTION_STATES, PENDING, READY_STATES
 from celery.utils.serialization import get_pickleable_exception
 
 from celery_idempotent.entry.plain_dialect import keep_arguments, written_as_json
@@ -32,11 +32,12 @@ class BackendDialect:
         # The backend asks its own serializer what can be written, and that may be another one.
         return written_as_json(get_pickleable_exception(error))
 
-    def result_of(self, task_id: str) -> Any:
-        """The result of the task that has taken this one's place.
+    def result_of(self, task_id: str, seconds: float) -> Any:
+        """The result of the task that has taken this one's place `seconds` ago.
 
         Raises:
             NotReadyError: while there is none.
+            ResultNotStoredError: if the backend cannot tell, or may have forgotten it.
             BaseException: what that task raised.
         """
         result = self._app.AsyncResult(task_id)
@@ -46,6 +47,13 @@ class BackendDialect:
             raise ResultNotStoredError(
                 f"task {task_id} was replaced, and the result backend cannot tell its result"
             ) from error
+        forgets = self._app.backend.expires
+        if state == PENDING and forgets and seconds > forgets:
+            # Nobody who waits for it would ever get it, and in the end he would run.
+            raise ResultNotStoredError(
+                f"task {task_id} was replaced, and the result backend has no result of it (any "
+                "more): result_expires should be as long as idempotency_result_ttl"
+            )
         if state not in READY_STATES:
             raise NotReadyError(task_id)
         if state in EXCEPTION_STATES:

@@ -29,6 +29,7 @@ class DirectCall:
     #: It belongs to whoever calls.
     soft_limit: SoftLimit | None = None
     rescheduled: Release | None = None
+    stopped = False
 
     def __init__(self, sender: Any, key: Key, settings: Settings) -> None:
         self.sender = sender

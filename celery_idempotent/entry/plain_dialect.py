@@ -23,7 +23,7 @@ class PlainDialect:
         """Type, module and arguments; arguments that JSON cannot write become their repr."""
         return written_as_json(error)
 
-    def result_of(self, task_id: str) -> Any:
+    def result_of(self, task_id: str, seconds: float) -> Any:
         """No task takes another's place here."""
         raise NotReadyError(task_id)
 

@@ -71,6 +71,10 @@ class Caller(Protocol):
     def wait_timeout(self) -> float:
         """Seconds to wait for a key that is held, at most."""
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the work has called off what would have followed its result."""
+
     def run(self, execution: Any) -> Any:
         """Do the work. Whatever it raises comes out of the gate.
 

@@ -71,9 +71,17 @@ async def _settle(running: Running, outcome: Outcome) -> Outcome:
         await running.discard_outcome()
         return await _too_late(running, answer, outcome)
     running.call.own_outcome = True
+    if running.call.stopped:
+        await _continued(running)
     running.send(signals.completed)
     await running.steps.discard()
     return outcome
+
+
+async def _continued(running: Running) -> None:
+    """Nothing is left to follow the outcome: no redelivery sends what its message came with."""
+    with contextlib.suppress(StoreUnavailableError):
+        await running.persist(commands.dispatched(running.call.key, running.call.task_id))
 
 
 async def completing(running: Running, value: Any) -> Command:
@@ -151,8 +159,7 @@ async def _delegate(running: Running, outcome: Failure, verdict: Delegate) -> Ou
         commands.complete(call.key, running.execution.token, result, call.settings.result_ms),
     )
     if answer is not None and answer.case == "ok":
-        with contextlib.suppress(StoreUnavailableError):
-            await running.persist(commands.dispatched(call.key, call.task_id))
+        await _continued(running)
         running.send(signals.completed)
     return outcome
 

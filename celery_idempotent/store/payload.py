@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import time
 from base64 import urlsafe_b64encode
 from collections.abc import Collection
 from typing import Any, NamedTuple, Protocol
@@ -93,11 +94,12 @@ class Dialect(Protocol):
     def prepare_error(self, error: BaseException) -> dict[str, Any]:
         """`error` as type, module and arguments."""
 
-    def result_of(self, task_id: str) -> Any:
-        """The result of another task.
+    def result_of(self, task_id: str, seconds: float) -> Any:
+        """The result of another task, which has taken a place `seconds` ago.
 
         Raises:
             NotReadyError: while there is none.
+            ResultNotStoredError: if there may have been one, and it is gone.
             BaseException: what that task raised.
         """
 
@@ -214,6 +216,14 @@ class Payloads:
         """
         if record.state is State.FAILED:
             return self._decode_error(record)
+        if record.format == UNTOLD:
+            raise ResultNotStoredError(
+                f"{_done(record.key, RESULT)} was not kept: the task that took its place has "
+                "ignore_result"
+            )
+        if record.format == DELEGATED:
+            task_id = layout.read_replacement(record.body, record.key)
+            return self._dialect.result_of(task_id, time.time() - record.at_ms / 1000)
         return self.load(Payload(record.format, record.body), record.key)
 
     def load(self, payload: Payload, key: str, part: str = RESULT) -> Any:
@@ -225,12 +235,6 @@ class Payloads:
         if not payload.kept:
             reason = payload.body.decode(errors="replace")
             raise ResultNotStoredError(f"{_done(key, part)} was not kept: {reason}")
-        if payload.format == UNTOLD:
-            raise ResultNotStoredError(
-                f"{_done(key, part)} was not kept: the task that took its place has ignore_result"
-            )
-        if payload.format == DELEGATED:
-            return self._dialect.result_of(layout.read_replacement(payload.body, key))
         return self._load(payload, key, part, self._accept)
 
     @property

@@ -109,3 +109,12 @@ def change_and_show(self: Any, order: str, amount: int) -> str:
         raise self.retry(args=(order, amount + 1), countdown=0)
     shown: str = self.request.argsrepr
     return shown
+
+
+@shared_task(bind=True, base=IdempotentTask, name="shop.stop_here")
+def stop_here(self: Any, order: str) -> str:
+    """Drop whatever was to follow."""
+    with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
+        if self.request.id == order:
+            self.request.chain = self.request.callbacks = None
+        return order

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from celery import chain, chord, group
+from celery.states import PENDING
 
-from celery_idempotent import State
+from celery_idempotent import ResultNotStoredError, State
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
@@ -22,7 +24,7 @@ from tests.worker.replacing import (
     woven,
     woven_by_id,
 )
-from tests.worker.shop import report
+from tests.worker.shop import hand_over, report
 
 pytestmark = pytest.mark.worker
 
@@ -186,6 +188,20 @@ class TestOneThatGoesOnUnderItsKey:
         assert first.get(timeout=SOON) == 1
         shop.wait_until_empty()
         assert [run.task_id for run in ledger.runs(order)] == [first.id] * 2
+
+
+def test_duplicates_do_not_run_when_the_result_has_expired(
+    open_shop: Callable[..., Shop], order: str
+) -> None:
+    with open_shop(result_expires=1) as shop:
+        shop.start_worker(concurrency=1)
+        hand_over.apply_async((order,), task_id=order).get(timeout=SOON)
+        eventually(lambda: hand_over.AsyncResult(order).state == PENDING, "the result is gone")
+        time.sleep(1)  # the server may forget it a moment before it is due
+
+        with pytest.raises(ResultNotStoredError, match="result_expires"):
+            hand_over.delay(order).get(timeout=SOON)
+        assert len(shop.ledger.runs(order)) == 1
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "by way of a plain task"])

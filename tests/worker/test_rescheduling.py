@@ -11,7 +11,7 @@ from celery_idempotent import State
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.rescheduling import WAYS, reschedule, reschedule_by_itself
+from tests.worker.rescheduling import WAYS, reschedule, reschedule_by_itself, stop_here
 from tests.worker.shop import report
 
 pytestmark = pytest.mark.worker
@@ -69,3 +69,35 @@ def test_autoretry_for_holds_the_key(ledger: Ledger, order: str) -> None:
     assert reschedule_by_itself.delay(order).get(timeout=SOON) == "done"
     assert [run.end for run in ledger.runs(order)] == ["OutOfStockError", "returned"]
     assert reschedule_by_itself.idempotency_record(order).state is State.COMPLETED
+
+
+class TestABodyThatDropsItsContinuation:
+    """``self.request.chain = None``"""
+
+    @pytest.mark.parametrize("moment", [None, "before", "after"])
+    def test_no_copy_of_its_message_sends_it(
+        self, shop: Shop, ledger: Ledger, order: str, moment: str | None
+    ) -> None:
+        if moment:
+            ledger.kill_once(moment, order)
+        canvas = chain(stop_here.s(order).set(task_id=order, queue="kept"), report.s(order))
+        canvas.set(link_error=report.si("failed", order)).delay()
+        message = eventually(lambda: shop.redis.lpop("kept"), "the message is published")
+        shop.redis.lpush("celery", message)
+        ledger.wait_for_signal(order, "completed")
+        shop.redis.lpush("celery", message)
+
+        ledger.wait_for_signal(order, "replayed")
+        shop.wait_until_empty()
+        assert ledger.notes(order) == []
+        assert len(ledger.runs(order)) == 1
+
+    def test_a_duplicate_is_a_caller_of_its_own(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        stop_here.apply_async((order,), task_id=order, link=report.s(order)).get(timeout=SOON)
+        end = chain(stop_here.s(order), report.s(order)).delay()
+
+        assert end.get(timeout=SOON) == order
+        assert len(ledger.notes(order)) == 1
+        assert len(ledger.runs(order)) == 1

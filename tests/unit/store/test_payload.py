@@ -479,9 +479,10 @@ class TestReplacedTask:
     """The outcome is that of the task which took this one's place (`self.replace`)."""
 
     @staticmethod
-    def delegated(task_id: str) -> Record:
+    def delegated(task_id: str, seconds: float = 0) -> Record:
         payload = Payload(DELEGATED, layout.write_replacement(1, task_id, b""))
-        return replace(record_with(payload), decode=payloads().decode)
+        at_ms = round((datetime.now(timezone.utc).timestamp() - seconds) * 1000)
+        return replace(record_with(payload), decode=payloads().decode, at_ms=at_ms)
 
     def test_has_no_result_while_the_other_has_none(self) -> None:
         record = self.delegated(str(uuid4()))
@@ -489,6 +490,19 @@ class TestReplacedTask:
         assert record.result is None
         with pytest.raises(NotReadyError):
             record.outcome()
+
+    def test_has_none_once_the_backend_may_have_forgotten_it(self) -> None:
+        day = 86400.0
+        with pytest.raises(NotReadyError):
+            self.delegated(str(uuid4()), day - 60).outcome()
+        with pytest.raises(ResultNotStoredError, match="result_expires"):
+            self.delegated(str(uuid4()), day + 60).outcome()
+
+    def test_has_it_for_as_long_as_the_backend(self) -> None:
+        task_id = str(uuid4())
+        app.backend.store_result(task_id, 42, "SUCCESS")
+
+        assert self.delegated(task_id, 10 * 86400.0).outcome() == 42
 
     def test_has_the_others_result(self) -> None:
         for value in (42, None, ""):
