@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.canvas import Signature
 from celery.utils.saferepr import saferepr
+from kombu.entity import Exchange, Queue
 from kombu.serialization import registry
 
 if TYPE_CHECKING:
@@ -42,10 +43,37 @@ def keep(message: Signature, request: Context, given: Mapping[str, Any]) -> None
     if came_with.get("compression"):
         options["compression"] = came_with["compression"]
     message.set(**{name: value for name, value in options.items() if name not in given})
+    if not given.get("queue"):
+        _send_to_one_worker(message, request)
     if message.app.conf.task_protocol == 2:
         headers = {name: came_with[name] for name in _HEADERS if name in {*came_with} - {*given}}
         headers |= _representations(message, request)
         message.set(headers={**(message.options.get("headers") or {}), **headers})
+
+
+def _send_to_one_worker(message: Signature, request: Context) -> None:
+    """A message that came by a fanout exchange has come to every worker: it goes back to this one.
+
+    Where the transport delivers a fanout past its queues (Redis), it goes to another queue.
+    """
+    came_by = request.delivery_info or {}
+    # The exchange; or, where it has come back to its queue already, that.
+    name = came_by.get("exchange") or came_by.get("routing_key")
+    app = message.app
+    mine = app.amqp.queues.consume_from.values()
+    fanouts = [queue for queue in mine if queue.exchange.type == "fanout"]
+    own = next((queue for queue in fanouts if name in (queue.exchange.name, queue.name)), None)
+    if own is None:
+        return
+    with app.connection_for_write() as connection:
+        reaches_queues = connection.transport.driver_type == "amqp"
+    if reaches_queues:
+        own = Queue(own.name, Exchange(""), routing_key=own.name, no_declare=True)
+    else:
+        own = next((queue for queue in mine if queue not in fanouts), app.amqp.default_queue)
+    for option in ("exchange", "routing_key"):
+        message.options.pop(option, None)
+    message.set(queue=own)
 
 
 def _representations(message: Signature, request: Context) -> dict[str, str]:
