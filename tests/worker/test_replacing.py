@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import chain, chord, group
+from celery import VERSION, chain, chord, group
 from celery.states import PENDING
 
 from celery_idempotent import ResultNotStoredError, State
@@ -118,7 +118,8 @@ class TestPartOfAnotherCanvas:
 
         whole = chord([woven.s(**call), woven.s(**call)])(report.s(order)).get(timeout=SOON)
 
-        assert whole == [expected, expected]
+        # Of older Celerys the members of a group within a chord come in any order.
+        assert [sorted(result, key=str) for result in whole] == [sorted(expected, key=str)] * 2
         assert sorted(ledger.notes(order)) == sorted([*members, ledger.notes(order)[-1]])
 
     def test_a_later_one_in_its_chain_is_a_duplicate(self, ledger: Ledger, order: str) -> None:
@@ -137,6 +138,8 @@ class TestPartOfAnotherCanvas:
 
 @pytest.mark.parametrize("shape", MAPS)
 def test_items_of_a_map_are_parts(ledger: Ledger, order: str, shape: str) -> None:
+    if shape == "starmap" and VERSION < (5, 7):
+        pytest.skip("Celery publishes such a map without the id of the task that it replaces")
     results = [spread_out.delay("item", order, shape).get(timeout=SOON) for _ in range(2)]
 
     assert results[0] == results[1]
