@@ -106,7 +106,10 @@ class IdempotencyMiddleware:
         if key is None:
             await self._refuse(send, 400, "Idempotency-Key must be one text of 1 to 255 letters")
             return
-        body = await _body(receive, self._max_body)
+        try:
+            body = await _body(receive, self._max_body)
+        except ClientDisconnect:
+            return
         if body is None:
             await self._refuse(send, 413, "The body is too long for a request with a key")
             return
@@ -218,11 +221,21 @@ def _key_in(headers: list[bytes]) -> str | None:
     return key if 0 < len(key) <= LONGEST_KEY and key.isprintable() else None
 
 
+class ClientDisconnect(Exception):
+    """The client has closed its connection in the middle of its request."""
+
+
 async def _body(receive: Receive, most: int) -> bytes | None:
-    """The whole body, or None if it is longer than `most`."""
+    """The whole body, or None if it is longer than `most`.
+
+    Raises:
+        ClientDisconnect: if the rest of it never comes.
+    """
     body = bytearray()
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
         body += message.get("body", b"")
         if len(body) > most:
             return None

@@ -256,6 +256,39 @@ def test_a_client_that_hangs_up_on_a_stream_ends_what_it_awaits(
     records.close()
 
 
+def test_a_client_that_hangs_up_in_its_request_runs_nothing(
+    server: RedisServer, client: redis.Redis, key: str
+) -> None:
+    asked_for = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked_for.append(await receive())
+
+    parts = [
+        {"type": "http.request", "body": b'{"order": 1}', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> Any:
+        return parts.pop(0)
+
+    async def send(message: Any) -> None:
+        raise AssertionError(f"nobody waits for {message}")
+
+    async def request() -> None:
+        idem = Idempotency(server.url)
+        headers = [(b"idempotency-key", key.encode())]
+        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b""}
+        await IdempotencyMiddleware(app, idem)({**scope, "headers": headers}, receive, send)
+        await idem.aclose()
+
+    names = set(client.scan_iter())
+    asyncio.run(request())
+
+    assert asked_for == []
+    assert set(client.scan_iter()) == names
+
+
 def test_under_django(idem: Idempotency, key: str) -> None:
     from django.conf import settings
     from django.core.asgi import get_asgi_application
