@@ -56,7 +56,6 @@ def order_of(ending: str) -> str:
     return f"order that ends in {ending}"
 
 
-@pytest.mark.core
 class TestAnExecutionThatEndsInAnError:
     @pytest.fixture(scope="class")
     @classmethod
