@@ -26,8 +26,9 @@ S = TypeVar("S")
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 
-#: How long servers may take to come to terms with each other.
-WAIT_SECONDS = 20.0
+#: How long servers may take to agree. A Sentinel that finds its timer late, as on a busy machine, does
+#: nothing for 30 seconds (its TILT mode).
+WAIT_SECONDS = 45.0
 
 # Linux kills the child when its parent ends. Set by a program in between, since code between
 # fork and exec is not safe in a process with threads. The parent may be gone already: look.
@@ -155,7 +156,7 @@ def wait_until(condition: Callable[[], bool], complaint: str) -> None:
     """Ask again and again until `condition` holds.
 
     Raises:
-        ServerError: it did not within 20 s; begins with `complaint`.
+        ServerError: it did not within 45 s; begins with `complaint`.
     """
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
