@@ -26,8 +26,8 @@ S = TypeVar("S")
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 
-#: How long servers may take to agree. A Sentinel that finds its timer late, as on a busy machine, does
-#: nothing for 30 seconds (its TILT mode).
+#: How long servers may take to agree. A Sentinel that finds its timer late, as on a busy machine,
+#: does nothing for 30 seconds (its TILT mode).
 WAIT_SECONDS = 45.0
 
 # Linux kills the child when its parent ends. Set by a program in between, since code between
