@@ -14,7 +14,7 @@ from celery_idempotent.errors import SettingsError
 from celery_idempotent.testing.server import RedisServer
 
 OLD, NEW = Fernet.generate_key(), Fernet.generate_key()
-SECRET = "4111-1111-1111-1111"
+SECRET = "VISA-1111-1111-1111"
 
 
 def engine(server: RedisServer, prefix: str, *keys: bytes) -> Idempotency:
@@ -25,7 +25,7 @@ def assert_hidden(client: redis.Redis, prefix: str) -> None:
     (name,) = client.scan_iter(f"{prefix}:*")
     kept: Any = client.get(name)
     assert b"!json" in kept
-    assert b"4111-1111" not in kept
+    assert b"VISA" not in kept
 
 
 def test_a_function_is_answered_and_nothing_of_it_is_seen(

@@ -17,7 +17,7 @@ from tests.worker.shop import KEYRING_VARIABLE, give, ship
 
 pytestmark = pytest.mark.worker
 
-SECRET = "4111-1111-1111-1111"
+SECRET = "VISA-1111-1111-1111"
 LARGE = SECRET * 200
 
 OLD, NEW = Fernet.generate_key().decode(), Fernet.generate_key().decode()
@@ -115,7 +115,7 @@ class TestInS3:
         assert record.format == "@!json"
         kept = bucket.objects()[record.body.decode()]
         assert len(kept) > len(LARGE)
-        assert b"4111-1111" not in kept
+        assert b"VISA" not in kept
 
     def test_an_object_that_was_deleted_is_told_and_nothing_runs(
         self, shop: Shop, bucket: Bucket, ledger: Ledger, order: str
@@ -184,7 +184,7 @@ class TestKeysThatAVaultGives:
 
             names = list(shop.redis.scan_iter("idem:*"))
             assert len(names) == 2
-            assert not any(b"4111-1111" in shop.redis.get(name) for name in names)
+            assert not any(b"VISA" in shop.redis.get(name) for name in names)
             give.idempotency_forget(early, SECRET)
             assert give.delay(early, SECRET).get(timeout=SOON) == SECRET
             assert give.idempotency_record(late, SECRET).state is State.COMPLETED
