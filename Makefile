@@ -24,29 +24,29 @@ test: .venv/test  ## Run the tests, worker processes included, and report covera
 
 .PHONY: bench
 bench: .venv/bench  ## What the gate costs, beside others (ONLY=live; WRITE=1 into docs/)
-	@$(BIN)/python -m tests.benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(WRITE),--write) \
+	@$(BIN)/python -m tests.labs.benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(WRITE),--write) \
 		$(if $(AGAINST),--against $(AGAINST)) $(if $(JSON),--json $(JSON)) $(if $(MINUTES),--minutes $(MINUTES))
 
 .PHONY: peers
 peers: .venv/peers  ## Side by side with plain Celery, celery-once and celery-singleton
-	@$(BIN)/python -m tests.peers
+	@$(BIN)/python -m tests.labs.comparison
 
 .PHONY: outages
 outages: .venv/test  ## Strike every kind of outage while workers work: what is lost or done twice
-	@$(BIN)/python -m tests.outages
+	@$(BIN)/python -m tests.labs.outages
 
 .PHONY: chaos
 chaos: .venv/chaos  ## Faults by a seeded schedule, beside the peers (SEEDS=20 TASKS=1000 PEERS=6 SEED= OURS=1 AUDIT=1)
-	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
+	@$(BIN)/python -m tests.labs.chaos $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(TASKS),--tasks $(TASKS)) $(if $(PEERS),--peers $(PEERS)) $(if $(OURS),--ours) $(if $(AUDIT),--audit)
 
 .PHONY: proof
 proof: .venv/proof  ## Search the model, hunt the scripts, break both: about ten minutes
-	@$(BIN)/python -m tests.proof
+	@$(BIN)/python -m tests.labs.verification
 
 .PHONY: matrix
 matrix: .venv/test  ## Run the core tests under each supported Python and Celery
-	@$(BIN)/python -m tests.matrix $(if $(CORNERS),--corners) -- $(SPREAD)
+	@$(BIN)/python -m tests.labs.matrix $(if $(CORNERS),--corners) -- $(SPREAD)
 
 .PHONY: lint
 lint: .venv/dev  ## Check style, types and import contracts

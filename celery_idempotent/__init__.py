@@ -1,9 +1,5 @@
 """Idempotent Celery tasks on Redis: duplicates get the first outcome, not a second execution."""
 
-from celery_idempotent.entry import startup as _startup  # noqa: F401 - connects its signal
-from celery_idempotent.entry.decision import Decision
-from celery_idempotent.entry.engine import Idempotency
-from celery_idempotent.entry.task import IdempotentTask
 from celery_idempotent.errors import (
     ConflictError,
     CorruptRecordError,
@@ -16,9 +12,13 @@ from celery_idempotent.errors import (
     ResultNotStoredError,
     StoreUnavailableError,
 )
+from celery_idempotent.functions.decision import Decision
+from celery_idempotent.functions.engine import Idempotency
 from celery_idempotent.key.rule import TASK_ID
-from celery_idempotent.ops import worker as _worker  # noqa: F401 - connects its signals
+from celery_idempotent.monitoring import startup as _startup  # noqa: F401 - connects its signal
+from celery_idempotent.monitoring import worker as _worker  # noqa: F401 - connects its signals
 from celery_idempotent.record.record import Record, State
+from celery_idempotent.task.task import IdempotentTask
 
 __version__ = "0.1.0"
 

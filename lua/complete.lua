@@ -1,7 +1,7 @@
 -- complete: stores the result; every later begin replays it.
 --
--- THEN
---   settle             makes the record `outcome`
+-- INCLUDE
+--   epilogue             makes the record `outcome`
 -- KEYS
 --   record             the key's record
 -- ARGV

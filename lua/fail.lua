@@ -1,7 +1,7 @@
 -- fail: stores an error that ends the key; every later begin raises it again.
 --
--- THEN
---   settle             makes the record `outcome`
+-- INCLUDE
+--   epilogue             makes the record `outcome`
 -- KEYS
 --   record             the key's record
 -- ARGV

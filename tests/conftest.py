@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from celery_idempotent.testing.clock import find_faketime
-from celery_idempotent.testing.kinds import Binary, find_servers
-from celery_idempotent.testing.rabbitmq import find_rabbitmq
+from celery_idempotent.testing.discovery import Binary, find_servers
+from tests.servers.rabbitmq import find_rabbitmq
 
 TESTS = Path(__file__).parent
 #: These wait for servers and workers to come up. They go first, so that none of them runs alone
 #: at the end.
-LONG = ("worker", "packaging", "servers", "examples", "engine", "outages", "chaos", "ops")
+LONG = ("worker", "packaging", "servers", "examples", "functions", "labs", "monitoring")
 
 
 def has_tls() -> bool:

@@ -10,9 +10,9 @@ import threading
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.lease.clock import monotonic
-from celery_idempotent.lease.held import Lease
-from celery_idempotent.lease.leases import Leases, by_store, unheard
-from celery_idempotent.store.records import RecordStore
+from celery_idempotent.lease.lease import Lease
+from celery_idempotent.lease.renewals import Leases, by_store, unheard
+from celery_idempotent.store.record_store import RecordStore
 
 logger = logging.getLogger(__name__)
 

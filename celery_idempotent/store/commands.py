@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
-from celery_idempotent.record.origin import stamped
+from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record
+from celery_idempotent.record.traceparent import stamped
 from celery_idempotent.store import scripts
-from celery_idempotent.store.payload import Payload
 from celery_idempotent.store.scripts import Script
 
 #: What `forget` is given of a record that cannot be read.
@@ -129,12 +129,12 @@ def release(
 def step(key: Key, token: int, entry: bytes, *, lease_ms: int, retention_ms: int) -> Command:
     """Keep a finished step: ``ok`` or ``lost``."""
     keep_ms = lease_ms + retention_ms
-    return _command("step", key, token=token, entry=entry, lease_ms=lease_ms, keep_ms=keep_ms)
+    return _command("save_step", key, token=token, entry=entry, lease_ms=lease_ms, keep_ms=keep_ms)
 
 
 def dispatched(key: Key, task_id: str) -> Command:
     """Note that the continuation of `task_id` has gone out: ``ok`` or ``lost``."""
-    return _command("dispatched", key, task_id=layout.write_task_id(task_id))
+    return _command("mark_continued", key, task_id=layout.write_task_id(task_id))
 
 
 def abandon(
@@ -175,7 +175,7 @@ def reserve(key: Key, task_id: str, hold_ms: int) -> Command:
 
 def look_up(key: Key) -> Command:
     """Read the record: ``there``, with the time that it has left, or ``absent``."""
-    return _command("look_up", key)
+    return _command("get", key)
 
 
 def forget(key: Key, shown: Record | str | None = None) -> Command:

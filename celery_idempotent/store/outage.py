@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from time import monotonic
 
-from celery_idempotent.store.place import Place
+from celery_idempotent.store.config import Place
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from celery_idempotent.errors import StoreUnavailableError
-from celery_idempotent.store.place import Place
+from celery_idempotent.store.config import Place
 from celery_idempotent.store.scripts import Reply
 
 #: What must not be forgotten: the right to run, and what came of it.
-_LASTING = frozenset({"begin", "complete", "fail", "step"})
+_LASTING = frozenset({"begin", "complete", "fail", "save_step"})
 #: Their answers when they have written.
 _WRITTEN = ("begun", "ok")
 

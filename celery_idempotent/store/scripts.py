@@ -2,7 +2,7 @@
 
 A script's head lists its KEYS, ARGV and REPLIES, each a name and what it means. That list *is* the
 signature: calls pass arguments by those names, and an answer that the head does not list is an
-error. The unit tests hold heads and bodies together. Under THEN it names the
+error. The unit tests hold heads and bodies together. Under INCLUDE it names the
 file in which the script goes on, if it shares its end with others.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from celery_idempotent.errors import IdempotencyError
 
 #: Shared by all scripts, put before each of them.
-PRELUDE = "record"
+PRELUDE = "prelude"
 
 #: In a wheel the scripts lie inside the package, in a checkout beside it.
 _FOLDERS = (Path(__file__).parents[1] / "lua", Path(__file__).parents[2] / "lua")
@@ -66,7 +66,7 @@ def load(name: str) -> Script:
     """The script of this name, with the prelude before it, and its end behind it."""
     text = read_source(name)
     head = read_head(text)
-    source = "\n".join([read_source(PRELUDE), text, *map(read_source, head["THEN"])])
+    source = "\n".join([read_source(PRELUDE), text, *map(read_source, head["INCLUDE"])])
     return Script(
         name=name,
         source=source,
@@ -86,8 +86,8 @@ def read_source(name: str) -> str:
 
 
 def read_head(text: str) -> dict[str, tuple[str, ...]]:
-    """The names that a script's head lists under THEN, KEYS, ARGV and REPLIES."""
-    sections: dict[str, list[str]] = {"THEN": [], "KEYS": [], "ARGV": [], "REPLIES": []}
+    """The names that a script's head lists under INCLUDE, KEYS, ARGV and REPLIES."""
+    sections: dict[str, list[str]] = {"INCLUDE": [], "KEYS": [], "ARGV": [], "REPLIES": []}
     section = ""
     for line in _head_lines(text):
         if line.strip() in sections:

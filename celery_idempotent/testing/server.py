@@ -28,7 +28,7 @@ from redis.retry import Retry
 
 from celery_idempotent.testing.certificate import Certificate
 from celery_idempotent.testing.clock import Clock
-from celery_idempotent.testing.kinds import (
+from celery_idempotent.testing.discovery import (
     Binary,
     External,
     RedisServerError,

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel, Field
 
 from celery_idempotent import Idempotency
-from celery_idempotent.entry.asgi import IdempotencyMiddleware
+from celery_idempotent.contrib.asgi import IdempotencyMiddleware
 from examples.fastapi_payments.tasks import app, charge
 
 idem = Idempotency(app, name="payments", lease=10)

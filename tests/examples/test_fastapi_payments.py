@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from celery_idempotent.testing.server import RedisServer
-from tests.engine.test_http import REPOSITORY, Web, serving
+from tests.functions.test_http import REPOSITORY, Web, serving
 
 WORKER = (sys.executable, "-m", "celery", "-A", "examples.fastapi_payments.tasks", "worker")
 BODY = {"account": "A-1", "amount": 999}

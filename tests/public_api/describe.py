@@ -13,12 +13,13 @@ import click
 
 import celery_idempotent
 from celery_idempotent import errors, pytest_plugin, settings, signals
-from celery_idempotent.entry import asgi, consumer
-from celery_idempotent.entry.batch import AsyncBatch, Batch
-from celery_idempotent.entry.block import AsyncBlockExecution, BlockExecution
-from celery_idempotent.gate.execution import AsyncExecution, Execution
-from celery_idempotent.ops import remote
-from celery_idempotent.ops.cli import idempotency
+from celery_idempotent.cli import idempotency
+from celery_idempotent.contrib import asgi
+from celery_idempotent.contrib import kombu as consumer
+from celery_idempotent.executor.execution import AsyncExecution, Execution
+from celery_idempotent.functions.batch import AsyncBatch, Batch
+from celery_idempotent.functions.context import AsyncBlockExecution, BlockExecution
+from celery_idempotent.monitoring import inspect_commands as remote
 
 #: Public classes that users import from modules of their own.
 IMPORTED = (asgi.IdempotencyMiddleware, consumer.IdempotentConsumer)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from celery_idempotent.testing.cluster import ClusterOfSix
 from celery_idempotent.testing.server import RedisServer
+from tests.servers.cluster import ClusterOfSix
 from tests.servers.processes import is_running
 
 KEY = "{shop}key"

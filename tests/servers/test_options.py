@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_idempotent.testing import certificate, clock, kinds
-from celery_idempotent.testing.kinds import Binary, find_servers
+from celery_idempotent.testing import certificate, clock
+from celery_idempotent.testing import discovery as kinds
+from celery_idempotent.testing.discovery import Binary, find_servers
 from celery_idempotent.testing.process import ServerError
 from celery_idempotent.testing.server import RedisServer, RedisServerError
 

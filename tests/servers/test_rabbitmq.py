@@ -16,10 +16,10 @@ import pytest
 from kombu.connection import Connection
 from kombu.simple import SimpleQueue
 
-from celery_idempotent.testing import rabbitmq as rabbitmq_module
-from celery_idempotent.testing.rabbitmq import RabbitMQ, RabbitMQError, find_rabbitmq
 from tests.faults.proxy import Proxy
+from tests.servers import rabbitmq as rabbitmq_module
 from tests.servers.processes import REPOSITORY, is_running, listening_addresses, with_variable
+from tests.servers.rabbitmq import RabbitMQ, RabbitMQError, find_rabbitmq
 from tests.waiting import eventually
 
 needs_rabbitmq = pytest.mark.rabbitmq
@@ -170,7 +170,7 @@ def test_outlives_the_thread_that_started_it_and_is_gone_after_stop() -> None:
 
 
 START_AND_WAIT = """
-from celery_idempotent.testing.rabbitmq import RabbitMQ
+from tests.servers.rabbitmq import RabbitMQ
 broker = RabbitMQ.start()
 print(broker._environment["HOME"], broker._server.pid, broker._epmd.pid, flush=True)
 input()

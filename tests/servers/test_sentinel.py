@@ -9,8 +9,8 @@ import redis
 from celery import Celery
 from redis.sentinel import Sentinel
 
-from celery_idempotent.testing.sentinel import SentinelTrio
 from tests.servers.processes import is_running
+from tests.servers.sentinel import SentinelTrio
 
 
 @pytest.fixture(scope="module")

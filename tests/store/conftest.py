@@ -15,9 +15,9 @@ import redis
 
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
-from tests.store import sites
-from tests.store.scene import Scene, clear, close_stores, store_at
-from tests.store.sites import Choice, Site
+from tests.store import deployments as sites
+from tests.store.deployments import Choice, Site
+from tests.store.record_harness import Scene, clear, close_stores, store_at
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_idempotent.record.record import State
-from tests.store.scene import FIRST, LEASE_MS, OTHER_WORKER, SECOND, WORKER, Scene
+from tests.store.record_harness import FIRST, LEASE_MS, OTHER_WORKER, SECOND, WORKER, Scene
 from tests.waiting import eventually
 
 

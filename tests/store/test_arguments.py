@@ -13,11 +13,11 @@ from redis.exceptions import ResponseError
 
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
 from celery_idempotent.record import layout, steps
+from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands, scripts
-from celery_idempotent.store.payload import Payload
-from tests.store import sites
-from tests.store.scene import FIRST, LEASE_MS, RETENTION_MS, SHORT_MS, Scene
+from tests.store import deployments as sites
+from tests.store.record_harness import FIRST, LEASE_MS, RETENTION_MS, SHORT_MS, Scene
 from tests.unit.record.raw import raw_record
 
 NAMES = (
@@ -28,10 +28,10 @@ NAMES = (
     "release",
     "abandon",
     "reserve",
-    "dispatched",
-    "step",
+    "mark_continued",
+    "save_step",
     "forget",
-    "look_up",
+    "get",
 )
 
 steady = settings(

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from celery_idempotent.record.record import State
-from tests.store.scene import (
+from tests.store.record_harness import (
     ERROR_MS,
     FIRST,
     HOLD_MS,

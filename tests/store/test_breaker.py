@@ -15,7 +15,7 @@ from celery_idempotent.store.breaker import PROBE_TIMEOUT
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
-from tests.store.scene import LEASE_MS, RETENTION_MS, Scene, store_at
+from tests.store.record_harness import LEASE_MS, RETENTION_MS, Scene, store_at
 
 #: Longer than a test: the breaker asks again when the test says so.
 FOR_EVER = 3600.0

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from celery_idempotent.testing.server import RedisServer
-from tests.store import sites
-from tests.store.scene import LEASE_MS, SECOND, Scene, close_stores, store_at
+from tests.store import deployments as sites
+from tests.store.record_harness import LEASE_MS, SECOND, Scene, close_stores, store_at
 
 pytestmark = pytest.mark.clock
 

@@ -12,11 +12,11 @@ from celery_idempotent.record.record import State
 from celery_idempotent.store import scripts
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.scripts import Reply
-from celery_idempotent.testing.cluster import ClusterOfSix, SlotMove
 from celery_idempotent.testing.process import wait_until
-from tests.store import sites
-from tests.store.scene import LEASE_MS, RETENTION_MS, SECOND, Scene, store_at
-from tests.store.sites import Site
+from tests.servers.cluster import ClusterOfSix, SlotMove
+from tests.store import deployments as sites
+from tests.store.deployments import Site
+from tests.store.record_harness import LEASE_MS, RETENTION_MS, SECOND, Scene, store_at
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.parametrize("site", sites.params(sites.CLUSTER), indirect=True)

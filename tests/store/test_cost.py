@@ -8,10 +8,10 @@ from uuid import uuid4
 import pytest
 from celery import Celery
 
-from celery_idempotent.store.payload import Payload
+from celery_idempotent.record.payload import Payload
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
-from tests.store.scene import HOLD_MS, Scene
+from tests.store.record_harness import HOLD_MS, Scene
 
 VALUE = "x" * 98  # 100 bytes as JSON
 
@@ -58,7 +58,7 @@ def test_a_running_record_takes_no_more_than_a_small_result(scene: Scene) -> Non
         lambda scene, token: scene.reserve(),
         lambda scene, token: scene.store.look_up(scene.key),
     ],
-    ids=["begin", "complete", "release", "extend", "step", "reserve", "look_up"],
+    ids=["begin", "complete", "release", "extend", "save_step", "reserve", "get"],
 )
 def test_each_call_is_one_round_trip(
     proxied: Scene, proxy: Proxy, call: Callable[[Scene, int], object]

@@ -8,8 +8,8 @@ import pytest
 
 from celery_idempotent.store import scripts
 from celery_idempotent.testing.server import RedisServer
-from tests.store import sites
-from tests.store.scene import OWNER, SECOND, Scene, close_stores, store_at
+from tests.store import deployments as sites
+from tests.store.record_harness import OWNER, SECOND, Scene, close_stores, store_at
 
 
 @pytest.fixture(scope="module", params=sites.KINDS)

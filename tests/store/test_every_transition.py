@@ -9,7 +9,7 @@ import pytest
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
-from tests.store.scene import (
+from tests.store.record_harness import (
     HOLD_MS,
     LEASE_MS,
     NO_ARGUMENTS,
@@ -30,7 +30,7 @@ TRANSITIONS: dict[str, Callable[[Scene], object]] = {
     "prior": lambda scene: (scene.started(owner=b"16 bytes of name"),
                             scene.started(prior=b"16 bytes of name")),
     "extend": lambda scene: scene.extend(scene.started().token),
-    "step": lambda scene: scene.step(scene.started().token),
+    "save_step": lambda scene: scene.step(scene.started().token),
     "complete": lambda scene: scene.completed(),
     "fail": lambda scene: scene.failed(),
     "poison": lambda scene: scene.poisoned(),
@@ -45,7 +45,7 @@ TRANSITIONS: dict[str, Callable[[Scene], object]] = {
     "reserve": lambda scene: scene.reserved(),
     "reserve, again": lambda scene: (scene.reserved(), scene.reserved()),
     "reserve, begin": lambda scene: (scene.reserved(), scene.started()),
-    "dispatched": lambda scene: (scene.completed(), scene.dispatched()),
+    "mark_continued": lambda scene: (scene.completed(), scene.dispatched()),
     "failed, dispatched": lambda scene: (scene.failed(), scene.dispatched()),
 }  # fmt: skip
 

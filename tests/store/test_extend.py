@@ -9,7 +9,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.scripts import Reply
-from tests.store.scene import LEASE_MS, RESULT, RETENTION_MS, SECOND, SHORT_MS, Scene
+from tests.store.record_harness import LEASE_MS, RESULT, RETENTION_MS, SECOND, SHORT_MS, Scene
 
 pytestmark = pytest.mark.core
 

@@ -12,10 +12,10 @@ from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.record.record import State
 from celery_idempotent.store import scripts
 from celery_idempotent.testing.process import wait_until
-from celery_idempotent.testing.sentinel import SentinelTrio
-from tests.store import sites
-from tests.store.scene import OWNER, SECOND, Scene, store_at
-from tests.store.sites import Site
+from tests.servers.sentinel import SentinelTrio
+from tests.store import deployments as sites
+from tests.store.deployments import Site
+from tests.store.record_harness import OWNER, SECOND, Scene, store_at
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.parametrize("site", sites.params(sites.SENTINEL), indirect=True)

@@ -11,7 +11,7 @@ from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import UNREADABLE
-from tests.store.scene import FIRST, SECOND, WORKER, Scene
+from tests.store.record_harness import FIRST, SECOND, WORKER, Scene
 from tests.unit.record.raw import raw_record
 
 

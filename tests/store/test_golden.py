@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.testing.server import RedisServer
-from tests.store.scene import HOLD_MS, OWNER, Scene
+from tests.store.record_harness import HOLD_MS, OWNER, Scene
 
 #: Token and time, which differ from run to run: 7 and 6 bytes.
 CHANGING = slice(2, 15)
@@ -107,13 +107,13 @@ COMMANDS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene, Any], object]
         lambda scene, token: scene.extend(token),
         {"get", "time", "set"},
     ),
-    "step": (
+    "save_step": (
         lambda scene: scene.started().token,
         lambda scene, token: scene.step(token),
         {"get", "time", "set"},
     ),
     "reserve": (lambda scene: None, lambda scene, _: scene.reserve(), {"get", "time", "set"}),
-    "dispatched": (
+    "mark_continued": (
         lambda scene: scene.completed(),
         lambda scene, _: scene.dispatched(),
         {"get", "set"},

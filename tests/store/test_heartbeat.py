@@ -15,14 +15,14 @@ import pytest
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.heartbeat import Heartbeat
-from celery_idempotent.lease.held import Lease
+from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store import commands, scripts
 from celery_idempotent.store.commands import Extension
-from celery_idempotent.store.line import Line
+from celery_idempotent.store.transport.sync import Line
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
-from tests.store import sites
-from tests.store.scene import HOLD_MS, RETENTION_MS, SECOND, Scene, calls, store_at
+from tests.store import deployments as sites
+from tests.store.record_harness import HOLD_MS, RETENTION_MS, SECOND, Scene, calls, store_at
 from tests.waiting import eventually
 
 #: What a server does with the script is told in the other files, for every kind.
@@ -407,7 +407,7 @@ class TestFrozenServer:
 FORK = """
 import os, sys, time
 from celery_idempotent.lease.heartbeat import heartbeat
-from tests.store.scene import Scene, store_at
+from tests.store.record_harness import Scene, store_at
 from tests.waiting import eventually
 from tests.store.test_heartbeat import Holder, deadline, keys
 import redis

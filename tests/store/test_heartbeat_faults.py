@@ -13,10 +13,10 @@ import pytest
 from celery_idempotent.errors import LeaseLostError
 from celery_idempotent.lease.heartbeat import Heartbeat
 from celery_idempotent.lease.interrupt import Interrupt
-from celery_idempotent.store.records import RecordStore
-from tests.gate.deliveries import PACKAGE, Strike
-from tests.store import sites
-from tests.store.scene import Scene
+from celery_idempotent.store.record_store import RecordStore
+from tests.executor.deliveries import PACKAGE, Strike
+from tests.store import deployments as sites
+from tests.store.record_harness import Scene
 from tests.store.test_heartbeat import Holder, await_later_deadline, deadline, keys
 from tests.waiting import eventually
 

@@ -11,14 +11,14 @@ from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.record.record import State
 from celery_idempotent.store import scripts
 from tests.faults.proxy import Proxy
-from tests.store.scene import HOLD_MS, OWNER, SECOND, Answer, Scene, store_at
+from tests.store.record_harness import HOLD_MS, OWNER, SECOND, Answer, Scene, store_at
 from tests.waiting import eventually
 
 
 def warm(scene: Scene) -> None:
     """The server knows the scripts: one request is one call."""
-    for name in ("begin", "complete", "fail", "release", "extend", "step", "abandon", "reserve",
-                 "dispatched", "forget", "look_up"):  # fmt: skip
+    for name in ("begin", "complete", "fail", "release", "extend", "save_step", "abandon",
+                 "reserve", "mark_continued", "forget", "get"):  # fmt: skip
         scene.client.script_load(scripts.load(name).source)
 
 
@@ -91,11 +91,11 @@ def test_begin_that_finds_the_task_poisoned(warmed: Scene, proxy: Proxy) -> None
         ("release", lambda scene, token: scene.release(token)),
         ("release", lambda scene, token: scene.release(token, HOLD_MS)),
         ("extend", lambda scene, token: scene.extend(token)),
-        ("step", lambda scene, token: scene.step(token)),
+        ("save_step", lambda scene, token: scene.step(token)),
         ("abandon", lambda scene, token: scene.abandon()),
         ("abandon", lambda scene, token: scene.abandon(grace_ms=1000)),
     ],
-    ids=["complete", "fail", "release", "hold", "extend", "step", "abandon", "grace"],
+    ids=["complete", "fail", "release", "hold", "extend", "save_step", "abandon", "grace"],
 )
 def test_what_ends_or_goes_on(
     warmed: Scene, proxy: Proxy, script: str, call: Callable[[Scene, int], Answer]
@@ -115,7 +115,7 @@ def test_step_is_kept_once(warmed: Scene, proxy: Proxy) -> None:
     once = warmed.record().body
     warmed.forget()
     token = warmed.started().token
-    lose(proxy, "step")
+    lose(proxy, "save_step")
 
     warmed.step(token, "one", b"1")
 
@@ -132,19 +132,19 @@ def test_reserve(warmed: Scene, proxy: Proxy) -> None:
 
 def test_dispatched(warmed: Scene, proxy: Proxy) -> None:
     warmed.completed()
-    lose(proxy, "dispatched")
+    lose(proxy, "mark_continued")
 
     assert warmed.dispatched().case == "ok"
-    assert_sent_twice(proxy, "dispatched")
+    assert_sent_twice(proxy, "mark_continued")
 
 
 def test_look_up(warmed: Scene, proxy: Proxy) -> None:
     done = warmed.completed()
-    lose(proxy, "look_up")
+    lose(proxy, "get")
 
     record = warmed.store.look_up(warmed.key)
 
-    assert_sent_twice(proxy, "look_up")
+    assert_sent_twice(proxy, "get")
     assert record is not None
     assert record.token == done.token
 

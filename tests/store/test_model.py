@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis.stateful import run_state_machine_as_test
 
 from celery_idempotent.testing.server import RedisServer
-from tests.proof.conformance import Machine, lengths
-from tests.store.scene import Scene, store_at
+from tests.labs.verification.conformance import Machine, lengths
+from tests.store.record_harness import Scene, store_at
 
 
 def test_any_sequence_of_calls_keeps_the_contract(server: RedisServer, client: Any) -> None:

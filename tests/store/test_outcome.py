@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
-from celery_idempotent.store.payload import Payload
-from tests.store.scene import (
+from tests.store.record_harness import (
     ERROR,
     ERROR_MS,
     FIRST,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
-from tests.store.scene import Answer, Scene
+from tests.store.record_harness import Answer, Scene
 
 CONTENDERS = 32
 

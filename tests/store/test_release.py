@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_idempotent.record.record import State
-from tests.store.scene import FIRST, HOLD_MS, RETENTION_MS, SECOND, Scene
+from tests.store.record_harness import FIRST, HOLD_MS, RETENTION_MS, SECOND, Scene
 
 pytestmark = pytest.mark.core
 

@@ -11,12 +11,12 @@ import pytest
 from celery_idempotent.errors import SettingsError, StoreUnavailableError
 from celery_idempotent.record.record import State
 from celery_idempotent.store import replicas, scripts
-from celery_idempotent.store.place import Place
+from celery_idempotent.store.config import Place
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
-from tests.store.scene import Scene, close_stores, store_at
-from tests.store.sites import KINDS
+from tests.store.deployments import KINDS
+from tests.store.record_harness import Scene, close_stores, store_at
 
 #: A replica that follows has it long before.
 PATIENT = {"wait_replicas": 1, "wait_timeout": 2.0}
@@ -114,7 +114,7 @@ class TestAReplicaThatIsFrozen:
         assert (answer.case, answer.there.attempt) == ("begun", 1)
         assert there(scene, replica) is State.STARTED
 
-    @pytest.mark.parametrize("transition", ["complete", "fail", "step"])
+    @pytest.mark.parametrize("transition", ["complete", "fail", "save_step"])
     def test_an_outcome_counts_only_once_it_is_thawed(
         self, scene: Scene, hasty: Scene, replica: RedisServer, transition: str
     ) -> None:
@@ -129,7 +129,7 @@ class TestAReplicaThatIsFrozen:
         assert getattr(scene, transition)(token).case == "ok"
         assert there(scene, replica) is scene.state
 
-    @pytest.mark.parametrize("transition", ["complete", "fail", "step"])
+    @pytest.mark.parametrize("transition", ["complete", "fail", "save_step"])
     def test_another_connection_does_not_make_it_count(
         self,
         scene: Scene,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_idempotent.record.record import State
-from tests.store.scene import (
+from tests.store.record_harness import (
     FIRST,
     HOLD_MS,
     NO_ARGUMENTS,

@@ -8,21 +8,21 @@ import pytest
 
 from celery_idempotent.key.key import Key
 from celery_idempotent.store.commands import Extension
-from tests.store.scene import HOLD_MS, LEASE_MS, RETENTION_MS, SECOND, Scene, calls
+from tests.store.record_harness import HOLD_MS, LEASE_MS, RETENTION_MS, SECOND, Scene, calls
 
 pytestmark = pytest.mark.core
 
 CALLS: dict[str, Callable[[Scene, int], str]] = {
     "begin": lambda scene, token: scene.begin(task_id=SECOND).case,
     "extend": lambda scene, token: scene.extend(token).case,
-    "step": lambda scene, token: scene.step(token).case,
+    "save_step": lambda scene, token: scene.step(token).case,
     "complete": lambda scene, token: scene.complete(token).case,
     "fail": lambda scene, token: scene.fail(token).case,
     "release": lambda scene, token: scene.release(token, HOLD_MS).case,
     "abandon": lambda scene, token: scene.abandon().case,
     "reserve": lambda scene, token: scene.reserve(SECOND).case,
     "forget": lambda scene, token: scene.forget(token).case,
-    "dispatched": lambda scene, token: scene.dispatched().case,
+    "mark_continued": lambda scene, token: scene.dispatched().case,
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery_idempotent.record import steps
 from celery_idempotent.record.record import State
-from tests.store.scene import FIRST, LEASE_MS, RETENTION_MS, SECOND, Scene
+from tests.store.record_harness import FIRST, LEASE_MS, RETENTION_MS, SECOND, Scene
 
 
 class TestStep:

@@ -10,7 +10,7 @@ import redis
 
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.testing.server import RedisServer
-from tests.store.scene import Scene, store_at
+from tests.store.record_harness import Scene, store_at
 from tests.waiting import eventually
 
 CALLS: dict[str, Callable[[Scene], object]] = {
@@ -19,12 +19,12 @@ CALLS: dict[str, Callable[[Scene], object]] = {
     "fail": lambda scene: scene.fail(17),
     "release": lambda scene: scene.release(17),
     "extend": lambda scene: scene.extend(17),
-    "step": lambda scene: scene.step(17),
+    "save_step": lambda scene: scene.step(17),
     "abandon": lambda scene: scene.abandon(),
     "reserve": lambda scene: scene.reserve(),
     "forget": lambda scene: scene.forget(),
-    "dispatched": lambda scene: scene.dispatched(),
-    "look_up": lambda scene: scene.store.look_up(scene.key),
+    "mark_continued": lambda scene: scene.dispatched(),
+    "get": lambda scene: scene.store.look_up(scene.key),
     "ping": lambda scene: scene.store.ping(),
 }
 

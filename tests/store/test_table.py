@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.testing.server import RedisServer
-from tests.proof import table
+from tests.labs.verification import table
 
 
 @pytest.mark.core

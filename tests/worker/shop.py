@@ -24,7 +24,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import task_failure, task_success, worker_init
 
 from celery_idempotent import TASK_ID, IdempotentTask, LeaseLostError, signals
-from celery_idempotent.entry import confirming
+from celery_idempotent.task import confirmed_publish as confirming
 from tests.worker.ledger import Ledger
 from tests.worker.mortal import die_with_parent
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from kombu.common import Broadcast
 
-from celery_idempotent.testing.rabbitmq import RabbitMQ
+from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON
 from tests.worker.broadcasting import EVERYONE
 from tests.worker.harness import Shop

@@ -17,11 +17,11 @@ from celery import Celery
 from kombu import Connection, Queue
 from redis import Redis
 
-from celery_idempotent.entry import confirming
-from celery_idempotent.entry.confirming import confirming_producer
-from celery_idempotent.testing.rabbitmq import RabbitMQ
+from celery_idempotent.task import confirmed_publish as confirming
+from celery_idempotent.task.confirmed_publish import confirming_producer
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
+from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
 from tests.worker.frozen import LEASE
 from tests.worker.harness import SOON_VISIBLE, Shop

@@ -11,8 +11,8 @@ from uuid import uuid4
 import pytest
 from celery.result import AsyncResult
 
-from celery_idempotent.entry.requeue import PAUSE_FACTOR, REQUEUE_PAUSE
-from celery_idempotent.testing.rabbitmq import RabbitMQ
+from celery_idempotent.task.requeue import PAUSE_FACTOR, REQUEUE_PAUSE
+from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON
 from tests.worker.harness import Shop
 from tests.worker.shop import pack, try_later

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from celery_idempotent import StoreUnavailableError
-from celery_idempotent.entry.requeue import REQUEUE_PAUSE
+from celery_idempotent.task.requeue import REQUEUE_PAUSE
 from celery_idempotent.testing.server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop

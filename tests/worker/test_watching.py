@@ -15,8 +15,8 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.ops import gated
-from celery_idempotent.ops.bootstep import settings_in_words
+from celery_idempotent.configuration import app_tasks as gated
+from celery_idempotent.monitoring.bootstep import settings_in_words
 from celery_idempotent.store import commands
 from celery_idempotent.testing.ports import Ports
 from tests.waiting import SOON, eventually

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.record import steps
-from tests.proof.model import Error
-from tests.proof.wire import entry
+from tests.labs.verification.model import Error
+from tests.labs.verification.wire import entry
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 forms = st.text("abcdefgj+@", max_size=8)

@@ -12,8 +12,8 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.errors import CorruptRecordError, SettingsError, StoreUnavailableError
-from celery_idempotent.store.connection import connect, explained
-from celery_idempotent.store.place import Place
+from celery_idempotent.store.config import Place
+from celery_idempotent.store.transport.connection import connect, explained
 from celery_idempotent.store.url import is_redis_url, redacted
 
 

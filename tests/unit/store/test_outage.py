@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from celery_idempotent.store.config import Place
 from celery_idempotent.store.outage import Outage
-from celery_idempotent.store.place import Place
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from celery_idempotent.store import scripts
 
 FOLDER = Path(__file__).parents[3] / "lua"
 #: What stands before each script, and what some end with.
-PRELUDE, ENDS = "record", ["settle"]
+PRELUDE, ENDS = "prelude", ["epilogue"]
 NAMES = sorted({path.stem for path in FOLDER.glob("*.lua")} - {PRELUDE, *ENDS})
 
 

@@ -46,7 +46,7 @@ def test_a_head_is_read_up_to_the_first_line_of_code() -> None:
 def test_a_script_comes_with_the_prelude_and_its_end_and_the_digest_of_all() -> None:
     script = scripts.load("complete")
 
-    parts = [scripts.read_source(name) for name in ("record", "complete", "settle")]
+    parts = [scripts.read_source(name) for name in ("prelude", "complete", "epilogue")]
     assert script.source == "\n".join(parts)
     assert script.sha == sha1(script.source.encode()).hexdigest()
     assert scripts.load("complete") is script

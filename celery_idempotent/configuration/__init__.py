@@ -1,0 +1,1 @@
+"""Settings of tasks and stores, read from the app and its tasks."""

@@ -1,0 +1,86 @@
+"""Which Redis holds a task's records: by its options, else the result backend's or the broker's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from celery import Celery
+from kombu.utils.imports import symbol_by_name
+
+from celery_idempotent.errors import SettingsError
+from celery_idempotent.settings import Settings
+from celery_idempotent.store.config import Place
+from celery_idempotent.store.url import is_redis_url
+
+#: What Celery's transport options have that is meant for connecting, not for transporting.
+_CONNECTING = (
+    "master_name",
+    "sentinel_kwargs",
+    "min_other_sentinels",
+    "socket_keepalive",
+    "socket_keepalive_options",
+    "credential_provider",
+    "client_name",
+)
+
+
+def place_of(app: Celery | None, options: Settings) -> Place:
+    """Where the records of a task with these `options` are, or of callers without an app.
+
+    Raises:
+        SettingsError: if no setting names a Redis, or one cannot be used.
+    """
+    url, inherited = ("", {}) if options.redis_client else _found(app, options)
+    return Place(
+        url=url,
+        prefix=options.key_prefix,
+        options=inherited if options.redis_options is None else options.redis_options,
+        client=_client(options.redis_client),
+        timeout=options.redis_timeout,
+        connect_timeout=options.redis_connect_timeout,
+        wait_replicas=options.wait_replicas,
+        wait_aof=options.wait_aof,
+        wait_timeout=options.wait_replicas_timeout,
+        breaker_failures=options.breaker_failures,
+        breaker_pause=options.breaker_pause,
+    )
+
+
+def _found(app: Celery | None, options: Settings) -> tuple[str, Mapping[str, Any]]:
+    if options.redis_url is not None:
+        return options.redis_url, {}
+    for url, transport, tls in _candidates(app) if app else ():
+        if is_redis_url(url):
+            inherited = {n: v for n, v in (transport or {}).items() if n in _CONNECTING}
+            if not tls:
+                return str(url), inherited
+            inherited |= {"ssl": True} if str(url).startswith("sentinel:") else {}
+            inherited |= tls if isinstance(tls, Mapping) else {}
+            return _encrypted(str(url)), inherited
+    raise SettingsError(
+        "idempotency_redis_url is not set, and neither the result backend nor the broker is a "
+        "Redis; set it to the URL of the Redis that shall hold the records"
+    )
+
+
+def _candidates(app: Celery) -> Iterator[tuple[Any, Any, Any]]:
+    """URL, transport options and TLS options of what may be a Redis."""
+    conf = app.conf
+    yield conf.result_backend, conf.result_backend_transport_options, conf.redis_backend_use_ssl
+    yield conf.broker_read_url, conf.broker_transport_options, conf.broker_use_ssl
+
+
+def _encrypted(url: str) -> str:
+    return url.replace("redis://", "rediss://", 1) if url.startswith("redis://") else url
+
+
+def _client(client: Any) -> Any:
+    if not isinstance(client, str):
+        return client
+    try:
+        return symbol_by_name(client)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"idempotency_redis_client {client!r} cannot be imported: {type(error).__name__}"
+        ) from None

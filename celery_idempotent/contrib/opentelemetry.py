@@ -1,0 +1,106 @@
+"""OpenTelemetry: what the gate decides, on the span that Celery's instrumentation has opened.
+
+``opentelemetry-instrument celery -A shop worker`` finds the instrumentor by its entry point;
+otherwise call ``IdempotencyInstrumentor().instrument()`` beside Celery's own. An outcome is stored
+with the trace that it comes from, and a replay links to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
+    BaseInstrumentor,
+)
+from opentelemetry.trace import SpanContext, TraceFlags
+
+from celery_idempotent import signals
+from celery_idempotent.record import traceparent as origin
+from celery_idempotent.record.record import Record
+
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+
+class IdempotencyInstrumentor(BaseInstrumentor):  # type: ignore[misc,unused-ignore]
+    """Attributes ``idempotency.*`` on the current span; a link from a replay to its original."""
+
+    def instrumentation_dependencies(self) -> Collection[str]:
+        """What must be installed."""
+        return ("celery >= 5.3",)
+
+    def _instrument(self, **_: Any) -> None:
+        origin.current = _traceparent
+        for signal, handler in _HANDLERS:
+            signal.connect(handler, weak=False)
+
+    def _uninstrument(self, **_: Any) -> None:
+        origin.current = None
+        for signal, handler in _HANDLERS:
+            signal.disconnect(handler)
+
+
+def _traceparent() -> str:
+    """The current span, as W3C writes it."""
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return ""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def _link(traceparent: str) -> SpanContext | None:
+    match = _TRACEPARENT.fullmatch(traceparent)
+    if match is None:
+        return None
+    trace_id, span_id, flags = (int(part, 16) for part in match.groups())
+    return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+
+
+def _set(**attributes: Any) -> None:
+    span = trace.get_current_span()
+    for name, value in attributes.items():
+        span.set_attribute(f"idempotency.{name}", value)
+
+
+def _begun(key: str, token: int, attempt: int, **_: Any) -> None:
+    decision = "takeover" if attempt > 1 else "run"
+    _set(decision=decision, key=key, token=token, attempt=attempt)
+
+
+def _taken_over(idle: float, **_: Any) -> None:
+    _set(idle_seconds=idle)
+
+
+def _replayed(key: str, record: Record, **_: Any) -> None:
+    _set(decision="replay", key=key, first_task_id=record.task_id)
+    context = _link(record.origin)
+    if context is not None:
+        trace.get_current_span().add_link(context, {"idempotency.link": "first execution"})
+
+
+def _conflicted(key: str, record: Record, policy: str, **_: Any) -> None:
+    _set(decision="conflict", key=key, holder_task_id=record.task_id, policy=policy)
+
+
+def _store_unavailable(key: str, policy: str, **_: Any) -> None:
+    _set(decision="store_unavailable", key=key, policy=policy)
+
+
+def _ended(signal: Any, **_: Any) -> None:
+    _set(outcome=signal.name.removeprefix(signals.PREFIX))
+
+
+_HANDLERS = (
+    (signals.begun, _begun),
+    (signals.taken_over, _taken_over),
+    (signals.replayed, _replayed),
+    (signals.conflicted, _conflicted),
+    (signals.store_unavailable, _store_unavailable),
+    (signals.completed, _ended),
+    (signals.failed, _ended),
+    (signals.released, _ended),
+    (signals.lease_lost, _ended),
+    (signals.outcome_unsaved, _ended),
+)

@@ -1,0 +1,1 @@
+"""What the flow runs on: threads or an event loop."""

@@ -1,0 +1,1 @@
+"""Idempotency for functions, code blocks and batches of keys."""

@@ -1,0 +1,1 @@
+"""Values to bytes and back: serialization, compression, encryption, offload."""

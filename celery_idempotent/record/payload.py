@@ -1,0 +1,26 @@
+"""How a record holds an outcome, or the result of a step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: Begins the format of a value that is kept outside Redis.
+ELSEWHERE = "@"
+
+
+class Payload(NamedTuple):
+    """An outcome on its way into a record."""
+
+    #: As in the table above.
+    format: str
+    body: bytes
+
+    @property
+    def kept(self) -> bool:
+        """Whether there is a value in it."""
+        return bool(self.format)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the value is in the depot."""
+        return self.format.startswith(ELSEWHERE)

@@ -1,0 +1,123 @@
+"""One message after another in this process, by the function that a pool child runs for each.
+
+And a signal at any line of the package that a delivery comes by.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from celery import Celery
+from celery.app.trace import trace_task_ret
+from celery.exceptions import Ignore, Reject
+from celery.worker.request import Request
+
+import celery_idempotent
+from celery_idempotent import IdempotentTask
+from celery_idempotent.task.message_headers import Passage
+
+PACKAGE = str(Path(celery_idempotent.__file__).parent)
+
+
+class End(NamedTuple):
+    """How Celery takes a delivery."""
+
+    #: ``success``, ``failure``, ``ignored``, ``requeued`` or ``dropped``.
+    state: str
+    error: BaseException | None = None
+
+
+class Deliveries:
+    """The messages of `task`."""
+
+    def __init__(self, app: Celery, task: IdempotentTask) -> None:
+        self.app = app
+        self.task = task
+        self._channel = app.connection_for_read().default_channel
+
+    def publish(self, *args: Any, **options: Any) -> Request:
+        """A message, as the worker receives it."""
+        self.task.apply_async(args, **options)
+        message = self.next()
+        assert message is not None
+        return message
+
+    def next(self) -> Request | None:
+        """The message that the broker has; none if there is none."""
+        message = self._channel.basic_get("celery", no_ack=True)
+        if message is None:
+            return None
+        return Request(message, app=self.app, task=self.task, hostname="here")
+
+    def deliver(self, message: Request) -> End:
+        """Run it; its outcome is in the result backend."""
+        failed, told, _ = trace_task_ret(
+            message.type,
+            message.id,
+            dict(message.request_dict),
+            message.body,
+            message.content_type,
+            message.content_encoding,
+            app=self.app,
+        )
+        if not failed:
+            return End("success")
+        error = told.exception
+        error = getattr(error, "exc", error)
+        if isinstance(error, Ignore):
+            return End("ignored", error)
+        if isinstance(error, Reject):
+            return End("requeued" if error.requeue else "dropped", error)
+        return End("failure", error)
+
+    def prior(self, message: Request) -> bytes:
+        """The ids of passes without an answer that it carries."""
+        return Passage.read(self.task.name, message.id, message.request_dict).prior
+
+
+class Strike:
+    """Sends this process a signal at the `at`-th line of the package that is come by from now on.
+
+    But for the end of a ``with`` of a lock: there Python delivers none between the last instruction
+    and the lock's own, which is written in C; only a trace function can raise there.
+    """
+
+    def __init__(
+        self, at: int, number: int = signal.SIGUSR1, files: tuple[str, ...] = (PACKAGE,)
+    ) -> None:
+        self._at = at
+        self._files = files
+        self._number = number
+        self._seen: set[tuple[str, int]] = set()
+        #: Where it struck: a file of the package, a function, and a line of text.
+        self.where = ""
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(self._files):
+            return None
+        if event == "line":
+            place = frame.f_code.co_filename, frame.f_lineno
+            if place not in self._seen:
+                self._seen.add(place)
+                if len(self._seen) == self._at:
+                    name = place[0].removeprefix(PACKAGE + "/")
+                    self.where = f"{name}::{frame.f_code.co_name}:{place[1]}"
+                    sys.settrace(None)
+                    signal.raise_signal(self._number)
+        return self._trace
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """While it may strike."""
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            yield
+        finally:
+            sys.settrace(before)

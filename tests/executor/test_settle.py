@@ -1,0 +1,366 @@
+"""How an execution ends that is not alone any more, or cannot reach its store."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import SoftTimeLimitExceeded
+
+from celery_idempotent import IdempotentTask, LeaseLostError, State, StoreUnavailableError
+from celery_idempotent.payload.codec import DELEGATED
+from celery_idempotent.pytest_plugin import Idempotency
+from celery_idempotent.record import layout
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.store import commands
+from celery_idempotent.store.commands import Command
+from celery_idempotent.store.scripts import Reply
+from celery_idempotent.testing.server import RedisServer
+
+Make = Callable[..., IdempotentTask]
+
+
+def lose_to_a_rival_that_completes(
+    task: IdempotentTask, order: str, idempotency: Idempotency
+) -> None:
+    idempotency.expire_lease(task, order)
+    assert task.delay(order).get() == "the rival's"
+
+
+def lose_to_a_rival_that_runs(task: IdempotentTask, order: str, idempotency: Idempotency) -> int:
+    """The rival's token."""
+    idempotency.expire_lease(task, order)
+    configured = task.idempotency_configuration
+    begun = configured.gate.store.execute(
+        commands.begin(
+            task.idempotency_key_of(order),
+            owner=b"the rival",
+            prior=b"",
+            task_id="the rival",
+            worker="elsewhere/1",
+            lease_ms=60_000,
+            retention_ms=60_000,
+            max_attempts=5,
+            error_ms=60_000,
+        )
+    )
+    assert begun.case == "begun"
+    return layout.begun(begun.raw).token
+
+
+def lose_to_a_rival_that_is_replaced(
+    task: IdempotentTask, order: str, idempotency: Idempotency
+) -> None:
+    token = lose_to_a_rival_that_runs(task, order, idempotency)
+    delegated = commands.complete(
+        task.idempotency_key_of(order),
+        token,
+        Payload(DELEGATED, layout.write_replacement(1, "the rival", b"")),
+        60_000,
+    )
+    assert task.idempotency_configuration.gate.store.execute(delegated).case == "ok"
+
+
+def wait_for_loss(task: IdempotentTask) -> None:
+    """Until the heartbeat has heard of it."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        task.idempotency.check()
+        time.sleep(0.01)
+    pytest.fail("the heartbeat has not noticed")
+
+
+class TestARivalHasCompleted:
+    def test_a_late_result_gives_way(
+        self, task: Make, idempotency: Idempotency, heard: list[str]
+    ) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            if self.idempotency.recovered:
+                return "the rival's"
+            lose_to_a_rival_that_completes(slow, order, idempotency)
+            return "late"
+
+        slow = task(body)
+
+        assert slow.delay("1").get() == "the rival's"
+        assert heard == ["begun", "begun", "completed", "lease_lost"]
+
+    def test_a_late_error_gives_way(self, task: Make, idempotency: Idempotency) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            if self.idempotency.recovered:
+                return "the rival's"
+            lose_to_a_rival_that_completes(slow, order, idempotency)
+            raise ValueError("late")
+
+        slow = task(body)
+
+        assert slow.delay("1").get() == "the rival's"
+
+    def test_a_late_error_that_would_end_the_key_gives_way(
+        self, task: Make, idempotency: Idempotency, heard: list[str]
+    ) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            if self.idempotency.recovered:
+                return "the rival's"
+            lose_to_a_rival_that_completes(slow, order, idempotency)
+            raise ValueError("late")
+
+        slow = task(body, replay_errors=(ValueError,))
+
+        assert slow.delay("1").get() == "the rival's"
+        assert "failed" not in heard
+
+    def test_an_execution_that_checks_stops_and_gets_the_rivals_result(
+        self, task: Make, idempotency: Idempotency
+    ) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            if self.idempotency.recovered:
+                return "the rival's"
+            lose_to_a_rival_that_completes(slow, order, idempotency)
+            wait_for_loss(self)
+            return "unreachable"
+
+        slow = task(body)
+
+        assert slow.delay("1").get() == "the rival's"
+
+
+class TestARivalRuns:
+    @pytest.mark.parametrize("end", ["returns", "raises", "checks"])
+    def test_the_late_one_comes_back_for_its_outcome(
+        self, task: Make, idempotency: Idempotency, end: str
+    ) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            lose_to_a_rival_that_runs(slow, order, idempotency)
+            if end == "checks":
+                wait_for_loss(self)
+            if end == "raises":
+                raise ValueError("late")
+            return "late"
+
+        slow = task(body)
+
+        # An eager call cannot come back, so it says why it would have to.
+        with pytest.raises(LeaseLostError):
+            slow.delay("1")
+        record = slow.idempotency_record("1")
+        assert record is not None
+        assert (record.state, record.task_id) == (State.STARTED, "the rival")
+
+    def test_one_whose_rival_has_been_replaced_comes_back_for_the_replacements_result(
+        self, app: Celery, task: Make, idempotency: Idempotency
+    ) -> None:
+        app.conf.task_store_eager_result = True  # else Celery would rather not be asked for any
+
+        def body(self: IdempotentTask, order: str) -> str:
+            lose_to_a_rival_that_is_replaced(slow, order, idempotency)
+            return "late"
+
+        slow = task(body)
+
+        with pytest.raises(LeaseLostError):
+            slow.delay("1")
+
+    def test_an_exit_is_not_argued_with(self, task: Make, idempotency: Idempotency) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            lose_to_a_rival_that_runs(slow, order, idempotency)
+            raise SystemExit(3)
+
+        slow = task(body)
+
+        with pytest.raises(SystemExit):
+            slow.delay("1")
+
+
+class TestNobodyHolds:
+    def test_a_forgotten_execution_keeps_its_own_result(self, task: Make, heard: list[str]) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            assert slow.idempotency_forget(order)
+            return "its own"
+
+        slow = task(body)
+
+        assert slow.delay("1").get() == "its own"
+        assert slow.idempotency_record("1") is None
+        assert heard == ["begun", "lease_lost"]
+
+    def test_a_record_overwritten_with_something_else_is_left_alone(
+        self, task: Make, server: RedisServer
+    ) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            name = f"idem:{self.idempotency.key}"
+            server.client().set(name, "something else")
+            return "its own"
+
+        slow = task(body)
+
+        assert slow.delay("1").get() == "its own"
+        assert server.client().get(f"idem:{slow.idempotency_key_of('1')}") == b"something else"
+
+    def test_an_execution_that_was_abandoned_and_stops_frees_nothing(
+        self, task: Make, idempotency: Idempotency
+    ) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            if self.idempotency.recovered:
+                return "taken over"
+            idempotency.expire_lease(slow, order)
+            wait_for_loss(self)
+            return "unreachable"
+
+        slow = task(body)
+
+        with pytest.raises(LeaseLostError):
+            slow.delay("1")
+        assert slow.delay("1").get() == "taken over"
+
+
+@pytest.fixture
+def own_server() -> Any:
+    with RedisServer.start(config={"appendonly": "yes", "appendfsync": "always"}) as server:
+        yield server
+
+
+def restart_at_the_second_try(task: IdempotentTask, server: RedisServer) -> list[None]:
+    """Let the server come back when a result is about to be stored again; every try so far."""
+    store = task.idempotency_configuration.gate.store
+    execute, tries = store.execute, []
+
+    def execute_and_count(command: Command) -> Reply:
+        if command.script.name == "complete":
+            tries.append(None)
+            if len(tries) == 2:
+                server.restart()
+        return execute(command)
+
+    store.execute = execute_and_count  # type: ignore[method-assign]
+    return tries
+
+
+@pytest.fixture
+def soft_limit() -> Iterator[Callable[[], None]]:
+    """Strikes as Celery's does: by a signal whose handler raises."""
+
+    def strike(*_: Any) -> None:
+        raise SoftTimeLimitExceeded
+
+    before = signal.signal(signal.SIGUSR1, strike)
+    yield lambda: signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+class TestTheStoreIsAway:
+    def test_a_result_is_tried_again_while_the_lease_is_trusted(
+        self, task: Make, own_server: RedisServer, heard: list[str]
+    ) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            own_server.kill()
+            return "kept in the end"
+
+        slow = task(body, redis_url=own_server.url, lease=60)
+        tries = restart_at_the_second_try(slow, own_server)
+
+        assert slow.delay("1").get() == "kept in the end"
+        assert len(tries) >= 2
+        assert heard == ["begun", "completed"]
+        record = slow.idempotency_record("1")
+        assert record is not None
+        assert record.result == "kept in the end"
+
+    def test_a_result_that_comes_after_the_lease_is_tried_again_too(
+        self, task: Make, own_server: RedisServer, heard: list[str]
+    ) -> None:
+        """A process that was frozen, say; nobody can have taken over while the store was away."""
+
+        def body(self: IdempotentTask, order: str) -> str:
+            own_server.kill()
+            with pytest.raises(LeaseLostError):
+                wait_for_loss(self)
+            return "kept in the end"
+
+        slow = task(body, redis_url=own_server.url, breaker_failures=1000)
+        tries = restart_at_the_second_try(slow, own_server)
+
+        assert slow.delay("1").get() == "kept in the end"
+        assert len(tries) == 2
+        assert heard == ["begun", "completed"]
+
+    def test_a_soft_time_limit_that_strikes_meanwhile_takes_no_result_away(
+        self, task: Make, own_server: RedisServer, heard: list[str], soft_limit: Callable[[], None]
+    ) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            own_server.kill()
+            return "kept in the end"
+
+        slow = task(body, redis_url=own_server.url, lease=60)
+        store = slow.idempotency_configuration.gate.store
+        execute = store.execute
+
+        def strike_and_execute(command: Command) -> Reply:
+            if command.script.name == "complete":
+                store.execute = execute  # type: ignore[method-assign]
+                own_server.restart()
+                soft_limit()
+            return execute(command)
+
+        store.execute = strike_and_execute  # type: ignore[method-assign]
+
+        # An eager call is under the limit of whoever calls it, which is raised when all is stored.
+        with pytest.raises(SoftTimeLimitExceeded):
+            slow.delay("1")
+        assert heard == ["begun", "completed"]
+        record = slow.idempotency_record("1")
+        assert record is not None
+        assert record.result == "kept in the end"
+
+    def test_a_result_that_cannot_be_kept_is_told(
+        self, task: Make, own_server: RedisServer, heard: list[str]
+    ) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            own_server.kill()
+            return "not kept"
+
+        slow = task(body, redis_url=own_server.url)
+
+        assert slow.delay("1").get() == "not kept"
+        assert heard == ["begun", "outcome_unsaved"]
+
+    def test_a_key_that_cannot_be_given_back_raises_the_tasks_own_error(
+        self, task: Make, own_server: RedisServer, heard: list[str]
+    ) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            own_server.kill()
+            raise ValueError("its own")
+
+        slow = task(body, redis_url=own_server.url)
+
+        with pytest.raises(ValueError, match="its own"):
+            slow.delay("1")
+        assert heard == ["begun"]
+
+    def test_an_execution_that_stops_cannot_ask_who_took_over(
+        self, task: Make, own_server: RedisServer
+    ) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            own_server.kill()
+            wait_for_loss(self)
+            return "unreachable"
+
+        slow = task(body, redis_url=own_server.url)
+
+        with pytest.raises(LeaseLostError):
+            slow.delay("1")
+
+    def test_a_step_that_cannot_be_kept_ends_the_execution(
+        self, task: Make, own_server: RedisServer
+    ) -> None:
+        def body(self: IdempotentTask, order: str) -> str:
+            return self.idempotency.step("stop the store", lambda: own_server.kill() or "done")
+
+        slow = task(body, redis_url=own_server.url)
+
+        with pytest.raises(StoreUnavailableError):
+            slow.delay("1")

@@ -1,0 +1,384 @@
+"""A soft time limit, at every line that a delivery comes by."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from billiard.pool import soft_timeout_sighandler
+from celery import Celery
+from celery.exceptions import SoftTimeLimitExceeded
+
+from celery_idempotent import ConflictError, IdempotentTask, State
+from celery_idempotent.lease.heartbeat import heartbeat
+from celery_idempotent.store import commands
+from celery_idempotent.testing.server import RedisServer
+from tests.executor.deliveries import Deliveries, End, Strike
+
+Make = Callable[..., IdempotentTask]
+
+
+@pytest.fixture(autouse=True)
+def soft_limit() -> Iterator[None]:
+    """Celery's own handler, as a pool child has it."""
+    before = signal.signal(signal.SIGUSR1, soft_timeout_sighandler)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+class Story:
+    """What becomes of one call that is struck: told by its task, its record and the broker."""
+
+    def __init__(self, task: Make, app: Celery, **options: Any) -> None:
+        self.runs: list[str] = []
+        self.error: Exception | None = None
+
+        def body(task: IdempotentTask, order: str) -> str:
+            self.runs.append(order)
+            if self.error is not None:
+                raise self.error
+            return f"receipt of {order}"
+
+        self.task = task(body, **options)
+        self.task.acks_late = True
+        self.deliveries = Deliveries(app, self.task)
+        # The first delivery of a child finds Celery's handler, and puts the gate's around it.
+        self.deliveries.deliver(self.deliveries.publish("the first"))
+        self.runs.clear()
+
+    @property
+    def record(self) -> Any:
+        return self.task.idempotency_record("1")
+
+    def held_by_a_rival(self) -> None:
+        store = self.task.idempotency_configuration.gate.store
+        store.execute(
+            commands.begin(
+                self.task.idempotency_key_of("1"),
+                owner=b"the rival",
+                prior=b"",
+                task_id="the rival",
+                worker="elsewhere/1",
+                lease_ms=60_000,
+                retention_ms=60_000,
+                max_attempts=5,
+                error_ms=60_000,
+            )
+        )
+
+    def forget(self) -> None:
+        self.error = None
+        self.task.idempotency_forget("1")
+        self.runs.clear()
+        while self.deliveries.next() is not None:
+            pass
+
+    def strike(self, at: int) -> tuple[Strike, End]:
+        message = self.deliveries.publish("1")
+        self.id = message.id
+        strike = Strike(at)
+        with strike.armed():
+            end = self.deliveries.deliver(message)
+        return strike, end
+
+    def result(self) -> Any:
+        return self.task.AsyncResult(self.id).get(timeout=1)
+
+    def comes_back(self, end: End) -> None:
+        """The message is with the broker, knows what it has begun, and runs to its end."""
+        assert end.state == "ignored"
+        again = self.deliveries.next()
+        assert again is not None, "it was put back"
+        assert self.deliveries.next() is None, "it was put back once"
+        assert again.id == self.id
+        record = self.record
+        if record is not None and record.state is State.STARTED and record.task_id == self.id:
+            assert self.deliveries.prior(again), "nobody runs, and the message knows"
+        assert self.deliveries.deliver(again).state == "success"
+        assert self.result() == "receipt of 1"
+        assert self.runs == ["1"]
+
+
+#: The lines at which a limit is taken for one that strikes with the body's first.
+AT_THE_BODY = ("gate/threads.py::run", "entry/caller.py::run")
+
+
+class Sweep:
+    """Strikes at the first line, the second, and so on, and has each end judged."""
+
+    def __init__(self, story: Story, prepare: Callable[[], Any] = lambda: None) -> None:
+        self._story = story
+        self._prepare = prepare
+        self.ends: dict[str, str] = {}
+
+    def run(self, judge: Callable[[End], None]) -> None:
+        at = 0
+        while True:
+            at += 1
+            self._story.forget()
+            self._prepare()
+            strike, end = self._story.strike(at)
+            if not strike.where:
+                break
+            self.ends[strike.where] = end.state
+            try:
+                assert heartbeat.held() == ()
+                if isinstance(end.error, SoftTimeLimitExceeded):
+                    assert strike.where.startswith(AT_THE_BODY)
+                    assert self._story.record is None
+                else:
+                    judge(end)
+            except AssertionError as error:
+                error.add_note(f"struck at line {at}, {strike.where}: {end}, {self._story.record}")
+                raise
+        assert at > 100, "there was something to strike at"
+
+
+def test_a_run(task: Make, broker_app: Celery) -> None:
+    story = Story(task, broker_app)
+
+    def judge(end: End) -> None:
+        if end.state == "success":
+            assert story.runs == ["1"]
+            assert story.result() == story.record.result == "receipt of 1"
+        else:
+            story.comes_back(end)
+
+    sweep = Sweep(story)
+    sweep.run(judge)
+
+    assert {*sweep.ends.values()} == {"success", "ignored", "failure"}
+    assert [*sweep.ends.values()].count("failure") <= 6
+
+
+def test_a_run_that_keeps_steps(task: Make, broker_app: Celery) -> None:
+    """A limit that strikes while a step's value is kept is raised in the body, behind the step."""
+    story = Story(task, broker_app)
+    booked: list[str] = []
+    after: list[str] = []
+
+    def body(task: IdempotentTask, order: str) -> str:
+        story.runs.append(order)
+        try:
+            task.idempotency.step("book", booked.append, order)
+        except SoftTimeLimitExceeded:
+            after.append("struck in the step")
+            raise
+        return f"receipt of {order}"
+
+    story.task.run = body.__get__(story.task)
+    ends = {}
+    at = 0
+    while True:
+        at += 1
+        story.forget()
+        booked.clear()
+        strike, end = story.strike(at)
+        if not strike.where:
+            break
+        assert heartbeat.held() == ()
+        ends[at] = end.state
+        if end.state == "success":
+            assert story.result() == "receipt of 1"
+        elif end.state == "failure":
+            assert isinstance(end.error, SoftTimeLimitExceeded)
+            assert story.record is None or story.record.state is State.RESERVED
+        else:
+            story.comes_back(end)
+            continue
+        if booked and end.state == "failure":
+            again = story.deliveries.publish("1")
+            assert story.deliveries.deliver(again).state == "success"
+            assert booked.count("1") == (1 if story.record.attempt == 1 else 2)
+    assert "failure" in ends.values()
+    assert after
+
+
+def test_a_replay(task: Make, broker_app: Celery) -> None:
+    story = Story(task, broker_app)
+
+    def complete() -> None:
+        assert story.deliveries.deliver(story.deliveries.publish("1")).state == "success"
+
+    def judge(end: End) -> None:
+        if end.state == "success":
+            assert story.result() == "receipt of 1"
+            assert story.runs == ["1"]
+        else:
+            story.comes_back(end)
+
+    Sweep(story, complete).run(judge)
+
+
+@pytest.mark.parametrize("policy", ["retry", "wait", "raise"])
+def test_a_conflict(task: Make, broker_app: Celery, policy: str) -> None:
+    story = Story(task, broker_app, on_conflict=policy, wait_timeout=0.01)
+
+    def judge(end: End) -> None:
+        assert story.record.task_id == "the rival"
+        if end.state == "failure":
+            assert policy == "raise"
+            assert isinstance(end.error, ConflictError)
+        else:
+            story.task.idempotency_forget("1")
+            story.comes_back(end)
+
+    Sweep(story, story.held_by_a_rival).run(judge)
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_an_error_of_the_body_stays(task: Make, broker_app: Celery, replayed: bool) -> None:
+    options = {"replay_errors": (ValueError,)} if replayed else {}
+    story = Story(task, broker_app, **options)
+
+    def fail() -> None:
+        story.error = ValueError("no such order")
+
+    def judge(end: End) -> None:
+        if end.state == "failure":
+            assert type(end.error) is ValueError
+            assert story.runs == ["1"]
+            record = story.record
+            assert (record.state if replayed else record) == (State.FAILED if replayed else None)
+        else:
+            story.error = None
+            story.comes_back(end)
+
+    Sweep(story, fail).run(judge)
+
+
+def test_a_store_that_is_away(task: Make, broker_app: Celery) -> None:
+    with RedisServer.start(config={}) as gone:
+        story = Story(task, broker_app, redis_url=gone.url, breaker_failures=1000)
+        gone.kill()
+
+    def judge(end: End) -> None:
+        assert end.state == "ignored"
+        again = story.deliveries.next()
+        assert again is not None
+        assert story.deliveries.next() is None
+        assert story.runs == []
+        assert story.deliveries.prior(again)
+
+    Sweep(_WithoutRecord(story)).run(judge)
+
+
+class _WithoutRecord:
+    record = None
+
+    def __init__(self, story: Story) -> None:
+        self._story = story
+        self.strike = story.strike
+
+    def forget(self) -> None:
+        while self._story.deliveries.next() is not None:
+            pass
+
+
+def test_a_value_whose_serialisation_takes_too_long_is_kept(task: Make, broker_app: Celery) -> None:
+    """The limit was taken for an error of the serializer: duplicates got ResultNotStoredError."""
+    story = Story(task, broker_app)
+
+    class Slow(dict):  # type: ignore[type-arg]
+        def items(self) -> Any:
+            signal.raise_signal(signal.SIGUSR1)
+            return super().items()
+
+    story.task.run = lambda order: Slow(order=order)
+    message = story.deliveries.publish("1")
+
+    assert story.deliveries.deliver(message).state == "success"
+    assert story.record.result == {"order": "1"}
+    duplicate = story.deliveries.publish("1")
+    assert story.deliveries.deliver(duplicate).state == "success"
+
+
+class TestCelerysOwnLines:
+    """Before and behind the gate."""
+
+    def test_before_the_gate_the_message_comes_back(
+        self, task: Make, broker_app: Celery, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        story = Story(task, broker_app)
+        story.forget()
+        story.id = (message := story.deliveries.publish("1")).id
+        story.task.track_started = True
+        store_result = broker_app.backend.store_result
+
+        def slow(*args: Any, **options: Any) -> Any:
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGUSR1)
+            return store_result(*args, **options)
+
+        monkeypatch.setattr(broker_app.backend, "store_result", slow)
+
+        story.comes_back(story.deliveries.deliver(message))
+
+    def test_behind_the_gate_the_outcome_stands(
+        self, task: Make, broker_app: Celery, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        story = Story(task, broker_app)
+        story.forget()
+        story.id = (message := story.deliveries.publish("1")).id
+        mark_as_done = broker_app.backend.mark_as_done
+
+        def slow(*args: Any, **options: Any) -> Any:
+            signal.raise_signal(signal.SIGUSR1)
+            return mark_as_done(*args, **options)
+
+        monkeypatch.setattr(broker_app.backend, "mark_as_done", slow)
+
+        assert story.deliveries.deliver(message).state == "success"
+        assert story.result() == "receipt of 1"
+
+    def test_an_ungated_call_is_struck_as_ever(self, task: Make, broker_app: Celery) -> None:
+        story = Story(task, broker_app)
+        story.task.run = lambda order: signal.raise_signal(signal.SIGUSR1)
+
+        end = story.deliveries.deliver(story.deliveries.publish("1", idempotency_key=False))
+
+        assert isinstance(end.error, SoftTimeLimitExceeded)
+
+
+class TestInTheBody:
+    def test_it_is_raised(self, task: Make, broker_app: Celery) -> None:
+        story = Story(task, broker_app)
+        story.task.run = lambda order: signal.raise_signal(signal.SIGUSR1)
+
+        end = story.deliveries.deliver(story.deliveries.publish("1"))
+
+        assert isinstance(end.error, SoftTimeLimitExceeded)
+        assert story.record is None
+
+    def test_one_that_strikes_in_an_inner_call_is_the_bodys(
+        self, task: Make, broker_app: Celery
+    ) -> None:
+        """The inner call's outcome is stored; then the limit is raised where it was called."""
+        story, inner = Story(task, broker_app), Story(task, broker_app)
+        payload = inner.task.idempotency_configuration.gate.payloads
+        of_result = payload.of_result
+        caught: list[str] = []
+
+        def strike_and_write(*args: Any, **options: Any) -> Any:
+            signal.raise_signal(signal.SIGUSR1)
+            return of_result(*args, **options)
+
+        def body(order: str) -> str:
+            payload.of_result = strike_and_write
+            try:
+                inner.task.apply((order,), throw=True)
+            except SoftTimeLimitExceeded:
+                caught.append(order)
+                raise
+            finally:
+                payload.of_result = of_result
+            return "unreachable"
+
+        story.task.run = body
+        end = story.deliveries.deliver(story.deliveries.publish("1"))
+
+        assert inner.record.result == "receipt of 1"
+        assert isinstance(end.error, SoftTimeLimitExceeded)
+        assert caught == ["1"]

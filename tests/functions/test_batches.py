@@ -1,0 +1,228 @@
+"""Batches: one round trip for any number of keys, a decision for each."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from celery_idempotent import (
+    Decision,
+    Idempotency,
+    IdempotencyError,
+    KeyReusedError,
+    LeaseLostError,
+    StoreUnavailableError,
+)
+from celery_idempotent.errors import SettingsError
+from celery_idempotent.lease.heartbeat import heartbeat
+from celery_idempotent.store import commands
+from celery_idempotent.testing.server import RedisServer
+from tests.faults.proxy import Proxy
+from tests.functions.conftest import LEASE
+from tests.waiting import eventually
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@pytest.fixture
+def keys(key: str) -> list[str]:
+    return [f"{key}:{n}" for n in range(1000)]
+
+
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[Proxy]:
+    with Proxy(server.url) as proxy:
+        yield proxy
+
+
+def decisions(batch: Any) -> list[Decision]:
+    return [entry.decision for entry in batch]
+
+
+def test_a_thousand_keys_take_a_round_trip_to_begin_and_one_to_complete(
+    proxy: Proxy, client: redis.Redis, keys: list[str]
+) -> None:
+    idem = Idempotency(proxy.url, key_prefix=keys[0])
+    with idem.begin_many(["warm"]) as warm:  # connects, and teaches the scripts
+        warm.complete_many()
+
+    def executed() -> int:
+        stats: Any = client.info("commandstats")
+        return sum(stats.get(f"cmdstat_{n}", {}).get("calls", 0) for n in ("evalsha", "eval"))
+
+    before, answers = executed(), len(proxy.requests)
+    batch = idem.begin_many(keys)
+    assert decisions(batch) == [Decision.RUN] * 1000
+    assert batch.complete_many({key: n for n, key in enumerate(keys)}) == {}
+    again = idem.begin_many(keys)
+
+    assert executed() - before == 3000
+    assert [entry.replay for entry in again] == list(range(1000))
+    # A request is what the server was sent before it answered: a few pieces of each, more of them
+    # on a busy machine, and far from one for each command.
+    print(f"\n3,000 commands in {len(proxy.requests) - answers} pieces")
+    assert len(proxy.requests) - answers < 600
+    assert not heartbeat.held()
+    idem.close()
+
+
+def test_round_trips_are_counted_where_they_are_made(
+    idem: Idempotency, monkeypatch: pytest.MonkeyPatch, keys: list[str]
+) -> None:
+    idem.begin_many(["warm"]).complete_many()
+    idem.begin_many(["too"]).release_many()
+    line = idem.gate.store._line
+    send, trips = line.send, []  # type: ignore[union-attr]
+
+    def counting(requests: Any) -> Any:
+        trips.append(len(requests))
+        return send(requests)
+
+    monkeypatch.setattr(line, "send", counting)
+    batch = idem.begin_many(keys)
+    batch.complete_many(dict.fromkeys(keys[:500]))
+    batch.release_many()
+
+    assert trips == [1000, 500, 500]
+
+
+def test_each_key_has_a_decision(idem: Idempotency, client: redis.Redis, key: str) -> None:
+    done, held, fresh, other, broken = (f"{key}:{name}" for name in "abcde")
+    idem.begin_many([done, other], [1, 1]).complete_many({done: "done", other: None})
+    holder = idem.begin_many([held])
+    client.set(idem.gate.store.name(idem.key_of(broken)), b"garbage", ex=60)
+
+    batch = idem.begin_many([done, held, fresh, other, broken, fresh], [1, 1, 1, 2, 1, 1])
+
+    assert decisions(batch) == [
+        Decision.REPLAY,
+        Decision.CONFLICT,
+        Decision.RUN,
+        Decision.REFUSED,
+        Decision.REFUSED,
+        Decision.DUPLICATE,
+    ]
+    assert batch[0].replay == "done"
+    assert "is held by" in str(batch[1].error)
+    assert isinstance(batch[3].error, KeyReusedError)
+    assert "cannot be read" in str(batch[4].error)
+    assert batch.to_run == [fresh]
+    assert (batch[2].token > 0, batch[2].attempt) == (True, 1)
+    batch.release_many()
+    holder.release_many()
+
+
+def test_a_key_that_comes_twice_with_two_bodies_is_refused(idem: Idempotency, key: str) -> None:
+    with idem.begin_many([key, key], ["one", "other"]) as batch:
+        assert decisions(batch) == [Decision.RUN, Decision.REFUSED]
+
+
+def test_the_end_of_the_block_gives_back_what_is_left(idem: Idempotency, key: str) -> None:
+    one, two = f"{key}:1", f"{key}:2"
+    with idem.begin_many([one, two]) as batch:
+        batch.complete_many({one: 1})
+        with pytest.raises(IdempotencyError, match="no longer, this batch's to run"):
+            batch.complete_many({one: 1})
+
+    with idem.begin_many([one, two]) as again:
+        assert decisions(again) == [Decision.REPLAY, Decision.RUN]
+    assert not heartbeat.held()
+
+
+def test_the_heartbeat_keeps_all_leases(server: RedisServer, key: str) -> None:
+    idem = Idempotency(server.url, key_prefix=key, lease=LEASE)
+    names = [str(n) for n in range(20)]
+    batch = idem.begin_many(names)
+    began = time.monotonic()
+
+    eventually(lambda: time.monotonic() - began > 1.4 * LEASE)
+    batch.check()
+    assert set(decisions(idem.begin_many(names))) == {Decision.CONFLICT}
+    batch.release_many()
+    idem.close()
+
+
+def test_a_key_that_was_taken_over_is_told(idem: Idempotency, key: str) -> None:
+    one, two = f"{key}:1", f"{key}:2"
+    batch = idem.begin_many([one, two])
+    store = idem.gate.store
+    record = store.look_up(idem.key_of(two))
+    assert record is not None
+    store.execute(commands.abandon(idem.key_of(two), record.task_id, record.worker, grace_ms=0))
+    rival = idem.begin_many([two])
+    assert rival[0].attempt == 2
+
+    faults = batch.complete_many()
+
+    assert list(faults) == [two]
+    assert isinstance(faults[two], LeaseLostError)
+    rival.release_many()
+
+
+def test_an_empty_batch_asks_nobody(idem: Idempotency) -> None:
+    with idem.begin_many([]) as batch:
+        assert len(batch) == 0
+        assert batch.complete_many() == {}
+
+
+@pytest.mark.parametrize("policy", ["raise", "run"])
+def test_without_a_store_the_policy_decides(policy: str) -> None:
+    away = Idempotency("redis://127.0.0.1:1", redis_timeout=0.2, on_store_error=policy)
+    if policy == "raise":
+        with pytest.raises(StoreUnavailableError):
+            away.begin_many(["a"])
+        return
+    with away.begin_many(["a", "b"]) as batch:
+        assert decisions(batch) == [Decision.RUN] * 2
+        assert batch.complete_many() == {}
+
+
+def test_replicas_are_not_waited_for(server: RedisServer) -> None:
+    careful = Idempotency(server.url, wait_replicas=1)
+
+    with pytest.raises(SettingsError, match="a batch does not wait for replicas"):
+        careful.begin_many(["a"])
+
+
+def test_async_batches_are_the_same(idem: Idempotency, run: Run, keys: list[str]) -> None:
+    async def story() -> None:
+        async with await idem.abegin_many(keys) as batch:
+            assert set(decisions(batch)) == {Decision.RUN}
+            assert await batch.complete_many(dict.fromkeys(keys[:999], "done")) == {}
+        again = await idem.abegin_many(keys)
+        assert decisions(again) == [Decision.REPLAY] * 999 + [Decision.RUN]
+        await again.release_many()
+
+    run(story())
+
+
+def test_an_async_batch_that_is_cancelled_gives_all_keys_back(
+    idem: Idempotency, run: Run, keys: list[str]
+) -> None:
+    async def story() -> None:
+        store = idem.async_gate.store
+        execute_all = store.execute_all
+
+        async def answer_late(many: Any) -> Any:
+            answers = await execute_all(many)
+            if many[0].script.name == "begin" and not asked:
+                asked.append(None)
+                task.cancel()
+                await asyncio.sleep(0)
+            return answers
+
+        await (await idem.abegin_many(["warm"])).release_many()
+        store.execute_all = answer_late  # type: ignore[method-assign]
+        asked: list[None] = []
+        task = asyncio.create_task(idem.abegin_many(keys))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(story())
+    with idem.begin_many(keys) as batch:
+        assert set(decisions(batch)) == {Decision.RUN}

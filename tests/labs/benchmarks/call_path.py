@@ -1,0 +1,83 @@
+"""``python -m tests.labs.benchmarks.call_path``: the functions of this library that one call passes.
+
+Counted by a profile hook over an eager call, after one that connects. A coroutine that is resumed
+counts again. With ``--list`` each function is printed in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from celery import Celery
+
+import celery_idempotent
+from celery_idempotent import IdempotentTask
+from celery_idempotent.testing.server import RedisServer
+
+PACKAGE = Path(celery_idempotent.__file__).parent
+
+
+class CallPath:
+    """Functions entered while the block runs, in order."""
+
+    def __init__(self) -> None:
+        self.functions: list[tuple[Path, str]] = []
+
+    def __enter__(self) -> CallPath:
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _note(self, frame: FrameType, event: str, _: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and PACKAGE in path.parents:
+            self.functions.append((path.relative_to(PACKAGE), frame.f_code.co_qualname))
+
+    @property
+    def files(self) -> int:
+        return len({path for path, _ in self.functions})
+
+    @property
+    def folder_changes(self) -> int:
+        folders = [path.parent for path, _ in self.functions]
+        return sum(one != other for one, other in pairwise(folders))
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.functions)} calls, {self.files} files, {self.folder_changes} folder changes"
+        )
+
+
+def measure() -> dict[str, CallPath]:
+    """The path of a call that runs, and of one that is answered from the record."""
+    with RedisServer.start() as server:
+        app = Celery("path", broker=server.url, backend=server.url, set_as_current=False)
+
+        @app.task(base=IdempotentTask)
+        def charge(order: int) -> int:
+            return order
+
+        charge.apply((0,))
+        with CallPath() as run:
+            charge.apply((1,))
+        with CallPath() as replay:
+            charge.apply((1,))
+        app.close()
+    return {"run": run, "replay": replay}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", action="store_true", help="print each function")
+    wanted = parser.parse_args()
+    for name, path in measure().items():
+        print(f"{name}: {path}")
+        if wanted.list:
+            print(*(f"  {file}: {function}" for file, function in path.functions), sep="\n")

@@ -1,0 +1,62 @@
+"""Duplicates with something behind them."""
+
+from __future__ import annotations
+
+from celery import chain, chord
+
+from tests.labs.comparison.environment import Arena
+from tests.labs.comparison.scenario import Cell, Scenario
+from tests.waiting import eventually
+
+
+class ChordWithDuplicate(Scenario):
+    """Given a chord with the same call twice in its header, publish it. Does its body run?"""
+
+    name = "chord"
+    title = "chord with a duplicate header"
+    asked = "body once"
+
+    def measure(self, arena: Arena) -> Cell:
+        order, after = arena.order(), arena.order()
+        same = arena.task("work").s(order, 1.0)
+        error = result = None
+        try:
+            result = chord([same, same.clone()], app=arena.app)(arena.task("follow").s(after))
+        except Exception as refusal:
+            error = type(refusal).__name__
+        arena.ledger.wait_for_run(order)
+        eventually(
+            lambda: (result is not None and result.ready()) or arena.settled(),
+            "it ends, or nothing is left to do",
+        )
+        arena.wait_until_settled()
+        bodies = len(arena.ledger.completions(after))
+        state = result.state if result is not None else None
+        text = {0: "no body", 1: "body once"}.get(bodies, f"body {bodies} times")
+        if bodies == 0:
+            text = f"{error or state}, {text}"
+        return Cell(text, {"bodies": bodies, "error": error, "state": state})
+
+
+class SecondChain(Scenario):
+    """Given a chain whose head runs, publish another one with the same head. Do both tails run?"""
+
+    name = "chain"
+    title = "second chain with the same head"
+    asked = "both chains end"
+
+    def measure(self, arena: Arena) -> Cell:
+        head, tails = arena.order(), [arena.order(), arena.order()]
+        work, follow = arena.task("work"), arena.task("follow")
+        error = None
+        chain(work.s(head, 2.0), follow.s(tails[0]), app=arena.app).apply_async()
+        arena.ledger.wait_for_run(head)
+        try:
+            chain(work.s(head, 2.0), follow.s(tails[1]), app=arena.app).apply_async()
+        except Exception as refusal:
+            error = type(refusal).__name__
+        arena.wait_until_settled()
+        ended = sum(bool(arena.ledger.completions(tail)) for tail in tails)
+        heads = len(arena.ledger.completions(head))
+        text = "both chains end" if ended == 2 else error or "the second is lost"
+        return Cell(text, {"chains ended": ended, "heads run": heads, "error": error})

@@ -1,0 +1,87 @@
+"""A shop of its own for each test, on one server, and its command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from click.testing import CliRunner
+from redis import Redis
+
+from celery_idempotent.cli import idempotency
+from celery_idempotent.key.key import Key
+from celery_idempotent.store import commands
+from celery_idempotent.testing.server import RedisServer
+from tests.monitoring.shop import make_app
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer.start(config={"slowlog-log-slower-than": "20000"}) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[Redis]:
+    with server.client() as client:
+        client.flushall()
+        yield client
+
+
+class Shop:
+    """The shop and who looks after it."""
+
+    def __init__(self, app: Celery, client: Redis) -> None:
+        self.app = app
+        self.client = client
+        self.charge, self.pack, self.tidy = (
+            app.tasks[f"shop.{name}"] for name in ("charge", "pack", "tidy")
+        )
+
+    def celery(self, *words: str, code: int = 0, answer: str | None = None) -> str:
+        """What ``celery -A shop idempotency …`` prints, and that it ends with `code`."""
+        obj = SimpleNamespace(app=self.app)
+        result = CliRunner().invoke(idempotency, words, obj=obj, input=answer)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result.output
+
+    def json(self, *words: str, code: int = 0) -> Any:
+        return json.loads(self.celery(*words, "--json", code=code))
+
+    def begin(self, task: Any, *args: Any, lease_ms: int = 60_000, attempt: int = 1) -> Key:
+        """Leave `task` STARTED, as a worker does that is at it; with a lease of 0, that died."""
+        key: Key = task.idempotency_key_of(*args)
+        store = task.idempotency_configuration.gate.store
+        task_id, worker = f"task-of-{key.digest}", "celery@here/4711"
+        for number in range(attempt):
+            store.execute(commands.abandon(key, task_id, worker, grace_ms=0))
+            begun = store.execute(
+                commands.begin(
+                    key,
+                    owner=b"%016d" % number,
+                    prior=b"",
+                    task_id=task_id,
+                    worker=worker,
+                    lease_ms=lease_ms or 60_000,
+                    retention_ms=3_600_000,
+                    max_attempts=5,
+                    error_ms=3_600_000,
+                )
+            )
+            assert begun.case == "begun"
+        if lease_ms == 0:
+            store.execute(commands.abandon(key, task_id, worker, grace_ms=0))
+        return key
+
+
+@pytest.fixture
+def shop(server: RedisServer, client: Redis) -> Iterator[Shop]:
+    app = make_app(server.url)
+    yield Shop(app, client)
+    app.close()

@@ -1,0 +1,71 @@
+"""The fields of each command's ``--json``, at every depth: programs read them by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.monitoring.conftest import Shop
+
+RECORD = [
+    *("key", "task", "state", "task_id", "worker", "token", "attempt"),
+    *("started_at", "finished_at", "deadline", "expires_at"),
+]
+TASK = [
+    *("records", "attempts_over_one", "lease_over", "hit_ratio", "per_second", "retention"),
+    *("bytes_each", "bytes_now", "bytes_at_this_rate"),
+    *(f"states.{state}" for state in ("RESERVED", "STARTED", "COMPLETED", "FAILED", "CORRUPT")),
+]
+
+FIELDS: dict[str, list[str]] = {
+    "list": RECORD,
+    "show": [*RECORD, "result.amount", "result.order"],
+    "show failed": [*RECORD, "error.message", "error.type"],
+    "forget": ["case", "key"],
+    "stats": [*(f"tasks.*.{name}" for name in TASK), "workers_answered"],
+    "explain": [
+        *(f"arguments.{name}" for name in ("at_default", "canonical", "in_key", "name")),
+        *("fingerprint", "form", "key", "meets.case", "meets.sentence"),
+        *(f"record.{name}" for name in RECORD),
+        *("redis_name", "rule", "task"),
+    ],
+    "doctor": [
+        *(f"findings.{n}" for n in ("name", "setting", "severity", "subject", "what", "why")),
+        *("stores", "versions.*"),
+    ],
+}
+
+CALLS: dict[str, tuple[str, ...]] = {
+    "list": ("list", "--state", "COMPLETED"),
+    "show": ("show", "shop.charge", "[1, 999]"),
+    "show failed": ("show", "shop.charge", "[2, 13]"),
+    "forget": ("forget", "shop.charge", "[1, 999]", "--yes"),
+    "stats": ("stats", "--timeout", "0"),
+    "explain": ("explain", "shop.charge", "[1, 999]"),
+    "doctor": ("doctor",),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_fields(shop: Shop, call: str) -> None:
+    shop.charge.apply((1, 999))
+    shop.charge.apply((2, 13))
+
+    document = json.loads(shop.celery(*CALLS[call], "--json", code=int(call == "doctor")))
+
+    assert sorted(paths(document)) == sorted(FIELDS[call])
+
+
+def paths(document: Any, above: str = "") -> set[str]:
+    """Every field, behind those that it is in; the names of tasks and packages are no fields."""
+    if isinstance(document, list):
+        return {path for one in document for path in paths(one, above)}
+    if not isinstance(document, dict):
+        return {above}
+    found = set()
+    for name, value in document.items():
+        field = "*" if above in ("tasks", "versions") else name
+        found |= paths(value, f"{above}.{field}" if above else field)
+    return found

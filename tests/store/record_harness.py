@@ -1,0 +1,291 @@
+"""One key in one Redis: what may be done with it, and what is there then."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import redis
+
+from celery_idempotent.key.key import Key
+from celery_idempotent.record import layout, steps
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.record import Record, State
+from celery_idempotent.store import commands
+from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.config import Place
+from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.scripts import Reply
+from tests.waiting import eventually
+
+KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
+OTHER_ARGUMENTS = Key(KEY.task, KEY.digest, b"others 8")
+NO_ARGUMENTS = Key(KEY.task, KEY.digest, b"")
+
+FIRST = "11111111-1111-4111-8111-111111111111"
+SECOND = "22222222-2222-4222-8222-222222222222"
+OWNER = b"16 bytes of name"
+WORKER = "celery@host/4711"
+OTHER_WORKER = "celery@host/4712"
+
+#: No two alike, so that none can pass for another.
+LEASE_MS = 60_000
+HOLD_MS = 90_000
+RETENTION_MS = 3_600_000
+ERROR_MS = 1_800_000
+
+#: A lease that a test waits for.
+SHORT_MS = 50
+
+RESULT = Payload("json", b'"charged"')
+ERROR = Payload("json", b'{"exc_type": "ValueError"}')
+
+
+class Answer(NamedTuple):
+    """A script's reply, with the record in it read."""
+
+    case: str
+    record: Record | None
+    now_ms: int
+
+    @property
+    def there(self) -> Record:
+        assert self.record is not None
+        return self.record
+
+    @property
+    def token(self) -> int:
+        return self.there.token
+
+
+_stores: list[RecordStore] = []
+
+
+def store_at(url: str = "", **how: Any) -> RecordStore:
+    """A store whose results are the bytes themselves; `how` as a `Place` has it."""
+    store = RecordStore(Place(url=url, **how), lambda record: record.body)
+    _stores.append(store)
+    return store
+
+
+def close_stores() -> None:
+    """Close the connections of every store that was made so."""
+    while _stores:
+        _stores.pop().close()
+
+
+def clear(client: Any) -> None:
+    """Empty every node of the site, and count its commands from zero."""
+    client.flushall()
+    if isinstance(client, redis.RedisCluster):
+        client.config_resetstat(target_nodes=redis.RedisCluster.ALL_NODES)
+    else:
+        client.config_resetstat()
+
+
+def calls(client: Any, command: str) -> int:
+    """How often the site has been sent `command`, all its nodes together."""
+    if isinstance(client, redis.RedisCluster):
+        found = client.info("commandstats", target_nodes=redis.RedisCluster.ALL_NODES)
+    else:
+        found = {"the server": client.info("commandstats")}
+    counts = (stats.get(f"cmdstat_{command}", {}).get("calls", 0) for stats in found.values())
+    return sum(map(int, counts))
+
+
+class Scene:
+    """The record of `key`, by way of `store` and, past it, of `client`."""
+
+    def __init__(self, store: RecordStore, client: Any, key: Key = KEY) -> None:
+        self.store = store
+        self.client = client
+        self.key = key
+        self.name = store.name(key)
+
+    # What may be done
+
+    def begin(
+        self,
+        *,
+        key: Key | None = None,
+        owner: bytes | None = None,
+        prior: bytes = b"",
+        task_id: str = FIRST,
+        generation: int = 0,
+        worker: str = WORKER,
+        lease_ms: int = LEASE_MS,
+        max_attempts: int = 5,
+    ) -> Answer:
+        return self._answer(
+            self.store.execute(
+                commands.begin(
+                    key or self.key,
+                    owner=owner or os.urandom(16),
+                    prior=prior,
+                    task_id=task_id,
+                    generation=generation,
+                    worker=worker,
+                    lease_ms=lease_ms,
+                    retention_ms=RETENTION_MS,
+                    max_attempts=max_attempts,
+                    error_ms=ERROR_MS,
+                )
+            )
+        )
+
+    def complete(self, token: int, result: Payload = RESULT) -> Answer:
+        return self._answer(
+            self.store.execute(commands.complete(self.key, token, result, RETENTION_MS))
+        )
+
+    def fail(self, token: int, error: Payload = ERROR) -> Answer:
+        return self._answer(self.store.execute(commands.fail(self.key, token, error, ERROR_MS)))
+
+    def release(self, token: int, hold_ms: int = 0, generation: int = 0) -> Answer:
+        return self._answer(
+            self.store.execute(
+                commands.release(
+                    self.key,
+                    token,
+                    hold_ms=hold_ms,
+                    retention_ms=RETENTION_MS,
+                    generation=generation,
+                )
+            )
+        )
+
+    def end_with_error(
+        self, token: int, error: Payload = ERROR, *, generation: int = 0, error_ms: int = ERROR_MS
+    ) -> Answer:
+        """Release it; the error is the last word for the task id."""
+        return self._answer(
+            self.store.execute(
+                commands.release(
+                    self.key,
+                    token,
+                    hold_ms=0,
+                    retention_ms=RETENTION_MS,
+                    generation=generation,
+                    error=error,
+                    error_ms=error_ms,
+                )
+            )
+        )
+
+    def extend(self, token: int, lease_ms: int = LEASE_MS) -> Answer:
+        (reply,) = self.store.extend([Extension(self.key, token, lease_ms, RETENTION_MS)])
+        assert isinstance(reply, Reply)
+        return self._answer(reply)
+
+    def step(self, token: int, name: str = "reserve", value: bytes = b'"r-1"') -> Answer:
+        return self._answer(
+            self.store.execute(
+                commands.step(
+                    self.key,
+                    token,
+                    steps.write(name, "json", value),
+                    lease_ms=LEASE_MS,
+                    retention_ms=RETENTION_MS,
+                )
+            )
+        )
+
+    def dispatched(self, task_id: str = FIRST) -> Answer:
+        return self._answer(self.store.execute(commands.dispatched(self.key, task_id)))
+
+    def abandon(
+        self,
+        task_id: str = FIRST,
+        worker: str = WORKER,
+        grace_ms: int = 0,
+        error: Payload | None = None,
+    ) -> Answer:
+        return self._answer(
+            self.store.execute(
+                commands.abandon(
+                    self.key, task_id, worker, grace_ms=grace_ms, error=error, error_ms=ERROR_MS
+                )
+            )
+        )
+
+    def reserve(
+        self, task_id: str = FIRST, *, key: Key | None = None, hold_ms: int = HOLD_MS
+    ) -> Answer:
+        return self._answer(self.store.execute(commands.reserve(key or self.key, task_id, hold_ms)))
+
+    def forget(self, shown: Record | str | None = None) -> Answer:
+        return self._answer(self.store.execute(commands.forget(self.key, shown)))
+
+    # What may be given
+
+    def started(self, **begin: Any) -> Record:
+        answer = self.begin(**begin)
+        assert answer.case == "begun"
+        return answer.there
+
+    def expired(self, **begin: Any) -> Record:
+        """STARTED, and its lease is over by the server's clock."""
+        record = self.started(lease_ms=SHORT_MS, **begin)
+        eventually(lambda: self.now_ms() >= record.at_ms)
+        return record
+
+    def reserved(self, task_id: str = FIRST, hold_ms: int = HOLD_MS) -> Record:
+        assert self.reserve(task_id, hold_ms=hold_ms).case == "reserved"
+        return self.record()
+
+    def held_for_retry(self, task_id: str = FIRST, hold_ms: int = HOLD_MS) -> Record:
+        """RESERVED by an execution that will come again."""
+        assert self.release(self.started(task_id=task_id).token, hold_ms).case == "ok"
+        return self.record()
+
+    def completed(self, **begin: Any) -> Record:
+        assert self.complete(self.started(**begin).token).case == "ok"
+        return self.record()
+
+    def failed(self, **begin: Any) -> Record:
+        assert self.fail(self.started(**begin).token).case == "ok"
+        return self.record()
+
+    def poisoned(self) -> Record:
+        self.started()
+        self.abandon()
+        assert self.begin(task_id=SECOND, max_attempts=1).case == "finished"
+        return self.record()
+
+    def put(self, raw: bytes) -> None:
+        """Write the bytes of a record past the scripts."""
+        self.client.set(self.name, raw, px=RETENTION_MS)
+
+    # What is there then
+
+    @property
+    def raw(self) -> bytes | None:
+        raw = self.client.get(self.name)
+        assert raw is None or isinstance(raw, bytes)
+        return raw
+
+    def record(self) -> Record:
+        assert self.raw is not None, "the key is absent"
+        return layout.read(self.raw, str(self.key), self.key.task)
+
+    @property
+    def state(self) -> State | None:
+        return None if self.raw is None else self.record().state
+
+    @property
+    def steps(self) -> dict[str, tuple[str, bytes]]:
+        return steps.read(self.record().body, str(self.key))
+
+    def left_ms(self) -> int:
+        """Until Redis forgets the record."""
+        left: int = self.client.pttl(self.name)
+        return left
+
+    def now_ms(self) -> int:
+        """The server's clock."""
+        seconds, microseconds = self.client.time()
+        return seconds * 1000 + microseconds // 1000
+
+    def _answer(self, reply: Reply) -> Answer:
+        record = layout.read(reply.raw, str(self.key), self.key.task) if reply.raw else None
+        return Answer(reply.case, record, reply.now_ms)

@@ -1,0 +1,204 @@
+"""The store of event loops: the same answers as the one that blocks, fault by fault."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
+from celery_idempotent.record.record import State
+from celery_idempotent.store import commands, scripts
+from celery_idempotent.store.async_record_store import AsyncRecordStore
+from celery_idempotent.store.commands import Command, Extension
+from celery_idempotent.store.config import Place
+from celery_idempotent.store.scripts import Reply
+from celery_idempotent.testing.server import RedisServer
+from tests.faults.proxy import Proxy
+from tests.store import deployments as sites
+from tests.store.record_harness import (
+    ERROR_MS,
+    FIRST,
+    KEY,
+    LEASE_MS,
+    RESULT,
+    RETENTION_MS,
+    WORKER,
+    Scene,
+)
+
+#: What a server does with the script is told in the other files, for every kind.
+pytestmark = pytest.mark.parametrize("site", sites.params(sites.PLAIN[0]), indirect=True)
+
+Story = Callable[[AsyncRecordStore], Awaitable[Any]]
+
+
+def told(story: Story, url: str, **place: Any) -> Any:
+    """What `story` gives, on a loop and a store of its own."""
+
+    async def tell() -> Any:
+        store = AsyncRecordStore(Place(url=url, **place), lambda record: record.body)
+        try:
+            return await story(store)
+        finally:
+            await store.aclose()
+
+    return asyncio.run(tell())
+
+
+def begin() -> Command:
+    return commands.begin(
+        KEY,
+        owner=os.urandom(16),
+        prior=b"",
+        task_id=FIRST,
+        worker=WORKER,
+        lease_ms=LEASE_MS,
+        retention_ms=RETENTION_MS,
+        max_attempts=5,
+        error_ms=ERROR_MS,
+    )
+
+
+def test_what_it_writes_the_other_one_reads(scene: Scene, server: RedisServer) -> None:
+    async def run(store: AsyncRecordStore) -> None:
+        answer = await store.execute(begin())
+        assert answer.case == "begun"
+        token = store.record(KEY, answer.raw).token
+        assert (await store.execute(commands.complete(KEY, token, RESULT, 60_000))).case == "ok"
+        record = await store.look_up(KEY)
+        assert record is not None
+        assert (record.state, record.result) == (State.COMPLETED, RESULT.body)
+        assert record.expires_at is not None
+
+    told(run, server.url)
+    assert scene.store.look_up(KEY) is not None
+    assert scene.begin().case == "finished"
+
+
+def test_scripts_that_the_server_forgot_are_taught_again(scene: Scene, server: RedisServer) -> None:
+    async def run(store: AsyncRecordStore) -> None:
+        scene.client.script_flush()
+        answer = await store.execute(begin())
+        token = store.record(KEY, answer.raw).token
+        scene.client.script_flush()
+        lease = Extension(KEY, token, LEASE_MS, RETENTION_MS)
+        (extended,) = await store.extend([lease], 1)
+        assert isinstance(extended, Reply)
+        assert extended.case == "ok"
+
+    told(run, server.url)
+
+
+def test_a_lost_reply_is_asked_for_again(proxied: Scene, proxy: Proxy, server: RedisServer) -> None:
+    async def run(store: AsyncRecordStore) -> str:
+        await store.execute(begin())  # teaches the script
+        proxied.forget()
+        proxy.lose_reply(to=scripts.load("begin").sha)
+        return (await store.execute(begin())).case
+
+    assert told(run, proxy.url) == "begun"
+    assert proxied.record().attempt == 1
+
+
+def test_each_answer_of_many_stands_for_itself(scene: Scene, server: RedisServer) -> None:
+    scene.client.rpush(scene.name, "not a record")
+    scene.client.expire(scene.name, 60)
+
+    async def run(store: AsyncRecordStore) -> None:
+        with pytest.raises(CorruptRecordError):
+            await store.execute(begin())
+        wrong, absent = await store.execute_all(
+            [begin(), commands.forget(type(KEY)(KEY.task, "elsewhere"))]
+        )
+        assert isinstance(wrong, CorruptRecordError)
+        assert isinstance(absent, Reply)
+        assert absent.case == "absent"
+
+    told(run, server.url)
+
+
+def test_a_connection_that_is_closed_under_a_call_is_a_resend(server: RedisServer) -> None:
+    async def run(store: AsyncRecordStore) -> None:
+        # How many turns of the loop a call takes is up to redis-py: the store is closed at each.
+        for turns in range(40):
+            calls = [asyncio.create_task(store.execute(begin())) for _ in range(3)]
+            batch = asyncio.create_task(store.execute_all([begin()]))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await store.aclose()
+            for answer in [*await asyncio.gather(*calls), *await batch]:
+                assert isinstance(answer, Reply)
+
+    server.client().flushall()
+    told(run, server.url)
+
+
+def test_any_number_of_tasks_may_ask_at_a_time(scene: Scene, server: RedisServer) -> None:
+    # redis-py 8 lets a pool make a hundred connections.
+    async def run(store: AsyncRecordStore) -> list[Reply]:
+        asks = [commands.look_up(type(KEY)(KEY.task, f"{n}")) for n in range(150)]
+        return await asyncio.gather(*map(store.execute, asks))
+
+    assert {reply.case for reply in told(run, server.url)} == {"absent"}
+
+
+def test_a_redis_that_is_away_is_left_alone_and_noticed_when_it_is_back(
+    server: RedisServer,
+) -> None:
+    with RedisServer.start(config={}) as own:
+
+        async def run(store: AsyncRecordStore) -> None:
+            await store.execute(begin())
+            own.kill()
+            for _ in range(2):
+                with pytest.raises(StoreUnavailableError):
+                    await store.execute(begin())
+            with pytest.raises(StoreUnavailableError, match="is asked again in"):
+                await store.execute(begin())
+            own.restart()
+            deadline = time.monotonic() + 20
+            while True:
+                try:
+                    await store.execute(begin())
+                except StoreUnavailableError:
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.05)
+                else:
+                    return
+
+        told(run, own.url, timeout=0.5)
+
+
+def test_replicas_that_are_not_there_are_missed(scene: Scene, server: RedisServer) -> None:
+    async def run(store: AsyncRecordStore) -> None:
+        with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas"):
+            await store.execute(begin())
+
+    scene.client.script_flush()
+    told(run, server.url, wait_replicas=1, wait_timeout=0.05)
+
+
+@pytest.fixture
+def silent(server: RedisServer) -> Iterator[RedisServer]:
+    with RedisServer.start(config={}) as own:
+        yield own
+
+
+def test_a_silent_redis_costs_a_heartbeat_its_patience(silent: RedisServer) -> None:
+    async def run(store: AsyncRecordStore) -> float:
+        await store.ping()
+        silent.pause()
+        began = time.monotonic()
+        try:
+            with pytest.raises(StoreUnavailableError):
+                await store.extend([Extension(KEY, 1, LEASE_MS, RETENTION_MS)], 0.1)
+            return time.monotonic() - began
+        finally:
+            silent.resume()
+
+    assert told(run, silent.url) < 2

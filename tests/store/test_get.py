@@ -1,0 +1,99 @@
+"""A record, looked up for people."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.key.key import Key
+from celery_idempotent.record.record import State
+from tests.store.deployments import Site
+from tests.store.record_harness import FIRST, LEASE_MS, RETENTION_MS, WORKER, Scene, store_at
+
+pytestmark = pytest.mark.core
+
+MOMENT = timedelta(seconds=2)
+
+
+def server_time(scene: Scene) -> datetime:
+    return datetime.fromtimestamp(scene.now_ms() / 1000, tz=timezone.utc)
+
+
+def test_an_absent_key_has_none(scene: Scene) -> None:
+    assert scene.store.look_up(scene.key) is None
+
+
+def test_a_running_execution_is_seen_with_its_times(scene: Scene) -> None:
+    begun = scene.started()
+
+    record = scene.store.look_up(scene.key)
+
+    assert record is not None
+    assert (record.state, record.task, record.key) == (State.STARTED, "shop.charge", str(scene.key))
+    assert (record.task_id, record.worker) == (FIRST, WORKER)
+    assert (record.token, record.attempt) == (begun.token, 1)
+    now = server_time(scene)
+    assert record.started_at is not None
+    assert record.deadline is not None
+    assert record.expires_at is not None
+    assert abs(record.started_at - now) < MOMENT
+    assert abs(record.deadline - record.started_at - timedelta(milliseconds=LEASE_MS)) < MOMENT
+    kept = timedelta(milliseconds=LEASE_MS + RETENTION_MS)
+    assert abs(record.expires_at - record.started_at - kept) < MOMENT
+    assert record.result is None
+
+
+def test_an_outcome_is_seen_with_its_value(scene: Scene) -> None:
+    scene.completed()
+
+    record = scene.store.look_up(scene.key)
+
+    assert record is not None
+    assert record.result == b'"charged"'
+    assert record.finished_at is not None
+    assert abs(record.finished_at - server_time(scene)) < MOMENT
+
+
+def test_looking_changes_nothing(scene: Scene) -> None:
+    scene.completed()
+    before, left = scene.raw, scene.left_ms()
+
+    scene.store.look_up(scene.key)
+
+    assert scene.raw == before
+    assert left - 5000 < scene.left_ms() <= left
+
+
+def test_what_cannot_be_read_is_corrupt(scene: Scene) -> None:
+    scene.put(b"Znewer")
+
+    with pytest.raises(CorruptRecordError, match=str(scene.key)):
+        scene.store.look_up(scene.key)
+
+
+def test_a_record_without_an_expiry_is_seen_so(scene: Scene) -> None:
+    scene.completed()
+    scene.client.persist(scene.name)
+
+    record = scene.store.look_up(scene.key)
+
+    assert record is not None
+    assert record.expires_at is None
+    scene.forget()
+
+
+def test_the_name_in_redis_is_prefix_task_and_digest(scene: Scene) -> None:
+    odd = Key("shop {1}: ä", "digest")
+
+    assert scene.name == "idem:shop.charge:PN0MlSPt3FmEwTzQ5dHvBQ"
+    assert scene.store.name(odd) == "idem:shop%20%7B1%7D%3A%20%C3%A4:digest"
+
+
+def test_prefixes_keep_stores_apart(scene: Scene, site: Site) -> None:
+    other = Scene(store_at(**site.how, prefix="other"), scene.client)
+    scene.completed()
+
+    assert other.store.look_up(scene.key) is None
+    assert other.begin().case == "begun"

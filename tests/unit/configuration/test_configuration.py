@@ -1,0 +1,525 @@
+"""Options through a real Celery app."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+from celery.exceptions import ImproperlyConfigured
+from kombu import serialization
+from redis import Redis
+
+from celery_idempotent import TASK_ID, IdempotentTask
+from celery_idempotent.settings import OPTIONS, Settings
+
+
+def celery(**settings: Any) -> Celery:
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(broker_url="memory://", result_backend="redis://localhost:1/0", **settings)
+    return app
+
+
+def charge(order_id: Any, amount: Any = 0) -> None: ...
+
+
+async def in_time(order_id: Any) -> None: ...
+
+
+def one_by_one(order_id: Any) -> Iterator[Any]:
+    yield order_id
+
+
+async def one_by_one_in_time(order_id: Any) -> AsyncIterator[Any]:
+    yield order_id
+
+
+def task_in(
+    app: Celery,
+    function: Callable[..., Any] = charge,
+    *,
+    name: str = "shop.charge",
+    base: type[IdempotentTask] = IdempotentTask,
+    **attributes: Any,
+) -> IdempotentTask:
+    task: IdempotentTask = app.task(
+        function, base=base, name=name, lazy=False, shared=False, **attributes
+    )
+    return task
+
+
+def settings_of(app: Celery, **attributes: Any) -> Settings:
+    return task_in(app, **attributes).idempotency_configuration.settings
+
+
+def refusal(app: Celery, **attributes: Any) -> str:
+    """The line in which Celery says what is wrong."""
+    with pytest.raises(ImproperlyConfigured) as caught:
+        settings_of(app, **attributes)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+    return str(caught.value)
+
+
+class TestWhereOptionsComeFrom:
+    def test_nowhere(self) -> None:
+        assert settings_of(celery()) == Settings(serializer="json")
+
+    def test_plain_settings(self) -> None:
+        assert settings_of(celery(idempotency_lease=7, idempotency_enabled=False)) == Settings(
+            lease=7, enabled=False, serializer="json"
+        )
+
+    def test_a_module(self) -> None:
+        module = ModuleType("celeryconfig")
+        module.idempotency_lease = 7  # type: ignore[attr-defined]
+        app = Celery("shop", set_as_current=False)
+        app.config_from_object(module)
+
+        assert settings_of(app).lease == 7
+
+    def test_djangos_settings(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.config_from_object(
+            SimpleNamespace(
+                CELERY_IDEMPOTENCY_LEASE=7,
+                CELERY_IDEMPOTENCY_ON_CONFLICT="raise",
+                CELERY_TASK_SERIALIZER="json",
+                SECRET_KEY="secret",
+                INSTALLED_APPS=[],
+            ),
+            namespace="CELERY",
+        )
+
+        settings = settings_of(app)
+
+        assert (settings.lease, settings.on_conflict) == (7, "raise")
+
+    def test_the_task_outranks_the_settings(self) -> None:
+        app = celery(idempotency_lease=7, idempotency_store_result=True, idempotency_wait_timeout=9)
+
+        settings = settings_of(
+            app, idempotency_lease=8, idempotency_store_result=False, idempotency_wait_timeout=0
+        )
+
+        assert (settings.lease, settings.store_result, settings.wait_timeout) == (8, False, 0)
+
+    def test_none_in_the_task_means_the_setting(self) -> None:
+        assert settings_of(celery(idempotency_lease=7), idempotency_lease=None).lease == 7
+
+    def test_a_base_class_of_ones_own(self) -> None:
+        class Careful(IdempotentTask):
+            abstract = True
+            idempotency_lease = 8
+            idempotency_key = TASK_ID
+
+        settings = settings_of(celery(idempotency_lease=7), base=Careful)
+
+        assert (settings.lease, settings.key) == (8, TASK_ID)
+
+    def test_every_option_is_an_attribute_of_the_task(self) -> None:
+        assert all(hasattr(IdempotentTask, option) for option in OPTIONS)
+        assert all(getattr(IdempotentTask, option) is None for option in OPTIONS)
+
+
+class TestRefusals:
+    def test_a_wrong_value_in_the_settings(self) -> None:
+        assert refusal(celery(idempotency_lease="60")).startswith(
+            "shop.charge: idempotency_lease must be a number of seconds"
+        )
+
+    def test_a_wrong_value_in_the_task(self) -> None:
+        assert refusal(celery(), idempotency_max_attempts=0).startswith(
+            "shop.charge: idempotency_max_attempts must be a whole number"
+        )
+
+    def test_a_wrong_name_in_the_settings(self) -> None:
+        assert refusal(celery(idempotency_leese=5)) == (
+            "the Celery configuration: there is no option idempotency_leese; "
+            "did you mean idempotency_lease?"
+        )
+
+    def test_a_wrong_name_in_the_task(self) -> None:
+        assert refusal(celery(), idempotency_leese=5) == (
+            "shop.charge: there is no option idempotency_leese; did you mean idempotency_lease?"
+        )
+
+    def test_a_wrong_name_in_djangos_settings(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.config_from_object(SimpleNamespace(CELERY_IDEMPOTENCY_LEESE=7), namespace="CELERY")
+
+        assert "there is no option idempotency_leese; did you mean" in refusal(app)
+
+    def test_another_librarys_setting_in_djangos_settings_is_not_ours(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.config_from_object(
+            SimpleNamespace(IDEMPOTENCY_HEADER_NAME="Idempotency-Key", CELERY_IDEMPOTENCY_LEASE=7),
+            namespace="CELERY",
+        )
+
+        assert settings_of(app).lease == 7
+
+    def test_a_template_that_names_an_argument_which_the_task_lacks(self) -> None:
+        assert refusal(celery(), idempotency_key="order:{id}") == (
+            "shop.charge: idempotency_key names 'id', which the task does not take "
+            "(it takes: order_id, amount)"
+        )
+
+    def test_self_is_no_argument(self) -> None:
+        def bound(self: Any, order_id: Any) -> None: ...
+
+        with pytest.raises(ImproperlyConfigured, match=r"names 'self'.*takes: order_id\)"):
+            task_in(celery(), bound, bind=True, idempotency_key="{self.name}")
+
+    @pytest.mark.parametrize(
+        ("options", "sentence"),
+        [
+            (
+                {"idempotency_serializer": "jason"},
+                "shop.charge: idempotency_serializer: kombu knows no 'jason'",
+            ),
+            (
+                {"idempotency_compression": "zip"},
+                "shop.charge: idempotency_compression: kombu knows no 'zip'",
+            ),
+            (
+                {"idempotency_serializer": "pickle"},
+                (
+                    "shop.charge: idempotency_serializer 'pickle' writes what "
+                    "result_accept_content (or accept_content) does not let anyone read"
+                ),
+            ),
+        ],
+        ids=["serializer", "compression", "unreadable"],
+    )
+    def test_what_kombu_does_not_know_or_nobody_may_read(
+        self, options: dict[str, Any], sentence: str
+    ) -> None:
+        assert refusal(celery(**options)) == sentence
+        assert refusal(celery(), **options) == sentence
+
+    @pytest.mark.parametrize("compression", ["gzip", "zlib", "bzip2", "application/x-gzip"])
+    def test_not_what_kombu_knows_by_any_name(self, compression: str) -> None:
+        settings = settings_of(celery(idempotency_compression=compression))
+
+        assert settings.compression == compression
+
+    def test_a_serializer_whose_package_is_missing(self) -> None:
+        def not_installed(*_: Any) -> None:
+            raise ImportError("no module named broken")
+
+        serialization.register("broken", not_installed, not_installed, "application/x-broken")
+        try:
+            sentence = refusal(celery(), idempotency_serializer="broken")
+        finally:
+            serialization.unregister("broken")
+        assert "idempotency_serializer 'broken' cannot be used here" in sentence
+        assert "no module named broken" in sentence
+
+    def test_a_depot_that_is_no_key_value_backend(self) -> None:
+        for url in ("rpc://:secret@localhost", "nonesuch://:secret@localhost", "secret"):
+            sentence = refusal(celery(), idempotency_offload_backend=url)
+            assert "idempotency_offload_backend" in sentence
+
+    @pytest.mark.parametrize(
+        "url",
+        ["http://:secret@localhost", ":secret@localhost:6379", "redis://:secret@localhost:port"],
+    )
+    def test_a_url_that_is_no_redis(self, url: str) -> None:
+        task = task_in(celery(), idempotency_redis_url=url)
+
+        with pytest.raises(ImproperlyConfigured, match="idempotency_redis_url") as caught:
+            _ = task.idempotency_configuration.gate
+        assert "secret" not in str(caught.value)
+
+    @pytest.mark.parametrize("body", [in_time, one_by_one, one_by_one_in_time])
+    def test_a_body_that_has_not_run_when_it_returns(self, body: Callable[..., Any]) -> None:
+        assert refusal(celery(), function=body).startswith("shop.charge is a")
+
+        settings_of(celery(idempotency_enabled=False), function=body)
+
+    def test_a_call_that_goes_round_the_gate(self) -> None:
+        """As Flask's documentation has it, to open a context around the body."""
+
+        class InContext(Task):
+            abstract = True
+
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                with nullcontext():
+                    return self.run(*args, **kwargs)
+
+        class Round(InContext, IdempotentTask):
+            abstract = True
+
+        assert refusal(celery(), base=Round) == (
+            "shop.charge: InContext.__call__ goes round the gate by self.run; let it call "
+            "super().__call__ instead"
+        )
+        settings_of(celery(idempotency_enabled=False), base=Round)
+
+    def test_not_a_body_that_runs_something(self) -> None:
+        def runs(order_id: Any) -> Any:
+            return order_id.run()
+
+        settings_of(celery(), function=runs)
+
+    def test_not_a_call_that_goes_through_it(self) -> None:
+        class Through(IdempotentTask):
+            abstract = True
+
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                with nullcontext(self.run):
+                    return super().__call__(*args, **kwargs)
+
+        settings_of(celery(), base=Through)
+
+    def test_come_when_the_app_is_finalised(self) -> None:
+        app = celery(idempotency_lease=-1)
+        app.task(charge, base=IdempotentTask, name="shop.charge", shared=False)
+
+        with pytest.raises(ImproperlyConfigured, match="idempotency_lease"):
+            app.finalize()
+
+
+KEY = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0IHNlY3I="
+
+times_asked: list[None] = []
+
+
+def keys() -> tuple[str, ...]:
+    times_asked.append(None)
+    return (KEY,)
+
+
+def keys_from_a_vault_that_is_away() -> tuple[str, ...]:
+    raise OSError("secret vault is away")
+
+
+class TestEncryptionKeys:
+    """However they are given, results are encrypted; whatever is wrong, they are not shown."""
+
+    @pytest.mark.parametrize(
+        "given",
+        [(KEY,), [KEY.encode()], keys, f"{__name__}.keys", f"{__name__}:keys", f"{__name__}:GIVEN"],
+        ids=["tuple", "list", "function", "dotted", "colon", "value"],
+    )
+    def test_come_from_the_settings_or_from_elsewhere(self, given: Any) -> None:
+        for task in (
+            task_in(celery(idempotency_encryption_keys=given)),
+            task_in(celery(), idempotency_encryption_keys=given),
+        ):
+            configured = task.idempotency_configuration
+            payload = configured.gate.payloads.of_result(
+                "a card number", configured.settings, key="k", token=1
+            )
+            assert payload.format == "!json"
+            assert KEY not in repr(configured.settings)
+
+    def test_that_a_function_gives_are_asked_for_at_first_use(self) -> None:
+        times_asked.clear()
+        configured = task_in(celery(idempotency_encryption_keys=keys)).idempotency_configuration
+        assert times_asked == []
+
+        for _ in range(2):
+            assert configured.gate
+
+        assert len(times_asked) == 1
+
+    def test_of_several_tasks_may_differ(self) -> None:
+        app = celery()
+        gates = [
+            task_in(
+                app, name=f"shop.{n}", idempotency_encryption_keys=given
+            ).idempotency_configuration.gate
+            for n, given in enumerate([None, (KEY,), [KEY], keys])
+        ]
+
+        assert gates[1] is gates[2]
+        assert len(set(map(id, gates))) == 3
+
+    @pytest.mark.parametrize(
+        "given",
+        [("secret",), (KEY, "secret"), [b"secret secret"], "secret", (), KEY],
+        ids=["short", "second", "bytes", "no-path", "empty", "not-in-a-tuple"],
+    )
+    def test_that_are_none_are_refused_at_once(self, given: Any) -> None:
+        for sentence in (
+            refusal(celery(idempotency_encryption_keys=given)),
+            refusal(celery(), idempotency_encryption_keys=given),
+        ):
+            assert "idempotency_encryption_keys" in sentence
+            assert KEY not in sentence
+
+    @pytest.mark.parametrize(
+        ("given", "sentence"),
+        [
+            (
+                f"{__name__}.nothing",
+                "'tests.unit.configuration.test_configuration.nothing' gave no keys, but",
+            ),
+            ("no.such.module", "'no.such.module' gave no keys, but ModuleNotFoundError"),
+            (keys_from_a_vault_that_is_away, "its function gave no keys, but OSError"),
+            (lambda: KEY, "expected a tuple of Fernet keys from its function, got str"),
+            (lambda: None, "expected a tuple of Fernet keys from its function, got NoneType"),
+            (lambda: (), "has no key in it"),
+            (lambda: ["secret"], "number 1 of 1 is no Fernet key"),
+        ],
+        ids=["no-name", "no-module", "raises", "text", "none", "empty", "no-key"],
+    )
+    def test_that_cannot_be_had_are_refused_at_first_use(self, given: Any, sentence: str) -> None:
+        task = task_in(celery(idempotency_encryption_keys=given))
+
+        with pytest.raises(ImproperlyConfigured, match="idempotency_encryption_keys") as caught:
+            _ = task.idempotency_configuration.gate
+        assert sentence in str(caught.value)
+        assert "secret" not in str(caught.value)
+        assert KEY not in str(caught.value)
+
+
+GIVEN = [KEY]
+
+
+class TestSerializer:
+    def test_is_the_apps_unless_told_otherwise(self) -> None:
+        pickling = {"result_serializer": "pickle", "accept_content": ["pickle"]}
+
+        assert settings_of(celery(**pickling)).serializer == "pickle"
+        with pytest.raises(ImproperlyConfigured, match="'json' writes what"):
+            settings_of(celery(**pickling), idempotency_serializer="json")
+
+    def test_goes_by_what_results_may_be(self) -> None:
+        app = celery(result_accept_content=["json", "pickle"], accept_content=["json"])
+
+        assert settings_of(app, idempotency_serializer="pickle").serializer == "pickle"
+
+
+class TestRedis:
+    @pytest.mark.parametrize(
+        ("settings", "place"),
+        [
+            ({"idempotency_redis_url": "redis://own:1/5"}, "redis://own:1/5"),
+            ({}, "redis://backend:1/0"),
+            ({"result_backend": "rpc://"}, "redis://broker:1/0"),
+            ({"result_backend": None}, "redis://broker:1/0"),
+            ({"result_backend": "file:///tmp"}, "redis://broker:1/0"),
+        ],
+        ids=["own", "backend", "rpc", "none", "file"],
+    )
+    def test_is_the_one_named_else_the_backend_else_the_broker(
+        self, settings: dict[str, Any], place: str
+    ) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.conf.update(
+            {"broker_url": "redis://broker:1/0", "result_backend": "redis://:pw@backend:1/0"}
+            | settings
+        )
+
+        assert str(task_in(app).idempotency_configuration.gate.store.place) == place
+
+    def test_takes_what_the_result_backend_connects_with(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.conf.update(
+            result_backend="sentinel://one:1/0;sentinel://two:2/0",
+            result_backend_transport_options={"master_name": "shop", "visibility_timeout": 5},
+            redis_backend_use_ssl={"ssl_ca_certs": "/etc/ca.pem"},
+        )
+
+        place = task_in(app).idempotency_configuration.gate.store.place
+
+        assert place.url == "sentinel://one:1/0;sentinel://two:2/0"
+        assert place.options == {
+            "master_name": "shop", "ssl": True, "ssl_ca_certs": "/etc/ca.pem",
+        }  # fmt: skip
+
+    @pytest.mark.parametrize("tls", [True, {"ssl_ca_certs": "/etc/ca.pem"}])
+    def test_takes_what_the_broker_connects_with(self, tls: Any) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.conf.update(
+            broker_url="redis://:pw@broker:1/0",
+            broker_use_ssl=tls,
+            broker_transport_options={"socket_keepalive": True, "queue_order_strategy": "sorted"},
+        )
+
+        place = task_in(app).idempotency_configuration.gate.store.place
+
+        assert place.url == "rediss://:pw@broker:1/0"
+        assert place.options == {"socket_keepalive": True} | (tls if tls is not True else {})
+
+    def test_that_is_named_takes_nothing_from_others(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.conf.update(
+            result_backend="redis://backend",
+            redis_backend_use_ssl={"ssl_ca_certs": "/etc/ca.pem"},
+            idempotency_redis_url="redis://own",
+            idempotency_redis_options={"username": "shop"},
+        )
+
+        place = task_in(app).idempotency_configuration.gate.store.place
+
+        assert (place.url, place.options) == ("redis://own", {"username": "shop"})
+
+    def test_may_be_a_client_of_ones_own(self) -> None:
+        client = Redis()
+        task = task_in(celery(), idempotency_redis_client=lambda: client)
+
+        store = task.idempotency_configuration.gate.store
+
+        assert store.client is client
+        assert str(store.place) == "function of your own"
+
+    def test_may_be_the_path_to_a_client(self) -> None:
+        task = task_in(celery(), idempotency_redis_client="redis:Redis")
+
+        assert isinstance(task.idempotency_configuration.gate.store.client, Redis)
+
+    def test_at_a_path_that_leads_nowhere_is_refused(self) -> None:
+        task = task_in(celery(), idempotency_redis_client="shop.nowhere:client")
+
+        with pytest.raises(ImproperlyConfigured, match="'shop.nowhere:client' cannot be imported"):
+            task.idempotency_record(1)
+
+    def test_that_is_nowhere_is_asked_for(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.conf.update(broker_url="amqp://guest:secret@localhost//", result_backend="rpc://")
+        task = task_in(app)
+
+        with pytest.raises(ImproperlyConfigured) as caught:
+            task.idempotency_record(1)
+
+        assert str(caught.value) == (
+            "idempotency_redis_url is not set, and neither the result backend nor the broker is a "
+            "Redis; set it to the URL of the Redis that shall hold the records"
+        )
+
+    def test_is_shared_by_the_tasks_of_an_app(self) -> None:
+        app = celery()
+        one = task_in(app)
+        two = task_in(app, name="shop.refund")
+        other = task_in(app, name="shop.ship", idempotency_key_prefix="ship")
+
+        gates = [task.idempotency_configuration.gate for task in (one, two, other)]
+
+        assert gates[0] is gates[1]
+        assert gates[0] is not gates[2]
+        assert task_in(celery()).idempotency_configuration.gate is not gates[0]
+
+    def test_is_not_asked_for_by_a_task_that_goes_ungated(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.conf.update(broker_url="memory://", idempotency_enabled=False, task_always_eager=True)
+
+        def increment(number: int) -> int:
+            return number + 1
+
+        assert task_in(app, increment).delay(1).get() == 2
+
+
+def test_the_task_lives_through_crashes_unless_told_otherwise() -> None:
+    task = task_in(celery())
+    plain = task_in(celery(), acks_late=False)
+
+    assert task.acks_late
+    assert task.reject_on_worker_lost
+    assert not plain.acks_late

@@ -1,0 +1,45 @@
+"""When a message that met a conflict comes back."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from celery_idempotent.executor.conflict import return_delay
+
+
+def delays(returns: int, lease: float) -> list[float]:
+    return [return_delay(returns, lease) for _ in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("returns", "longest"), [(0, 1), (1, 2), (2, 4), (3, 8), (4, 16), (5, 32), (6, 60), (7, 60)]
+)
+def test_a_second_then_twice_that_up_to_one_lease(returns: int, longest: float) -> None:
+    several = delays(returns, lease=60)
+
+    assert max(several) <= longest
+    assert min(several) >= 0.75 * longest
+
+
+def test_up_to_a_quarter_is_left_to_chance() -> None:
+    several = delays(3, lease=60)
+
+    assert max(several) > 7.8
+    assert min(several) < 6.2
+    assert len(set(several)) > 100
+
+
+def test_a_lease_of_less_than_a_second_makes_it_no_shorter() -> None:
+    assert all(0.75 <= delay <= 1 for delay in delays(9, lease=0.5))
+
+
+def test_a_message_that_has_come_back_for_years_has_a_delay() -> None:
+    assert 45 <= return_delay(10_000_000, 60) <= 60
+
+
+def test_it_never_gets_shorter_but_by_chance() -> None:
+    longest = [max(delays(returns, lease=60)) for returns in range(12)]
+
+    assert all(later >= 0.98 * sooner for sooner, later in pairwise(longest))

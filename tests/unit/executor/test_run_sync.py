@@ -1,0 +1,36 @@
+"""A flow in a world that blocks runs through."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Generator
+
+import pytest
+
+from celery_idempotent.executor.runtime.run_sync import at_once
+
+
+async def answer() -> int:
+    return 42
+
+
+@types.coroutine
+def suspend() -> Generator[None, None, None]:
+    yield
+
+
+async def flow() -> int:
+    return await answer()
+
+
+async def waiting() -> None:
+    await suspend()
+
+
+def test_it_returns_what_the_flow_returns() -> None:
+    assert at_once(flow()) == 42
+
+
+def test_one_that_would_wait_is_a_mistake() -> None:
+    with pytest.raises(RuntimeError, match="awaited something of an event loop"):
+        at_once(waiting())

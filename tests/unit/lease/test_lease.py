@@ -1,0 +1,195 @@
+"""How long a lease is trusted, told by the holder's own clock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from importlib import import_module
+from typing import Any, cast
+
+import pytest
+
+from celery_idempotent.errors import LeaseLostError
+from celery_idempotent.executor.execution import Execution, unprotected
+from celery_idempotent.key.key import Key
+from celery_idempotent.lease import lease as held
+from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.interrupt import Interrupt
+from celery_idempotent.lease.lease import Lease
+from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.record_store import RecordStore
+
+NOBODY = cast("RecordStore", None)
+
+
+class Clock:
+    """The clock of leases, which goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+
+    def __call__(self) -> float:
+        return self._now
+
+    def tick(self, seconds: float) -> None:
+        self._now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(held, "monotonic", clock)
+    return clock
+
+
+def lease_of(seconds: float, sent_at: float) -> Lease:
+    extension = Extension(Key("shop.charge", "digest"), 17, int(seconds * 1000), 1000)
+    return Lease(NOBODY, extension, sent_at, lambda: None)
+
+
+class TestTrust:
+    def test_lasts_a_lease_from_the_sending_but_for_a_margin(self, clock: Clock) -> None:
+        lease = lease_of(60, sent_at=clock())
+
+        clock.tick(56.9)
+        assert lease.trusted
+        clock.tick(0.2)
+        assert not lease.trusted
+
+    def test_counts_the_time_that_the_answer_took(self, clock: Clock) -> None:
+        sent_at = clock()
+        clock.tick(50)
+
+        lease = lease_of(60, sent_at)
+
+        clock.tick(10)
+        assert not lease.trusted
+
+    def test_comes_back_when_the_lease_is_renewed(self, clock: Clock) -> None:
+        lease = lease_of(60, sent_at=clock())
+        clock.tick(61)
+
+        lease.renewed(clock())
+
+        assert lease.trusted
+
+    def test_never_comes_back_once_the_lease_is_lost(self, clock: Clock) -> None:
+        lease = lease_of(60, sent_at=clock())
+
+        lease.lost = True
+        lease.renewed(clock())
+
+        assert not lease.trusted
+
+
+class TestClock:
+    @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="no such clock here")
+    def test_goes_on_while_the_machine_is_suspended(self) -> None:
+        """Which no test can do to this machine: it is the clock of which Linux promises that."""
+        before = time.clock_gettime(time.CLOCK_BOOTTIME)
+        now = monotonic()
+        after = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+        assert before <= now <= after
+
+    @pytest.mark.parametrize(
+        "module",
+        ["gate.gate", "gate.many", "lease.heartbeat", "lease.loop_heartbeat", "lease.held"],
+    )
+    def test_is_the_one_of_all_that_count_the_time_of_a_lease(self, module: str) -> None:
+        """Two clocks would differ by all the time that the machine was ever suspended."""
+        assert import_module(f"celery_idempotent.{module}").monotonic is monotonic
+
+
+class TestDue:
+    def test_after_a_third_of_the_lease(self, clock: Clock) -> None:
+        lease = lease_of(60, sent_at=clock())
+
+        assert lease.due - clock() == pytest.approx(20)
+        assert lease.due_with_others - clock() == pytest.approx(15)
+
+    @pytest.mark.parametrize(("seconds", "again"), [(60, 1.0), (3, 0.3)])
+    def test_again_soon_when_nobody_answered(
+        self, seconds: float, again: float, clock: Clock
+    ) -> None:
+        lease = lease_of(seconds, sent_at=clock())
+        clock.tick(seconds / 3)
+
+        lease.unanswered()
+
+        assert lease.due - clock() == pytest.approx(again)
+
+    def test_two_can_fail_before_trust_ends(self, clock: Clock) -> None:
+        lease = lease_of(60, sent_at=clock())
+
+        assert lease.due + 20 < lease.trusted_until
+
+
+class TestCheck:
+    def test_passes_while_the_lease_is_trusted(self, clock: Clock) -> None:
+        Execution("k", 17, 1, lease_of(60, clock())).check()
+
+    def test_tells_a_lease_that_ran_out(self, clock: Clock) -> None:
+        execution = Execution("k", 17, 1, lease_of(60, clock()))
+        clock.tick(60)
+
+        with pytest.raises(LeaseLostError, match="k: the lease could not be extended in time"):
+            execution.check()
+
+    def test_tells_a_lease_that_was_taken_over(self, clock: Clock) -> None:
+        lease = lease_of(60, clock())
+        lease.lost = True
+
+        with pytest.raises(LeaseLostError, match="k: another execution has taken over"):
+            Execution("k", 17, 1, lease).check()
+
+    def test_has_nothing_to_say_where_nothing_is_protected(self) -> None:
+        execution = unprotected("k")
+
+        execution.check()
+
+        assert not execution.protected
+        assert not execution.recovered
+        assert execution.step("name", lambda a, b: a + b, 1, b=2) == 3
+
+
+def test_an_execution_knows_whether_it_takes_over(clock: Clock) -> None:
+    lease = lease_of(60, clock())
+
+    assert not Execution("k", 17, 1, lease).recovered
+    assert Execution("k", 17, 2, lease).recovered
+    assert Execution("k", 17, 2, lease).protected
+
+
+class TestInterrupt:
+    def test_strikes_the_thread_that_made_it(self) -> None:
+        seen: list[Any] = []
+        ready = threading.Event()
+        interrupts: list[Interrupt] = []
+
+        def work() -> None:
+            interrupts.append(Interrupt(LeaseLostError))
+            ready.set()
+            try:
+                for _ in range(2000):
+                    time.sleep(0.005)
+            except LeaseLostError as error:
+                seen.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        ready.wait()
+        interrupts[0].strike()
+        thread.join(5)
+
+        assert [type(error) for error in seen] == [LeaseLostError]
+        assert str(seen[0])
+
+    def test_strikes_nobody_once_the_work_is_over(self) -> None:
+        interrupt = Interrupt(LeaseLostError)
+
+        interrupt.over()
+        interrupt.strike()
+
+        for _ in range(1000):
+            pass  # It would be raised between two of these.

@@ -1,0 +1,113 @@
+"""Large payloads in Celery's own backends: a directory, and an S3 that moto plays."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_idempotent.payload.offload import BackendDepot
+from tests.s3 import Bucket
+
+NAME = "shop.charge%2Fx:PN0MlSPt3FmEwTzQ5dHvBQ:1763726400123457"
+
+DATA = [
+    b"",
+    b'"text"',
+    '"Zürich"'.encode(),
+    bytes(range(256)),
+    b"base64:",
+    b"base64:MQ==",
+    b"\x80\x04}\x94.",
+    b"\r\n\0\x1a",
+    os.urandom(100_000),
+]
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[Bucket]:
+    with Bucket() as bucket:
+        yield bucket
+
+
+@pytest.fixture(params=["file", "s3", "memory"])
+def depot(request: pytest.FixtureRequest, tmp_path: Path) -> BackendDepot:
+    if request.param == "s3":
+        settings = request.getfixturevalue("bucket").settings
+        return BackendDepot(celery(**settings), "s3://")
+    url = {"file": f"file://{tmp_path}", "memory": "cache+memory://"}[request.param]
+    return BackendDepot(celery(), url)
+
+
+def celery(**settings: Any) -> Celery:
+    app = Celery("depot", set_as_current=False)
+    app.conf.update(settings)
+    return app
+
+
+def test_any_bytes_come_back_as_they_were(depot: BackendDepot) -> None:
+    for number, data in enumerate(DATA):
+        depot.put(f"{NAME}{number}", data, 60)
+    for number, data in enumerate(DATA):
+        assert depot.get(f"{NAME}{number}") == data
+
+
+def test_what_was_never_put_is_not_there(depot: BackendDepot) -> None:
+    assert depot.get(f"{NAME}-never") is None
+
+
+def test_what_was_deleted_is_not_there_any_more(depot: BackendDepot) -> None:
+    depot.put(NAME, b"1", 60)
+    depot.delete(NAME)
+
+    assert depot.get(NAME) is None
+
+
+def test_each_thread_has_a_client_of_its_own(depot: BackendDepot) -> None:
+    opened = []
+
+    def use() -> None:
+        depot.get(NAME)
+        opened.append(depot._open())
+
+    use()
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+
+    assert depot._open() is opened[0]
+    assert opened[0] is not opened[1]
+
+
+def test_the_backend_is_told_how_long_to_keep_it() -> None:
+    depot = BackendDepot(celery(), "cache+memory://")
+    depot.put(NAME, b"1", 59.5)
+    depot.put(NAME, b"1", 120)
+
+    assert [depot._open(seconds).expires for seconds in (60, 120)] == [60, 120]
+
+
+def test_a_directory_holds_text_as_it_is(tmp_path: Path) -> None:
+    BackendDepot(celery(), f"file://{tmp_path}").put(NAME, b'{"a": 1}', 60)
+
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(NAME, '{"a": 1}')]
+
+
+def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    depot = BackendDepot(celery(), f"file://{tmp_path}/nowhere")
+
+    for use in (lambda: depot.put(NAME, b"1", 60), lambda: depot.get(NAME)):
+        with pytest.raises(Exception, match="path"):
+            use()
+
+
+@pytest.mark.parametrize("damage", ["base64:M", "base64:###", "base64:Zü"])
+def test_damage_is_left_to_the_reader(tmp_path: Path, damage: str) -> None:
+    (tmp_path / NAME).write_text(damage)
+
+    assert BackendDepot(celery(), f"file://{tmp_path}").get(NAME) == damage.encode()

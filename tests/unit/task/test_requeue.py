@@ -1,0 +1,78 @@
+"""How long a message is kept that cannot be published again."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.task import Context
+from celery.exceptions import SoftTimeLimitExceeded
+
+from celery_idempotent import IdempotentTask
+from celery_idempotent.task.requeue import LONGEST_PAUSE, RequeuePause, longest_wait
+
+MINUTE = 60.0
+
+
+def app_with(url: str = "amqp://", **settings: Any) -> Celery:
+    app = Celery("shop", set_as_current=False)
+    app.finalized = True
+    app.conf.update(broker_url=url, result_backend="redis://localhost:1/0", **settings)
+    return app
+
+
+def task_of(app: Celery) -> Any:
+    def charge() -> None: ...
+
+    return app.task(base=IdempotentTask, lazy=False, shared=False)(charge)
+
+
+def pause(
+    deliveries: int | None = None, since: float = 0.0, app: Celery | None = None, **request: Any
+) -> float:
+    """Seconds, of a message whose task has been running `since` so many seconds."""
+    task = task_of(app or app_with())
+    headers = {} if deliveries is None else {"x-delivery-count": deliveries}
+    context = Context(headers=headers, **request)
+    return RequeuePause(task, context, time.monotonic() - since)._seconds
+
+
+def test_grows_with_each_delivery_that_the_broker_counts() -> None:
+    assert [pause(number) for number in (None, 0, 1, 2)] == [1, 1, 4, 16]
+    assert pause(20) == pause(10**6) == LONGEST_PAUSE
+    assert sum(map(pause, range(20))) > 75 * MINUTE
+
+
+def test_leaves_room_below_the_hard_time_limit() -> None:
+    assert pause(20, since=10, timelimit=[40, None]) == pytest.approx(15, abs=0.5)
+    assert pause(20, since=50, timelimit=[40, None]) <= 0
+
+
+def test_leaves_room_below_the_visibility_timeout() -> None:
+    redis = app_with("redis://", broker_transport_options={"visibility_timeout": 30})
+
+    assert pause(20, app=redis) == 15
+
+
+def test_ends_with_a_soft_time_limit() -> None:
+    waiting = RequeuePause(task_of(app_with()), Context(), time.monotonic())
+
+    assert not waiting.wait(SoftTimeLimitExceeded())
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "seconds"),
+    [
+        ("amqp://", {}, 900),
+        ("amqp://", {"visibility_timeout": 30}, 900),
+        ("redis://", {}, 900),
+        ("redis://", {"visibility_timeout": 30}, 15),
+        ("sqs://", {}, 900),
+        ("sqs://", {"visibility_timeout": 30}, 15),
+        ("sqs://", {"predefined_queues": {"celery": {"url": "https://…"}}}, 15),
+    ],
+)
+def test_the_longest_wait_in_a_worker(url: str, options: dict[str, Any], seconds: float) -> None:
+    assert longest_wait(app_with(url, broker_transport_options=options)) == seconds
