@@ -74,7 +74,7 @@ class Idempotency:
             state = "absent" if record is None else record.state.value
             pytest.fail(f"{task.name} is {state} for these arguments: it holds no lease")
         configured = task.idempotency_configuration
-        configured.gate.store.execute(
+        configured.executor.store.execute(
             commands.abandon(
                 task.idempotency_key_of(*args, **kwargs), record.task_id, record.worker, grace_ms=0
             )
@@ -84,11 +84,11 @@ class Idempotency:
         """Leave what a worker leaves that died in the middle of this call: no outcome, no lease."""
         configured = task.idempotency_configuration
         settings = configured.settings
-        begun = configured.gate.store.execute(
+        begun = configured.executor.store.execute(
             commands.begin(
                 task.idempotency_key_of(*args, **kwargs),
-                owner=b"a worker that died",
-                prior=b"",
+                execution_id=b"a worker that died",
+                unanswered_ids=b"",
                 task_id="a task whose worker died",
                 worker="a worker that died/0",
                 lease_ms=settings.lease_ms,

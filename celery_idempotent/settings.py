@@ -16,7 +16,7 @@ PREFIX = "idempotency_"
 ON_CONFLICT = ("retry", "wait", "raise", "ignore", "reject")
 ON_STORE_ERROR = ("retry", "run", "raise")
 ON_LEASE_LOST = ("finish", "abort")
-ON_START_WITHOUT_STORE = ("wait", "stop", "go")
+ON_STORE_UNAVAILABLE_AT_START = ("wait", "stop", "go")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +81,12 @@ class Settings:
     #: Whether it must have reached the disks, too (WAITAOF).
     wait_aof: bool = False
     #: Commands that may fail in a row before Redis is left alone for a while.
-    breaker_failures: int = 2
+    breaker_threshold: int = 2
     #: The longest while.
-    breaker_pause: float = 30.0
+    breaker_max_delay: float = 30.0
     #: What a worker does at its start when Redis is away; None: ``go`` where `on_store_error` is
     #: ``run``, else ``wait``.
-    on_start_without_store: str | None = None
+    on_store_unavailable_at_start: str | None = None
 
     @cached_property
     def lease_ms(self) -> int:
@@ -253,9 +253,9 @@ _CHECKS: Mapping[str, _Check] = {
     "wait_replicas": _whole(0, 100),
     "wait_replicas_timeout": _seconds(0.001),
     "wait_aof": _FLAG,
-    "breaker_failures": _whole(1, 1_000_000),
-    "breaker_pause": _seconds(0.01),
-    "on_start_without_store": _one_of(*ON_START_WITHOUT_STORE),
+    "breaker_threshold": _whole(1, 1_000_000),
+    "breaker_max_delay": _seconds(0.01),
+    "on_store_unavailable_at_start": _one_of(*ON_STORE_UNAVAILABLE_AT_START),
 }
 
 

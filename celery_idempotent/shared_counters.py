@@ -26,7 +26,7 @@ ROWS = 256
 _CELL = 8
 
 
-class Tally:
+class SharedCounters:
     """Made in the worker's main process, before its pool is started.
 
     Args:
@@ -90,12 +90,12 @@ class Tally:
 
 
 #: The one of this worker; None in any other program.
-tally: Tally | None = None
+shared_counters: SharedCounters | None = None
 
 
-def start(tasks: Iterable[str]) -> Tally:
+def start(tasks: Iterable[str]) -> SharedCounters:
     """Count from now on, in this process and in those that it forks."""
-    global tally
-    tally = Tally(tasks)
-    signals.counter = tally.count
-    return tally
+    global shared_counters
+    shared_counters = SharedCounters(tasks)
+    signals.counter = shared_counters.count
+    return shared_counters

@@ -68,7 +68,9 @@ store_unavailable = Signal(
 
 #: Redis has answered a begin, whatever it said. ``case`` (str, as in lua/begin.lua), ``seconds``
 #: (float, there and back).
-answered = Signal(name="idempotency_answered", providing_args={"task_id", "key", "case", "seconds"})
+begin_replied = Signal(
+    name="idempotency_begin_replied", providing_args={"task_id", "key", "case", "seconds"}
+)
 
 #: What becomes of a call: counted in every worker.
 ALL: Final = (

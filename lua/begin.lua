@@ -3,7 +3,7 @@
 -- The execution id is drawn afresh for each pass through the gate, never the task id: a redelivered
 -- message bears the same task id. A begin that the client sends twice finds its own record and gets
 -- the same answer. A message put back because an answer was lost carries the ids of those passes as
--- `prior`: if one did begin, nobody runs under it, and this pass steps in without counting an attempt.
+-- `unanswered_ids`: if one did begin, nobody runs under it, and this pass steps in without counting an attempt.
 -- The steps that an earlier execution has finished stay in the body. A takeover writes down, where an
 -- outcome has its format, for how many milliseconds the key had stood still.
 --
@@ -15,14 +15,14 @@
 -- KEYS
 --   record             the key's record
 -- ARGV
---   owner              id of this execution
---   prior              ids of earlier passes of the same message that had no answer, or ''
+--   execution_id       id of this execution
+--   unanswered_ids     ids of earlier passes of the same message that had no answer, or ''
 --   task_id            id of the task
 --   generation         of the message, among those of its task id
 --   fingerprint        of all arguments, or ''
 --   worker             who runs it
 --   lease_ms           right to run without a heartbeat
---   keep_ms            lease_ms, and then how long an execution that died is remembered
+--   ttl_ms             lease_ms, and then how long an execution that died is remembered
 --   max_attempts       executions that may die in a row
 --   error_ms           retention of the FAILED record of a task that has used them up
 -- REPLIES
@@ -33,21 +33,21 @@
 --   corrupt            not a record that this version can read
 
 local record = KEYS[1]
-local owner, prior, task_id, generation, fingerprint, worker, lease_ms, keep_ms, max_attempts, error_ms =
+local execution_id, unanswered_ids, task_id, generation, fingerprint, worker, lease_ms, ttl_ms, max_attempts, error_ms =
   unpack(ARGV)
 generation = tonumber(generation)
 
 local raw = redis.call('GET', record)
-local state, attempts, last_token, at, known, holder, last_worker, last_owner, stood, position
+local state, attempts, last_token, at, known, holder, last_worker, last_execution_id, stood, position
 local awaited, error_from, error_to, goes_on
 if raw then
-  state, attempts, last_token, at, known, holder, last_worker, last_owner, stood, position =
+  state, attempts, last_token, at, known, holder, last_worker, last_execution_id, stood, position =
     unpack_record(raw)
   if not state then
     return reply('corrupt', raw)
   elseif not finished(state) then
     if state == 'R' and holder == task_id then
-      awaited = last_owner == '' and 0 or tonumber(last_owner)
+      awaited = last_execution_id == '' and 0 or tonumber(last_execution_id)
     end
     local letter, last_generation, ended_at, format, start
     error_from, error_to, letter, last_generation, ended_at, format, start =
@@ -73,10 +73,10 @@ end
 local now, now_us = ask_time()
 local attempt, token, idle, body = 1, now_us, '', ''
 if raw then
-  if last_owner == owner then
+  if last_execution_id == execution_id then
     attempt, token, idle = attempts, last_token, stood
   else
-    local unanswered = state == 'S' and last_owner ~= '' and string.find(prior, last_owner, 1, true)
+    local unanswered = state == 'S' and last_execution_id ~= '' and string.find(unanswered_ids, last_execution_id, 1, true)
     if at > now and not unanswered and not goes_on and not (awaited and awaited <= generation) then
       return reply('held', raw)
     end
@@ -101,6 +101,6 @@ if raw then
 end
 
 local started =
-  pack('S', attempt, token, now + lease_ms, fingerprint, task_id, worker, owner, idle, body)
-redis.call('SET', record, started, 'PX', keep_ms)
+  pack('S', attempt, token, now + lease_ms, fingerprint, task_id, worker, execution_id, idle, body)
+redis.call('SET', record, started, 'PX', ttl_ms)
 return reply('begun', started)

@@ -40,10 +40,10 @@ local body = string.sub(raw, position)
 if error ~= '' then
   body = with_error(raw, position, task_id, generation, now, format, error)
 end
-local left, awaited, keep_ms = 'R', NOBODY, hold_ms + retention_ms
+local left, awaited, ttl_ms = 'R', NOBODY, hold_ms + retention_ms
 if tonumber(hold_ms) ~= 0 then
   awaited = generation
-  keep_ms = body == '' and hold_ms or keep_ms
+  ttl_ms = body == '' and hold_ms or ttl_ms
 elseif body == '' then
   redis.call('DEL', record)
   return reply('ok')
@@ -51,9 +51,9 @@ elseif no_steps(body, 1) then
   left, fingerprint = 'E', ''
 end
 if error ~= '' then
-  keep_ms = left == 'E' and error_ms or math.max(error_ms, keep_ms)
+  ttl_ms = left == 'E' and error_ms or math.max(error_ms, ttl_ms)
 end
 local released =
   pack(left, 0, last_token, now + hold_ms, fingerprint, task_id, '', awaited, '', body)
-redis.call('SET', record, released, 'PX', keep_ms)
+redis.call('SET', record, released, 'PX', ttl_ms)
 return reply('ok')

@@ -18,7 +18,7 @@ local record = KEYS[1]
 local task_id, fingerprint, hold_ms = unpack(ARGV)
 
 local now, now_us = ask_time()
-local attempts, token, body, keep_ms = 0, now_us, '', hold_ms
+local attempts, token, body, ttl_ms = 0, now_us, '', hold_ms
 local raw = redis.call('GET', record)
 if raw then
   local state, died, last_token, at, known, holder, _, last_owner, _, position =
@@ -39,10 +39,10 @@ if raw then
   fingerprint = fingerprint == '' and known or fingerprint
   body = string.sub(raw, position)
   if body ~= '' then
-    keep_ms = math.max(hold_ms, redis.call('PTTL', record))
+    ttl_ms = math.max(hold_ms, redis.call('PTTL', record))
   end
 end
-if tonumber(keep_ms) == 0 then
+if tonumber(ttl_ms) == 0 then
   redis.call('DEL', record)
   return reply('reserved')
 end
@@ -56,5 +56,5 @@ if tonumber(hold_ms) == 0 then
 end
 local reserved =
   pack(left, attempts, token, now + hold_ms, fingerprint, task_id, '', awaited, '', body)
-redis.call('SET', record, reserved, 'PX', keep_ms)
+redis.call('SET', record, reserved, 'PX', ttl_ms)
 return reply('reserved', reserved)

@@ -37,8 +37,10 @@ class Queues:
         """How many it has, those that a worker has received included."""
         url = self.client.get_queue_url(QueueName=queue)["QueueUrl"]
         found = self.client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])
-        kinds = ("", "NotVisible", "Delayed")
-        return sum(int(found["Attributes"][f"ApproximateNumberOfMessages{kind}"]) for kind in kinds)
+        discovery = ("", "NotVisible", "Delayed")
+        return sum(
+            int(found["Attributes"][f"ApproximateNumberOfMessages{kind}"]) for kind in discovery
+        )
 
     def __exit__(self, *_: object) -> None:
         self._server.stop()

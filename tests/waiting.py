@@ -8,7 +8,7 @@ from typing import TypeVar
 
 #: Longest wait for something that is about to happen, in seconds: on a busy machine, too.
 SOON = 60.0
-LOOK_EVERY = 0.01
+POLL_INTERVAL = 0.01
 
 T = TypeVar("T")
 
@@ -19,5 +19,5 @@ def eventually(condition: Callable[[], T], what: str = "it came", seconds: float
     while not (value := condition()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"after {seconds:g} s still not: {what}")
-        time.sleep(LOOK_EVERY)
+        time.sleep(POLL_INTERVAL)
     return value

@@ -17,7 +17,7 @@ from celery_idempotent.cli.show import show
 from celery_idempotent.cli.stats import stats
 
 # `celery inspect` and `celery control` must know our commands as well, and look in this process.
-from celery_idempotent.monitoring import inspect_commands as remote
+from celery_idempotent.monitoring import inspect_commands
 
 
 @click.group()
@@ -28,7 +28,7 @@ def idempotency() -> None:
 for _parameter in inspect.params:
     # Older Celerys list the commands when they are imported, which was before ours were known.
     if isinstance(_parameter.type, click.Choice):
-        _parameter.type = click.Choice([*_parameter.type.choices, *remote.COMMANDS])
+        _parameter.type = click.Choice([*_parameter.type.choices, *inspect_commands.COMMANDS])
 
 for _command in (list_records, show, forget, stats, explain, doctor):
     idempotency.add_command(_command)

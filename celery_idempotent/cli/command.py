@@ -12,14 +12,14 @@ from typing import Any, ClassVar, TypeVar
 import click
 from celery import Celery
 
-from celery_idempotent.configuration import app_tasks as gated
-from celery_idempotent.configuration.app_tasks import Gated
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.errors import IdempotencyError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class OneLine(click.Command):
+class FriendlyCommand(click.Command):
     """A command that tells what is wrong in one sentence, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -39,13 +39,13 @@ def loaded(app: Celery) -> Celery:
     return app
 
 
-def gated_tasks(app: Celery) -> list[Gated]:
+def gated_tasks(app: Celery) -> list[IdempotentTaskLike]:
     """The app's idempotent tasks.
 
     Raises:
         ClickException: if there is none: most often `-A` was forgotten.
     """
-    found = gated.tasks(loaded(app))
+    found = app_tasks.tasks(loaded(app))
     if not found:
         raise click.ClickException(
             f"the app {app.main!r} has no idempotent task; name yours: celery -A shop idempotency …"
@@ -94,26 +94,26 @@ def choosing(command: F) -> F:
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
 
-def print_json(document: Any, *, indent: int | None = 2) -> None:
+def print_json(json_format: Any, *, indent: int | None = 2) -> None:
     """One JSON document; an `indent` of None puts it on one line."""
-    text = json.dumps(document, indent=indent, ensure_ascii=False, default=str)
+    text = json.dumps(json_format, indent=indent, ensure_ascii=False, default=str)
     try:
         text.encode(sys.stdout.encoding)
     except UnicodeEncodeError:  # half a letter, or a terminal that has few of them
-        text = json.dumps(document, indent=indent, default=str)
+        text = json.dumps(json_format, indent=indent, default=str)
     click.echo(text)
 
 
-def arguments_of(words: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
+def arguments_of(formatting: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
     """A call's arguments from ``'[42]' '{"amount": 999}'``.
 
     Raises:
         UsageError: if they are not a JSON list and a JSON object.
     """
-    if len(words) > 2:
+    if len(formatting) > 2:
         raise click.UsageError("give the arguments as a JSON list and a JSON object")
     kinds: list[Any] = [[], {}]
-    for place, (word, kind) in enumerate(zip(words, (list, dict), strict=False)):
+    for config, (word, kind) in enumerate(zip(formatting, (list, dict), strict=False)):
         try:
             value = json.loads(word)
         except ValueError:
@@ -121,7 +121,7 @@ def arguments_of(words: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
         if not isinstance(value, kind):
             example = "'[42]'" if kind is list else """'{"amount": 999}'"""
             raise click.UsageError(f"{word!r} is not a JSON {_NAMES[kind]}, such as {example}")
-        kinds[place] = value
+        kinds[config] = value
     return kinds[0], kinds[1]
 
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import click
 
-from celery_idempotent import doctor as checks
+from celery_idempotent import doctor as doctor_checks
 from celery_idempotent.cli import console as screen
-from celery_idempotent.cli.command import OneLine, gated_tasks, json_option, print_json
-from celery_idempotent.configuration import app_tasks as gated
+from celery_idempotent.cli.command import FriendlyCommand, gated_tasks, json_option, print_json
+from celery_idempotent.configuration import app_tasks
 from celery_idempotent.doctor import Finding, Severity, versions
 
 _STYLES = {Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
 
-@click.command(cls=OneLine)
+@click.command(cls=FriendlyCommand)
 @click.option(
     "--fail-on",
     type=click.Choice(["note", "warning", "error", "never"]),
@@ -28,8 +28,8 @@ _STYLES = {Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "r
 def doctor(obj: Any, fail_on: str, as_json: bool) -> None:
     """Find what makes the promise weaker: the setting to change, and why."""
     tasks = gated_tasks(obj.app)
-    findings = checks.examine(obj.app)
-    places = list(dict.fromkeys(str(store.place) for store in gated.stores(tasks)))
+    findings = doctor_checks.examine(obj.app)
+    places = list(dict.fromkeys(str(store.config) for store in app_tasks.stores(tasks)))
     if as_json:
         print_json(
             {

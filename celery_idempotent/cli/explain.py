@@ -8,23 +8,23 @@ import click
 
 from celery_idempotent.cli import console as screen
 from celery_idempotent.cli.command import (
-    OneLine,
+    FriendlyCommand,
     arguments_of,
     gated_tasks,
     json_option,
     print_json,
 )
 from celery_idempotent.cli.target import look
-from celery_idempotent.configuration.app_tasks import Gated
+from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.explanation import Argument, Explanation
 from celery_idempotent.key.rule import TASK_ID
-from celery_idempotent.monitoring import json_format as document
-from celery_idempotent.monitoring.prediction import Meeting, meeting
-from celery_idempotent.store.record_query import Sight
+from celery_idempotent.monitoring import json_format
+from celery_idempotent.monitoring.prediction import Prediction, predict
+from celery_idempotent.store.record_query import RecordView
 
 
-@click.command(cls=OneLine)
+@click.command(cls=FriendlyCommand)
 @click.argument("task")
 @click.argument("arguments", nargs=-1, metavar="[ARGS] [KWARGS]")
 @click.option("--key", "own_key", help="A key that the call carries itself.")
@@ -57,17 +57,21 @@ def explain(
         raise
     except TypeError as error:
         raise click.UsageError(f"{task}: these arguments do not fit: {error}") from None
-    sight = look(configured.gate.store, told.key)
-    meets = meeting(told.key, configured.settings, sight)
-    name = configured.gate.store.name(told.key)
+    record_view = look(configured.executor.store, told.key)
+    meets = predict(told.key, configured.settings, record_view)
+    name = configured.executor.store.name(told.key)
     if as_json:
-        print_json(_document(by_name[task], told, name, sight, meets))
+        print_json(_document(by_name[task], told, name, record_view, meets))
     else:
         _print(by_name[task], told, name, meets)
 
 
 def _document(
-    task: Gated, told: Explanation, name: str, sight: Sight | None, meets: Meeting
+    task: IdempotentTaskLike,
+    told: Explanation,
+    name: str,
+    record_view: RecordView | None,
+    meets: Prediction,
 ) -> dict[str, Any]:
     return {
         "task": task.name,
@@ -85,12 +89,12 @@ def _document(
         "key": str(told.key),
         "fingerprint": told.key.fingerprint.hex(),
         "redis_name": name,
-        "record": None if sight is None else document.of_sight(sight),
+        "record": None if record_view is None else json_format.of_view(record_view),
         "meets": meets._asdict(),
     }
 
 
-def _print(task: Gated, told: Explanation, name: str, meets: Meeting) -> None:
+def _print(task: IdempotentTaskLike, told: Explanation, name: str, meets: Prediction) -> None:
     from rich.text import Text
 
     console = screen.console()

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery_idempotent.cli import console as screen
-from celery_idempotent.cli import formatting as words
+from celery_idempotent.cli import formatting
 from celery_idempotent.cli.command import (
-    OneLine,
+    FriendlyCommand,
     choosing,
     gated_tasks,
     json_option,
     print_json,
 )
-from celery_idempotent.configuration import app_tasks as gated
-from celery_idempotent.monitoring import json_format as document
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.monitoring import json_format
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.store.record_query import Choice, Sight, sights, since
+from celery_idempotent.store.record_query import RecordFilter, RecordView, record_views, since
 from celery_idempotent.store.record_store import RecordStore
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _COLUMNS = (
 )
 
 
-@click.command("list", cls=OneLine)
+@click.command("list", cls=FriendlyCommand)
 @choosing
 @click.option("--limit", type=click.IntRange(1), help="Stop after so many.")
 @click.option(
@@ -65,34 +65,34 @@ def list_records(
     as_json: bool,
 ) -> None:
     """List records, one a line. `--json`: one JSON object a line."""
-    stores = gated.stores(gated_tasks(obj.app))
-    choice = Choice(None if state is None else State(state.upper()), task, older_than)
+    stores = app_tasks.stores(gated_tasks(obj.app))
+    record_filter = RecordFilter(None if state is None else State(state.upper()), task, older_than)
     if watch is not None:
         if as_json:
             raise click.UsageError("--watch is for people, --json for programs")
         with contextlib.suppress(KeyboardInterrupt):
-            _watch(stores, choice, watch, limit)
+            _watch(stores, record_filter, watch, limit)
         return
-    found = islice((one for page in sights(stores, choice) for one in page), limit)
+    found = islice((one for page in record_views(stores, record_filter) for one in page), limit)
     if as_json:
-        for sight in found:
-            print_json(document.of_sight(sight), indent=None)
+        for record_view in found:
+            print_json(json_format.of_view(record_view), indent=None)
         return
     _print(screen.console(), found)
 
 
-def _print(console: Console, found: Iterator[Sight]) -> None:
+def _print(console: Console, found: Iterator[RecordView]) -> None:
     """A table that does not wait for its last row: `list | head` ends with the first ten."""
     width = console.width
-    printed, at_once = False, 10
-    while chunk := list(islice(found, at_once)):
+    printed, run_sync = False, 10
+    while chunk := list(islice(found, run_sync)):
         console.print(_table(chunk, width, heads=not printed), crop=False)
-        printed, at_once = True, 100
+        printed, run_sync = True, 100
     if not printed:
         console.print("No such records.")
 
 
-def _table(found: Iterable[Sight], width: int, *, heads: bool = True) -> Table:
+def _table(found: Iterable[RecordView], width: int, *, heads: bool = True) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -101,14 +101,16 @@ def _table(found: Iterable[Sight], width: int, *, heads: bool = True) -> Table:
     for name, size in columns:
         table.add_column(name, width=size, no_wrap=True)
     table.add_column("KEY", no_wrap=True, overflow="ellipsis")
-    for sight in found:
-        cells = _cells(sight)
-        table.add_row(*(Text.from_markup(cells[name]) for name, _ in columns), Text(str(sight.key)))
+    for record_view in found:
+        cells = _cells(record_view)
+        table.add_row(
+            *(Text.from_markup(cells[name]) for name, _ in columns), Text(str(record_view.key))
+        )
     return table
 
 
-def _cells(sight: Sight) -> dict[str, str]:
-    record = sight.record
+def _cells(record_view: RecordView) -> dict[str, str]:
+    record = record_view.record
     if record is None:
         return {name: "" for name, _, _ in _COLUMNS} | {"STATE": "[magenta]CORRUPT[/]"}
     from rich.markup import escape
@@ -117,21 +119,23 @@ def _cells(sight: Sight) -> dict[str, str]:
     return {
         "STATE": f"[{style}]{record.state}[/]",
         "TRY": str(record.attempt or ""),
-        "SINCE": words.when(since(record), sight.now),
-        "UNTIL": _until(record, sight),
+        "SINCE": formatting.when(since(record), record_view.now),
+        "UNTIL": _until(record, record_view),
         "TASK ID": escape(record.task_id),
     }
 
 
-def _until(record: Record, sight: Sight) -> str:
+def _until(record: Record, record_view: RecordView) -> str:
     if record.deadline is None:
-        return words.when(record.expires_at, sight.now)
+        return formatting.when(record.expires_at, record_view.now)
     what = "lease" if record.state is State.STARTED else "held"
-    over = record.deadline <= sight.now
-    return f"{what} {'ended ' if over else ''}{words.when(record.deadline, sight.now)}"
+    over = record.deadline <= record_view.now
+    return f"{what} {'ended ' if over else ''}{formatting.when(record.deadline, record_view.now)}"
 
 
-def _watch(stores: list[RecordStore], choice: Choice, seconds: float, limit: int | None) -> None:
+def _watch(
+    stores: list[RecordStore], record_filter: RecordFilter, seconds: float, limit: int | None
+) -> None:
     console = screen.console()
     from rich.live import Live
 
@@ -139,7 +143,7 @@ def _watch(stores: list[RecordStore], choice: Choice, seconds: float, limit: int
     # Piped, one picture follows the other.
     with on_screen if console.is_terminal else contextlib.nullcontext() as live:
         while True:
-            picture = _picture(stores, choice, limit, console.width)
+            picture = _picture(stores, record_filter, limit, console.width)
             if live is None:
                 console.print(picture)
             else:
@@ -147,16 +151,20 @@ def _watch(stores: list[RecordStore], choice: Choice, seconds: float, limit: int
             sleep(seconds)
 
 
-def _picture(stores: list[RecordStore], choice: Choice, limit: int | None, width: int) -> Table:
+def _picture(
+    stores: list[RecordStore], record_filter: RecordFilter, limit: int | None, width: int
+) -> Table:
     """The newest records, as many as there is room for, over the number of all."""
     counts: Counter[str] = Counter()
 
-    def counted() -> Iterator[Sight]:
-        for page in sights(stores, choice):
-            for sight in page:
-                counts["CORRUPT" if sight.record is None else sight.record.state.value] += 1
-                if sight.record is not None:
-                    yield sight
+    def counted() -> Iterator[RecordView]:
+        for page in record_views(stores, record_filter):
+            for record_view in page:
+                counts[
+                    "CORRUPT" if record_view.record is None else record_view.record.state.value
+                ] += 1
+                if record_view.record is not None:
+                    yield record_view
 
     room = limit or max(1, screen.terminal_lines() - 4)
     newest = heapq.nlargest(room, counted(), key=_moment)
@@ -168,5 +176,5 @@ def _picture(stores: list[RecordStore], choice: Choice, limit: int | None, width
     return table
 
 
-def _moment(sight: Sight) -> float:
-    return 0.0 if sight.record is None else since(sight.record).timestamp()
+def _moment(record_view: RecordView) -> float:
+    return 0.0 if record_view.record is None else since(record_view.record).timestamp()

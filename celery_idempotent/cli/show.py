@@ -7,44 +7,48 @@ from typing import Any
 import click
 
 from celery_idempotent.cli import console as screen
-from celery_idempotent.cli import formatting as words
-from celery_idempotent.cli.command import OneLine, gated_tasks, json_option, print_json
-from celery_idempotent.cli.target import WORDS_HELP, meant
+from celery_idempotent.cli import formatting
+from celery_idempotent.cli.command import FriendlyCommand, gated_tasks, json_option, print_json
+from celery_idempotent.cli.target import WORDS_HELP, resolve_records
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.monitoring import json_format as document
+from celery_idempotent.monitoring import json_format
 from celery_idempotent.record import steps
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.store.record_query import Sight
+from celery_idempotent.store.record_query import RecordView
 
 
-@click.command(cls=OneLine, help=f"Show a record, and what its duplicates get.\n\n{WORDS_HELP}")
-@click.argument("words", nargs=-1, required=True, metavar="RECORD")
+@click.command(
+    cls=FriendlyCommand, help=f"Show a record, and what its duplicates get.\n\n{WORDS_HELP}"
+)
+@click.argument("names", nargs=-1, required=True, metavar="RECORD")
 @click.option("--key", "own_key", help="The key that the call carried itself.")
 @json_option
 @click.pass_obj
-def show(obj: Any, words: tuple[str, ...], own_key: str | None, as_json: bool) -> None:
+def show(obj: Any, names: tuple[str, ...], own_key: str | None, as_json: bool) -> None:
     """Print it; the help is above, because it is shared."""
-    for sight in meant(gated_tasks(obj.app), words, own_key):
+    for record_view in resolve_records(gated_tasks(obj.app), names, own_key):
         if as_json:
-            outcome = {} if sight.record is None else document.of_outcome(sight.record)
-            print_json({**document.of_sight(sight), **outcome})
+            outcome = (
+                {} if record_view.record is None else json_format.of_outcome(record_view.record)
+            )
+            print_json({**json_format.of_view(record_view), **outcome})
         else:
-            _print(sight)
+            _print(record_view)
 
 
-def _print(sight: Sight) -> None:
+def _print(record_view: RecordView) -> None:
     from rich.text import Text
 
     console = screen.console()
     grid = screen.pairs()
-    for name, text in _lines(sight):
+    for name, text in _lines(record_view):
         grid.add_row(name, Text(text, style=screen.STYLES.get(text, "")))
     console.print(grid)
 
 
-def _lines(sight: Sight) -> list[tuple[str, str]]:
-    record, now = sight.record, sight.now
-    name = f"{sight.key}"
+def _lines(record_view: RecordView) -> list[tuple[str, str]]:
+    record, now = record_view.record, record_view.now
+    name = f"{record_view.key}"
     if record is None:
         return [("key", name), ("state", "cannot be read; forget the key to start afresh")]
     lines = [
@@ -54,25 +58,25 @@ def _lines(sight: Sight) -> list[tuple[str, str]]:
         ("worker", record.worker or "–"),
         ("token", str(record.token)),
         ("attempt", _attempt(record)),
-        ("started", words.exactly(record.started_at, now)),
+        ("started", formatting.exactly(record.started_at, now)),
     ]
     if record.deadline is not None:
         what = "lease" if record.state is State.STARTED else "held"
         over = "ended " if record.deadline <= now else "until "
-        lines.append((what, over + words.exactly(record.deadline, now)))
+        lines.append((what, over + formatting.exactly(record.deadline, now)))
         lines += _steps(record)
     else:
-        lines.append(("finished", words.exactly(record.finished_at, now)))
+        lines.append(("finished", formatting.exactly(record.finished_at, now)))
         lines += _took(record)
         lines.append(_outcome(record))
-    lines.append(("kept until", words.exactly(record.expires_at, now)))
+    lines.append(("kept until", formatting.exactly(record.expires_at, now)))
     return lines
 
 
 def _attempt(record: Record) -> str:
     died = record.attempt - 1
     return f"{record.attempt}" + (
-        f": {words.plural(died, 'execution')} died before" if died > 0 else ""
+        f": {formatting.plural(died, 'execution')} died before" if died > 0 else ""
     )
 
 
@@ -81,7 +85,10 @@ def _took(record: Record) -> list[tuple[str, str]]:
         return []
     # The end is known to the millisecond only.
     return [
-        ("took", words.span(max(0.0, (record.finished_at - record.started_at).total_seconds())))
+        (
+            "took",
+            formatting.span(max(0.0, (record.finished_at - record.started_at).total_seconds())),
+        )
     ]
 
 
@@ -95,7 +102,7 @@ def _steps(record: Record) -> list[tuple[str, str]]:
 
 
 def _outcome(record: Record) -> tuple[str, str]:
-    outcome = document.of_outcome(record)
+    outcome = json_format.of_outcome(record)
     if "not_stored" in outcome:
         return ("result", f"not here: {outcome['not_stored']}")
     if "error" in outcome:

@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from celery_idempotent.cli import console as screen
-from celery_idempotent.cli import formatting as words
-from celery_idempotent.cli.command import OneLine, gated_tasks, json_option, print_json
-from celery_idempotent.configuration import app_tasks as gated
-from celery_idempotent.configuration.app_tasks import Gated
-from celery_idempotent.monitoring import inspect_commands as remote
+from celery_idempotent.cli import formatting
+from celery_idempotent.cli.command import FriendlyCommand, gated_tasks, json_option, print_json
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.monitoring import inspect_commands
 from celery_idempotent.monitoring.statistics import TaskStatistics, collect
 
 _STATES = ("RESERVED", "STARTED", "COMPLETED", "FAILED")
@@ -24,7 +24,7 @@ _NUMBERS = (*_STATES, "TRY > 1", "LEASE OVER")
 _WIDE = 130
 
 
-@click.command(cls=OneLine)
+@click.command(cls=FriendlyCommand)
 @click.option(
     "--sample", type=click.IntRange(0), default=200, show_default=True,
     help="Records of each task to measure with MEMORY USAGE.",
@@ -44,7 +44,7 @@ def stats(obj: Any, sample: int, timeout: float, as_json: bool) -> None:
     tasks = gated_tasks(obj.app)
     with _progress(tasks) as progress:
         collected = collect(tasks, sample, progress)
-    counts = remote.counts(obj.app, timeout) if timeout else None
+    counts = inspect_commands.counts(obj.app, timeout) if timeout else None
     if as_json:
         print_json(_document(collected, counts))
     else:
@@ -58,7 +58,7 @@ def hit_ratio(counts: Mapping[str, int]) -> float | None:
 
 
 @contextmanager
-def _progress(tasks: Sequence[Gated]) -> Iterator[Callable[[int], None]]:
+def _progress(tasks: Sequence[IdempotentTaskLike]) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal, for scans that last; nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda _: None
@@ -72,9 +72,9 @@ def _progress(tasks: Sequence[Gated]) -> Iterator[Callable[[int], None]]:
     )
 
     total = 0
-    for store in gated.stores(tasks):
-        with store.watch() as watch:
-            total += watch.count_names()
+    for store in app_tasks.stores(tasks):
+        with store.open_reader() as open_reader:
+            total += open_reader.count_names()
     columns = (TextColumn("scanning"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen.console(stderr=True), transient=True) as bar:
         task = bar.add_task("scanning", total=total)
@@ -94,13 +94,13 @@ def _document(
             name: {
                 "records": one.records,
                 "states": {state: one.states[state] for state in (*_STATES, "CORRUPT")},
-                "attempts_over_one": one.taken_over,
-                "lease_over": one.lease_over,
-                "bytes_each": one.bytes_each,
-                "bytes_now": one.bytes_now,
+                "takeovers": one.taken_over,
+                "lease_expired": one.lease_expired,
+                "bytes_per_record": one.bytes_per_record,
+                "bytes_total": one.bytes_total,
                 "per_second": one.rate,
                 "retention": one.retention,
-                "bytes_at_this_rate": one.bytes_at_this_rate,
+                "bytes_projected": one.bytes_projected,
                 "counts": dict((counts or {}).get(name, {})),
                 "hit_ratio": hit_ratio((counts or {}).get(name, {})),
             }
@@ -126,9 +126,9 @@ def _print(
         table.add_row(
             Text(name),
             *(_numbers(one) if wide else [_lines(one)]),
-            _size(one.bytes_now),
+            _size(one.bytes_total),
             f"{one.rate * 60:,.1f}",
-            _size(one.bytes_at_this_rate),
+            _size(one.bytes_projected),
             _percent(hit_ratio((counts or {}).get(name, {}))),
         )
     console.print(table)
@@ -139,7 +139,7 @@ def _print(
 def _numbers(one: TaskStatistics) -> list[str]:
     """In the order of the columns."""
     states = (one.states[state] for state in _STATES)
-    return [f"{number:,}" for number in (*states, one.taken_over, one.lease_over)]
+    return [f"{number:,}" for number in (*states, one.taken_over, one.lease_expired)]
 
 
 def _lines(one: TaskStatistics) -> str:
@@ -154,10 +154,11 @@ def _remarks(
     corrupt: int,
 ) -> Iterator[str]:
     number = sum(one.records for one in collected.values())
-    now = sum(one.bytes_now or 0 for one in collected.values())
-    then = sum(one.bytes_at_this_rate or 0 for one in collected.values())
+    now = sum(one.bytes_total or 0 for one in collected.values())
+    then = sum(one.bytes_projected or 0 for one in collected.values())
     yield (
-        f"{words.plural(number, 'record')}, {words.size(now)} by a sample; {words.size(then)} if "
+        f"{formatting.plural(number, 'record')}, {formatting.size(now)} by a sample; "
+        f"{formatting.size(then)} if "
         "outcomes go on coming as in the last hour (rate × retention × size)."
     )
     if counts is None:
@@ -165,17 +166,20 @@ def _remarks(
     else:
         total: Counter[str] = sum(counts.values(), Counter())
         yield (
-            f"Since the workers started: {words.plural(total['begun'], 'execution')}, "
-            f"{words.plural(total['replayed'], 'replay')}, "
-            f"{words.plural(total['conflicted'], 'conflict')}, "
-            f"{words.plural(total['taken_over'], 'takeover')}."
+            f"Since the workers started: {formatting.plural(total['begun'], 'execution')}, "
+            f"{formatting.plural(total['replayed'], 'replay')}, "
+            f"{formatting.plural(total['conflicted'], 'conflict')}, "
+            f"{formatting.plural(total['taken_over'], 'takeover')}."
         )
     if corrupt:
-        yield f"{words.plural(corrupt, 'record')} cannot be read: see list, and forget them by key."
+        yield (
+            f"{formatting.plural(corrupt, 'record')} cannot be read: "
+            "see list, and forget them by key."
+        )
 
 
 def _size(number: float | None) -> str:
-    return "–" if number is None else words.size(number)
+    return "–" if number is None else formatting.size(number)
 
 
 def _percent(part: float | None) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import click
 
 from celery_idempotent.cli.command import arguments_of
-from celery_idempotent.configuration import app_tasks as gated
-from celery_idempotent.configuration.app_tasks import Gated
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.key.key import Key
-from celery_idempotent.store.record_query import Choice, Sight, sights
+from celery_idempotent.store.record_query import RecordFilter, RecordView, record_views
 from celery_idempotent.store.record_store import RecordStore
 
 WORDS_HELP = """\b
@@ -22,7 +22,9 @@ A record is named by
   its task and the call's own key:             shop.charge --key req-7f3a"""
 
 
-def meant(tasks: Sequence[Gated], words: tuple[str, ...], own_key: str | None) -> list[Sight]:
+def resolve_records(
+    tasks: Sequence[IdempotentTaskLike], names: tuple[str, ...], own_key: str | None
+) -> list[RecordView]:
     """The records that `words` name.
 
     Raises:
@@ -30,20 +32,20 @@ def meant(tasks: Sequence[Gated], words: tuple[str, ...], own_key: str | None) -
         UsageError: if the words name nothing.
     """
     by_name = {task.name: task for task in tasks}
-    first = by_name.get(words[0])
+    first = by_name.get(names[0])
     if first is not None:
-        key = _key_of_call(first, words[1:], own_key)
-        sight = look(first.idempotency_configuration.gate.store, key)
-        if sight is None:
+        key = _key_of_call(first, names[1:], own_key)
+        record_view = look(first.idempotency_configuration.executor.store, key)
+        if record_view is None:
             raise click.ClickException(f"{key} is absent: a call with these arguments would run")
-        return [sight]
+        return [record_view]
     if own_key is not None:
         raise click.UsageError("--key goes with a task: shop.charge --key req-7f3a")
-    return [_one(tasks, word) for word in words]
+    return [_one(tasks, word) for word in names]
 
 
-def _key_of_call(task: Gated, words: tuple[str, ...], own_key: str | None) -> Key:
-    args, kwargs = arguments_of(words)
+def _key_of_call(task: IdempotentTaskLike, names: tuple[str, ...], own_key: str | None) -> Key:
+    args, kwargs = arguments_of(names)
     if own_key is not None:
         kwargs["idempotency_key"] = own_key
     try:
@@ -52,13 +54,13 @@ def _key_of_call(task: Gated, words: tuple[str, ...], own_key: str | None) -> Ke
         raise click.UsageError(f"{task.name}: these arguments do not fit: {error}") from None
 
 
-def _one(tasks: Sequence[Gated], word: str) -> Sight:
+def _one(tasks: Sequence[IdempotentTaskLike], word: str) -> RecordView:
     for store in _likely_first(tasks, word):
-        with store.watch() as watch:
-            key = watch.key_of(word)
-        sight = look(store, key) if key else None
-        if sight is not None:
-            return sight
+        with store.open_reader() as open_reader:
+            key = open_reader.key_of(word)
+        record_view = look(store, key) if key else None
+        if record_view is not None:
+            return record_view
     if key is not None:
         raise click.ClickException(f"{word} is absent")
     if not word.isascii() or "[" in word or "{" in word:
@@ -69,26 +71,26 @@ def _one(tasks: Sequence[Gated], word: str) -> Sight:
     return found
 
 
-def _likely_first(tasks: Sequence[Gated], word: str) -> list[RecordStore]:
+def _likely_first(tasks: Sequence[IdempotentTaskLike], word: str) -> list[RecordStore]:
     """The stores of the tasks, those of the task that `word` begins with first."""
-    return gated.stores(sorted(tasks, key=lambda task: f"{task.name}:" not in word))
+    return app_tasks.stores(sorted(tasks, key=lambda task: f"{task.name}:" not in word))
 
 
-def _with_task_id(tasks: Sequence[Gated], task_id: str) -> Iterator[Sight]:
-    for page in sights(gated.stores(tasks), Choice()):
-        for sight in page:
-            if sight.record is not None and sight.record.task_id == task_id:
-                yield sight
+def _with_task_id(tasks: Sequence[IdempotentTaskLike], task_id: str) -> Iterator[RecordView]:
+    for page in record_views(app_tasks.stores(tasks), RecordFilter()):
+        for record_view in page:
+            if record_view.record is not None and record_view.record.task_id == task_id:
+                yield record_view
 
 
-def look(store: RecordStore, key: Key) -> Sight | None:
+def look(store: RecordStore, key: Key) -> RecordView | None:
     """What is under `key` now."""
-    with store.watch() as watch:
-        found = watch.look_up([key]).get(key)
+    with store.open_reader() as open_reader:
+        found = open_reader.get([key]).get(key)
         if found is None:
             return None
         try:
-            record = watch.read(found)
+            record = open_reader.read(found)
         except CorruptRecordError:
             record = None
-        return Sight(key, record, found.now, store)
+        return RecordView(key, record, found.now, store)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from celery import Celery
 
-from celery_idempotent.executor.executor import Gate
+from celery_idempotent.executor.executor import Executor
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import KeyRule
 from celery_idempotent.settings import Settings
@@ -27,11 +27,11 @@ class Configuration(Protocol):
     rule: KeyRule
 
     @property
-    def gate(self) -> Gate:
+    def executor(self) -> Executor:
         """The gate to its Redis."""
 
 
-class Gated(Protocol):
+class IdempotentTaskLike(Protocol):
     """A task under the gate, as an app's registry has it. Celery's attributes are its own."""
 
     name: str
@@ -50,19 +50,19 @@ class Gated(Protocol):
         """The key of a call."""
 
 
-def tasks(app: Celery) -> list[Gated]:
+def tasks(app: Celery) -> list[IdempotentTaskLike]:
     """All of them by name, those with ``idempotency_enabled=False`` too."""
-    named: dict[str, Gated] = {
+    named: dict[str, IdempotentTaskLike] = {
         name: task for name, task in app.tasks.items() if hasattr(task, "idempotency_configuration")
     }
     return [named[name] for name in sorted(named)]
 
 
-def enabled(app: Celery) -> list[Gated]:
+def enabled(app: Celery) -> list[IdempotentTaskLike]:
     """Those that do pass the gate."""
     return [task for task in tasks(app) if task.idempotency_configuration.settings.enabled]
 
 
-def stores(gated: Iterable[Gated]) -> list[RecordStore]:
+def stores(app_tasks: Iterable[IdempotentTaskLike]) -> list[RecordStore]:
     """The stores of these tasks, each once."""
-    return list(dict.fromkeys(task.idempotency_configuration.gate.store for task in gated))
+    return list(dict.fromkeys(task.idempotency_configuration.executor.store for task in app_tasks))

@@ -18,17 +18,16 @@ from kombu.serialization import dumps, prepare_accept_content, registry
 
 from celery_idempotent import settings
 from celery_idempotent.configuration.arguments import normaliser
-from celery_idempotent.configuration.store_config import place_of
+from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.executor.executor import Gate
+from celery_idempotent.executor.executor import Executor
 from celery_idempotent.key.rule import KeyRule
-from celery_idempotent.payload import encryption_keys as encryption
-from celery_idempotent.payload import offload as depot
-from celery_idempotent.payload.backend_result_codec import BackendDialect
-from celery_idempotent.payload.codec import Payloads
-from celery_idempotent.payload.offload import BackendDepot
+from celery_idempotent.payload import encryption_keys, offload
+from celery_idempotent.payload.backend_result_codec import BackendResultCodec
+from celery_idempotent.payload.codec import PayloadCodec
+from celery_idempotent.payload.offload import BackendOffloadStorage
 from celery_idempotent.settings import OPTIONS, PREFIX, Settings
-from celery_idempotent.store.config import Place
+from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 
 
@@ -51,13 +50,13 @@ class TaskConfiguration:
         self._app = app
 
     @cached_property
-    def gate(self) -> Gate:
+    def executor(self) -> Executor:
         """The gate to the task's Redis, which is not contacted yet.
 
         Raises:
             ConfigurationError: if no setting names a Redis.
         """
-        return gate_of(self._app, self.settings)
+        return executor_of(self._app, self.settings)
 
 
 def check(task: type[Task], app: Celery) -> tuple[Settings, KeyRule]:
@@ -72,8 +71,8 @@ def check(task: type[Task], app: Celery) -> tuple[Settings, KeyRule]:
         options = settings.build(dict(_values(task, app)), task.name)
         options = with_serializer(options, task.name, app.conf.result_serializer, accepted(app))
         if options.offload_backend:
-            depot.check(app, options.offload_backend)
-        encryption.check(options)
+            offload.check(app, options.offload_backend)
+        encryption_keys.check(options)
         if options.enabled:
             _check_call(task)
             _check_body(task)
@@ -216,27 +215,27 @@ def _signature_of(task: type[Task]) -> inspect.Signature:
 _making = threading.Lock()
 
 
-def gate_of(app: Celery, options: Settings) -> Gate:
+def executor_of(app: Celery, options: Settings) -> Executor:
     """The app's gate to these places: tasks that share them share its connections."""
     try:
-        place = place_of(app, options)
-        wanted = place, options.offload_backend, options.encryption_keys
+        config = store_config_of(app, options)
+        wanted = config, options.offload_backend, options.encryption_keys
         with _making:
-            gates: list[tuple[tuple[Place, Any, Any], Gate]]
-            gates = vars(app).setdefault("_idempotency_gates", [])
-            for known, gate in gates:
+            executors: list[tuple[tuple[StoreConfig, Any, Any], Executor]]
+            executors = vars(app).setdefault("_idempotency_gates", [])
+            for known, executor in executors:
                 if known == wanted:
-                    return gate
-            gate = _new_gate(app, place, options)
-            gates.append((wanted, gate))
-            return gate
+                    return executor
+            executor = _new_executor(app, config, options)
+            executors.append((wanted, executor))
+            return executor
     except SettingsError as error:
         raise ConfigurationError(str(error)) from None
 
 
-def _new_gate(app: Celery, place: Place, options: Settings) -> Gate:
+def _new_executor(app: Celery, config: StoreConfig, options: Settings) -> Executor:
     offload = options.offload_backend
-    elsewhere = BackendDepot(app, offload) if offload else None
-    cipher = encryption.cipher(options)
-    payloads = Payloads(BackendDialect(app), accepted(app), elsewhere, cipher)
-    return Gate(RecordStore(place, payloads.decode), payloads)
+    elsewhere = BackendOffloadStorage(app, offload) if offload else None
+    cipher = encryption_keys.cipher(options)
+    codec = PayloadCodec(BackendResultCodec(app), accepted(app), elsewhere, cipher)
+    return Executor(RecordStore(config, codec.decode), codec)

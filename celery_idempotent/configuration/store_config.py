@@ -10,7 +10,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.settings import Settings
-from celery_idempotent.store.config import Place
+from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.url import is_redis_url
 
 #: What Celery's transport options have that is meant for connecting, not for transporting.
@@ -25,14 +25,14 @@ _CONNECTING = (
 )
 
 
-def place_of(app: Celery | None, options: Settings) -> Place:
+def store_config_of(app: Celery | None, options: Settings) -> StoreConfig:
     """Where the records of a task with these `options` are, or of callers without an app.
 
     Raises:
         SettingsError: if no setting names a Redis, or one cannot be used.
     """
     url, inherited = ("", {}) if options.redis_client else _found(app, options)
-    return Place(
+    return StoreConfig(
         url=url,
         prefix=options.key_prefix,
         options=inherited if options.redis_options is None else options.redis_options,
@@ -42,8 +42,8 @@ def place_of(app: Celery | None, options: Settings) -> Place:
         wait_replicas=options.wait_replicas,
         wait_aof=options.wait_aof,
         wait_timeout=options.wait_replicas_timeout,
-        breaker_failures=options.breaker_failures,
-        breaker_pause=options.breaker_pause,
+        breaker_threshold=options.breaker_threshold,
+        breaker_max_delay=options.breaker_max_delay,
     )
 
 

@@ -79,19 +79,19 @@ class IdempotencyMiddleware:
         *,
         methods: Collection[str] = ("POST", "PATCH"),
         required: Callable[[Scope], bool] = always,
-        client: Callable[[Scope], str] = by_authorization,
-        wait: float = 0.0,
+        identity: Callable[[Scope], str] = by_authorization,
+        wait_timeout: float = 0.0,
         retry_after: int = 1,
-        max_body: int = 1024 * 1024,
+        max_body_bytes: int = 1024 * 1024,
     ) -> None:
         self._app = app
         self._idem = idem
         self._methods = frozenset(methods)
         self._required = required
-        self._client = client
-        self._wait = wait
+        self._identity = identity
+        self._wait_timeout = wait_timeout
         self._retry_after = retry_after
-        self._max_body = max_body
+        self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
@@ -107,7 +107,7 @@ class IdempotencyMiddleware:
             await self._refuse(send, 400, "Idempotency-Key must be one text of 1 to 255 letters")
             return
         try:
-            body = await _body(receive, self._max_body)
+            body = await _body(receive, self._max_body_bytes)
         except ClientDisconnect:
             return
         if body is None:
@@ -130,18 +130,18 @@ class IdempotencyMiddleware:
         self, key: str, body: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         block = self._idem.execution(
-            (self._client(scope), key),
+            (self._identity(scope), key),
             fingerprint=[scope["method"], scope["path"], scope["query_string"], body],
-            wait_timeout=self._wait,
+            wait_timeout=self._wait_timeout,
         )
         async with block as execution:
             if execution.decision is Decision.CONFLICT:
                 await self._refuse(send, 409, "This is being done", later=True)
                 return
             if execution.decision is Decision.REPLAY:
-                await _answer(send, execution.replay, replayed=True)
+                await _respond(send, execution.replay, replayed=True)
                 return
-            collected = _Answer()
+            collected = _BufferedResponse()
 
             async def collect(message: Message) -> None:
                 if not collected.take(message):
@@ -149,7 +149,7 @@ class IdempotencyMiddleware:
                 value = collected.value
                 if collected.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                     value = await execution.complete(value)
-                await _answer(send, value)
+                await _respond(send, value)
 
             # Without extensions: an app must not send its answer by another way.
             inner = {**scope, "extensions": {}}
@@ -164,7 +164,7 @@ class IdempotencyMiddleware:
         await _send(send, status, headers, json.dumps(problem).encode())
 
 
-class _Answer:
+class _BufferedResponse:
     """An app's answer, as it comes."""
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class _Answer:
         return {"status": self.status, "headers": self._headers, "body": body}
 
 
-async def _answer(send: Send, kept: dict[str, Any], *, replayed: bool = False) -> None:
+async def _respond(send: Send, kept: dict[str, Any], *, replayed: bool = False) -> None:
     headers = [[n.encode("latin-1"), v.encode("latin-1")] for n, v in kept["headers"]]
     if replayed:
         headers.append([REPLAYED_HEADER, b"true"])

@@ -31,9 +31,9 @@ from celery_idempotent.errors import (
     PoisonedTaskError,
     SettingsError,
 )
-from celery_idempotent.executor.conflict import return_delay
-from celery_idempotent.executor.execution import AnyExecution
-from celery_idempotent.functions.call import DirectCall, under_way
+from celery_idempotent.executor.conflict import requeue_delay
+from celery_idempotent.executor.execution import BaseExecution
+from celery_idempotent.functions.call import DirectCall, current_execution
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
 from celery_idempotent.settings import Settings
@@ -78,7 +78,7 @@ class IdempotentConsumer(ConsumerMixin):
             ``max_attempts`` in all, then the dead letters; ``reject`` at once; or ``ignore``.
             An error among ``replay_errors`` is final, and never tried again.
         on_store_error: ``retry`` later, or ``run`` without protection.
-        dead_letters: a queue for what cannot be handled. None: the message is rejected, and goes
+        dead_letter_queue: a queue for what cannot be handled. None: the message is rejected,
             where the broker puts such; a Redis drops it.
         prefetch_count: messages that this consumer has at once, those set aside included.
         accept: content types that are decoded.
@@ -92,13 +92,13 @@ class IdempotentConsumer(ConsumerMixin):
         idem: Idempotency,
         connection: Connection,
         queues: Sequence[Queue],
-        handle: Callable[[Any, Message], Any],
+        handler: Callable[[Any, Message], Any],
         *,
         key: KeyOf = header_or_message_id,
         on_conflict: str = "retry",
         on_error: str = "retry",
         on_store_error: str = "retry",
-        dead_letters: Queue | None = None,
+        dead_letter_queue: Queue | None = None,
         prefetch_count: int = 10,
         accept: Sequence[str] = ("json",),
     ) -> None:
@@ -112,11 +112,11 @@ class IdempotentConsumer(ConsumerMixin):
                 choices = ", ".join(map(repr, _CHOICES[name]))
                 raise SettingsError(f"IdempotentConsumer: {name} must be one of {choices}")
         self.connection = connection
-        self.dead_letters = dead_letters
+        self.dead_letter_queue = dead_letter_queue
         self.on_error = on_error
         self._idem = idem
         self._queues = queues
-        self._handle = handle
+        self._handler = handler
         self._key = key
         self._prefetch_count = prefetch_count
         self._accept = list(accept)
@@ -149,7 +149,7 @@ class IdempotentConsumer(ConsumerMixin):
 
     def on_decode_error(self, message: Message, exc: Exception) -> None:
         """What cannot be read goes to the dead letters."""
-        self._bury(message, f"its body cannot be decoded: {type(exc).__name__}")
+        self._dead_letter(message, f"its body cannot be decoded: {type(exc).__name__}")
 
     def _receive(self, body: Any, message: Message) -> None:
         # Handled in between: whoever waits for the broker, as a publisher that wants a confirmation
@@ -162,16 +162,16 @@ class IdempotentConsumer(ConsumerMixin):
         message = delivery.message
         try:
             call = self._call(delivery)
-            self._idem.gate.enter(call)
+            self._idem.executor.enter(call)
         except _ComeBackError as later:
-            delivery.prior = later.prior
-            self._set_aside(delivery, later.seconds)
+            delivery.unanswered_ids = later.unanswered_ids
+            self._delay(delivery, later.seconds)
         except _IgnoredError:
             message.ack()
         except _RejectedError as reason:
-            self._bury(message, str(reason))
+            self._dead_letter(message, str(reason))
         except (KeyRuleError, KeyReusedError, CorruptRecordError, PoisonedTaskError) as refusal:
-            self._bury(message, str(refusal))
+            self._dead_letter(message, str(refusal))
         except Exception as error:
             if call.was_replayed:
                 message.ack()  # the first one's end is known; a value was not asked for
@@ -191,10 +191,10 @@ class IdempotentConsumer(ConsumerMixin):
         except Exception as error:
             # Not its message: that may quote the body.
             raise KeyRuleError(f"the key of a message raised {type(error).__name__}") from error
-        return _MessageCall(self._idem, key, self._settings, delivery, self._handle)
+        return _MessageCall(self._idem, key, self._settings, delivery, self._handler)
 
-    def _set_aside(self, delivery: _Delivery, seconds: float) -> None:
-        delivery.returns += 1
+    def _delay(self, delivery: _Delivery, seconds: float) -> None:
+        delivery.requeue_count += 1
         delivery.due = monotonic() + seconds
         heapq.heappush(self._waiting, delivery)
 
@@ -202,30 +202,30 @@ class IdempotentConsumer(ConsumerMixin):
         delivery.failures += 1
         again = delivery.failures < self._settings.max_attempts and not final
         if self.on_error == "retry" and again:
-            seconds = return_delay(delivery.failures - 1, self._settings.lease)
+            seconds = requeue_delay(delivery.failures - 1, self._settings.lease)
             logger.warning(
                 "A message has failed, and is tried again in %.1f s", seconds, exc_info=error
             )
-            self._set_aside(delivery, seconds)
+            self._delay(delivery, seconds)
         elif self.on_error == "ignore":
             logger.warning("A message has failed, and is ignored", exc_info=error)
             delivery.message.ack()
         else:
-            self._bury(delivery.message, f"its handler raised {type(error).__name__}")
+            self._dead_letter(delivery.message, f"its handler raised {type(error).__name__}")
 
-    def _bury(self, message: Message, reason: str) -> None:
+    def _dead_letter(self, message: Message, reason: str) -> None:
         logger.error("A message goes to the dead letters: %s", reason)
-        if self.dead_letters is None:
+        if self.dead_letter_queue is None:
             message.reject()
             return
         Producer(message.channel).publish(
             message.body,
-            exchange=self.dead_letters.exchange,
-            routing_key=self.dead_letters.routing_key or self.dead_letters.name,
+            exchange=self.dead_letter_queue.exchange,
+            routing_key=self.dead_letter_queue.routing_key or self.dead_letter_queue.name,
             content_type=message.content_type,
             content_encoding=message.content_encoding,
             headers={**message.headers, REASON_HEADER: reason},
-            declare=[self.dead_letters],
+            declare=[self.dead_letter_queue],
             delivery_mode=2,
         )
         message.ack()
@@ -239,9 +239,9 @@ class _Delivery:
     number: int
     body: Any = field(compare=False)
     message: Message = field(compare=False)
-    returns: int = field(default=0, compare=False)
+    requeue_count: int = field(default=0, compare=False)
     failures: int = field(default=0, compare=False)
-    prior: bytes = field(default=b"", compare=False)
+    unanswered_ids: bytes = field(default=b"", compare=False)
 
 
 class _MessageCall(DirectCall):
@@ -251,32 +251,32 @@ class _MessageCall(DirectCall):
         key: Key,
         settings: Settings,
         delivery: _Delivery,
-        handle: Callable[[Any, Message], Any],
+        handler: Callable[[Any, Message], Any],
     ) -> None:
         super().__init__(sender, key, settings)
-        self.prior = delivery.prior
-        self.returns = delivery.returns
+        self.unanswered_ids = delivery.unanswered_ids
+        self.requeue_count = delivery.requeue_count
         self.was_replayed = False
         # Of one without an id nobody can tell whether it is a copy: then each is taken for one.
         self.task_id = str(delivery.message.properties.get("message_id") or key.digest)
         self._delivery = delivery
-        self._handle = handle
+        self._handler = handler
 
-    def run(self, execution: AnyExecution) -> None:
-        mark = under_way.set(execution)
+    def run(self, execution: BaseExecution) -> None:
+        mark = current_execution.set(execution)
         try:
-            self._handle(self._delivery.body, self._delivery.message)
+            self._handler(self._delivery.body, self._delivery.message)
         finally:
-            under_way.reset(mark)
+            current_execution.reset(mark)
 
-    def remembered(self, record: Record, error: IdempotencyError) -> None:
+    def recover_result(self, record: Record, error: IdempotencyError) -> None:
         """That it completed is all that a message wants to know."""
 
     def replayed(self, record: Record) -> None:
         self.was_replayed = True
 
-    def come_back(self, seconds: float, prior: bytes, reason: BaseException) -> NoReturn:
-        raise _ComeBackError(seconds, prior) from reason
+    def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
+        raise _ComeBackError(seconds, unanswered_ids) from reason
 
     def ignore(self) -> NoReturn:
         raise _IgnoredError
@@ -286,10 +286,10 @@ class _MessageCall(DirectCall):
 
 
 class _ComeBackError(Exception):
-    def __init__(self, seconds: float, prior: bytes) -> None:
-        super().__init__(seconds, prior)
+    def __init__(self, seconds: float, unanswered_ids: bytes) -> None:
+        super().__init__(seconds, unanswered_ids)
         self.seconds = seconds
-        self.prior = prior
+        self.unanswered_ids = unanswered_ids
 
 
 class _IgnoredError(Exception):

@@ -18,7 +18,7 @@ from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-de
 from opentelemetry.trace import SpanContext, TraceFlags
 
 from celery_idempotent import signals
-from celery_idempotent.record import traceparent as origin
+from celery_idempotent.record import traceparent
 from celery_idempotent.record.record import Record
 
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
@@ -32,12 +32,12 @@ class IdempotencyInstrumentor(BaseInstrumentor):  # type: ignore[misc,unused-ign
         return ("celery >= 5.3",)
 
     def _instrument(self, **_: Any) -> None:
-        origin.current = _traceparent
+        traceparent.current = _traceparent
         for signal, handler in _HANDLERS:
             signal.connect(handler, weak=False)
 
     def _uninstrument(self, **_: Any) -> None:
-        origin.current = None
+        traceparent.current = None
         for signal, handler in _HANDLERS:
             signal.disconnect(handler)
 
@@ -69,13 +69,13 @@ def _begun(key: str, token: int, attempt: int, **_: Any) -> None:
     _set(decision=decision, key=key, token=token, attempt=attempt)
 
 
-def _taken_over(idle: float, **_: Any) -> None:
-    _set(idle_seconds=idle)
+def _taken_over(orphaned_seconds: float, **_: Any) -> None:
+    _set(idle_seconds=orphaned_seconds)
 
 
 def _replayed(key: str, record: Record, **_: Any) -> None:
     _set(decision="replay", key=key, first_task_id=record.task_id)
-    context = _link(record.origin)
+    context = _link(record.traceparent)
     if context is not None:
         trace.get_current_span().add_link(context, {"idempotency.link": "first execution"})
 

@@ -94,7 +94,7 @@ class Metrics:
         """Count from now on, here and in every process that this one forks."""
         signals.begun.connect(self._on_begun, weak=False)
         signals.taken_over.connect(self._on_taken_over, weak=False)
-        signals.answered.connect(self._on_answered, weak=False)
+        signals.begin_replied.connect(self._on_begin_replied, weak=False)
         for signal, decision in (
             (signals.replayed, "replay"),
             (signals.conflicted, "conflict"),
@@ -126,10 +126,10 @@ class Metrics:
         """Of the task, which is after the end of its lease."""
         self._held.set(len(heartbeat.held()))
 
-    def _on_taken_over(self, sender: Any, idle: float, **_: Any) -> None:
-        self._takeover.labels(sender.name).observe(idle)
+    def _on_taken_over(self, sender: Any, orphaned_seconds: float, **_: Any) -> None:
+        self._takeover.labels(sender.name).observe(orphaned_seconds)
 
-    def _on_answered(self, sender: Any, case: str, seconds: float, **_: Any) -> None:
+    def _on_begin_replied(self, sender: Any, case: str, seconds: float, **_: Any) -> None:
         self._begin.labels(sender.name, case).observe(seconds)
 
 

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 
 from celery import Celery
 
-from celery_idempotent.configuration import app_tasks as gated
+from celery_idempotent.configuration import app_tasks
 from celery_idempotent.doctor import broker, server, tasks, versions
 from celery_idempotent.doctor.finding import Finding, Severity
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.store.record_store import RecordStore
 
-__all__ = ["Finding", "Severity", "at_start", "examine"]
+__all__ = ["Finding", "Severity", "check_at_start", "examine"]
 
 #: Seconds that a worker waits at its start for the server to speak of itself.
 PATIENCE_AT_START = 2.0
@@ -28,7 +28,7 @@ def examine(app: Celery) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.severity, reverse=True)
 
 
-def at_start(app: Celery) -> Iterator[Finding]:
+def check_at_start(app: Celery) -> Iterator[Finding]:
     """What a worker warns of before it takes its first message.
 
     Of a server that does not answer it says nothing: that is another line.
@@ -39,16 +39,16 @@ def at_start(app: Celery) -> Iterator[Finding]:
             yield finding
 
 
-def _of_servers(app: Celery, patience: float = 5.0) -> Iterable[Finding]:
+def _of_servers(app: Celery, timeout: float = 5.0) -> Iterable[Finding]:
     """Each once: several stores on one server, by other prefixes, find the same."""
-    stores = gated.stores(gated.enabled(app))
-    return dict.fromkeys(finding for store in stores for finding in _of_server(store, patience))
+    stores = app_tasks.stores(app_tasks.enabled(app))
+    return dict.fromkeys(finding for store in stores for finding in _of_server(store, timeout))
 
 
-def _of_server(store: RecordStore, patience: float) -> list[Finding]:
+def _of_server(store: RecordStore, timeout: float) -> list[Finding]:
     try:
-        with store.watch(patience) as watch:
-            facts = watch.facts()
+        with store.open_reader(timeout) as open_reader:
+            server_info = open_reader.server_info()
     except IdempotencyError as error:
-        return [server.away(str(store.place), error)]
-    return list(server.check(facts, str(store.place), store.place.wait_replicas))
+        return [server.away(str(store.config), error)]
+    return list(server.check(server_info, str(store.config), store.config.wait_replicas))

@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_idempotent.configuration import app_tasks as gated
+from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.broker import (
     has_predefined_queues,
     options_of,
@@ -122,5 +122,5 @@ def _mutex(app: Celery) -> float:
 
 
 def _longest_lease(app: Celery) -> tuple[float, str] | None:
-    leases = [(t.idempotency_configuration.settings.lease, t.name) for t in gated.enabled(app)]
+    leases = [(t.idempotency_configuration.settings.lease, t.name) for t in app_tasks.enabled(app)]
     return max(leases, default=None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from celery_idempotent.doctor.finding import Finding, Severity
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.store.server_info import ServerFacts
+from celery_idempotent.store.server_info import ServerInfo
 
 AWAY = "store-away"
 
@@ -16,69 +16,69 @@ OLDEST = (6, 2)
 CLOCKS_APART = 1.0
 
 
-def away(place: str, error: IdempotencyError) -> Finding:
+def away(config: str, error: IdempotencyError) -> Finding:
     """The finding for a server that cannot be asked."""
     return Finding(
         AWAY,
         Severity.ERROR,
-        place,
+        config,
         str(error),
         "idempotency_redis_url, or the server",
         "every message fares by idempotency_on_store_error",
     )
 
 
-def check(facts: ServerFacts, place: str, waits_for: int = 0) -> Iterator[Finding]:
+def check(server_info: ServerInfo, config: str, waits_for: int = 0) -> Iterator[Finding]:
     """All findings about one server.
 
     Args:
         waits_for: how many replicas must have a begin or an outcome before it counts.
     """
     for one in (_version, _eviction, _persistence, _clock):
-        yield from one(facts, place)
-    yield from _replicas(facts, place, waits_for)
+        yield from one(server_info, config)
+    yield from _replicas(server_info, config, waits_for)
 
 
-def _version(facts: ServerFacts, place: str) -> Iterator[Finding]:
-    if not facts.version:
-        yield _unknown("server-version", place, "version", "whether it is too old")
-    elif facts.flavour == "redis" and facts.version < OLDEST:
+def _version(server_info: ServerInfo, config: str) -> Iterator[Finding]:
+    if not server_info.version:
+        yield _unknown("server-version", config, "version", "whether it is too old")
+    elif server_info.flavour == "redis" and server_info.version < OLDEST:
         yield Finding(
             "server-version",
             Severity.ERROR,
-            place,
-            f"{facts.version_text} is too old",
+            config,
+            f"{server_info.version_text} is too old",
             "the server: Redis 6.2 or later, or Valkey",
             "the scripts need commands that it does not have",
         )
 
 
-def _eviction(facts: ServerFacts, place: str) -> Iterator[Finding]:
-    policy = facts.maxmemory_policy
+def _eviction(server_info: ServerInfo, config: str) -> Iterator[Finding]:
+    policy = server_info.maxmemory_policy
     if policy is None:
-        yield _unknown("eviction", place, "maxmemory-policy", "whether records may be evicted")
+        yield _unknown("eviction", config, "maxmemory-policy", "whether records may be evicted")
     elif policy != "noeviction":
-        full = "" if facts.maxmemory else ", once maxmemory is set"
+        full = "" if server_info.maxmemory else ", once maxmemory is set"
         yield Finding(
             "eviction",
             Severity.WARNING,
-            place,
+            config,
             f"maxmemory-policy is {policy}",
             "maxmemory-policy noeviction (redis.conf)",
             f"a full server drops records{full}, and a duplicate of a dropped one runs again",
         )
 
 
-def _persistence(facts: ServerFacts, place: str) -> Iterator[Finding]:
-    if facts.append_only:
+def _persistence(server_info: ServerInfo, config: str) -> Iterator[Finding]:
+    if server_info.append_only:
         return
-    if facts.append_only is None or facts.snapshots is None:
-        yield _unknown("persistence", place, "appendonly and save", "what a restart forgets")
-    elif not facts.snapshots:
+    if server_info.append_only is None or server_info.snapshots is None:
+        yield _unknown("persistence", config, "appendonly and save", "what a restart forgets")
+    elif not server_info.snapshots:
         yield Finding(
             "persistence",
             Severity.WARNING,
-            place,
+            config,
             "nothing is written to disk",
             "appendonly yes (redis.conf)",
             "a restart forgets every record, and whatever is delivered again runs again",
@@ -87,32 +87,32 @@ def _persistence(facts: ServerFacts, place: str) -> Iterator[Finding]:
         yield Finding(
             "persistence",
             Severity.NOTE,
-            place,
-            f"only snapshots are written to disk (save {facts.snapshots})",
+            config,
+            f"only snapshots are written to disk (save {server_info.snapshots})",
             "appendonly yes (redis.conf)",
             "a crash forgets the records since the last one",
         )
 
 
-def _replicas(facts: ServerFacts, place: str, waits_for: int) -> Iterator[Finding]:
-    if facts.replicas is not None and facts.replicas < waits_for:
+def _replicas(server_info: ServerInfo, config: str, waits_for: int) -> Iterator[Finding]:
+    if server_info.replicas is not None and server_info.replicas < waits_for:
         yield Finding(
             "replicas",
             Severity.ERROR,
-            place,
-            f"{facts.replicas} replicas follow, and idempotency_wait_replicas is {waits_for}",
+            config,
+            f"{server_info.replicas} replicas follow, and idempotency_wait_replicas is {waits_for}",
             "idempotency_wait_replicas, or more replicas",
             "no begin and no outcome counts until so many have it",
         )
     elif waits_for:
         return
-    elif facts.replicas is None:
-        yield _unknown("replicas", place, "replication", "whether a failover finds the records")
-    elif facts.replicas == 0:
+    elif server_info.replicas is None:
+        yield _unknown("replicas", config, "replication", "whether a failover finds the records")
+    elif server_info.replicas == 0:
         yield Finding(
             "replicas",
             Severity.NOTE,
-            place,
+            config,
             "no replica follows",
             "a replica, with Sentinel or Cluster",
             "while the server is down, messages fare by idempotency_on_store_error",
@@ -121,31 +121,32 @@ def _replicas(facts: ServerFacts, place: str, waits_for: int) -> Iterator[Findin
         yield Finding(
             "replicas",
             Severity.NOTE,
-            place,
-            f"{facts.replicas} follow, asynchronously",
+            config,
+            f"{server_info.replicas} follow, asynchronously",
             "idempotency_wait_replicas = 1",
             "a failover forgets what the new primary had not yet received",
         )
 
 
-def _clock(facts: ServerFacts, place: str) -> Iterator[Finding]:
-    apart = facts.clock_ahead
-    if abs(apart) > CLOCKS_APART:
+def _clock(server_info: ServerInfo, config: str) -> Iterator[Finding]:
+    offset = server_info.clock_ahead
+    if abs(offset) > CLOCKS_APART:
         yield Finding(
             "clocks",
             Severity.WARNING,
-            place,
-            f"its clock is {abs(apart):.1f} s {'ahead' if apart > 0 else 'behind'}, seen from here",
+            config,
+            f"its clock is {abs(offset):.1f} s {'ahead' if offset > 0 else 'behind'}, "
+            "seen from here",
             "NTP, on both",
             "leases go by the server's clock alone, but etas and countdowns do not",
         )
 
 
-def _unknown(name: str, place: str, what: str, whether: str) -> Finding:
+def _unknown(name: str, config: str, what: str, whether: str) -> Finding:
     return Finding(
         name,
         Severity.NOTE,
-        place,
+        config,
         f"the server does not tell its {what}",
         "look it up at your provider, or allow INFO and CONFIG|GET",
         f"it cannot be told {whether}",

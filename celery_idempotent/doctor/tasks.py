@@ -9,8 +9,8 @@ from typing import Any
 
 from celery import Celery
 
-from celery_idempotent.configuration import app_tasks as gated
-from celery_idempotent.configuration.app_tasks import Gated
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.doctor.finding import Finding, Severity
 from celery_idempotent.key.canonical import has_form
 
@@ -24,7 +24,7 @@ def check(app: Celery) -> Iterator[Finding]:
             "task_always_eager is on", "task_always_eager = False",
             "tasks run where they are called: nothing delivers them again after a crash",
         )  # fmt: skip
-    for task in gated.tasks(app):
+    for task in app_tasks.tasks(app):
         if not task.idempotency_configuration.settings.enabled:
             yield _disabled(task)
             continue
@@ -34,7 +34,7 @@ def check(app: Celery) -> Iterator[Finding]:
             yield from _periodic(task)
 
 
-def _disabled(task: Gated) -> Finding:
+def _disabled(task: IdempotentTaskLike) -> Finding:
     return Finding(
         "disabled", Severity.WARNING, task.name,
         "idempotency_enabled is off", "idempotency_enabled = True",
@@ -42,7 +42,7 @@ def _disabled(task: Gated) -> Finding:
     )  # fmt: skip
 
 
-def _delivery(task: Gated) -> Iterator[Finding]:
+def _delivery(task: IdempotentTaskLike) -> Iterator[Finding]:
     if not task.acks_late:
         yield Finding(
             "acks-late", Severity.WARNING, task.name,
@@ -57,7 +57,7 @@ def _delivery(task: Gated) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _outcome(task: Gated) -> Iterator[Finding]:
+def _outcome(task: IdempotentTaskLike) -> Iterator[Finding]:
     settings = task.idempotency_configuration.settings
     if not settings.store_result:
         yield Finding(
@@ -73,7 +73,7 @@ def _outcome(task: Gated) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _store_error(task: Gated) -> Iterator[Finding]:
+def _store_error(task: IdempotentTaskLike) -> Iterator[Finding]:
     if task.idempotency_configuration.settings.on_store_error == "run":
         yield Finding(
             "fail-open", Severity.WARNING, task.name,
@@ -82,7 +82,7 @@ def _store_error(task: Gated) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _periodic(task: Gated) -> Iterator[Finding]:
+def _periodic(task: IdempotentTaskLike) -> Iterator[Finding]:
     settings = task.idempotency_configuration.settings
     if settings.key is None:
         yield Finding(
@@ -93,7 +93,7 @@ def _periodic(task: Gated) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _key_rule(task: Gated) -> Iterator[Finding]:
+def _key_rule(task: IdempotentTaskLike) -> Iterator[Finding]:
     """Without a rule every argument is part of the key, so each must have a canonical form."""
     configured = task.idempotency_configuration
     if configured.settings.key is not None or getattr(task, "pydantic", False):
@@ -116,7 +116,7 @@ def _key_rule(task: Gated) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _hints(task: Gated) -> dict[str, Any]:
+def _hints(task: IdempotentTaskLike) -> dict[str, Any]:
     try:
         return typing.get_type_hints(getattr(task, "run", None))
     except Exception:  # a name that exists for the type checker alone

@@ -9,12 +9,12 @@ from typing import Any
 
 from celery_idempotent import signals
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
-from celery_idempotent.executor.call import Caller, Release
-from celery_idempotent.executor.runtime.runtime import World
+from celery_idempotent.executor.call import ExecutorCall, Release
+from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.executor.steps import Steps
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.payload.codec import RESULT, Payloads
+from celery_idempotent.payload.codec import RESULT, PayloadCodec
 from celery_idempotent.record.layout import Begun
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
@@ -29,7 +29,7 @@ FREE = Release()
 STORE_AGAIN = 0.25
 
 
-class Running:
+class ActiveExecution:
     """What one begin has granted.
 
     Args:
@@ -38,34 +38,39 @@ class Running:
     """
 
     def __init__(
-        self, call: Caller, begun: Begun, world: World, payloads: Payloads, sent_at: float
+        self,
+        call: ExecutorCall,
+        begun: Begun,
+        runtime: Runtime,
+        codec: PayloadCodec,
+        sent_at: float,
     ) -> None:
         self.call = call
-        self.world = world
-        self.payloads = payloads
+        self.runtime = runtime
+        self.codec = codec
         settings = call.settings
         extension = Extension(call.key, begun.token, settings.lease_ms, settings.result_ms)
-        self.lease: Lease[Any] = Lease(world.store, extension, sent_at, self._lost)
+        self.lease: Lease[Any] = Lease(runtime.store, extension, sent_at, self._lost)
         self.steps = Steps(self, begun.body)
         #: What is to be stored at the end, and as which part of the record.
         self.outcome: tuple[Payload, str] = Payload("", b""), RESULT
-        self.execution = world.execution(
+        self.execution = runtime.execution(
             str(call.key), begun.token, begun.attempt, self.lease, self.steps
         )
         #: The caller's.
         self.work = partial(call.run, self.execution)
         #: Under ``on_lease_lost="abort"``.
-        self.interrupt = world.interrupt() if settings.on_lease_lost == "abort" else None
+        self.interrupt = runtime.interrupt() if settings.on_lease_lost == "abort" else None
         #: The record has the outcome, or is no longer held, or cannot be written to.
         self.settled = False
         #: The process is to end: write once, and do not wait for Redis.
         self.in_haste = False
         self._loss_told = False
-        self._idle = begun.idle
+        self._idle = begun.orphaned_seconds
 
     def start(self) -> None:
         """Keep the lease alive from now on."""
-        self.world.hold(self.lease)
+        self.runtime.start_renewal(self.lease)
 
     def announce(self) -> None:
         """Tell what begins, and over what."""
@@ -76,57 +81,59 @@ class Running:
                 self.execution.key,
                 self.execution.attempt,
             )
-            self.send(signals.taken_over, idle=self._idle)
+            self.send(signals.taken_over, orphaned_seconds=self._idle)
 
-    def over(self) -> None:
+    def finish(self) -> None:
         """Nothing is left to protect."""
-        self.world.let_go(self.lease)
+        self.runtime.stop_renewal(self.lease)
 
-    async def payload(self, value: Any, part: str = RESULT) -> Payload:
+    async def payload(self, value: Any, field: str = RESULT) -> Payload:
         """`value` as the settings want it kept, or the reason why it cannot be."""
         ours = self.execution
-        write = self.payloads.of_result
+        write = self.codec.of_result
         return await self._written(
-            partial(write, value, self.call.settings, key=ours.key, token=ours.token, part=part)
+            partial(write, value, self.call.settings, key=ours.key, token=ours.token, field=field)
         )
 
     async def error_payload(self, error: BaseException) -> Payload:
         """`error` as the settings want it kept, or the reason why it cannot be."""
         ours = self.execution
-        write = self.payloads.of_error
+        write = self.codec.of_error
         return await self._written(
             partial(write, error, self.call.settings, key=ours.key, token=ours.token)
         )
 
     async def _written(self, write: Callable[[], Payload]) -> Payload:
-        return await self.world.apart(write) if self.payloads.offloads else write()
+        return await self.runtime.run_in_thread(write) if self.codec.offloads else write()
 
     async def discard_outcome(self) -> None:
         """It came too late: no record will ever point to it."""
-        payload, part = self.outcome
+        payload, field = self.outcome
         if payload.elsewhere:
             key = self.execution.key
-            await self.world.apart(lambda: self.payloads.discard_payload(payload, key, part))
+            await self.runtime.run_in_thread(
+                lambda: self.codec.discard_payload(payload, key, field)
+            )
 
-    async def release(self, verdict: Release = FREE, error: Payload | None = None) -> Reply:
+    async def release(self, disposition: Release = FREE, error: Payload | None = None) -> Reply:
         """Give the key back as `verdict` says; `error` is left for copies of the message."""
         try:
-            answer = await self.world.execute(self.releasing(verdict, error))
+            answer = await self.runtime.execute(self.releasing(disposition, error))
         except IdempotencyError:
             self.settled = True  # its lease ends by itself
             raise
         self.settled = True
         return answer
 
-    def releasing(self, verdict: Release = FREE, error: Payload | None = None) -> Command:
+    def releasing(self, disposition: Release = FREE, error: Payload | None = None) -> Command:
         """The command that gives the key back."""
         settings = self.call.settings
         return commands.release(
             self.call.key,
             self.execution.token,
-            hold_ms=round(verdict.hold * 1000),
+            hold_ms=round(disposition.hold * 1000),
             retention_ms=settings.result_ms,
-            generation=self.call.generation if error else verdict.awaited,
+            generation=self.call.generation if error else disposition.awaited,
             error=error,
             error_ms=settings.error_ms,
         )
@@ -140,16 +147,16 @@ class Running:
         since = monotonic()
         while True:
             try:
-                return await self.world.execute(command)
+                return await self.runtime.execute(command)
             except StoreUnavailableError:
-                if not self.outlasts(since):
+                if not self.should_retry(since):
                     raise
-                await self.world.sleep(STORE_AGAIN)
+                await self.runtime.sleep(STORE_AGAIN)
             except CorruptRecordError:
                 # Someone wrote something else under the key: the record is not there any more.
                 return Reply("lost", b"", 0)
 
-    def outlasts(self, since: float) -> bool:
+    def should_retry(self, since: float) -> bool:
         """Whether to go on trying to write what was first tried at `since` (monotonic seconds).
 
         For a lease's time even where ours has ended before: Redis may have been away from
@@ -161,11 +168,11 @@ class Running:
 
     def _lost(self) -> None:
         """The heartbeat has found another execution in the record, or none."""
-        self.tell_loss()
+        self.report_lease_lost()
         if self.interrupt is not None:
-            self.interrupt.strike()
+            self.interrupt.trigger()
 
-    def tell_loss(self) -> None:
+    def report_lease_lost(self) -> None:
         """Tell, once, that someone else may be running."""
         if not self._loss_told:
             self._loss_told = True

@@ -39,10 +39,10 @@ class Delegate:
     told: bool = True
 
 
-Verdict = Release | Fail | Delegate
+Disposition = Release | Fail | Delegate
 
 
-class Caller(Protocol):
+class ExecutorCall(Protocol):
     """One call at the gate."""
 
     #: Sender of the signals: the task.
@@ -53,9 +53,9 @@ class Caller(Protocol):
     worker: str
     settings: Settings
     #: Ids of earlier passes of this message that had no answer from Redis.
-    prior: bytes
+    unanswered_ids: bytes
     #: How often this message has come back already.
-    returns: int
+    requeue_count: int
     #: Number of this message among those of its task id: a retry's is higher than the one before.
     generation: int
     #: Set by the gate: the record's outcome is this task id's own.
@@ -82,16 +82,16 @@ class Caller(Protocol):
             execution: of the kind that the world gives, in which this runs.
         """
 
-    def verdict(self, error: BaseException) -> Verdict:
+    def disposition(self, error: BaseException) -> Disposition:
         """What an error of the work means for the key."""
 
-    def remembered(self, record: Record, error: IdempotencyError) -> Any:
+    def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """The value that the record cannot give, from wherever the caller has it; or `error`."""
 
     def replayed(self, record: Record) -> None:
         """The record answers this call."""
 
-    def come_back(self, seconds: float, prior: bytes, reason: BaseException) -> NoReturn:
+    def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
         """Put the message back for later, then leave it; raise `reason` where there is none."""
 
     def ignore(self) -> NoReturn:

@@ -8,13 +8,13 @@ from typing import NoReturn
 
 from celery_idempotent import signals
 from celery_idempotent.errors import ConflictError, KeyReusedError
-from celery_idempotent.executor.call import Caller
+from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.record.record import Record
 
-FIRST_RETURN = 1.0
+FIRST_REQUEUE_DELAY = 1.0
 
 
-def refuse(call: Caller, record: Record) -> NoReturn:
+def refuse(call: ExecutorCall, record: Record) -> NoReturn:
     """Send the duplicate `call` where the policy says.
 
     A copy of the very message that runs is always put back first: it bears the same task id, so
@@ -41,46 +41,48 @@ def reused(record: Record) -> KeyReusedError:
     )
 
 
-def come_back(call: Caller, prior: bytes, reason: BaseException) -> NoReturn:
+def requeue(call: ExecutorCall, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
     """Put `call` back for later, a little later each time."""
-    call.come_back(return_delay(call.returns, call.settings.lease), prior, reason)
+    call.requeue(requeue_delay(call.requeue_count, call.settings.lease), unanswered_ids, reason)
 
 
-def return_delay(returns: int, longest: float) -> float:
+def requeue_delay(requeue_count: int, longest: float) -> float:
     """Seconds till a message comes back: 1, then twice that each time, up to `longest`.
 
     Up to a quarter less by chance, so that the duplicates of a burst do not come back as one.
     """
-    delay: float = min(FIRST_RETURN * 2 ** min(returns, 30), max(longest, FIRST_RETURN))
+    delay: float = min(
+        FIRST_REQUEUE_DELAY * 2 ** min(requeue_count, 30), max(longest, FIRST_REQUEUE_DELAY)
+    )
     return delay * random.uniform(0.75, 1.0)
 
 
-def _come_back(call: Caller, record: Record) -> NoReturn:
-    come_back(call, call.prior, held(call, record))
+def _requeue(call: ExecutorCall, record: Record) -> NoReturn:
+    requeue(call, call.unanswered_ids, held(call, record))
 
 
-def _raise(call: Caller, record: Record) -> NoReturn:
+def _raise(call: ExecutorCall, record: Record) -> NoReturn:
     raise held(call, record)
 
 
-def _ignore(call: Caller, record: Record) -> NoReturn:
+def _ignore(call: ExecutorCall, record: Record) -> NoReturn:
     call.ignore()
 
 
-def _reject(call: Caller, record: Record) -> NoReturn:
+def _reject(call: ExecutorCall, record: Record) -> NoReturn:
     call.reject(str(held(call, record)))
 
 
-def held(call: Caller, record: Record) -> ConflictError:
+def held(call: ExecutorCall, record: Record) -> ConflictError:
     """The error for a call whose key someone else holds."""
     place = f" on {record.worker}" if record.worker else ", which is yet to run"
     return ConflictError(f"{call.key} is held by task {record.task_id}{place}")
 
 
 #: ``wait`` has waited by now, and comes back like ``retry``.
-_POLICIES: dict[str, Callable[[Caller, Record], NoReturn]] = {
-    "retry": _come_back,
-    "wait": _come_back,
+_POLICIES: dict[str, Callable[[ExecutorCall, Record], NoReturn]] = {
+    "retry": _requeue,
+    "wait": _requeue,
     "raise": _raise,
     "ignore": _ignore,
     "reject": _reject,

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from celery_idempotent.errors import LeaseLostError
 from celery_idempotent.executor.outcome import Outcome
-from celery_idempotent.executor.runtime.run_sync import at_once
+from celery_idempotent.executor.runtime.run_sync import run_sync
 from celery_idempotent.lease.lease import Lease
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ class Steps(Protocol):
         """How the step ends: as `work` does, or with the value kept."""
 
 
-class AnyExecution:
+class BaseExecution:
     """One run under the gate, whichever world it runs in."""
 
     __slots__ = ("_lease", "_steps", "attempt", "key", "token")
@@ -73,7 +73,7 @@ class AnyExecution:
         return self._steps.run(name, work)
 
 
-class Execution(AnyExecution):
+class Execution(BaseExecution):
     """One run under the gate: ``self.idempotency`` in a bound task."""
 
     __slots__ = ()
@@ -94,11 +94,11 @@ class Execution(AnyExecution):
         """
         if self._steps is None:
             return func(*args, **kwargs)
-        value: T = at_once(self._step(name, lambda: func(*args, **kwargs))).get()
+        value: T = run_sync(self._step(name, lambda: func(*args, **kwargs))).get()
         return value
 
 
-class AsyncExecution(AnyExecution):
+class AsyncExecution(BaseExecution):
     """One run under the gate on an event loop."""
 
     __slots__ = ("_drive",)

@@ -16,19 +16,19 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.executor import conflict
-from celery_idempotent.executor.active_execution import Running
-from celery_idempotent.executor.call import Caller
-from celery_idempotent.executor.execution import AnyExecution
+from celery_idempotent.executor.active_execution import ActiveExecution
+from celery_idempotent.executor.call import ExecutorCall
+from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.outcome import Outcome
 from celery_idempotent.executor.replay import replay
-from celery_idempotent.executor.runtime.blocking import Threads
-from celery_idempotent.executor.runtime.run_sync import at_once
-from celery_idempotent.executor.runtime.runtime import World
+from celery_idempotent.executor.runtime.blocking import BlockingRuntime
+from celery_idempotent.executor.runtime.run_sync import run_sync
+from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.executor.settle import settle
 from celery_idempotent.executor.soft_limit import Interrupted
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.clock import monotonic
-from celery_idempotent.payload.codec import Payloads
+from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import commands
@@ -38,32 +38,36 @@ from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
 
-OWNER_BYTES = 16
+EXECUTION_ID_BYTES = 16
 #: Unanswered passes that a message remembers; each is a begin that timed out.
-PRIOR_PASSES = 8
+MAX_UNANSWERED_IDS = 8
 
 #: Seconds after which ``on_conflict="wait"`` looks again, though it has heard of no change: at the
 #: end of a lease, but neither sooner nor later than this.
-SHORTEST_STRETCH, LONGEST_STRETCH = 0.01, 1.0
+MIN_WAIT_INTERVAL, MAX_WAIT_INTERVAL = 0.01, 1.0
 
-_STORE_ERROR_SAYS = {
+_STORE_ERROR_MESSAGES = {
     "retry": "come back later",
     "run": "run without protection",
     "raise": "fail",
 }
 #: How loudly, after the first one: the worker itself tells at INFO that a task came and went.
-_STORE_STILL_AWAY = {"retry": logging.INFO, "run": logging.WARNING, "raise": logging.INFO}
+_REPEATED_STORE_ERROR_LEVELS = {
+    "retry": logging.INFO,
+    "run": logging.WARNING,
+    "raise": logging.INFO,
+}
 
 
-class Gate:
+class Executor:
     """Lets calls through one at a time for each key; for code that blocks."""
 
-    def __init__(self, store: RecordStore, payloads: Payloads) -> None:
+    def __init__(self, store: RecordStore, codec: PayloadCodec) -> None:
         self.store = store
-        self.payloads = payloads
-        self.world = Threads(store)
+        self.codec = codec
+        self.runtime = BlockingRuntime(store)
 
-    def enter(self, call: Caller) -> Any:
+    def enter(self, call: ExecutorCall) -> Any:
         """The call's result: its own, or the one of the execution that it duplicates.
 
         Raises:
@@ -73,7 +77,7 @@ class Gate:
             StoreUnavailableError: Redis cannot be asked, and the policy is ``raise``.
             BaseException: whatever the work raises, and whatever a stored error was.
         """
-        return at_once(enter(call, self.world, self.payloads), call.soft_limit).get()
+        return run_sync(enter(call, self.runtime, self.codec), call.soft_limit).get()
 
     def forget(self, key: Key, shown: Record | str | None = None) -> str:
         """Drop the record of `key`, and what it has in the depot.
@@ -88,69 +92,69 @@ class Gate:
             StoreUnavailableError: if Redis cannot be asked.
         """
         record = None
-        if self.payloads.offloads:
+        if self.codec.offloads:
             with contextlib.suppress(CorruptRecordError):
-                record = self.store.look_up(key)
+                record = self.store.get(key)
         case = self.store.execute(commands.forget(key, shown)).case
         if record is not None and case == "ok":
-            self.payloads.discard(record)
+            self.codec.discard(record)
         return case
 
 
-async def enter(call: Caller, world: World, payloads: Payloads) -> Outcome:
+async def enter(call: ExecutorCall, runtime: Runtime, codec: PayloadCodec) -> Outcome:
     """How `call` ends; raises what :meth:`Gate.enter` does but for the work's own errors."""
-    admission = Admission(call, world, payloads)
+    begin_request = BeginRequest(call, runtime, codec)
     try:
-        standing = await begin(admission)
-        if isinstance(standing, Running):
-            outcome = await world.run(standing.work, standing.interrupt)
-            return await settle(standing, outcome)
-        if isinstance(standing, AnyExecution):
-            unprotected = standing
-            return await world.run(lambda: call.run(unprotected))
-        return standing
+        admission = await begin(begin_request)
+        if isinstance(admission, ActiveExecution):
+            outcome = await runtime.run(admission.work, admission.interrupt)
+            return await settle(admission, outcome)
+        if isinstance(admission, BaseExecution):
+            unprotected = admission
+            return await runtime.run(lambda: call.run(unprotected))
+        return admission
     except Interrupted as stop:
-        admission.unanswered = False  # if it was granted, the next pass knows it as its own
-        await admission.give_back()
+        begin_request.unanswered = False  # if it was granted, the next pass knows it as its own
+        await begin_request.give_back()
         logger.warning("%s: task %s comes back: %r struck", call.key, call.task_id, stop.error)
-        conflict.come_back(call, _prior(call, admission.owner), stop.error)
+        conflict.requeue(call, _unanswered_ids(call, begin_request.execution_id), stop.error)
     except GeneratorExit:
         raise  # the loop is gone: nothing can be awaited any more
     except BaseException:
-        await admission.give_back()
+        await begin_request.give_back()
         raise
     finally:
-        admission.over()
+        begin_request.finish()
 
 
-class Admission:
+class BeginRequest:
     """What one call has been granted, or may have been: none of it outlives the flow."""
 
-    def __init__(self, call: Caller, world: World, payloads: Payloads) -> None:
+    def __init__(self, call: ExecutorCall, runtime: Runtime, codec: PayloadCodec) -> None:
         self.call = call
-        self.world = world
-        self.payloads = payloads
-        self.owner = os.urandom(OWNER_BYTES)
+        self.runtime = runtime
+        self.codec = codec
+        self.execution_id = os.urandom(EXECUTION_ID_BYTES)
         #: A begin was sent, and what it was answered is not known.
         self.unanswered = False
-        self.running: Running | None = None
+        self.active: ActiveExecution | None = None
 
     async def ask(self) -> Reply:
         """Ask for the right to run; the answer that grants it leaves `running` behind."""
         sent_at = monotonic()
         self.unanswered = True
         try:
-            answer = await self.world.ask(asking(self.call, self.owner))
+            answer = await self.runtime.ask(begin_command(self.call, self.execution_id))
         except IdempotencyError:
             self.unanswered = False
             raise
         if answer.case == "begun":
             begun = layout.begun(answer.raw)
-            self.running = Running(self.call, begun, self.world, self.payloads, sent_at)
+            self.active = ActiveExecution(self.call, begun, self.runtime, self.codec, sent_at)
         self.unanswered = False
-        self.world.store.outage.over()
-        if signals.answered.receivers:
-            _tell_answer(self.call, answer, monotonic() - sent_at)
+        self.runtime.store.outage.end()
+        if signals.begin_replied.receivers:
+            _send_begin_replied(self.call, answer, monotonic() - sent_at)
         return answer
 
     async def give_back(self) -> None:
@@ -161,10 +165,10 @@ class Admission:
         try:
             if self.unanswered:
                 await self.ask()
-            running = self.running
-            if running is not None and not running.settled:
-                running.over()
-                await running.release()
+            active = self.active
+            if active is not None and not active.settled:
+                active.finish()
+                await active.release()
         except IdempotencyError as trouble:
             logger.warning(
                 "%s: the key is not given back: %s; its lease ends by itself",
@@ -172,49 +176,49 @@ class Admission:
                 trouble,
             )
 
-    def over(self) -> None:
+    def finish(self) -> None:
         """Nothing is left to protect."""
-        if self.running is not None:
-            self.running.over()
+        if self.active is not None:
+            self.active.finish()
 
 
-async def begin(admission: Admission) -> Running | AnyExecution | Outcome:
+async def begin(begin_request: BeginRequest) -> ActiveExecution | BaseExecution | Outcome:
     """What the call may do: run, run without protection, or take what is there already."""
-    call, world = admission.call, admission.world
+    call, runtime = begin_request.call, begin_request.runtime
     settings = call.settings
     since = monotonic()
     announced = 0
     while True:
         try:
-            answer = await admission.ask()
+            answer = await begin_request.ask()
         except StoreUnavailableError as error:
-            return without_store(call, world, admission.owner, error)
-        running = admission.running
-        if running is not None:
-            running.start()
-            if running.execution.token != announced:
-                running.announce()
-            elif not running.lease.trusted:
-                await admission.give_back()
+            return without_store(call, runtime, begin_request.execution_id, error)
+        active = begin_request.active
+        if active is not None:
+            active.start()
+            if active.execution.token != announced:
+                active.announce()
+            elif not active.lease.trusted:
+                await begin_request.give_back()
                 late = StoreUnavailableError("Redis answers later than idempotency_lease allows")
-                return without_store(call, world, admission.owner, late)
-            if running.lease.trusted:
-                return running
+                return without_store(call, runtime, begin_request.execution_id, late)
+            if active.lease.trusted:
+                return active
             # The process stood still meanwhile. Asked by the same id Redis tells who has the key.
             logger.warning("%s: the lease ended before task %s ran", call.key, call.task_id)
-            announced, admission.running = running.execution.token, None
-            running.over()
+            announced, begin_request.active = active.execution.token, None
+            active.finish()
             continue
         if answer.case == "corrupt":
             raise layout.corrupt(str(call.key))
-        record = world.store.record(call.key, answer.raw)
+        record = runtime.store.record(call.key, answer.raw)
         if answer.case == "finished":
             try:
-                return await replay(call, record, world, admission.payloads)
+                return await replay(call, record, runtime, begin_request.codec)
             except NotReadyError:
                 conflict.refuse(call, record)
             except StoreUnavailableError as error:
-                _without_depot(call, error)
+                _without_offload(call, error)
         if answer.case == "reused" and call.generation and record.task_id == call.task_id:
             # What the very call has become by a replacement is not another one with its key.
             call.key = replace(call.key, fingerprint=b"")
@@ -227,24 +231,26 @@ async def begin(admission: Admission) -> Running | AnyExecution | Outcome:
         left = since + call.wait_timeout - monotonic() if waits else 0.0
         if left <= 0:
             conflict.refuse(call, record)
-        await world.until_changed(call.key, answer.raw, min(left, _stretch(record, answer.now_ms)))
+        await runtime.wait_for_change(
+            call.key, answer.raw, min(left, _wait_interval(record, answer.now_ms))
+        )
 
 
-def _stretch(record: Record, now_ms: int) -> float:
+def _wait_interval(record: Record, now_ms: int) -> float:
     """Seconds that a held record may stay as it is: its lease may end without a word."""
     if record.deadline is None:
-        return LONGEST_STRETCH
+        return MAX_WAIT_INTERVAL
     lasts = record.deadline.timestamp() - now_ms / 1000
-    return min(max(lasts, SHORTEST_STRETCH), LONGEST_STRETCH)
+    return min(max(lasts, MIN_WAIT_INTERVAL), MAX_WAIT_INTERVAL)
 
 
-def asking(call: Caller, owner: bytes) -> Command:
+def begin_command(call: ExecutorCall, execution_id: bytes) -> Command:
     """The command that asks for the right to run."""
     settings = call.settings
     return commands.begin(
         call.key,
-        owner=owner,
-        prior=call.prior,
+        execution_id=execution_id,
+        unanswered_ids=call.unanswered_ids,
         task_id=call.task_id,
         generation=call.generation,
         worker=call.worker,
@@ -255,17 +261,17 @@ def asking(call: Caller, owner: bytes) -> Command:
     )
 
 
-def _without_depot(call: Caller, error: StoreUnavailableError) -> NoReturn:
+def _without_offload(call: ExecutorCall, error: StoreUnavailableError) -> NoReturn:
     """There is an outcome, so running is out of the question whatever the policy."""
     logger.error("%s: task %s is not answered: %s", call.key, call.task_id, error)
     if call.settings.on_store_error == "raise":
         raise error
-    conflict.come_back(call, call.prior, error)
+    conflict.requeue(call, call.unanswered_ids, error)
 
 
-def _tell_answer(call: Caller, answer: Reply, seconds: float) -> None:
+def _send_begin_replied(call: ExecutorCall, answer: Reply, seconds: float) -> None:
     signals.send(
-        signals.answered,
+        signals.begin_replied,
         call.sender,
         task_id=call.task_id,
         key=str(call.key),
@@ -275,18 +281,20 @@ def _tell_answer(call: Caller, answer: Reply, seconds: float) -> None:
 
 
 def without_store(
-    call: Caller, world: World, owner: bytes, error: StoreUnavailableError
-) -> AnyExecution:
+    call: ExecutorCall, runtime: Runtime, execution_id: bytes, error: StoreUnavailableError
+) -> BaseExecution:
     """The execution that nothing protects, if that is the policy; else there is none."""
     settings = call.settings
     policy = settings.on_store_error
     logger.log(
-        logging.ERROR if world.store.outage.another_call() else _STORE_STILL_AWAY[policy],
+        logging.ERROR
+        if runtime.store.outage.another_call()
+        else _REPEATED_STORE_ERROR_LEVELS[policy],
         "%s: %s; task %s will %s",
         call.key,
         error,
         call.task_id,
-        _STORE_ERROR_SAYS[policy],
+        _STORE_ERROR_MESSAGES[policy],
     )
     signals.send(
         signals.store_unavailable,
@@ -297,13 +305,13 @@ def without_store(
         policy=policy,
     )
     if policy == "run":
-        return world.execution(str(call.key), token=0, attempt=1)
+        return runtime.execution(str(call.key), token=0, attempt=1)
     if policy == "raise":
         raise error
-    delay = conflict.return_delay(call.returns, settings.breaker_pause)
-    call.come_back(delay, _prior(call, owner), error)
+    delay = conflict.requeue_delay(call.requeue_count, settings.breaker_max_delay)
+    call.requeue(delay, _unanswered_ids(call, execution_id), error)
 
 
-def _prior(call: Caller, owner: bytes) -> bytes:
+def _unanswered_ids(call: ExecutorCall, execution_id: bytes) -> bytes:
     """Redis may have granted a begin whose answer was lost: the next pass must know it again."""
-    return (call.prior + owner)[-PRIOR_PASSES * OWNER_BYTES :]
+    return (call.unanswered_ids + execution_id)[-MAX_UNANSWERED_IDS * EXECUTION_ID_BYTES :]

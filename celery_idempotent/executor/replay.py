@@ -9,14 +9,16 @@ from celery_idempotent.errors import (
     ResultNotStoredError,
     StoreUnavailableError,
 )
-from celery_idempotent.executor.call import Caller
+from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
-from celery_idempotent.executor.runtime.runtime import World
-from celery_idempotent.payload.codec import Payloads
+from celery_idempotent.executor.runtime.runtime import Runtime
+from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record.record import Record, State
 
 
-async def replay(call: Caller, record: Record, world: World, payloads: Payloads) -> Outcome:
+async def replay(
+    call: ExecutorCall, record: Record, runtime: Runtime, codec: PayloadCodec
+) -> Outcome:
     """The outcome that a finished `record` holds.
 
     Raises:
@@ -27,8 +29,8 @@ async def replay(call: Caller, record: Record, world: World, payloads: Payloads)
     """
     failed = record.state is State.FAILED
     try:
-        if payloads.offloads:
-            outcome = await world.apart(record.outcome)
+        if codec.offloads:
+            outcome = await runtime.run_in_thread(record.outcome)
         else:
             outcome = record.outcome()
         if isinstance(outcome, ResultNotStoredError) and record.task_id == call.task_id:
@@ -36,7 +38,7 @@ async def replay(call: Caller, record: Record, world: World, payloads: Payloads)
     except (ResultNotStoredError, CorruptRecordError) as error:
         # First: what follows the call goes out once, even if this is all that it is told.
         call.replayed(record)
-        outcome, failed = call.remembered(record, error), False
+        outcome, failed = call.recover_result(record, error), False
     except (NotReadyError, StoreUnavailableError):
         raise
     except Exception as error:

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from celery_idempotent.errors import LeaseLostError
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
-from celery_idempotent.payload.codec import step_part
+from celery_idempotent.payload.codec import step_field
 from celery_idempotent.record import steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 
 if TYPE_CHECKING:
-    from celery_idempotent.executor.active_execution import Running
+    from celery_idempotent.executor.active_execution import ActiveExecution
 
 
 class Steps:
     """The finished steps of the execution that `running` is, those of its forerunners included."""
 
-    def __init__(self, running: Running, body: bytes) -> None:
-        self._running = running
+    def __init__(self, active: ActiveExecution, body: bytes) -> None:
+        self._running = active
         self._body = body
         self._values: dict[str, Any] = {}
 
@@ -31,7 +31,7 @@ class Steps:
             kept = steps.read(self._body, self._running.execution.key).get(name)
             if kept is None:
                 steps.write(name, "", b"")  # a name that cannot be kept is refused before the work
-                outcome = await self._running.world.run(work)
+                outcome = await self._running.runtime.run(work)
                 if isinstance(outcome, Failure):
                     return outcome
                 await self._keep(name, outcome.value)
@@ -41,9 +41,9 @@ class Steps:
         return Result(self._values[name])
 
     async def _load(self, name: str, payload: Payload) -> Any:
-        running = self._running
-        load = partial(running.payloads.load, payload, running.execution.key, step_part(name))
-        return await running.world.apart(load) if running.payloads.offloads else load()
+        active = self._running
+        load = partial(active.codec.load, payload, active.execution.key, step_field(name))
+        return await active.runtime.run_in_thread(load) if active.codec.offloads else load()
 
     @property
     def finished(self) -> bytes:
@@ -52,25 +52,25 @@ class Steps:
 
     async def discard(self) -> None:
         """Delete from the depot what the execution's outcome has replaced."""
-        running = self._running
-        if running.payloads.offloads and self._body:
-            key = running.execution.key
-            await running.world.apart(lambda: running.payloads.discard_steps(self._body, key))
+        active = self._running
+        if active.codec.offloads and self._body:
+            key = active.execution.key
+            await active.runtime.run_in_thread(lambda: active.codec.discard_steps(self._body, key))
 
     async def _keep(self, name: str, value: Any) -> None:
-        running = self._running
-        payload = await running.payload(value, step_part(name))
+        active = self._running
+        payload = await active.payload(value, step_field(name))
         entry = steps.write(name, payload.format, payload.body)
-        answer = await running.persist(
+        answer = await active.persist(
             commands.step(
-                running.call.key,
-                running.execution.token,
+                active.call.key,
+                active.execution.token,
                 entry,
-                lease_ms=running.call.settings.lease_ms,
-                retention_ms=running.call.settings.result_ms,
+                lease_ms=active.call.settings.lease_ms,
+                retention_ms=active.call.settings.result_ms,
             )
         )
         if answer.case == "lost":
-            running.tell_loss()
-            raise LeaseLostError(f"{running.execution.key}: another execution has taken over")
+            active.report_lease_lost()
+            raise LeaseLostError(f"{active.execution.key}: another execution has taken over")
         self._body += entry

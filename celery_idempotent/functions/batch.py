@@ -8,17 +8,17 @@ from types import TracebackType
 from typing import Any
 
 from celery_idempotent.errors import ConflictError, IdempotencyError, KeyReusedError
-from celery_idempotent.executor.active_execution import Running
-from celery_idempotent.executor.async_executor import AsyncGate
-from celery_idempotent.executor.batch import Standing, begin_many, complete_many, release_many
-from celery_idempotent.executor.call import Caller
-from celery_idempotent.executor.execution import AnyExecution
-from celery_idempotent.executor.executor import Gate
-from celery_idempotent.executor.runtime.asyncio import Loop
-from celery_idempotent.executor.runtime.run_sync import at_once
-from celery_idempotent.executor.runtime.runtime import World
+from celery_idempotent.executor.active_execution import ActiveExecution
+from celery_idempotent.executor.async_executor import AsyncExecutor
+from celery_idempotent.executor.batch import Admission, begin_many, complete_many, release_many
+from celery_idempotent.executor.call import ExecutorCall
+from celery_idempotent.executor.execution import BaseExecution
+from celery_idempotent.executor.executor import Executor
+from celery_idempotent.executor.runtime.asyncio import AsyncioRuntime
+from celery_idempotent.executor.runtime.run_sync import run_sync
+from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.functions.decision import Decision
-from celery_idempotent.payload.codec import Payloads
+from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record.record import Record
 
 
@@ -33,25 +33,25 @@ class Entry:
         self.error: IdempotencyError | None = None
         #: What is there under REPLAY.
         self.record: Record | None = None
-        self.running: Running | None = None
-        self._execution: AnyExecution | None = None
+        self.active: ActiveExecution | None = None
+        self._execution: BaseExecution | None = None
 
-    def stand(self, standing: Standing) -> None:
+    def apply(self, admission: Admission) -> None:
         """Take what the gate has decided."""
-        if isinstance(standing, Running):
-            self.decision, self.running = Decision.RUN, standing
-            self._execution = standing.execution
-        elif isinstance(standing, AnyExecution):
-            self.decision, self._execution = Decision.RUN, standing
-        elif isinstance(standing, Record):
-            self.decision, self.record = Decision.REPLAY, standing
+        if isinstance(admission, ActiveExecution):
+            self.decision, self.active = Decision.RUN, admission
+            self._execution = admission.execution
+        elif isinstance(admission, BaseExecution):
+            self.decision, self._execution = Decision.RUN, admission
+        elif isinstance(admission, Record):
+            self.decision, self.record = Decision.REPLAY, admission
         else:
-            self.refuse(standing)
+            self.refuse(admission)
 
     def refuse(self, error: IdempotencyError) -> None:
         """This one alone cannot be run."""
         held = isinstance(error, ConflictError)
-        self.decision, self.error = Decision.CONFLICT if held else Decision.REFUSED, error
+        self.decision, self.error = Decision.CONFLICT if held else Decision.REJECTED, error
 
     @property
     def replay(self) -> Any:
@@ -77,7 +77,7 @@ class Entry:
 class _Batch(Sequence[Entry]):
     """The entries in the order of the keys, and one lease for all that are to be run."""
 
-    def __init__(self, keys: Sequence[Hashable], calls: Sequence[Caller]) -> None:
+    def __init__(self, keys: Sequence[Hashable], calls: Sequence[ExecutorCall]) -> None:
         self._entries = [Entry(key) for key in keys]
         self._calls = calls
         self._open: dict[Hashable, Entry] = {}
@@ -92,7 +92,7 @@ class _Batch(Sequence[Entry]):
         return iter(self._entries)
 
     @property
-    def to_run(self) -> list[Hashable]:
+    def pending(self) -> list[Hashable]:
         """The keys that are to be run, and neither completed nor released yet."""
         return list(self._open)
 
@@ -103,44 +103,44 @@ class _Batch(Sequence[Entry]):
             LeaseLostError: naming the first that another has taken over, or may have by now.
         """
         for entry in self._open.values():
-            if entry.running is not None:
-                entry.running.execution.check()
+            if entry.active is not None:
+                entry.active.execution.check()
 
-    async def begin(self, world: World, payloads: Payloads) -> None:
+    async def begin(self, runtime: Runtime, codec: PayloadCodec) -> None:
         """Ask for all of them."""
-        first: dict[str, tuple[Entry, Caller]] = {}
+        first: dict[str, tuple[Entry, ExecutorCall]] = {}
         for entry, call in zip(self._entries, self._calls, strict=True):
             _, before = first.setdefault(call.key.digest, (entry, call))
             if before.key.fingerprint != call.key.fingerprint:
                 entry.refuse(KeyReusedError(f"{call.key} stands in the batch with other arguments"))
-        standings = await begin_many([call for _, call in first.values()], world, payloads)
-        for (entry, _), standing in zip(first.values(), standings, strict=True):
-            entry.stand(standing)
+        standings = await begin_many([call for _, call in first.values()], runtime, codec)
+        for (entry, _), admission in zip(first.values(), standings, strict=True):
+            entry.apply(admission)
             if entry.decision is Decision.RUN:
                 self._open[entry.key] = entry
-            if entry.running is not None:
-                entry.running.start()
-                entry.running.announce()
+            if entry.active is not None:
+                entry.active.start()
+                entry.active.announce()
 
     async def _complete(
-        self, values: Mapping[Hashable, Any] | None, world: World
+        self, values: Mapping[Hashable, Any] | None, runtime: Runtime
     ) -> dict[Hashable, Any]:
         values = dict.fromkeys(self._open) if values is None else values
         entries = self._taken(values)
-        done = [(entry.running, values[entry.key]) for entry in entries if entry.running]
-        faults = await complete_many(done, world)
-        protected = [entry.key for entry in entries if entry.running]
+        done = [(entry.active, values[entry.key]) for entry in entries if entry.active]
+        faults = await complete_many(done, runtime)
+        protected = [entry.key for entry in entries if entry.active]
         return {key: fault for key, fault in zip(protected, faults, strict=True) if fault}
 
-    async def _release(self, keys: Iterable[Hashable] | None, world: World) -> None:
-        runs = [e.running for e in self._taken(self.to_run if keys is None else keys) if e.running]
+    async def _release(self, keys: Iterable[Hashable] | None, runtime: Runtime) -> None:
+        runs = [e.active for e in self._taken(self.pending if keys is None else keys) if e.active]
         if runs:
-            await release_many(runs, world, IdempotencyError("the batch gives the key back"))
+            await release_many(runs, runtime, IdempotencyError("the batch gives the key back"))
 
     def _let_go(self) -> None:
         for entry in self._open.values():
-            if entry.running is not None:
-                entry.running.over()
+            if entry.active is not None:
+                entry.active.finish()
 
     def _taken(self, keys: Iterable[Hashable]) -> list[Entry]:
         """The entries of `keys`, for the last time."""
@@ -154,9 +154,11 @@ class _Batch(Sequence[Entry]):
 class Batch(_Batch):
     """Many keys, for code that blocks. As a context manager it releases what is left."""
 
-    def __init__(self, gate: Gate, keys: Sequence[Hashable], calls: Sequence[Caller]) -> None:
+    def __init__(
+        self, executor: Executor, keys: Sequence[Hashable], calls: Sequence[ExecutorCall]
+    ) -> None:
         super().__init__(keys, calls)
-        self._gate = gate
+        self._executor = executor
 
     def complete_many(self, values: Mapping[Hashable, Any] | None = None) -> dict[Hashable, Any]:
         """Store a value for each of these keys; by default None for all that are to be run.
@@ -165,11 +167,11 @@ class Batch(_Batch):
             The error of each key whose value is not stored: LeaseLostError where someone else has
             taken over, StoreUnavailableError where Redis stayed away until the lease ended.
         """
-        return at_once(self._complete(values, self._gate.world))
+        return run_sync(self._complete(values, self._executor.runtime))
 
     def release_many(self, keys: Iterable[Hashable] | None = None) -> None:
         """Give these keys back, by default all that are to be run: the next who comes runs them."""
-        at_once(self._release(keys, self._gate.world))
+        run_sync(self._release(keys, self._executor.runtime))
 
     def __enter__(self) -> Batch:
         return self
@@ -181,19 +183,21 @@ class Batch(_Batch):
 class AsyncBatch(_Batch):
     """Many keys, for code on an event loop. As a context manager it releases what is left."""
 
-    def __init__(self, gate: AsyncGate, keys: Sequence[Hashable], calls: Sequence[Caller]) -> None:
+    def __init__(
+        self, executor: AsyncExecutor, keys: Sequence[Hashable], calls: Sequence[ExecutorCall]
+    ) -> None:
         super().__init__(keys, calls)
-        self._world = Loop(gate.store)
+        self._runtime = AsyncioRuntime(executor.store)
 
     async def complete_many(
         self, values: Mapping[Hashable, Any] | None = None
     ) -> dict[Hashable, Any]:
         """As :meth:`Batch.complete_many`."""
-        return await self._world.drive(self._complete(values, self._world))
+        return await self._runtime.drive(self._complete(values, self._runtime))
 
     async def release_many(self, keys: Iterable[Hashable] | None = None) -> None:
         """As :meth:`Batch.release_many`."""
-        await self._world.drive(self._release(keys, self._world))
+        await self._runtime.drive(self._release(keys, self._runtime))
 
     async def __aenter__(self) -> AsyncBatch:
         return self
@@ -204,16 +208,16 @@ class AsyncBatch(_Batch):
         if isinstance(error, GeneratorExit):
             self._let_go()  # the loop is gone: nothing can be awaited
         elif isinstance(error, asyncio.CancelledError):
-            await self._world.abandon(self._release(None, self._world))
+            await self._runtime.abandon(self._release(None, self._runtime))
         else:
             await self.release_many()
 
 
-def begun(gate: Gate, keys: Sequence[Hashable], calls: Sequence[Caller]) -> Batch:
+def begun(executor: Executor, keys: Sequence[Hashable], calls: Sequence[ExecutorCall]) -> Batch:
     """A batch that has begun; where a signal's handler raises, all keys are given back."""
-    batch = Batch(gate, keys, calls)
+    batch = Batch(executor, keys, calls)
     try:
-        at_once(batch.begin(gate.world, gate.payloads))
+        run_sync(batch.begin(executor.runtime, executor.codec))
     except BaseException:
         batch.release_many()
         raise
@@ -221,13 +225,13 @@ def begun(gate: Gate, keys: Sequence[Hashable], calls: Sequence[Caller]) -> Batc
 
 
 async def async_begun(
-    gate: AsyncGate, keys: Sequence[Hashable], calls: Sequence[Caller]
+    executor: AsyncExecutor, keys: Sequence[Hashable], calls: Sequence[ExecutorCall]
 ) -> AsyncBatch:
     """A batch that has begun; where that is cancelled, all keys are given back."""
-    batch = AsyncBatch(gate, keys, calls)
-    world = batch._world  # noqa: SLF001
+    batch = AsyncBatch(executor, keys, calls)
+    runtime = batch._runtime  # noqa: SLF001
     try:
-        await world.drive(batch.begin(world, gate.payloads))
+        await runtime.drive(batch.begin(runtime, executor.codec))
     except BaseException as error:
         await batch.__aexit__(type(error), error, None)
         raise

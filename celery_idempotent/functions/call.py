@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 from uuid import uuid4
 
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.executor.call import Fail, Release, Verdict
-from celery_idempotent.executor.execution import AnyExecution
+from celery_idempotent.executor.call import Disposition, Fail, Release
+from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
@@ -17,14 +17,16 @@ from celery_idempotent.settings import Settings
 from celery_idempotent.task.call import worker_name
 
 #: The execution under way, seen by the code that it runs.
-under_way: ContextVar[AnyExecution | None] = ContextVar("idempotent_execution", default=None)
+current_execution: ContextVar[BaseExecution | None] = ContextVar(
+    "idempotent_execution", default=None
+)
 
 
 class DirectCall:
     """One call at the gate. Where a message would come back later, the reason is raised."""
 
-    prior = b""
-    returns = 0
+    unanswered_ids = b""
+    requeue_count = 0
     generation = 0
     #: It belongs to whoever calls.
     soft_limit: SoftLimit | None = None
@@ -45,18 +47,18 @@ class DirectCall:
         """Only calls that bring their work do it in the gate."""
         raise NotImplementedError
 
-    def verdict(self, error: BaseException) -> Verdict:
+    def disposition(self, error: BaseException) -> Disposition:
         """``replay_errors`` end the key; every other error gives it back."""
         return Fail() if isinstance(error, self.settings.replay_errors) else Release()
 
-    def remembered(self, record: Record, error: IdempotencyError) -> Any:
+    def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Nobody else has the value."""
         raise error
 
     def replayed(self, record: Record) -> None:
         """Nothing follows a call."""
 
-    def come_back(self, seconds: float, prior: bytes, reason: BaseException) -> NoReturn:
+    def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
         """The caller decides whether to call again."""
         raise reason
 

@@ -10,48 +10,48 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from celery_idempotent.errors import ConflictError, IdempotencyError, LeaseLostError
-from celery_idempotent.executor.active_execution import Running
-from celery_idempotent.executor.async_executor import AsyncGate
-from celery_idempotent.executor.call import Release, Verdict
-from celery_idempotent.executor.execution import AnyExecution, AsyncExecution, Execution
-from celery_idempotent.executor.executor import Admission, Gate, begin
+from celery_idempotent.executor.active_execution import ActiveExecution
+from celery_idempotent.executor.async_executor import AsyncExecutor
+from celery_idempotent.executor.call import Disposition, Release
+from celery_idempotent.executor.execution import AsyncExecution, BaseExecution, Execution
+from celery_idempotent.executor.executor import BeginRequest, Executor, begin
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
-from celery_idempotent.executor.runtime.asyncio import Loop
-from celery_idempotent.executor.runtime.run_sync import at_once
-from celery_idempotent.executor.runtime.runtime import World
+from celery_idempotent.executor.runtime.asyncio import AsyncioRuntime
+from celery_idempotent.executor.runtime.run_sync import run_sync
+from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.executor.settle import settle
-from celery_idempotent.functions.call import DirectCall, under_way
+from celery_idempotent.functions.call import DirectCall, current_execution
 from celery_idempotent.functions.decision import Decision, NotCompletedError
 from celery_idempotent.key.key import Key
-from celery_idempotent.payload.codec import Payloads
+from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.settings import Settings
 
 T = TypeVar("T")
 
 
-class BlockCall(DirectCall):
+class ContextCall(DirectCall):
     """The call that a block is."""
 
-    def verdict(self, error: BaseException) -> Verdict:
+    def disposition(self, error: BaseException) -> Disposition:
         """As of any call; a block that says nothing gives its key back."""
         if isinstance(error, NotCompletedError):
             return Release()
-        return super().verdict(error)
+        return super().disposition(error)
 
 
 class _Execution:
     """What the block sees, whichever world it runs in."""
 
-    def __init__(self, call: BlockCall, world: World) -> None:
+    def __init__(self, call: ContextCall, runtime: Runtime) -> None:
         #: ``name:digest``, as in the record.
         self.key = str(call.key)
         self.decision = Decision.CONFLICT
         #: Who holds the key, if someone else does.
         self.conflict: ConflictError | None = None
         self._call = call
-        self._world = world
-        self._running: Running | None = None
-        self._execution: AnyExecution | None = None
+        self._runtime = runtime
+        self._running: ActiveExecution | None = None
+        self._execution: BaseExecution | None = None
         self._outcome: Outcome | None = None
 
     @property
@@ -90,30 +90,30 @@ class _Execution:
         self._run.check()
 
     @property
-    def _run(self) -> AnyExecution:
+    def _run(self) -> BaseExecution:
         if self._execution is None:
             raise IdempotencyError(f"{self.key} is not to be run: the decision is {self.decision}")
         return self._execution
 
-    async def _begin(self, payloads: Payloads) -> None:
-        admission = Admission(self._call, self._world, payloads)
+    async def _begin(self, codec: PayloadCodec) -> None:
+        begin_request = BeginRequest(self._call, self._runtime, codec)
         try:
-            standing = await begin(admission)
+            admission = await begin(begin_request)
         except ConflictError as error:
             self.conflict = error
             return
         except GeneratorExit:
             raise  # the loop is gone: nothing can be awaited any more
         except BaseException:
-            await admission.give_back()
+            await begin_request.give_back()
             raise
-        if isinstance(standing, Running):
-            self.decision, self._execution = Decision.RUN, standing.execution
-            self._running = standing
-        elif isinstance(standing, AnyExecution):
-            self.decision, self._execution = Decision.RUN, standing
+        if isinstance(admission, ActiveExecution):
+            self.decision, self._execution = Decision.RUN, admission.execution
+            self._running = admission
+        elif isinstance(admission, BaseExecution):
+            self.decision, self._execution = Decision.RUN, admission
         else:
-            self.decision, self._outcome = Decision.REPLAY, standing
+            self.decision, self._outcome = Decision.REPLAY, admission
 
     async def _complete(self, value: Any) -> Outcome:
         execution = self._run
@@ -132,18 +132,18 @@ class _Execution:
 
     def _abandon(self) -> None:
         if self._running is not None:
-            self._running.over()
+            self._running.finish()
 
     async def _settle(self, outcome: Outcome) -> Outcome:
-        running, self._running = self._running, None
-        assert running is not None
+        active, self._running = self._running, None
+        assert active is not None
         try:
-            return await settle(running, outcome)
+            return await settle(active, outcome)
         finally:
-            running.over()
+            active.finish()
 
 
-class BlockExecution(_Execution):
+class ContextExecution(_Execution):
     """The execution that ``with idem.execution(…)`` gives."""
 
     def complete(self, value: Any = None) -> Any:
@@ -153,7 +153,7 @@ class BlockExecution(_Execution):
             LeaseLostError: if someone else has taken over and runs.
             IdempotencyError: if there is nothing to complete.
         """
-        return at_once(self._complete(value)).get()
+        return run_sync(self._complete(value)).get()
 
     def step(self, name: str, func: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """As :meth:`Execution.step`."""
@@ -162,14 +162,14 @@ class BlockExecution(_Execution):
         return execution.step(name, func, *args, **kwargs)
 
 
-class AsyncBlockExecution(_Execution):
+class AsyncContextExecution(_Execution):
     """The execution that ``async with idem.execution(…)`` gives."""
 
-    _world: Loop
+    _runtime: AsyncioRuntime
 
     async def complete(self, value: Any = None) -> Any:
         """As :meth:`BlockExecution.complete`."""
-        outcome = await self._world.drive(self._complete(value))
+        outcome = await self._runtime.drive(self._complete(value))
         return outcome.get()
 
     async def step(self, name: str, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -182,7 +182,7 @@ class AsyncBlockExecution(_Execution):
 E = TypeVar("E", bound=_Execution)
 
 
-class Block:
+class ExecutionContext:
     """One block of code behind the gate. It is not interrupted when its lease is lost.
 
     A block that ends without :meth:`~BlockExecution.complete` gives its key back.
@@ -191,39 +191,39 @@ class Block:
     def __init__(
         self,
         sender: Any,
-        gates: tuple[Callable[[], Gate], Callable[[], AsyncGate]],
+        executors: tuple[Callable[[], Executor], Callable[[], AsyncExecutor]],
         key: Key,
         settings: Settings,
     ) -> None:
-        self._call = BlockCall(sender, key, replace(settings, on_lease_lost="finish"))
-        self._gates = gates
+        self._call = ContextCall(sender, key, replace(settings, on_lease_lost="finish"))
+        self._gates = executors
         self._here: _Execution
-        self._around: AnyExecution | None = None
+        self._around: BaseExecution | None = None
 
-    def __enter__(self) -> BlockExecution:
-        gate = self._gates[0]()
-        execution = BlockExecution(self._call, gate.world)
+    def __enter__(self) -> ContextExecution:
+        executor = self._gates[0]()
+        execution = ContextExecution(self._call, executor.runtime)
         try:
-            at_once(execution._begin(gate.payloads))  # noqa: SLF001
+            run_sync(execution._begin(executor.codec))  # noqa: SLF001
             return self._entered(execution)
         except BaseException as error:
-            at_once(execution._end(error))  # noqa: SLF001
+            run_sync(execution._end(error))  # noqa: SLF001
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self._left()
-        at_once(self._here._end(error))  # noqa: SLF001
+        run_sync(self._here._end(error))  # noqa: SLF001
 
-    async def __aenter__(self) -> AsyncBlockExecution:
-        gate = self._gates[1]()
-        world = Loop(gate.store)
-        execution = AsyncBlockExecution(self._call, world)
+    async def __aenter__(self) -> AsyncContextExecution:
+        executor = self._gates[1]()
+        runtime = AsyncioRuntime(executor.store)
+        execution = AsyncContextExecution(self._call, runtime)
         try:
-            await world.drive(execution._begin(gate.payloads))  # noqa: SLF001
+            await runtime.drive(execution._begin(executor.codec))  # noqa: SLF001
         except asyncio.CancelledError as cancelled:
-            await world.abandon(execution._end(cancelled))  # noqa: SLF001
+            await runtime.abandon(execution._end(cancelled))  # noqa: SLF001
             raise
         return self._entered(execution)
 
@@ -231,20 +231,20 @@ class Block:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self._left()
-        assert isinstance(self._here, AsyncBlockExecution)
-        world = self._here._world  # noqa: SLF001
+        assert isinstance(self._here, AsyncContextExecution)
+        runtime = self._here._runtime  # noqa: SLF001
         if isinstance(error, GeneratorExit):
             self._here._abandon()  # noqa: SLF001 - the loop is gone: nothing can be awaited
         elif isinstance(error, asyncio.CancelledError):
-            await world.abandon(self._here._end(error))  # noqa: SLF001
+            await runtime.abandon(self._here._end(error))  # noqa: SLF001
         else:
-            await world.drive(self._here._end(error))  # noqa: SLF001
+            await runtime.drive(self._here._end(error))  # noqa: SLF001
 
     def _entered(self, execution: E) -> E:
         self._here = execution
-        self._around = under_way.get()
-        under_way.set(execution._execution)  # noqa: SLF001
+        self._around = current_execution.get()
+        current_execution.set(execution._execution)  # noqa: SLF001
         return execution
 
     def _left(self) -> None:
-        under_way.set(self._around)
+        current_execution.set(self._around)

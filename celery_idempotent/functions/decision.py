@@ -17,7 +17,7 @@ class Decision(str, Enum):
     #: It stands in the same batch before.
     DUPLICATE = "DUPLICATE"
     #: An error says why: other arguments came with it before, or its record cannot be read.
-    REFUSED = "REFUSED"
+    REJECTED = "REJECTED"
 
     def __str__(self) -> str:
         return self.value

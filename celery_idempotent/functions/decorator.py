@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.executor.execution import AnyExecution
-from celery_idempotent.functions.call import DirectCall, under_way
+from celery_idempotent.executor.execution import BaseExecution
+from celery_idempotent.functions.call import DirectCall, current_execution
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import TASK_ID, KeyRule
 from celery_idempotent.settings import Settings
@@ -25,28 +25,28 @@ class FunctionCall(DirectCall):
         super().__init__(sender, key, settings)
         self._work = work
 
-    def run(self, execution: AnyExecution) -> Any:
+    def run(self, execution: BaseExecution) -> Any:
         """Call the function."""
-        mark = under_way.set(execution)
+        mark = current_execution.set(execution)
         try:
             return self._work()
         finally:
-            under_way.reset(mark)
+            current_execution.reset(mark)
 
 
 class AsyncFunctionCall(FunctionCall):
     """A call of an async function."""
 
-    async def run(self, execution: AnyExecution) -> Any:
+    async def run(self, execution: BaseExecution) -> Any:
         """Await the function."""
-        mark = under_way.set(execution)
+        mark = current_execution.set(execution)
         try:
             return await self._work()
         finally:
-            under_way.reset(mark)
+            current_execution.reset(mark)
 
 
-class Gated:
+class IdempotentFunction:
     """What the gate knows of one function."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Gated:
             if not settings.enabled:
                 return work()
             key = rule.derive(args, kwargs)
-            return engine.gate.enter(FunctionCall(func, key, settings, work))
+            return engine.executor.enter(FunctionCall(func, key, settings, work))
 
         return call
 
@@ -95,7 +95,7 @@ class Gated:
             if not settings.enabled:
                 return await work()
             key = rule.derive(args, kwargs)
-            return await engine.async_gate.enter(AsyncFunctionCall(func, key, settings, work))
+            return await engine.async_executor.enter(AsyncFunctionCall(func, key, settings, work))
 
         return call
 

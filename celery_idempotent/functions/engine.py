@@ -13,24 +13,23 @@ from celery import Celery
 from kombu.serialization import registry
 
 from celery_idempotent import settings
-from celery_idempotent.configuration import app_tasks as gated
-from celery_idempotent.configuration import configuration
-from celery_idempotent.configuration.store_config import place_of
+from celery_idempotent.configuration import app_tasks, configuration
+from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.executor.async_executor import AsyncGate
-from celery_idempotent.executor.execution import AnyExecution, unprotected
-from celery_idempotent.executor.executor import Gate
+from celery_idempotent.executor.async_executor import AsyncExecutor
+from celery_idempotent.executor.execution import BaseExecution, unprotected
+from celery_idempotent.executor.executor import Executor
 from celery_idempotent.functions import batch
 from celery_idempotent.functions.batch import AsyncBatch, Batch
-from celery_idempotent.functions.call import DirectCall, under_way
-from celery_idempotent.functions.context import Block
-from celery_idempotent.functions.decorator import Gated
+from celery_idempotent.functions.call import DirectCall, current_execution
+from celery_idempotent.functions.context import ExecutionContext
+from celery_idempotent.functions.decorator import IdempotentFunction
 from celery_idempotent.key.canonical import canonical
 from celery_idempotent.key.key import Key, fingerprint_of
 from celery_idempotent.key.rule import KeyRule
-from celery_idempotent.payload import encryption_keys as encryption
-from celery_idempotent.payload.codec import Payloads
-from celery_idempotent.payload.plain_result_codec import PlainDialect
+from celery_idempotent.payload import encryption_keys
+from celery_idempotent.payload.codec import PayloadCodec
+from celery_idempotent.payload.plain_result_codec import PlainResultCodec
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import PREFIX, Settings
 from celery_idempotent.store.async_record_store import AsyncRecordStore
@@ -42,11 +41,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: Of these a task's other values speak of its message: there is none that could come back.
 _POLICIES = {"on_conflict": ("wait", "raise"), "on_store_error": ("raise", "run")}
 #: Options of tasks alone.
-_OF_TASKS = ("key", "dedupe_publish", "on_start_without_store")
+_OF_TASKS = ("key", "dedupe_publish", "on_store_unavailable_at_start")
 #: Options of the engine alone: where the records are.
 _OF_PLACE = frozenset(
     {"redis_url", "redis_client", "redis_options", "redis_timeout", "redis_connect_timeout"}
-    | {"key_prefix", "offload_backend", "encryption_keys", "breaker_failures", "breaker_pause"}
+    | {"key_prefix", "offload_backend", "encryption_keys", "breaker_threshold", "breaker_max_delay"}
     | {"wait_replicas", "wait_replicas_timeout", "wait_aof"}
 )
 
@@ -84,8 +83,8 @@ class Idempotency:
         )
         self.settings = self._build(options, f"Idempotency {name!r}")
         self._values |= options
-        encryption.check(self.settings)
-        self._place = place_of(self._app, self.settings)
+        encryption_keys.check(self.settings)
+        self._place = store_config_of(self._app, self.settings)
         if self.settings.offload_backend and self._app is None:
             raise SettingsError(
                 "idempotency_offload_backend is one of Celery's: make Idempotency from an app"
@@ -120,10 +119,10 @@ class Idempotency:
             SettingsError: for the first option that is wrong, in one line.
         """
         if func is not None:
-            return Gated(self, func, name, key, options).wrapped()
-        return lambda func: Gated(self, func, name, key, options).wrapped()
+            return IdempotentFunction(self, func, name, key, options).wrapped()
+        return lambda func: IdempotentFunction(self, func, name, key, options).wrapped()
 
-    def execution(self, key: Any, *, fingerprint: Any = None, **options: Any) -> Block:
+    def execution(self, key: Any, *, fingerprint: Any = None, **options: Any) -> ExecutionContext:
         """A block of code behind the gate: ``with``, or ``async with``, gives its execution.
 
         Args:
@@ -136,8 +135,8 @@ class Idempotency:
             KeyRuleError: if `key` cannot be one.
         """
         options_here = self.settings_for(options, self.name)
-        gates = (lambda: self.gate, lambda: self.async_gate)
-        return Block(self, gates, self.key_of(key, fingerprint), options_here)
+        executors = (lambda: self.executor, lambda: self.async_executor)
+        return ExecutionContext(self, executors, self.key_of(key, fingerprint), options_here)
 
     def begin_many(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None
@@ -151,13 +150,13 @@ class Idempotency:
         Raises:
             StoreUnavailableError: if Redis cannot be asked, and the policy is ``raise``.
         """
-        return batch.begun(self.gate, keys, self._calls(keys, fingerprints))
+        return batch.begun(self.executor, keys, self._calls(keys, fingerprints))
 
     async def abegin_many(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None
     ) -> AsyncBatch:
         """As :meth:`begin_many`, and awaited."""
-        return await batch.async_begun(self.async_gate, keys, self._calls(keys, fingerprints))
+        return await batch.async_begun(self.async_executor, keys, self._calls(keys, fingerprints))
 
     def _calls(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None
@@ -175,9 +174,9 @@ class Idempotency:
         ]
 
     @property
-    def current(self) -> AnyExecution:
+    def current(self) -> BaseExecution:
         """The execution under way: its key, token and steps, for the function that it runs."""
-        return under_way.get() or unprotected()
+        return current_execution.get() or unprotected()
 
     def key_of(self, key: Any, fingerprint: Any = None) -> Key:
         """The key that :meth:`execution` and :meth:`begin_many` make of `key`.
@@ -197,23 +196,25 @@ class Idempotency:
         return Key(plain.task, plain.digest, fingerprint_of(canonical(fingerprint)))
 
     @cached_property
-    def gate(self) -> Gate:
+    def executor(self) -> Executor:
         """For code that blocks."""
         if self._app is not None:
-            return configuration.gate_of(self._app, self.settings)
-        return Gate(RecordStore(self._place, self._payloads.decode), self._payloads)
+            return configuration.executor_of(self._app, self.settings)
+        return Executor(RecordStore(self._place, self._payloads.decode), self._payloads)
 
     @cached_property
-    def async_gate(self) -> AsyncGate:
+    def async_executor(self) -> AsyncExecutor:
         """For code on event loops."""
-        payloads = self._payloads
-        return AsyncGate(AsyncRecordStore(self._place, payloads.decode), payloads)
+        codec = self._payloads
+        return AsyncExecutor(AsyncRecordStore(self._place, codec.decode), codec)
 
     @cached_property
-    def _payloads(self) -> Payloads:
+    def _payloads(self) -> PayloadCodec:
         if self._app is not None:
-            return self.gate.payloads
-        return Payloads(PlainDialect(), self._accept, cipher=encryption.cipher(self.settings))
+            return self.executor.codec
+        return PayloadCodec(
+            PlainResultCodec(), self._accept, cipher=encryption_keys.cipher(self.settings)
+        )
 
     def records(
         self,
@@ -236,8 +237,8 @@ class Idempotency:
             StoreUnavailableError: if Redis cannot be asked.
             ValueError: if there is no such state.
         """
-        tasks = gated.enabled(self._app) if self._app is not None else []
-        stores = dict.fromkeys([self.gate.store, *gated.stores(tasks)])
+        tasks = app_tasks.enabled(self._app) if self._app is not None else []
+        stores = dict.fromkeys([self.executor.store, *app_tasks.stores(tasks)])
         return records(stores, state=state, task=task, older_than=older_than)
 
     def settings_for(self, options: Mapping[str, Any], where: str) -> Settings:
@@ -271,11 +272,11 @@ class Idempotency:
 
     def close(self) -> None:
         """Hang up what code that blocks has opened; the next call connects again."""
-        self.gate.store.close()
+        self.executor.store.close()
 
     async def aclose(self) -> None:
         """Hang up what the running event loop has opened; the next call connects again."""
-        await self.async_gate.store.aclose()
+        await self.async_executor.store.aclose()
 
 
 def _of_app(app: Celery) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def canonical(value: Any) -> bytes:
             what costs more than `MAX_COST`.
     """
     try:
-        return (_ENCODERS.get(type(value)) or _encoder_of(value))(value, _Walk())
+        return (_ENCODERS.get(type(value)) or _encoder_of(value))(value, _Budget())
     except NotCanonicalError:
         raise
     except RecursionError:
@@ -67,7 +67,7 @@ def has_form(kind: type) -> bool:
     return known or any(issubclass(kind, one) for one, _ in _KINDS)
 
 
-class _Walk:
+class _Budget:
     """The way through one value: how deep it is, and what it has cost."""
 
     # Of the class, so that a plain value, whose walk is over at once, does not pay for them.
@@ -90,12 +90,12 @@ class _Walk:
         self.depth -= 1
 
 
-def _encode(value: Any, walk: _Walk) -> bytes:
+def _encode(value: Any, budget: _Budget) -> bytes:
     encode = _ENCODERS.get(type(value)) or _encoder_of(value)
-    return encode(value, walk)
+    return encode(value, budget)
 
 
-def _encoder_of(value: Any) -> Callable[[Any, _Walk], bytes]:
+def _encoder_of(value: Any) -> Callable[[Any, _Budget], bytes]:
     """The encoder for an instance of a subclass, or of a kind rather than a type."""
     if isinstance(value, Enum):
         return _enum
@@ -107,84 +107,84 @@ def _encoder_of(value: Any) -> Callable[[Any, _Walk], bytes]:
     raise NotCanonicalError(f"has no canonical form (type {type(value).__qualname__})")
 
 
-def _text(value: str, walk: _Walk) -> bytes:
+def _text(value: str, budget: _Budget) -> bytes:
     data = value.encode("utf-8", "surrogatepass")
     size = len(data)
     if size > MEMBER_COST:
-        walk.spend(size)
+        budget.spend(size)
     return b"s%d:%b" % (size, data)
 
 
-def _bytes(value: Any, walk: _Walk) -> bytes:
+def _bytes(value: Any, budget: _Budget) -> bytes:
     data = bytes(value)
-    return b"b%d:%b" % (len(data), _paid(data, walk))
+    return b"b%d:%b" % (len(data), _paid(data, budget))
 
 
-def _paid(data: bytes, walk: _Walk) -> bytes:
+def _paid(data: bytes, budget: _Budget) -> bytes:
     if len(data) > MEMBER_COST:
-        walk.spend(len(data))
+        budget.spend(len(data))
     return data
 
 
-def _float(value: float, _: _Walk) -> bytes:
+def _float(value: float, _: _Budget) -> bytes:
     if math.isnan(value):
         raise NotCanonicalError("is NaN, which equals nothing, not even itself")
     return b"f%b;" % float.__repr__(value).encode()
 
 
-def _int(value: int, walk: _Walk) -> bytes:
+def _int(value: int, budget: _Budget) -> bytes:
     # Hexadecimal, because Python refuses to write very long integers in decimal.
     number = int(value)
     if number.bit_length() < _LONG_BITS:
         return b"i%x;" % number
-    return b"i%b;" % _paid(b"%x" % number, walk)
+    return b"i%b;" % _paid(b"%x" % number, budget)
 
 
-def _decimal(value: Decimal, walk: _Walk) -> bytes:
+def _decimal(value: Decimal, budget: _Budget) -> bytes:
     if value.is_nan():
         raise NotCanonicalError("is NaN, which equals nothing, not even itself")
     # A decimal context may want its exponent in a small letter.
-    return b"D%b;" % _paid(Decimal.__str__(value).replace("e", "E").encode(), walk)
+    return b"D%b;" % _paid(Decimal.__str__(value).replace("e", "E").encode(), budget)
 
 
-def _sequence(value: Any, walk: _Walk) -> bytes:
-    walk.down(len(value))
-    members = [_encode(item, walk) for item in value]
-    walk.up()
+def _sequence(value: Any, budget: _Budget) -> bytes:
+    budget.down(len(value))
+    members = [_encode(item, budget) for item in value]
+    budget.up()
     return b"[%b]" % b"".join(members)
 
 
-def _set(value: Any, walk: _Walk) -> bytes:
-    walk.down(len(value))
-    members = sorted([_encode(item, walk) for item in value])
-    walk.up()
+def _set(value: Any, budget: _Budget) -> bytes:
+    budget.down(len(value))
+    members = sorted([_encode(item, budget) for item in value])
+    budget.up()
     return b"<%b>" % b"".join(members)
 
 
-def _mapping(value: Mapping[Any, Any], walk: _Walk) -> bytes:
-    walk.down(len(value))
-    pairs = sorted([(_encode(key, walk), _encode(item, walk)) for key, item in value.items()])
-    walk.up()
+def _mapping(value: Mapping[Any, Any], budget: _Budget) -> bytes:
+    budget.down(len(value))
+    pairs = sorted([(_encode(key, budget), _encode(item, budget)) for key, item in value.items()])
+    budget.up()
     return b"{%b}" % b"".join([key + item for key, item in pairs])
 
 
-def _enum(value: Enum, walk: _Walk) -> bytes:
-    walk.down(1)
-    form = _encode(value.value, walk)
-    walk.up()
-    return b"E%b%b" % (_text(type(value).__qualname__, walk), form)
+def _enum(value: Enum, budget: _Budget) -> bytes:
+    budget.down(1)
+    form = _encode(value.value, budget)
+    budget.up()
+    return b"E%b%b" % (_text(type(value).__qualname__, budget), form)
 
 
-def _dataclass(value: Any, walk: _Walk) -> bytes:
+def _dataclass(value: Any, budget: _Budget) -> bytes:
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return b"C%b%b" % (_text(type(value).__qualname__, walk), _mapping(fields, walk))
+    return b"C%b%b" % (_text(type(value).__qualname__, budget), _mapping(fields, budget))
 
 
-def _timedelta(value: timedelta, _: _Walk) -> bytes:
+def _timedelta(value: timedelta, _: _Budget) -> bytes:
     return b"P%d,%d,%d;" % (value.days, value.seconds, value.microseconds)
 
 
-_ENCODERS: dict[type, Callable[[Any, _Walk], bytes]] = {
+_ENCODERS: dict[type, Callable[[Any, _Budget], bytes]] = {
     str: _text,
     int: _int,
     float: _float,
@@ -196,8 +196,8 @@ _ENCODERS: dict[type, Callable[[Any, _Walk], bytes]] = {
 }
 
 #: In this order: a datetime is also a date.
-_KINDS: tuple[tuple[type | tuple[type, ...], Callable[[Any, _Walk], bytes]], ...] = (
-    (str, lambda value, walk: _text(str.__str__(value), walk)),
+_KINDS: tuple[tuple[type | tuple[type, ...], Callable[[Any, _Budget], bytes]], ...] = (
+    (str, lambda value, budget: _text(str.__str__(value), budget)),
     (int, _int),
     (float, _float),
     (Decimal, _decimal),

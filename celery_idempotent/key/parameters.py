@@ -104,7 +104,7 @@ class Parameters:
         return b"".join(parts)
 
     def explain(
-        self, bound: Mapping[str, Any], speaks_of: Collection[str] | None
+        self, bound: Mapping[str, Any], references: Collection[str] | None
     ) -> Iterator[Argument]:
         """What becomes of each argument of a call; see :meth:`forms`.
 
@@ -115,7 +115,7 @@ class Parameters:
             given = bound.get(name, self._defaults.get(name))
             form = _form_of(given)
             at_default = name not in bound or form == self._default_forms.get(name, b"")
-            in_key = None if speaks_of is None else name.lstrip("*") in speaks_of
+            in_key = None if references is None else name.lstrip("*") in references
             yield Argument(name, form, at_default, in_key)
 
 

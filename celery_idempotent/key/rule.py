@@ -76,18 +76,18 @@ class KeyRule:
         form, fingerprint = self._forms(args, kwargs, task_id, explicit)
         by_id = self._rule is TASK_ID and explicit is None
         bound = {} if by_id else self._parameters.bind(*self._normalise(args, kwargs))
-        speaks_of = None
+        references = None
         if explicit is not None or self._rule is TASK_ID:
-            speaks_of = frozenset[str]()
+            references = frozenset[str]()
         elif isinstance(self._rule, str):
-            speaks_of = frozenset(_names_in(self._rule))
+            references = frozenset(_names_in(self._rule))
         elif isinstance(self._rule, (tuple, list)):
-            speaks_of = frozenset(self._rule)
+            references = frozenset(self._rule)
         elif self._rule is None:
-            speaks_of = frozenset(name.lstrip("*") for name in bound)
+            references = frozenset(name.lstrip("*") for name in bound)
         return Explanation(
             rule="idempotency_key of the call" if explicit is not None else _in_words(self._rule),
-            arguments=tuple(self._parameters.explain(bound, speaks_of)),
+            arguments=tuple(self._parameters.explain(bound, references)),
             form=form,
             key=Key.of(self._task, form, fingerprint),
         )

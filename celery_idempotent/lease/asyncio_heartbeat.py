@@ -11,14 +11,14 @@ import logging
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.lease.renewals import Leases, by_store, unheard
+from celery_idempotent.lease.renewals import Leases, by_store, log_renewal_failure
 from celery_idempotent.store.async_record_store import AsyncRecordStore
 from celery_idempotent.store.per_loop import PerLoop
 
 logger = logging.getLogger(__name__)
 
 
-class LoopHeartbeat:
+class AsyncioHeartbeat:
     """As :class:`Heartbeat`, for the leases of the running event loop."""
 
     def __init__(self) -> None:
@@ -27,12 +27,12 @@ class LoopHeartbeat:
         self._timer: asyncio.TimerHandle | None = None
         self._beating: asyncio.Task[None] | None = None
 
-    def hold(self, lease: Lease[AsyncRecordStore]) -> None:
+    def start_renewal(self, lease: Lease[AsyncRecordStore]) -> None:
         """Extend `lease` from now on."""
         self._leases.held.add(lease)
         self._wake_at(lease.due)
 
-    def let_go(self, lease: Lease[AsyncRecordStore]) -> None:
+    def stop_renewal(self, lease: Lease[AsyncRecordStore]) -> None:
         """Extend it no longer; what a request under way still brings is not heard."""
         self._leases.held.discard(lease)
 
@@ -52,9 +52,9 @@ class LoopHeartbeat:
 
     def _wake(self) -> None:
         self._timer = None
-        due, patience = self._leases.take_due()
+        due, timeout = self._leases.take_due()
         if due:
-            self._beating = self._loop.create_task(self._beat(due, patience))
+            self._beating = self._loop.create_task(self._beat(due, timeout))
             self._beating.add_done_callback(self._rest)
         else:
             self._rest()
@@ -69,16 +69,16 @@ class LoopHeartbeat:
         if self._leases.held:
             self._wake_at(self._leases.next_due)
 
-    async def _beat(self, due: list[Lease[AsyncRecordStore]], patience: float) -> None:
+    async def _beat(self, due: list[Lease[AsyncRecordStore]], timeout: float) -> None:
         for store, leases in by_store(due).items():
             sent_at = monotonic()
             try:
-                answers = await store.extend([lease.extension for lease in leases], patience)
+                answers = await store.extend([lease.extension for lease in leases], timeout)
             except IdempotencyError as error:
-                unheard(leases, error)
+                log_renewal_failure(leases, error)
             else:
-                self._leases.hear(leases, answers, sent_at)
+                self._leases.apply_replies(leases, answers, sent_at)
 
 
 #: Gives the one of the running event loop.
-loop_heartbeat = PerLoop(LoopHeartbeat).get
+asyncio_heartbeat = PerLoop(AsyncioHeartbeat).get

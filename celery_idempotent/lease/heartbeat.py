@@ -11,7 +11,7 @@ import threading
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.lease.renewals import Leases, by_store, unheard
+from celery_idempotent.lease.renewals import Leases, by_store, log_renewal_failure
 from celery_idempotent.store.record_store import RecordStore
 
 logger = logging.getLogger(__name__)
@@ -44,24 +44,24 @@ class Heartbeat:
         #: When the thread will have come round, if all is well.
         self._expected_by = _FOREVER
 
-    def hold(self, lease: Lease[RecordStore]) -> None:
+    def start_renewal(self, lease: Lease[RecordStore]) -> None:
         """Extend `lease` from now on."""
         self._leases.held.add(lease)
-        self._make_sure_it_beats()
+        self._ensure_thread()
         if lease.due < self._wakes_at:
             self._wake.put(None)
 
-    def let_go(self, lease: Lease[RecordStore]) -> None:
+    def stop_renewal(self, lease: Lease[RecordStore]) -> None:
         """Extend it no longer; what a request under way still brings is not heard."""
         self._leases.held.discard(lease)
         if self._leases.held:
-            self._make_sure_it_beats()
+            self._ensure_thread()
 
     def held(self) -> tuple[Lease[RecordStore], ...]:
         """The leases of this process."""
         return tuple(self._leases.held)
 
-    def _make_sure_it_beats(self) -> None:
+    def _ensure_thread(self) -> None:
         before, late = self._thread, monotonic() - self._expected_by
         if before is not None and before.is_alive() and late <= 0:
             return
@@ -104,19 +104,19 @@ class Heartbeat:
         self._expected_by = at + max(shortest / 3, LEAST_DELAY)
 
     def _beat(
-        self, due: list[Lease[RecordStore]], patience: float, thread: threading.Thread
+        self, due: list[Lease[RecordStore]], timeout: float, thread: threading.Thread
     ) -> None:
         for store, leases in by_store(due).items():
             sent_at = monotonic()
-            self._expect(sent_at + 2 * patience)
+            self._expect(sent_at + 2 * timeout)
             try:
-                answers = store.extend([lease.extension for lease in leases], patience)
+                answers = store.extend([lease.extension for lease in leases], timeout)
             except IdempotencyError as error:
-                unheard(leases, error)
+                log_renewal_failure(leases, error)
             else:
                 if self._thread is not thread:
                     return
-                self._leases.hear(leases, answers, sent_at)
+                self._leases.apply_replies(leases, answers, sent_at)
 
 
 #: The one of this process.

@@ -27,12 +27,12 @@ class Interrupt:
         self._turn = deque((None,))
         self._struck = False
 
-    def strike(self) -> None:
+    def trigger(self) -> None:
         """Raise it, unless the protected part is over."""
         if self._take_turn():
             self._raise(self._delivered)
 
-    def over(self) -> None:
+    def disarm(self) -> None:
         """The protected part has ended; from now on nothing is raised.
 
         An error that is on its way at this moment is raised here.
@@ -61,12 +61,12 @@ _Raise = Callable[[Callable[[], None]], None]
 def _thread(error: type[BaseException]) -> _Raise:
     ident = threading.get_ident()
 
-    def strike(delivered: Callable[[], None]) -> None:
+    def trigger(delivered: Callable[[], None]) -> None:
         raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
         raise_in(ctypes.c_ulong(ident), ctypes.py_object(error))
         delivered()
 
-    return strike
+    return trigger
 
 
 def _gevent(error: type[BaseException]) -> _Raise | None:
@@ -78,14 +78,14 @@ def _gevent(error: type[BaseException]) -> _Raise | None:
         return None
     greenlet, loop = gevent.getcurrent(), gevent.get_hub().loop
 
-    def strike(delivered: Callable[[], None]) -> None:
+    def trigger(delivered: Callable[[], None]) -> None:
         def throw() -> None:
             delivered()
             greenlet.throw(error)
 
         loop.run_callback(throw)
 
-    return strike
+    return trigger
 
 
 def _eventlet(error: type[BaseException]) -> _Raise | None:
@@ -98,11 +98,11 @@ def _eventlet(error: type[BaseException]) -> _Raise | None:
         return None
     greenlet, hub = eventlet.getcurrent(), hubs.get_hub()
 
-    def strike(delivered: Callable[[], None]) -> None:
+    def trigger(delivered: Callable[[], None]) -> None:
         def throw() -> None:
             delivered()
             greenlet.throw(error)
 
         hub.schedule_call_global(0, throw)
 
-    return strike
+    return trigger

@@ -46,7 +46,9 @@ class Leases(Generic[StoreT]):
             lease.unanswered()
         return due, min((lease.seconds for lease in held), default=0.0) / 8
 
-    def hear(self, due: Sequence[Lease[StoreT]], answers: Iterable[Answer], sent_at: float) -> None:
+    def apply_replies(
+        self, due: Sequence[Lease[StoreT]], answers: Iterable[Answer], sent_at: float
+    ) -> None:
         """The store's answers to a request sent at `sent_at` (monotonic seconds)."""
         for lease, answer in zip(due, answers, strict=True):
             if isinstance(answer, IdempotencyError):
@@ -73,7 +75,7 @@ def by_store(leases: Iterable[Lease[StoreT]]) -> dict[StoreT, list[Lease[StoreT]
     return groups
 
 
-def unheard(due: Sequence[Lease[StoreT]], error: IdempotencyError) -> None:
+def log_renewal_failure(due: Sequence[Lease[StoreT]], error: IdempotencyError) -> None:
     """The store did not answer at all; the next beat asks again."""
     logger.warning("%d leases could not be extended: %s", len(due), error)
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from celery import bootsteps
 
-from celery_idempotent import shared_counters as tally
-from celery_idempotent.configuration import app_tasks as gated
-from celery_idempotent.configuration.app_tasks import Gated
+from celery_idempotent import shared_counters
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 #: Seconds between two looks whether somebody wants events.
-LOOK_EVERY = 1.0
+POLL_INTERVAL = 1.0
 #: What is said of a task. A list of what may be, since an option that comes may hold a secret.
 _SHOWN = (
     *("lease", "result_ttl", "error_ttl", "replay_errors", "max_attempts", "on_conflict"),
@@ -41,10 +41,10 @@ class Idempotency(bootsteps.StartStopStep):
         """Say it once; look from now on. Called again after each loss of the broker."""
         if not self._told:
             self._told = True
-            for line in settings_in_words(gated.tasks(parent.app)):
+            for line in settings_in_words(app_tasks.tasks(parent.app)):
                 logger.info("%s", line)
         self._look(parent)
-        self._timer = parent.timer.call_repeatedly(LOOK_EVERY, self._look, (parent,))
+        self._timer = parent.timer.call_repeatedly(POLL_INTERVAL, self._look, (parent,))
 
     def stop(self, parent: Any) -> None:
         """Look no longer."""
@@ -53,8 +53,10 @@ class Idempotency(bootsteps.StartStopStep):
             self._timer = None
 
     def _look(self, parent: Any) -> None:
-        if tally.tally is not None:
-            tally.tally.events_wanted = _wants_task_events(parent.event_dispatcher)
+        if shared_counters.shared_counters is not None:
+            shared_counters.shared_counters.events_wanted = _wants_task_events(
+                parent.event_dispatcher
+            )
 
 
 def _wants_task_events(dispatcher: Any) -> bool:
@@ -64,12 +66,14 @@ def _wants_task_events(dispatcher: Any) -> bool:
     return not dispatcher.groups or "task" in dispatcher.groups
 
 
-def settings_in_words(tasks: list[Gated]) -> Iterator[str]:
+def settings_in_words(tasks: list[IdempotentTaskLike]) -> Iterator[str]:
     """One line for what most tasks have in common, one for each that differs."""
     on = [task for task in tasks if task.idempotency_configuration.settings.enabled]
     if not on:
         return
-    places = ", ".join(f"{store.place} ({store.place.prefix}:*)" for store in gated.stores(on))
+    places = ", ".join(
+        f"{store.config} ({store.config.prefix}:*)" for store in app_tasks.stores(on)
+    )
     common = _common([task.idempotency_configuration.settings for task in on])
     yield f"{len(on)} idempotent tasks, records at {places}: {_listed(common)}"
     for task in tasks:

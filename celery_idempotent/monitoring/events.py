@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from celery_idempotent import shared_counters as tally
-from celery_idempotent import signals
+from celery_idempotent import shared_counters, signals
 from celery_idempotent.record.record import Record
 
 logger = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ def _taken_over(sender: Any, key: str, attempt: int, **_: Any) -> None:
 
 
 def _send(task: Any, name: str, **fields: Any) -> None:
-    board = tally.tally
+    board = shared_counters.shared_counters
     if board is None or not board.events_wanted or not getattr(task, "send_events", False):
         return
     try:

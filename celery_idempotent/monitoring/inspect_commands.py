@@ -17,14 +17,13 @@ from celery import Celery, signature
 from celery.worker import state as worker_state
 from celery.worker.control import inspect_command
 
-from celery_idempotent import doctor
-from celery_idempotent import shared_counters as tally
-from celery_idempotent.configuration.app_tasks import MAPPING, Gated
+from celery_idempotent import doctor, shared_counters
+from celery_idempotent.configuration.app_tasks import MAPPING, IdempotentTaskLike
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.lease import MARGIN
 from celery_idempotent.record.record import State
-from celery_idempotent.store.record_query import Sight
+from celery_idempotent.store.record_query import RecordView
 from celery_idempotent.store.record_store import RecordStore
 
 logger = logging.getLogger(__name__)
@@ -38,16 +37,16 @@ BROKER_PATIENCE = 2.0
 @inspect_command()
 def idempotency_leases(state: Any) -> list[dict[str, Any]] | dict[str, str]:
     """Leases that each process holds: since when, trusted how long, and the heartbeat's health."""
-    asked: dict[RecordStore, dict[Key, tuple[Gated, Any, str]]] = defaultdict(dict)
+    asked: dict[RecordStore, dict[Key, tuple[IdempotentTaskLike, Any, str]]] = defaultdict(dict)
     for request in tuple(worker_state.active_requests):
         for task, key, task_id in _at_the_gate(request):
-            asked[task.idempotency_configuration.gate.store][key] = task, request, task_id
+            asked[task.idempotency_configuration.executor.store][key] = task, request, task_id
     try:
         return [
-            _lease(sight, *calls[sight.key])
+            _lease(record_view, *calls[record_view.key])
             for store, calls in asked.items()
-            for sight in _look(store, calls)
-            if _tells(sight, *calls[sight.key])
+            for record_view in _look(store, calls)
+            if _tells(record_view, *calls[record_view.key])
         ]
     except IdempotencyError as error:
         return {"error": str(error)}
@@ -56,7 +55,7 @@ def idempotency_leases(state: Any) -> list[dict[str, Any]] | dict[str, str]:
 @inspect_command()
 def idempotency_counts(state: Any) -> dict[str, dict[str, int]]:
     """How often each task begun, replayed, met a conflict …, since the worker was started."""
-    board = tally.tally
+    board = shared_counters.shared_counters
     return {} if board is None else {task: dict(one) for task, one in board.sums().items()}
 
 
@@ -106,7 +105,7 @@ def counts(app: Celery, timeout: float) -> dict[str, Counter[str]] | None:
     return dict(found) if replies else None
 
 
-def _at_the_gate(request: Any) -> list[tuple[Gated, Key, str]]:
+def _at_the_gate(request: Any) -> list[tuple[IdempotentTaskLike, Key, str]]:
     """The tasks that a message may hold leases of, with their keys and the ids in their records."""
     try:
         if request.task.name in MAPPING:
@@ -117,7 +116,7 @@ def _at_the_gate(request: Any) -> list[tuple[Gated, Key, str]]:
     return [] if key is None else [(request.task, key, request.id)]
 
 
-def _items(request: Any) -> Iterator[tuple[Gated, Key, str]]:
+def _items(request: Any) -> Iterator[tuple[IdempotentTaskLike, Key, str]]:
     """Those of a ``map``, ``starmap`` or ``chunks``, each of which passes the gate by itself."""
     called = request.kwargs
     task = signature(called["task"], app=request.app).type
@@ -128,17 +127,17 @@ def _items(request: Any) -> Iterator[tuple[Gated, Key, str]]:
         yield task, rule.derive(args, {}, task_id=task_id), task_id
 
 
-def _look(store: RecordStore, keys: Iterable[Key]) -> list[Sight]:
-    with store.watch(PATIENCE) as watch:
+def _look(store: RecordStore, keys: Iterable[Key]) -> list[RecordView]:
+    with store.open_reader(PATIENCE) as open_reader:
         return [
-            Sight(key, watch.read(found), found.now, store)
-            for key, found in watch.look_up(keys).items()
+            RecordView(key, open_reader.read(found), found.now, store)
+            for key, found in open_reader.get(keys).items()
         ]
 
 
-def _tells(sight: Sight, task: Gated, request: Any, task_id: str) -> bool:
+def _tells(record_view: RecordView, task: IdempotentTaskLike, request: Any, task_id: str) -> bool:
     """Whether it is a lease of this message: of many items, one is under way."""
-    record = sight.record
+    record = record_view.record
     assert record is not None
     return request.task is task or (
         record.state is State.STARTED
@@ -147,8 +146,10 @@ def _tells(sight: Sight, task: Gated, request: Any, task_id: str) -> bool:
     )
 
 
-def _lease(sight: Sight, task: Gated, request: Any, task_id: str) -> dict[str, Any]:
-    record, now = sight.record, sight.now
+def _lease(
+    record_view: RecordView, task: IdempotentTaskLike, request: Any, task_id: str
+) -> dict[str, Any]:
+    record, now = record_view.record, record_view.now
     assert record is not None
     told: dict[str, Any] = {
         "task": task.name,

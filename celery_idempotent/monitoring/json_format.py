@@ -10,14 +10,14 @@ from kombu.utils.encoding import safe_repr
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.store.record_query import Sight
+from celery_idempotent.store.record_query import RecordView
 
 
-def of_sight(sight: Sight) -> dict[str, Any]:
+def of_view(record_view: RecordView) -> dict[str, Any]:
     """A record as a list shows it; one that cannot be read has the state ``CORRUPT``."""
-    if sight.record is None:
-        return {"key": str(sight.key), "task": sight.key.task, "state": "CORRUPT"}
-    return of_record(sight.record)
+    if record_view.record is None:
+        return {"key": str(record_view.key), "task": record_view.key.task, "state": "CORRUPT"}
+    return of_record(record_view.record)
 
 
 def of_record(record: Record) -> dict[str, Any]:

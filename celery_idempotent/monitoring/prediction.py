@@ -7,10 +7,10 @@ from typing import NamedTuple
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
-from celery_idempotent.store.record_query import Sight
+from celery_idempotent.store.record_query import RecordView
 
 
-class Meeting(NamedTuple):
+class Prediction(NamedTuple):
     """A case, and a sentence on it."""
 
     #: ungated, run, taken over, poisoned, replay, reused, conflict or corrupt.
@@ -27,34 +27,38 @@ _CONFLICTS = {
 }
 
 
-def meeting(key: Key, settings: Settings, sight: Sight | None) -> Meeting:
+def predict(key: Key, settings: Settings, record_view: RecordView | None) -> Prediction:
     """What a call with `key` meets; the scripts decide, this tells beforehand what they will."""
     if not settings.enabled:
-        return Meeting("ungated", "it runs ungated: idempotency_enabled is off")
-    if sight is None:
-        return Meeting("run", "nothing: it runs")
-    record = sight.record
+        return Prediction("ungated", "it runs ungated: idempotency_enabled is off")
+    if record_view is None:
+        return Prediction("run", "nothing: it runs")
+    record = record_view.record
     if record is None:
-        return Meeting(
+        return Prediction(
             "corrupt", "CorruptRecordError: what is there cannot be read; forget the key"
         )
     if key.fingerprint and record.fingerprint and key.fingerprint != record.fingerprint:
-        return Meeting("reused", f"KeyReusedError: task {record.task_id} came with other arguments")
+        return Prediction(
+            "reused", f"KeyReusedError: task {record.task_id} came with other arguments"
+        )
     if record.state.finished:
         what = "result" if record.state is State.COMPLETED else "error"
-        return Meeting("replay", f"the {what} of task {record.task_id}, again")
-    if record.deadline is not None and record.deadline > sight.now:
+        return Prediction("replay", f"the {what} of task {record.task_id}, again")
+    if record.deadline is not None and record.deadline > record_view.now:
         return _conflict(settings, record)
     if record.state is State.RESERVED:
-        return Meeting("run", "a reservation that has ended: it runs")
+        return Prediction("run", "a reservation that has ended: it runs")
     if record.attempt >= settings.max_attempts:
-        return Meeting("poisoned", f"PoisonedTaskError: {record.attempt} executions have died")
-    return Meeting("taken over", f"task {record.task_id}, which died: it takes over and runs")
+        return Prediction("poisoned", f"PoisonedTaskError: {record.attempt} executions have died")
+    return Prediction("taken over", f"task {record.task_id}, which died: it takes over and runs")
 
 
-def _conflict(settings: Settings, record: Record) -> Meeting:
+def _conflict(settings: Settings, record: Record) -> Prediction:
     holder = f"task {record.task_id}"
     holder += f", which runs on {record.worker}" if record.worker else ", which is yet to run"
     if settings.dedupe_publish:
-        return Meeting("conflict", f"{holder}: nothing is published, and its result is the result")
-    return Meeting("conflict", f"{holder}: it will {_CONFLICTS[settings.on_conflict]}")
+        return Prediction(
+            "conflict", f"{holder}: nothing is published, and its result is the result"
+        )
+    return Prediction("conflict", f"{holder}: it will {_CONFLICTS[settings.on_conflict]}")

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 LOOK_AGAIN = 1.0
 
 #: The strictest first: it is what counts where the tasks differ.
-_SAYS = {
+_MESSAGES = {
     "stop": "this worker stops",
     "wait": "this worker waits for it",
     "go": "this worker starts without it",
@@ -39,20 +39,20 @@ def check_store(instance: Any, **_: Any) -> None:
     try:
         policies: dict[RecordStore, set[str]] = defaultdict(set)
         for configured in _gated(instance.app):
-            policies[configured.gate.store].add(policy_of(configured.settings))
+            policies[configured.executor.store].add(policy_of(configured.settings))
         for store, wanted in policies.items():
-            _await(store, next(policy for policy in _SAYS if policy in wanted))
+            _await(store, next(policy for policy in _MESSAGES if policy in wanted))
     except SettingsError as error:
         # An exception would be swallowed by the signal.
         raise SystemExit(f"Error: {error}") from None
-    for finding in doctor.at_start(instance.app):
+    for finding in doctor.check_at_start(instance.app):
         logger.warning("Idempotency is weaker than it could be: %s", finding.line)
 
 
 def policy_of(settings: Settings) -> str:
     """What a task wants of a worker that starts without its store."""
     unprotected = settings.on_store_error == "run"
-    return settings.on_start_without_store or ("go" if unprotected else "wait")
+    return settings.on_store_unavailable_at_start or ("go" if unprotected else "wait")
 
 
 def _await(store: RecordStore, policy: str) -> None:
@@ -64,7 +64,7 @@ def _await(store: RecordStore, policy: str) -> None:
             if not told:
                 logger.error(
                     "The store of idempotent tasks is away: %s: %s; %s",
-                    store.place, error, _SAYS[policy],
+                    store.config, error, _MESSAGES[policy],
                 )  # fmt: skip
                 told = True
             if policy == "stop":
@@ -74,7 +74,7 @@ def _await(store: RecordStore, policy: str) -> None:
             time.sleep(LOOK_AGAIN)
         else:
             if told:
-                logger.warning("The store of idempotent tasks is back: %s", store.place)
+                logger.warning("The store of idempotent tasks is back: %s", store.config)
             return
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import fmean
 
-from celery_idempotent.configuration.app_tasks import Gated, stores
+from celery_idempotent.configuration.app_tasks import IdempotentTaskLike, stores
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
-from celery_idempotent.store.record_query import Choice, Sight, sights
+from celery_idempotent.store.record_query import RecordFilter, RecordView, record_views
 from celery_idempotent.store.record_store import RecordStore
 
 #: Seconds that the present rate is measured over, at most.
@@ -27,9 +27,9 @@ class TaskStatistics:
     #: Records whose execution took over from one that died.
     taken_over: int = 0
     #: STARTED records whose lease has ended: nobody has taken over yet.
-    lease_over: int = 0
+    lease_expired: int = 0
     #: Bytes a record, from the sample; None where none was there to be measured.
-    bytes_each: float | None = None
+    bytes_per_record: float | None = None
     #: Outcomes a second.
     rate: float = 0.0
     #: Seconds that a result is kept; None for a task that this app does not have.
@@ -41,20 +41,20 @@ class TaskStatistics:
         return sum(self.states.values())
 
     @property
-    def bytes_now(self) -> float | None:
+    def bytes_total(self) -> float | None:
         """What they take, by the sample."""
-        return None if self.bytes_each is None else self.bytes_each * self.records
+        return None if self.bytes_per_record is None else self.bytes_per_record * self.records
 
     @property
-    def bytes_at_this_rate(self) -> float | None:
+    def bytes_projected(self) -> float | None:
         """What they come to if outcomes go on coming like this: rate × retention × size."""
-        if self.bytes_each is None or self.retention is None:
+        if self.bytes_per_record is None or self.retention is None:
             return None
-        return self.rate * self.retention * self.bytes_each
+        return self.rate * self.retention * self.bytes_per_record
 
 
 def collect(
-    tasks: Sequence[Gated], sample: int, progress: Callable[[int], None]
+    tasks: Sequence[IdempotentTaskLike], sample: int, progress: Callable[[int], None]
 ) -> dict[str, TaskStatistics]:
     """Go over all records once. The result is by task name.
 
@@ -63,9 +63,9 @@ def collect(
         progress: told how many records were seen, after each page.
     """
     collected: dict[str, _Collector] = defaultdict(lambda: _Collector(sample))
-    for page in sights(stores(tasks), Choice(), expiry=False):
-        for sight in page:
-            collected[sight.key.task].take(sight)
+    for page in record_views(stores(tasks), RecordFilter(), expiry=False):
+        for record_view in page:
+            collected[record_view.key.task].take(record_view)
         progress(len(page))
     retention = {t.name: t.idempotency_configuration.settings.result_ttl for t in tasks}
     for name, collector in collected.items():
@@ -83,27 +83,27 @@ class _Collector:
         self._recent = 0
         self._oldest_recent = 1.0
 
-    def take(self, sight: Sight) -> None:
+    def take(self, record_view: RecordView) -> None:
         """Count one."""
-        record, statistics = sight.record, self.statistics
+        record, statistics = record_view.record, self.statistics
         statistics.states["CORRUPT" if record is None else record.state.value] += 1
         if record is not None:
             statistics.taken_over += record.attempt > 1
             if record.state is State.STARTED:
-                statistics.lease_over += _over(record.deadline, sight.now)
+                statistics.lease_expired += _over(record.deadline, record_view.now)
             if record.finished_at is not None:
-                age = (sight.now - record.finished_at).total_seconds()
+                age = (record_view.now - record.finished_at).total_seconds()
                 if age <= RATE_WINDOW:
                     self._recent += 1
                     self._oldest_recent = max(self._oldest_recent, age)
-        self._maybe_keep(sight)
+        self._maybe_keep(record_view)
 
-    def _maybe_keep(self, sight: Sight) -> None:
+    def _maybe_keep(self, record_view: RecordView) -> None:
         """Every record is in the sample with the same chance."""
         if len(self._kept) < self._sample:
-            self._kept.append((sight.store, sight.key))
-        elif (place := random.randrange(self.statistics.records)) < self._sample:
-            self._kept[place] = (sight.store, sight.key)
+            self._kept.append((record_view.store, record_view.key))
+        elif (config := random.randrange(self.statistics.records)) < self._sample:
+            self._kept[config] = (record_view.store, record_view.key)
 
     def finish(self, retention: float | None) -> None:
         """Measure the sample, and work out the rate."""
@@ -117,10 +117,10 @@ class _Collector:
             by_store[store].append(key)
         sizes: list[int] = []
         for store, keys in by_store.items():
-            with store.watch() as watch:
-                sizes += watch.bytes_used(keys)
+            with store.open_reader() as open_reader:
+                sizes += open_reader.bytes_used(keys)
         if sizes:
-            statistics.bytes_each = fmean(sizes)
+            statistics.bytes_per_record = fmean(sizes)
 
 
 def _over(deadline: datetime | None, now: datetime) -> bool:

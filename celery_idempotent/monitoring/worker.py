@@ -15,7 +15,7 @@ from celery.signals import (
     worker_shutting_down,
 )
 
-from celery_idempotent import shared_counters as tally
+from celery_idempotent import shared_counters
 from celery_idempotent.errors import SettingsError
 
 
@@ -30,12 +30,12 @@ def _add_to_worker(instance: Any, **_: Any) -> None:
 @celeryd_after_setup.connect(weak=False)
 def _start_to_watch(instance: Any, **_: Any) -> None:
     """Before the pool is started, whose processes shall have all this."""
-    from celery_idempotent.configuration import app_tasks as gated
+    from celery_idempotent.configuration import app_tasks
     from celery_idempotent.monitoring import events
 
-    tasks = gated.tasks(instance.app)
+    tasks = app_tasks.tasks(instance.app)
     if tasks:
-        tally.start(task.name for task in tasks)
+        shared_counters.start(task.name for task in tasks)
         events.connect()
         _start_metrics(instance.app.conf.get("idempotency_metrics"))
 
@@ -58,11 +58,11 @@ def _start_metrics(setting: Any) -> None:
 
 @worker_process_init.connect(weak=False)
 def _enter_process(**_: Any) -> None:
-    if tally.tally is not None:
-        tally.tally.enter_process()
+    if shared_counters.shared_counters is not None:
+        shared_counters.shared_counters.enter_process()
 
 
 @worker_shutting_down.connect(weak=False)
 def _shut_down(**_: Any) -> None:
-    if tally.tally is not None:
-        tally.tally.shutting_down = True
+    if shared_counters.shared_counters is not None:
+        shared_counters.shared_counters.shutting_down = True

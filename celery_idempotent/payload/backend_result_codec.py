@@ -13,7 +13,7 @@ from celery_idempotent.errors import NotReadyError, ResultNotStoredError
 from celery_idempotent.payload.plain_result_codec import keep_arguments, written_as_json
 
 
-class BackendDialect:
+class BackendResultCodec:
     """The result backend's own encoding, so that a replay is what the first caller got."""
 
     def __init__(self, app: Celery) -> None:

@@ -46,19 +46,19 @@ class Cipher:
         self._fernet = MultiFernet(ciphers)
         self._refusal = InvalidToken
 
-    def encrypt(self, body: bytes, *place: str) -> bytes:
+    def encrypt(self, body: bytes, *context: str) -> bytes:
         """`body`, 74 to 89 bytes longer, to be decrypted for the same place only."""
         # Fernet's letters are base64; a record has room for bytes.
-        return urlsafe_b64decode(self._fernet.encrypt(_mark(place) + body))
+        return urlsafe_b64decode(self._fernet.encrypt(_mark(context) + body))
 
-    def decrypt(self, data: bytes, *place: str) -> bytes | None:
+    def decrypt(self, data: bytes, *context: str) -> bytes | None:
         """The body; None if no key fits, or if it was tampered with or belongs somewhere else."""
         try:
             marked = self._fernet.decrypt(urlsafe_b64encode(data))
         except self._refusal:
             return None
-        return marked[_PLACE_BYTES:] if marked[:_PLACE_BYTES] == _mark(place) else None
+        return marked[_PLACE_BYTES:] if marked[:_PLACE_BYTES] == _mark(context) else None
 
 
-def _mark(place: tuple[str, ...]) -> bytes:
-    return digest(b"place" + canonical(place), _PLACE_BYTES)
+def _mark(context: tuple[str, ...]) -> bytes:
+    return digest(b"place" + canonical(context), _PLACE_BYTES)

@@ -35,7 +35,7 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.key.canonical import digest
-from celery_idempotent.payload import serializer as serial
+from celery_idempotent.payload import serializer
 from celery_idempotent.payload.cipher import Cipher
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.payload import ELSEWHERE, Payload
@@ -47,14 +47,14 @@ logger = logging.getLogger(__name__)
 #: Errors are always written so: readable by anyone, and never executable.
 _ERROR_SERIALIZER = "json"
 
-NOT_WANTED = b"idempotency_store_result is off"
+NOT_STORED = b"idempotency_store_result is off"
 TOO_LARGE = b"it is larger than idempotency_max_result_size"
 NOT_SERIALISABLE = b"idempotency_serializer cannot write it"
 NOT_OFFLOADED = b"idempotency_offload_backend did not take it"
 #: Format of a result that another task will give.
 DELEGATED = "=task"
 #: … and no backend will have.
-UNTOLD = "=untold"
+RESULT_IGNORED = "=untold"
 _ENCRYPTED = "!"
 _POISONED = b"poisoned"
 
@@ -62,12 +62,12 @@ _POISONED = b"poisoned"
 RESULT, ERROR = "result", "error"
 
 
-def step_part(name: str) -> str:
+def step_field(name: str) -> str:
     """What the value of a step is of its record."""
     return f"step {name!r}"
 
 
-class Dialect(Protocol):
+class ResultCodec(Protocol):
     """How the app's result backend hands results and errors over."""
 
     def prepare_value(self, value: Any, serializer: str) -> Any:
@@ -89,7 +89,7 @@ class Dialect(Protocol):
         """The exception that ``AsyncResult.get()`` would raise."""
 
 
-class Depot(Protocol):
+class OffloadStorage(Protocol):
     """A place outside Redis for large payloads. Its errors may be of any kind."""
 
     def put(self, name: str, data: bytes, seconds: float) -> None:
@@ -102,7 +102,7 @@ class Depot(Protocol):
         """Forget `name`."""
 
 
-class Payloads:
+class PayloadCodec:
     """Writes outcomes, and reads them back as the first caller got them.
 
     Args:
@@ -114,18 +114,18 @@ class Payloads:
 
     def __init__(
         self,
-        dialect: Dialect,
+        result_codec: ResultCodec,
         accept: Collection[str],
-        depot: Depot | None = None,
+        offload_storage: OffloadStorage | None = None,
         cipher: Cipher | None = None,
     ) -> None:
-        self._dialect = dialect
+        self._dialect = result_codec
         self._accept = accept
-        self._depot = depot
+        self._depot = offload_storage
         self._cipher = cipher
 
     def of_result(
-        self, value: Any, settings: Settings, *, key: str, token: int, part: str = RESULT
+        self, value: Any, settings: Settings, *, key: str, token: int, field: str = RESULT
     ) -> Payload:
         """`value` as bytes, or the reason why it cannot be kept. Never raises.
 
@@ -136,7 +136,7 @@ class Payloads:
         """
         assert settings.serializer is not None
         try:
-            form, body = serial.dump(
+            form, body = serializer.dump(
                 self._dialect.prepare_value(value, settings.serializer),
                 settings.serializer,
                 settings.compression,
@@ -144,14 +144,14 @@ class Payloads:
             )
         except Exception:
             return Payload("", NOT_SERIALISABLE)
-        return self._stowed(form, body, settings, key, token, part, settings.result_ttl)
+        return self._stored(form, body, settings, key, token, field, settings.result_ttl)
 
     def of_error(
         self, error: BaseException, settings: Settings, *, key: str, token: int
     ) -> Payload:
         """`error` as type, module and arguments, or the reason why not. Never raises."""
         try:
-            form, body = serial.dump(
+            form, body = serializer.dump(
                 self._dialect.prepare_error(error),
                 _ERROR_SERIALIZER,
                 settings.compression,
@@ -159,31 +159,31 @@ class Payloads:
             )
         except Exception:
             return Payload("", NOT_SERIALISABLE)
-        return self._stowed(form, body, settings, key, token, ERROR, settings.error_ttl)
+        return self._stored(form, body, settings, key, token, ERROR, settings.error_ttl)
 
-    def _stowed(
+    def _stored(
         self,
         form: str,
         body: bytes,
         settings: Settings,
         key: str,
         token: int,
-        part: str,
+        field: str,
         seconds: float,
     ) -> Payload:
         """Encrypted and offloaded, as need be."""
         if self._cipher is not None:
-            body = self._cipher.encrypt(body, key, part, form)
+            body = self._cipher.encrypt(body, key, field, form)
             form = _ENCRYPTED + form
         if len(body) <= settings.max_result_size:
             return Payload(form, body)
         if self._depot is None:
             return Payload("", TOO_LARGE)
-        name = _depot_name(key, token, part)
+        name = _offload_name(key, token, field)
         try:
             self._depot.put(name, body, seconds)
         except Exception:
-            logger.exception("idempotency_offload_backend did not take the %s %s", part, name)
+            logger.exception("idempotency_offload_backend did not take the %s %s", field, name)
             return Payload("", NOT_OFFLOADED)
         return Payload(ELSEWHERE + form, name.encode())
 
@@ -198,7 +198,7 @@ class Payloads:
         """
         if record.state is State.FAILED:
             return self._decode_error(record)
-        if record.format == UNTOLD:
+        if record.format == RESULT_IGNORED:
             raise ResultNotStoredError(
                 f"{_done(record.key, RESULT)} was not kept: the task that took its place has "
                 "ignore_result"
@@ -208,7 +208,7 @@ class Payloads:
             return self._dialect.result_of(task_id, time.time() - record.at_ms / 1000)
         return self.load(Payload(record.format, record.body), record.key)
 
-    def load(self, payload: Payload, key: str, part: str = RESULT) -> Any:
+    def load(self, payload: Payload, key: str, field: str = RESULT) -> Any:
         """The value in `payload`, which stands in the record of `key` as its `part`.
 
         Raises:
@@ -216,8 +216,8 @@ class Payloads:
         """
         if not payload.kept:
             reason = payload.body.decode(errors="replace")
-            raise ResultNotStoredError(f"{_done(key, part)} was not kept: {reason}")
-        return self._load(payload, key, part, self._accept)
+            raise ResultNotStoredError(f"{_done(key, field)} was not kept: {reason}")
+        return self._load(payload, key, field, self._accept)
 
     @property
     def offloads(self) -> bool:
@@ -227,8 +227,8 @@ class Payloads:
     def discard(self, record: Record) -> None:
         """Delete from the depot what a `record` has there that is gone. Never raises."""
         if record.state.finished:
-            part = ERROR if record.state is State.FAILED else RESULT
-            self.discard_payload(Payload(record.format, record.body), record.key, part)
+            field = ERROR if record.state is State.FAILED else RESULT
+            self.discard_payload(Payload(record.format, record.body), record.key, field)
         else:
             self.discard_steps(record.body, record.key)
 
@@ -238,66 +238,67 @@ class Payloads:
             for error in steps.errors(body, key):
                 self.discard_payload(Payload(*error), key, ERROR)
             for name, kept in steps.read(body, key).items():
-                self.discard_payload(Payload(*kept), key, step_part(name))
+                self.discard_payload(Payload(*kept), key, step_field(name))
 
-    def discard_payload(self, payload: Payload, key: str, part: str = RESULT) -> None:
+    def discard_payload(self, payload: Payload, key: str, field: str = RESULT) -> None:
         """As :meth:`discard`, for one payload that no record points to."""
         if not payload.elsewhere or self._depot is None:
             return
         try:
-            self._depot.delete(_checked_name(payload.body, key, part))
+            self._depot.delete(_verified_name(payload.body, key, field))
         except Exception as error:
             logger.warning(
                 "%s: its %s stays in idempotency_offload_backend: %s",
                 key,
-                part,
+                field,
                 type(error).__name__,
             )
 
-    def _load(self, payload: Payload, key: str, part: str, accept: Collection[str]) -> Any:
+    def _load(self, payload: Payload, key: str, field: str, accept: Collection[str]) -> Any:
         form, body = payload
         if payload.elsewhere:
-            form, body = form.removeprefix(ELSEWHERE), self._fetched(body, key, part)
+            form, body = form.removeprefix(ELSEWHERE), self._fetched(body, key, field)
         if form.startswith(_ENCRYPTED):
             form = form.removeprefix(_ENCRYPTED)
-            body = self._decrypted(body, key, part, form)
+            body = self._decrypted(body, key, field, form)
         try:
-            return serial.load(form, body, accept)
+            return serializer.load(form, body, accept)
         except ContentDisallowed:
             why = "result_accept_content (or accept_content) does not accept it"
         except Exception as error:
             why = type(error).__name__
-        raise CorruptRecordError(f"the {part} of {key} cannot be read as {form}: {why}")
+        raise CorruptRecordError(f"the {field} of {key} cannot be read as {form}: {why}")
 
-    def _fetched(self, body: bytes, key: str, part: str) -> bytes:
-        name = _checked_name(body, key, part)
+    def _fetched(self, body: bytes, key: str, field: str) -> bytes:
+        name = _verified_name(body, key, field)
         if self._depot is None:
             raise ResultNotStoredError(
-                f"{_done(key, part)} was offloaded, and no idempotency_offload_backend is set "
+                f"{_done(key, field)} was offloaded, and no idempotency_offload_backend is set "
                 f"here: {name}"
             )
         try:
             data = self._depot.get(name)
         except Exception as error:
             raise StoreUnavailableError(
-                f"idempotency_offload_backend cannot be asked for the {part} of {key}: "
+                f"idempotency_offload_backend cannot be asked for the {field} of {key}: "
                 f"{type(error).__name__}"
             ) from error
         if data is None:
             raise ResultNotStoredError(
-                f"{_done(key, part)} is not in idempotency_offload_backend (any more): {name}"
+                f"{_done(key, field)} is not in idempotency_offload_backend (any more): {name}"
             )
         return data
 
-    def _decrypted(self, body: bytes, key: str, part: str, form: str) -> bytes:
+    def _decrypted(self, body: bytes, key: str, field: str, form: str) -> bytes:
         if self._cipher is None:
             raise DecryptionError(
-                f"the {part} of {key} is encrypted, and idempotency_encryption_keys is not set here"
+                f"the {field} of {key} is encrypted, and idempotency_encryption_keys is not "
+                "set here"
             )
-        plain = self._cipher.decrypt(body, key, part, form)
+        plain = self._cipher.decrypt(body, key, field, form)
         if plain is None:
             raise DecryptionError(
-                f"the {part} of {key} cannot be decrypted: the key that it was written under is "
+                f"the {field} of {key} cannot be decrypted: the key that it was written under is "
                 "not in idempotency_encryption_keys (any more), or it was tampered with; put the "
                 "key back there, or forget the record to start afresh"
             )
@@ -326,22 +327,22 @@ class Payloads:
         )
 
 
-def _done(key: str, part: str) -> str:
+def _done(key: str, field: str) -> str:
     """The beginning of a sentence on what is missing."""
-    if part == RESULT:
+    if field == RESULT:
         return f"{key} has completed, but its result"
-    if part == ERROR:
+    if field == ERROR:
         return f"{key} has failed, but its error"
-    return f"{part} of {key} has completed, but its value"
+    return f"{field} of {key} has completed, but its value"
 
 
-def _depot_name(key: str, token: int, part: str) -> str:
+def _offload_name(key: str, token: int, field: str) -> str:
     """A step's name may hold anything; what a depot makes of that is not ours to find out."""
     name = f"{key}:{token}"
-    return name if part == RESULT else f"{name}:{_code(part)}"
+    return name if field == RESULT else f"{name}:{_code(field)}"
 
 
-def _checked_name(body: bytes, key: str, part: str) -> str:
+def _verified_name(body: bytes, key: str, field: str) -> str:
     """The name in the depot that a record gives.
 
     Raises:
@@ -349,11 +350,11 @@ def _checked_name(body: bytes, key: str, part: str) -> str:
             choose what is read from the depot, or deleted.
     """
     name = body.decode(errors="replace")
-    end = "" if part == RESULT else f":{_code(part)}"
+    end = "" if field == RESULT else f":{_code(field)}"
     if not re.fullmatch(rf"{re.escape(key)}:\d{{1,20}}{re.escape(end)}", name, re.ASCII):
-        raise CorruptRecordError(f"the {part} of {key} is said to be where it cannot be")
+        raise CorruptRecordError(f"the {field} of {key} is said to be where it cannot be")
     return name
 
 
-def _code(part: str) -> str:
-    return urlsafe_b64encode(digest(part.encode("utf-8", "surrogatepass"), 9)).decode()
+def _code(field: str) -> str:
+    return urlsafe_b64encode(digest(field.encode("utf-8", "surrogatepass"), 9)).decode()

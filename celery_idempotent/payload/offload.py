@@ -19,7 +19,7 @@ from celery_idempotent.errors import SettingsError
 _BASE64 = "base64:"
 
 
-class BackendDepot:
+class BackendOffloadStorage:
     """Objects by name in the backend that a URL names: ``file://``, ``s3://``, ``gs://`` …
 
     The backend is opened in the process and thread that need it: clients in there are seldom made
@@ -52,11 +52,11 @@ class BackendDepot:
 
     def _open(self, seconds: int | None = None) -> Any:
         opened: dict[Any, Any] = vars(self._opened)
-        place = os.getpid(), seconds
-        if place not in opened:
+        context = os.getpid(), seconds
+        if context not in opened:
             backend, url = by_url(self._url, self._app.loader)
-            opened[place] = backend(app=self._app, url=url, expires=seconds)
-        return opened[place]
+            opened[context] = backend(app=self._app, url=url, expires=seconds)
+        return opened[context]
 
 
 def _as_text(data: bytes) -> str:

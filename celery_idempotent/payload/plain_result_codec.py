@@ -12,7 +12,7 @@ from kombu.utils.json import dumps
 from celery_idempotent.errors import NotReadyError
 
 
-class PlainDialect:
+class PlainResultCodec:
     """Values as they are; errors as type, module and arguments, as Celery's backends do."""
 
     def prepare_value(self, value: Any, serializer: str) -> Any:
@@ -36,8 +36,8 @@ class PlainDialect:
         module, name = prepared["exc_module"], prepared["exc_type"]
         try:
             kind: Any = sys.modules[module]
-            for part in name.split("."):
-                kind = getattr(kind, part)
+            for field in name.split("."):
+                kind = getattr(kind, field)
         except (KeyError, AttributeError):
             kind = create_exception_cls(name, module)
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):

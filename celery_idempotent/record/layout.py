@@ -1,4 +1,4 @@
-"""The record's bytes. The scripts write and read them too: lua/record.lua names the same fields.
+"""The record's bytes. The scripts write and read them too: lua/prelude.lua names the same fields.
 
 ==========  =====  ==========================================================================
 letter          1  R, S, C, D, F, G or E: the state, and with it this layout; others are newer
@@ -73,7 +73,7 @@ def read(
                 raise IndexError(position)
             fields.append(raw[start:position])
         fingerprint, task_id, worker, _owner, form = fields
-        form, _, origin = form.partition(b" ")
+        form, _, traceparent = form.partition(b" ")
         at_ms = int.from_bytes(raw[9:15], "big")
         if at_ms >= _NEVER_MS:
             raise ValueError(at_ms)
@@ -85,11 +85,11 @@ def read(
             worker=worker.decode(),
             token=int.from_bytes(raw[2:9], "big"),
             attempt=raw[1],
-            continued=raw[0] in _CONTINUED,
+            continuation_sent=raw[0] in _CONTINUED,
             at_ms=at_ms,
             fingerprint=fingerprint,
             format=form.decode("ascii"),
-            origin=origin.decode("ascii"),
+            traceparent=traceparent.decode("ascii"),
             body=raw[position:],
             decode=decode,
             expires_at=expires_at,
@@ -111,7 +111,7 @@ class Begun(NamedTuple):
     #: The finished steps of executions before it.
     body: bytes
     #: Seconds that the key stood still before it took over; 0 where it did not.
-    idle: float = 0.0
+    orphaned_seconds: float = 0.0
 
 
 def begun(raw: bytes) -> Begun:
@@ -120,8 +120,8 @@ def begun(raw: bytes) -> Begun:
     for size in (1, 2, 1, 1, 1):
         start = position + size
         position = start + int.from_bytes(raw[position:start], "big")
-    idle = int(raw[start:position] or b"0") / 1000
-    return Begun(int.from_bytes(raw[2:9], "big"), raw[1], raw[position:], idle)
+    orphaned_seconds = int(raw[start:position] or b"0") / 1000
+    return Begun(int.from_bytes(raw[2:9], "big"), raw[1], raw[position:], orphaned_seconds)
 
 
 def write_replacement(generation: int, task_id: str, steps: bytes) -> bytes:

@@ -51,12 +51,12 @@ class Record:
     #: STARTED: end of the lease. RESERVED: end of the reservation. Else: the end. Milliseconds.
     at_ms: int = field(default=0, repr=False)
     #: Whether callbacks, the rest of a chain or a chord's count have gone out already.
-    continued: bool = field(default=False, repr=False)
+    continuation_sent: bool = field(default=False, repr=False)
     fingerprint: bytes = field(default=b"", repr=False)
     #: How `body` was written (serializer, compression); empty where no value is kept.
     format: str = field(default="", repr=False)
     #: The trace that the outcome comes from (a W3C traceparent); empty where nobody traces.
-    origin: str = field(default="", repr=False)
+    traceparent: str = field(default="", repr=False)
     #: The outcome as stored, or why there is none; while there is none, the finished steps.
     body: bytes = field(default=b"", repr=False)
     decode: Callable[[Record], Any] | None = field(default=None, repr=False, compare=False)

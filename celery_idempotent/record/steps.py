@@ -6,7 +6,7 @@ Each entry: length of the rest (4 bytes), length of the name (2) and the name, l
 Before them stand errors that ended one task id and not the key, without a name: length of the rest
 (4), length of the name (2: zero), F or G (as the letter of a record), the message's generation (7),
 time (6), length of the task id (2) and the task id, length of the format (1) and the format, the
-error. The scripts write them: lua/record.lua.
+error. The scripts write them: lua/prelude.lua.
 """
 
 from __future__ import annotations

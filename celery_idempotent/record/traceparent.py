@@ -8,7 +8,7 @@ from collections.abc import Callable
 current: Callable[[], str] | None = None
 
 
-def stamped(form: str) -> str:
+def append_traceparent(form: str) -> str:
     """The format of an outcome, with the trace that it comes from."""
-    origin = current() if current is not None else ""
-    return f"{form} {origin}" if origin else form
+    traceparent = current() if current is not None else ""
+    return f"{form} {traceparent}" if traceparent else form

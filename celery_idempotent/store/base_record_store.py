@@ -15,18 +15,18 @@ from celery_idempotent.record.record import Record
 from celery_idempotent.store import replicas
 from celery_idempotent.store.breaker import Breaker
 from celery_idempotent.store.commands import Command
-from celery_idempotent.store.config import Place
-from celery_idempotent.store.outage import Outage
+from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.outage import OutageLogger
 from celery_idempotent.store.scripts import Reply
-from celery_idempotent.store.transport.connection import explained
-from celery_idempotent.store.transport.sync import Call
+from celery_idempotent.store.transport.connection import translate_error
+from celery_idempotent.store.transport.sync import ScriptCall
 
 #: Sent even to a Redis that has not answered lately: what they bring must not be lost, and whoever
 #: sends them paces himself.
-NEVER_REFUSED = frozenset({"complete", "fail"})
+BYPASSES_BREAKER = frozenset({"complete", "fail"})
 
 
-class Shelf:
+class BaseRecordStore:
     """All records of one place.
 
     Args:
@@ -36,21 +36,21 @@ class Shelf:
     """
 
     def __init__(
-        self, place: Place, decode: Callable[[Record], Any], probe: Callable[[], Any]
+        self, config: StoreConfig, decode: Callable[[Record], Any], probe: Callable[[], Any]
     ) -> None:
-        self.place = place
-        self.breaker = Breaker(place.breaker_failures, place.breaker_pause, probe)
-        self.outage = Outage(place)
+        self.config = config
+        self.breaker = Breaker(config.breaker_threshold, config.breaker_max_delay, probe)
+        self.outage = OutageLogger(config)
         self._decode = decode
-        self._waits = replicas.wanted(place)
+        self._waits = replicas.wanted(config)
 
     def name(self, key: Key) -> str:
         """The name of the record in Redis."""
-        return f"{self.place.prefix}:{key}"
+        return f"{self.config.prefix}:{key}"
 
-    def call(self, command: Command) -> Call:
+    def call(self, command: Command) -> ScriptCall:
         """`command` as a line takes it."""
-        return Call(command.script, self.name(command.key), command.arguments)
+        return ScriptCall(command.script, self.name(command.key), command.arguments)
 
     def record(self, key: Key, raw: bytes, expires_at: datetime | None = None) -> Record:
         """The record that `raw` holds.
@@ -76,15 +76,15 @@ class Shelf:
     def note(self, error: Exception) -> None:
         """Whether Redis is away, or has only said no."""
         if isinstance(error, ResponseError) and not isinstance(error, ClusterError):
-            self.breaker.answered()
+            self.breaker.record_success()
         else:
-            self.breaker.failed()
+            self.breaker.record_failure()
 
 
 def replies(many: Sequence[Command], answers: Sequence[Any]) -> list[Reply | IdempotencyError]:
     """What a line answers to `many`, each as a value."""
     return [
-        explained(answer, str(command.key))
+        translate_error(answer, str(command.key))
         if isinstance(answer, Exception)
         else command.script.reply(answer)
         for command, answer in zip(many, answers, strict=True)

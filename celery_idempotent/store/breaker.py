@@ -52,15 +52,15 @@ class Breaker:
         Raises:
             StoreUnavailableError: if Redis is being left alone, or the probe failed.
         """
-        if self.must_probe():
+        if self.should_probe():
             try:
                 self._probe()
             except StoreUnavailableError:
-                self.failed()
+                self.record_failure()
                 raise
-            self.answered()
+            self.record_success()
 
-    def must_probe(self) -> bool:
+    def should_probe(self) -> bool:
         """Whether it is for this caller to ask if Redis is back; if not, it may go on.
 
         Raises:
@@ -80,13 +80,13 @@ class Breaker:
             )
         return True
 
-    def answered(self) -> None:
+    def record_success(self) -> None:
         """Redis has answered, be it with an error."""
         if self._failures:
             self._failures = 0
             self._pause = 0.0
 
-    def failed(self) -> None:
+    def record_failure(self) -> None:
         """It has not."""
         with self._lock:
             self._failures += 1

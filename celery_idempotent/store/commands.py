@@ -9,7 +9,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record
-from celery_idempotent.record.traceparent import stamped
+from celery_idempotent.record.traceparent import append_traceparent
 from celery_idempotent.store import scripts
 from celery_idempotent.store.scripts import Script
 
@@ -38,8 +38,8 @@ class Extension(NamedTuple):
 def begin(
     key: Key,
     *,
-    owner: bytes,
-    prior: bytes,
+    execution_id: bytes,
+    unanswered_ids: bytes,
     task_id: str,
     generation: int = 0,
     worker: str,
@@ -52,14 +52,14 @@ def begin(
     return _command(
         "begin",
         key,
-        owner=owner,
-        prior=prior,
+        execution_id=execution_id,
+        unanswered_ids=unanswered_ids,
         task_id=layout.write_task_id(task_id),
         generation=generation,
         fingerprint=key.fingerprint,
         worker=_worker(worker),
         lease_ms=lease_ms,
-        keep_ms=lease_ms + retention_ms,
+        ttl_ms=lease_ms + retention_ms,
         max_attempts=max_attempts,
         error_ms=error_ms,
     )
@@ -72,7 +72,7 @@ def extend(lease: Extension) -> Command:
         lease.key,
         token=lease.token,
         lease_ms=lease.lease_ms,
-        keep_ms=lease.lease_ms + lease.retention_ms,
+        ttl_ms=lease.lease_ms + lease.retention_ms,
     )
 
 
@@ -82,7 +82,7 @@ def complete(key: Key, token: int, result: Payload, retention_ms: int) -> Comman
         "complete",
         key,
         token=token,
-        format=stamped(result.format),
+        format=append_traceparent(result.format),
         body=result.body,
         retention_ms=retention_ms,
     )
@@ -94,7 +94,7 @@ def fail(key: Key, token: int, error: Payload, retention_ms: int) -> Command:
         "fail",
         key,
         token=token,
-        format=stamped(error.format),
+        format=append_traceparent(error.format),
         body=error.body,
         retention_ms=retention_ms,
     )
@@ -128,11 +128,11 @@ def release(
 
 def step(key: Key, token: int, entry: bytes, *, lease_ms: int, retention_ms: int) -> Command:
     """Keep a finished step: ``ok`` or ``lost``."""
-    keep_ms = lease_ms + retention_ms
-    return _command("save_step", key, token=token, entry=entry, lease_ms=lease_ms, keep_ms=keep_ms)
+    ttl_ms = lease_ms + retention_ms
+    return _command("save_step", key, token=token, entry=entry, lease_ms=lease_ms, ttl_ms=ttl_ms)
 
 
-def dispatched(key: Key, task_id: str) -> Command:
+def mark_continued(key: Key, task_id: str) -> Command:
     """Note that the continuation of `task_id` has gone out: ``ok`` or ``lost``."""
     return _command("mark_continued", key, task_id=layout.write_task_id(task_id))
 
@@ -173,7 +173,7 @@ def reserve(key: Key, task_id: str, hold_ms: int) -> Command:
     )
 
 
-def look_up(key: Key) -> Command:
+def get(key: Key) -> Command:
     """Read the record: ``there``, with the time that it has left, or ``absent``."""
     return _command("get", key)
 
@@ -198,7 +198,7 @@ def _command(name: str, key: Key, **values: Any) -> Command:
 def _last_word(generation: int, error: Payload | None, error_ms: int) -> dict[str, Any]:
     if error is None:
         return {"generation": generation, "format": "", "error": b"", "error_ms": 0}
-    form = stamped(error.format)
+    form = append_traceparent(error.format)
     return {"generation": generation, "format": form, "error": error.body, "error_ms": error_ms}
 
 

@@ -10,7 +10,7 @@ from celery_idempotent.store.url import redacted
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Place:
+class StoreConfig:
     """One Redis of any kind, and one prefix in it. Times are in seconds."""
 
     #: As Celery and kombu write it; empty where `client` is given.
@@ -33,9 +33,9 @@ class Place:
     #: How long that may take.
     wait_timeout: float = 1.0
     #: Commands that may fail in a row before Redis is left alone for a while.
-    breaker_failures: int = 2
+    breaker_threshold: int = 2
     #: The longest while.
-    breaker_pause: float = 30.0
+    breaker_max_delay: float = 30.0
 
     @property
     def borrows_client(self) -> bool:

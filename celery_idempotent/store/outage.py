@@ -9,16 +9,16 @@ from __future__ import annotations
 import logging
 from time import monotonic
 
-from celery_idempotent.store.config import Place
+from celery_idempotent.store.config import StoreConfig
 
 logger = logging.getLogger(__name__)
 
 
-class Outage:
+class OutageLogger:
     """One for each store and process; a call or two may be miscounted among threads."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, config: StoreConfig) -> None:
+        self._place = config
         self._calls = 0
         self._since = 0.0
 
@@ -30,7 +30,7 @@ class Outage:
         self._since = monotonic()
         return True
 
-    def over(self) -> None:
+    def end(self) -> None:
         """A call has had its answer."""
         if not self._calls:
             return

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RecordFilter:
     """Which records are wanted; None takes all."""
 
     state: State | None = None
@@ -24,7 +24,7 @@ class Choice:
     #: Since the outcome, or since the beginning where there is none yet.
     older_than: timedelta | None = None
 
-    def takes(self, record: Record, now: datetime) -> bool:
+    def matches(self, record: Record, now: datetime) -> bool:
         """Whether `record` is one of them; its task was asked for in the scan."""
         if self.state is not None and record.state is not self.state:
             return False
@@ -32,7 +32,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class RecordView:
     """A record as it was seen."""
 
     key: Key
@@ -48,9 +48,9 @@ def since(record: Record) -> datetime:
     return record.finished_at or datetime.fromtimestamp(record.token / 1e6, tz=timezone.utc)
 
 
-def sights(
-    stores: Iterable[RecordStore], choice: Choice, *, expiry: bool = True
-) -> Iterator[list[Sight]]:
+def record_views(
+    stores: Iterable[RecordStore], record_filter: RecordFilter, *, expiry: bool = True
+) -> Iterator[list[RecordView]]:
     """The records in `stores`, a page at a time, even an empty one; unreadable ones too, unless
     the choice is by state or age.
 
@@ -58,18 +58,18 @@ def sights(
         StoreUnavailableError: if a Redis cannot be asked.
     """
     for store in stores:
-        with store.watch() as watch:
-            for page in watch.scan(choice.task, expiry=expiry):
+        with store.open_reader() as open_reader:
+            for page in open_reader.scan(record_filter.task, expiry=expiry):
                 seen = []
                 for found in page:
                     try:
-                        record = watch.read(found)
+                        record = open_reader.read(found)
                     except CorruptRecordError:
-                        if choice.state is None and choice.older_than is None:
-                            seen.append(Sight(found.key, None, found.now, store))
+                        if record_filter.state is None and record_filter.older_than is None:
+                            seen.append(RecordView(found.key, None, found.now, store))
                         continue
-                    if choice.takes(record, found.now):
-                        seen.append(Sight(found.key, record, found.now, store))
+                    if record_filter.matches(record, found.now):
+                        seen.append(RecordView(found.key, record, found.now, store))
                 yield seen
 
 
@@ -95,10 +95,10 @@ def records(
     """
     if older_than is not None and not isinstance(older_than, timedelta):
         older_than = timedelta(seconds=older_than)
-    choice = Choice(None if state is None else State(state), task, older_than)
-    for page in sights(stores, choice):
-        for sight in page:
-            if sight.record is None:
-                logger.warning("The record of %s cannot be read", sight.key)
+    record_filter = RecordFilter(None if state is None else State(state), task, older_than)
+    for page in record_views(stores, record_filter):
+        for record_view in page:
+            if record_view.record is None:
+                logger.warning("The record of %s cannot be read", record_view.key)
             else:
-                yield sight.record
+                yield record_view.record

@@ -11,15 +11,18 @@ from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
-from celery_idempotent.store import scan
-from celery_idempotent.store import server_info as facts
-from celery_idempotent.store.config import Place
-from celery_idempotent.store.scan import Found
-from celery_idempotent.store.server_info import ServerFacts
-from celery_idempotent.store.transport.connection import FAULTS, explained, hang_up
+from celery_idempotent.store import scan, server_info
+from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.scan import ScannedRecord
+from celery_idempotent.store.server_info import ServerInfo
+from celery_idempotent.store.transport.connection import (
+    CONNECTION_ERRORS,
+    close_client,
+    translate_error,
+)
 
 
-class Watch:
+class RecordReader:
     """Reads, and only reads, what is under one prefix. A `with` block closes its connections.
 
     Every method raises StoreUnavailableError if Redis cannot be asked.
@@ -34,22 +37,22 @@ class Watch:
     def __init__(
         self,
         client: Any,
-        place: Place,
+        config: StoreConfig,
         decode: Callable[[Record], Any],
         fetch: Callable[[Key], bytes],
     ) -> None:
         self._client = client
-        self._prefix = place.prefix
-        self._ours = not place.borrows_client
+        self._prefix = config.prefix
+        self._ours = not config.borrows_client
         self._decode = decode
         self._fetch = fetch
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> RecordReader:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._ours:
-            hang_up(self._client)
+            close_client(self._client)
 
     def name(self, key: Key) -> str:
         """The name of the record in Redis."""
@@ -59,7 +62,9 @@ class Watch:
         """The key that a name in Redis, or `Record.key`, stands for; None if it is neither."""
         return scan.key_of(text, self._prefix)
 
-    def scan(self, task: str | None = None, *, expiry: bool = True) -> Iterator[list[Found]]:
+    def scan(
+        self, task: str | None = None, *, expiry: bool = True
+    ) -> Iterator[list[ScannedRecord]]:
         """All records, or one task's, a page at a time.
 
         A page may be empty: SCAN goes through others' names too. See `store.scan`.
@@ -73,7 +78,7 @@ class Watch:
                     ours = [(name, key) for name, key in keys if key is not None]
                     yield scan.heads(node, ours, expiry=expiry)
 
-    def look_up(self, keys: Iterable[Key]) -> dict[Key, Found]:
+    def get(self, keys: Iterable[Key]) -> dict[Key, ScannedRecord]:
         """What stands under each of `keys`, one round trip a node; those with nothing left out."""
         with _told():
             found = [
@@ -83,7 +88,7 @@ class Watch:
             ]
         return {one.key: one for one in found}
 
-    def read(self, found: Found) -> Record:
+    def read(self, found: ScannedRecord) -> Record:
         """The record that was found; a large result is fetched when it is asked for.
 
         Raises:
@@ -124,10 +129,10 @@ class Watch:
                 answers += pipeline.execute(raise_on_error=False)
         return [size for size in answers if isinstance(size, int)]
 
-    def facts(self) -> ServerFacts:
+    def server_info(self) -> ServerInfo:
         """What the server says of itself; of a Cluster one primary speaks for all."""
         with _told():
-            return facts.facts(next(self._primaries()))
+            return server_info.server_info(next(self._primaries()))
 
     def _primaries(self) -> Iterator[Any]:
         """A client for each node that has keys of its own."""
@@ -153,5 +158,5 @@ def _told() -> Iterator[None]:
     """Whatever Redis does wrong inside, as an error of ours."""
     try:
         yield
-    except FAULTS as error:
-        raise explained(error, "") from error
+    except CONNECTION_ERRORS as error:
+        raise translate_error(error, "") from error

@@ -12,7 +12,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from celery_idempotent.errors import StoreUnavailableError
-from celery_idempotent.store.config import Place
+from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.scripts import Reply
 
 #: What must not be forgotten: the right to run, and what came of it.
@@ -21,19 +21,19 @@ _LASTING = frozenset({"begin", "complete", "fail", "save_step"})
 _WRITTEN = ("begun", "ok")
 
 
-def wanted(place: Place) -> bool:
+def wanted(config: StoreConfig) -> bool:
     """Whether anything is waited for."""
-    return place.wait_replicas > 0 or place.wait_aof
+    return config.wait_replicas > 0 or config.wait_aof
 
 
-def wait(place: Place, script: str) -> tuple[Any, ...]:
+def wait(config: StoreConfig, script: str) -> tuple[Any, ...]:
     """The command that waits behind `script`; empty if that may be forgotten."""
     if script not in _LASTING:
         return ()
-    milliseconds = round(place.wait_timeout * 1000)
-    if place.wait_aof:
-        return ("WAITAOF", 1, place.wait_replicas, milliseconds)
-    return ("WAIT", place.wait_replicas, milliseconds)
+    milliseconds = round(config.wait_timeout * 1000)
+    if config.wait_aof:
+        return ("WAITAOF", 1, config.wait_replicas, milliseconds)
+    return ("WAIT", config.wait_replicas, milliseconds)
 
 
 def wait_for_nothing() -> tuple[Any, ...]:
@@ -51,7 +51,7 @@ def unable(error: Exception) -> str | None:
     return None
 
 
-def check(place: Place, reply: Reply, waited: Any) -> None:
+def check(config: StoreConfig, reply: Reply, waited: Any) -> None:
     """Take what was written for lost where too few have it: sent again, it is written again.
 
     Raises:
@@ -59,14 +59,14 @@ def check(place: Place, reply: Reply, waited: Any) -> None:
     """
     if reply.case not in _WRITTEN:
         return
-    on_disk, there = waited if place.wait_aof else (1, waited)
-    if there < place.wait_replicas:
+    on_disk, there = waited if config.wait_aof else (1, waited)
+    if there < config.wait_replicas:
         raise StoreUnavailableError(
-            f"Redis has it, but only {there} of {place.wait_replicas} replicas have it after "
-            f"{place.wait_timeout:g} s (idempotency_wait_replicas)"
+            f"Redis has it, but only {there} of {config.wait_replicas} replicas have it after "
+            f"{config.wait_timeout:g} s (idempotency_wait_replicas)"
         )
-    if place.wait_aof and on_disk < 1:
+    if config.wait_aof and on_disk < 1:
         raise StoreUnavailableError(
-            f"Redis has it, but not on its disk after {place.wait_timeout:g} s "
+            f"Redis has it, but not on its disk after {config.wait_timeout:g} s "
             "(idempotency_wait_aof)"
         )

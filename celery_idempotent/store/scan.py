@@ -25,7 +25,7 @@ HEAD = 640
 _KEY = re.compile(r"[^:]+:[A-Za-z0-9_-]{22}")
 
 
-class Found(NamedTuple):
+class ScannedRecord(NamedTuple):
     """One record as a scan comes by it."""
 
     key: Key
@@ -75,7 +75,9 @@ def names(node: Any, match: str) -> Iterator[list[bytes]]:
             return
 
 
-def heads(node: Any, keys: Sequence[tuple[Any, Key]], *, expiry: bool = True) -> list[Found]:
+def heads(
+    node: Any, keys: Sequence[tuple[Any, Key]], *, expiry: bool = True
+) -> list[ScannedRecord]:
     """What stands under each of these names; those with nothing are left out.
 
     Args:
@@ -105,7 +107,7 @@ def heads(node: Any, keys: Sequence[tuple[Any, Key]], *, expiry: bool = True) ->
         head = b"?" if isinstance(raw, Exception) else raw
         if head and not layout.is_absent(head):
             end = _moment(clock + left_ms / 1e3) if left_ms >= 0 else None
-            found.append(Found(key, head, len(head) < HEAD, end, _moment(clock)))
+            found.append(ScannedRecord(key, head, len(head) < HEAD, end, _moment(clock)))
     return found
 
 

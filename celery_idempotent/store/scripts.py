@@ -89,16 +89,16 @@ def read_head(text: str) -> dict[str, tuple[str, ...]]:
     """The names that a script's head lists under INCLUDE, KEYS, ARGV and REPLIES."""
     sections: dict[str, list[str]] = {"INCLUDE": [], "KEYS": [], "ARGV": [], "REPLIES": []}
     section = ""
-    for line in _head_lines(text):
-        if line.strip() in sections:
-            section = line.strip()
-        elif section and (entry := re.match(r" {2}([a-z_]+) ", line)):
+    for transport in _head_lines(text):
+        if transport.strip() in sections:
+            section = transport.strip()
+        elif section and (entry := re.match(r" {2}([a-z_]+) ", transport)):
             sections[section].append(entry[1])
     return {name: tuple(entries) for name, entries in sections.items()}
 
 
 def _head_lines(text: str) -> Iterator[str]:
-    for line in text.splitlines():
-        if not line.startswith("--"):
+    for transport in text.splitlines():
+        if not transport.startswith("--"):
             return
-        yield line[2:].removeprefix(" ")
+        yield transport[2:].removeprefix(" ")

@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFacts:
+class ServerInfo:
     """What the promise depends on. None: the server did not say."""
 
     #: "redis" or "valkey".
@@ -36,14 +36,14 @@ class ServerFacts:
         return f"{self.flavour.capitalize()} {'.'.join(map(str, self.version))}"
 
 
-def facts(client: Any) -> ServerFacts:
+def server_info(client: Any) -> ServerInfo:
     """What the server behind `client` says."""
     asked_at = time.time()
     seconds, microseconds = client.time()
     here = (asked_at + time.time()) / 2
     info = _info(client)
     valkey = info.get("valkey_version")
-    return ServerFacts(
+    return ServerInfo(
         flavour="valkey" if valkey else "redis",
         version=_numbers(str(valkey or info.get("redis_version", ""))),
         maxmemory_policy=info.get("maxmemory_policy"),

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import redis
 
-from celery_idempotent.store.transport.connection import FAULTS
+from celery_idempotent.store.transport.connection import CONNECTION_ERRORS
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ CHANNEL = "__redis__:invalidate"
 HEAD = 16
 
 #: Seconds between two looks where a server does not tell.
-LOOK_EVERY = 0.2
+POLL_INTERVAL = 0.2
 #: Seconds before it is asked again whether it does.
-DEAF_FOR = 10.0
+RETRY_TRACKING_AFTER = 10.0
 
 #: redis-py before 5 speaks no other.
 _OLD_PROTOCOL = {"protocol": 2} if int(redis.__version__.partition(".")[0]) >= 5 else {}
@@ -47,62 +47,62 @@ def connector(server: Any) -> Callable[[], Any]:
     return lambda: server.connection_class(**options)
 
 
-def is_news(message: Any, name: str) -> bool:
+def is_invalidation(message: Any, name: str) -> bool:
     """Whether what was heard is about the record of this name."""
     changed = message[2]
     return changed is None or name.encode() in changed  # None: the server forgot all of them
 
 
-class Hearing:
+class TrackingStatus:
     """Whether the servers tell; if not, they are asked again after a while."""
 
     def __init__(self) -> None:
         self._deaf_until = 0.0
 
-    def is_deaf(self) -> bool:
+    def is_unavailable(self) -> bool:
         """Whether looking is all there is, for now."""
         return time.monotonic() < self._deaf_until
 
     def lost(self, error: Exception) -> None:
         """A server does not tell: it is away, or its user may not ask for this."""
-        logger.debug("Waiting calls look every %g s: %s", LOOK_EVERY, error)
-        self._deaf_until = time.monotonic() + DEAF_FOR
+        logger.debug("Waiting calls look every %g s: %s", POLL_INTERVAL, error)
+        self._deaf_until = time.monotonic() + RETRY_TRACKING_AFTER
 
 
-class Ears:
+class InvalidationListener:
     """For any number of threads.
 
     Args:
         server_of: gives the connection pool of the server that has the record of a name.
     """
 
-    def __init__(self, server_of: Callable[[str], Any]) -> None:
-        self._server_of = server_of
-        self._free: WeakKeyDictionary[Any, list[_Ear]] = WeakKeyDictionary()
-        self._hearing = Hearing()
+    def __init__(self, pool_for: Callable[[str], Any]) -> None:
+        self._server_of = pool_for
+        self._free: WeakKeyDictionary[Any, list[TrackedConnection]] = WeakKeyDictionary()
+        self._hearing = TrackingStatus()
 
-    def until_changed(self, name: str, seen: bytes, seconds: float) -> None:
+    def wait_for_change(self, name: str, seen: bytes, seconds: float) -> None:
         """Return soon after the record is no longer what was `seen`, or after `seconds`."""
-        if not self._hearing.is_deaf():
+        if not self._hearing.is_unavailable():
             try:
                 return self._hear(name, seen, seconds)
-            except FAULTS as error:
+            except CONNECTION_ERRORS as error:
                 self._hearing.lost(error)
-        time.sleep(min(seconds, LOOK_EVERY))
+        time.sleep(min(seconds, POLL_INTERVAL))
         return None
 
     def _hear(self, name: str, seen: bytes, seconds: float) -> None:
         server = self._server_of(name)
         free = self._free.setdefault(server, [])
         used = _take(free)
-        ear = used or _Ear(connector(server))
+        ear = used or TrackedConnection(connector(server))
         try:
             if used is None:
                 ear.open()
-            ear.hear(name, seen, seconds)
+            ear.wait(name, seen, seconds)
         except BaseException as error:
             ear.close()
-            if used is None or not isinstance(error, FAULTS):
+            if used is None or not isinstance(error, CONNECTION_ERRORS):
                 raise
             free.clear()  # whatever cut this one off has probably cut off the others
         else:
@@ -115,7 +115,7 @@ class Ears:
                 free.pop().close()
 
 
-def _take(free: list[_Ear]) -> _Ear | None:
+def _take(free: list[TrackedConnection]) -> TrackedConnection | None:
     while free:
         try:
             ear = free.pop()
@@ -126,7 +126,7 @@ def _take(free: list[_Ear]) -> _Ear | None:
     return None
 
 
-class _Ear:
+class TrackedConnection:
     """One connection that asks, and one that hears."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
@@ -140,14 +140,14 @@ class _Ear:
         _ask(self._hears, "SUBSCRIBE", CHANNEL)
         _ask(self._asks, "CLIENT", "TRACKING", "ON", "REDIRECT", number)
 
-    def hear(self, name: str, seen: bytes, seconds: float) -> None:
+    def wait(self, name: str, seen: bytes, seconds: float) -> None:
         until = time.monotonic() + seconds
         while self._hears.can_read(0):
             self._hears.read_response()  # about what somebody waited for before
         if _ask(self._asks, "GETRANGE", name, 0, HEAD - 1) != seen[:HEAD]:
             return
         while (left := until - time.monotonic()) > 0:
-            if self._hears.can_read(left) and is_news(self._hears.read_response(), name):
+            if self._hears.can_read(left) and is_invalidation(self._hears.read_response(), name):
                 return
 
     def close(self) -> None:
@@ -155,6 +155,6 @@ class _Ear:
         self._asks.disconnect()
 
 
-def _ask(connection: Any, *words: Any) -> Any:
-    connection.send_command(*words)
+def _ask(connection: Any, *args: Any) -> Any:
+    connection.send_command(*args)
     return connection.read_response()

@@ -61,7 +61,7 @@ def _redacted(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def as_redis_py_writes_it(url: str) -> str:
+def redis_py_url(url: str) -> str:
     """The URL of one server, or of one node of a cluster."""
     parts = urlsplit(url)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}

@@ -13,18 +13,16 @@ from celery.states import FAILURE, SUCCESS
 from celery.utils.nodenames import gethostname
 
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.executor.call import Delegate, Fail, Release, Verdict
+from celery_idempotent.executor.call import Delegate, Disposition, Fail, Release
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.executor.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
 from celery_idempotent.settings import Settings
-from celery_idempotent.task import canvas as continuation
-from celery_idempotent.task import delayed, republish, soft_limits
-from celery_idempotent.task import message_headers as passage
+from celery_idempotent.task import canvas, delayed, message_headers, republish, soft_limits
 from celery_idempotent.task.confirmed_publish import confirming_producer
 from celery_idempotent.task.eta import hold_for
-from celery_idempotent.task.message_headers import Passage
+from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.requeue import RequeuePause, longest_wait
 
 if TYPE_CHECKING:
@@ -58,7 +56,7 @@ class TaskCall:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         key: Key,
-        carried: Passage,
+        headers_read: MessageHeaders,
         settings: Settings,
     ) -> None:
         self.sender = task
@@ -66,15 +64,15 @@ class TaskCall:
         self.worker = worker_name(request.hostname, os.getpid())
         self.key = key
         self.settings = settings
-        self.prior = carried.prior
-        self.returns = carried.returns
+        self.unanswered_ids = headers_read.unanswered_ids
+        self.requeue_count = headers_read.requeue_count
         self.generation = generation_of(request)
         self.own_outcome = False
         self.rescheduled: Release | None = None
         #: The task has replaced itself: its id, and what follows it, belong to another.
         self.replaced: Delegate | None = None
         #: Something follows the task. Told now: older Celerys empty `request.chain` in sending it.
-        self.continues = continuation.exists(request)
+        self.continues = canvas.exists(request)
         self.execution: Execution | None = None
         self._request = request
         self.began_at = monotonic()
@@ -102,9 +100,9 @@ class TaskCall:
     @property
     def stopped(self) -> bool:
         """Whether the body has dropped the rest of its chain, and whatever else was to follow."""
-        return self.continues and not continuation.follows_result(self._request)
+        return self.continues and not canvas.follows_result(self._request)
 
-    def verdict(self, error: BaseException) -> Verdict:
+    def disposition(self, error: BaseException) -> Disposition:
         """Celery's retry holds the key for its task id; ``idempotency_replay_errors`` end it."""
         if self.replaced:
             return self.replaced
@@ -136,7 +134,7 @@ class TaskCall:
     def _until(self, options: Mapping[str, Any], awaited: int) -> Release:
         return Release(hold=hold_for(options, self.settings.lease), awaited=awaited)
 
-    def remembered(self, record: Record, error: IdempotencyError) -> Any:
+    def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """For a redelivery of the message that ran: what the result backend has under its id.
 
         Another failure must not be told to those who have seen the success, or the first failure.
@@ -161,11 +159,11 @@ class TaskCall:
         self._request.idempotency_call = self
         self._request.idempotency_without_body = True
         self.own_outcome = record.task_id == self.task_id
-        if self.own_outcome and record.continued:
+        if self.own_outcome and record.continuation_sent:
             self.own_outcome = False
-            continuation.drop(self._request)
+            canvas.drop(self._request)
 
-    def come_back(self, seconds: float, prior: bytes, reason: BaseException) -> NoReturn:
+    def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
         """Publish the message again under its id, then let this copy be acknowledged.
 
         In this order, because the broker may take an acknowledgement of a copy for one of the
@@ -174,8 +172,8 @@ class TaskCall:
         """
         if self._request.is_eager:
             raise reason
-        headers = passage.put_back(
-            self._request.headers, self.key, self.task_id, self.returns + 1, prior
+        headers = message_headers.put_back(
+            self._request.headers, self.key, self.task_id, self.requeue_count + 1, unanswered_ids
         )
         self.publish_again(self.sender, seconds, headers, reason)
 

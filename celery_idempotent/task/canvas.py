@@ -57,8 +57,8 @@ def note(sender: Any, **_: Any) -> None:
     if call is None or not call.own_outcome or not call.continues:
         return
     try:
-        sender.idempotency_configuration.gate.store.execute(
-            commands.dispatched(call.key, call.task_id)
+        sender.idempotency_configuration.executor.store.execute(
+            commands.mark_continued(call.key, call.task_id)
         )
     except IdempotencyError as error:
         logger.warning("%s: a redelivery may send its continuation again: %s", call.key, error)

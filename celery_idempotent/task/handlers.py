@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 _AFTER_THE_BODY = ("on_success", "on_failure", "on_retry", "after_return")
 
 
-def guard(task: type[Task]) -> None:
+def wrap_handlers(task: type[Task]) -> None:
     """Wrap the handlers that `task` has of its own, wherever it has them from."""
     for name in ("before_start", *_AFTER_THE_BODY):
         handler = inspect.getattr_static(task, name)
         if handler is not vars(Task)[name] and not hasattr(handler, "idempotency_guards"):
             applies = _is_at_the_body if name == "before_start" else _has_run_its_body
-            setattr(task, name, _guarded(handler, applies))
+            setattr(task, name, _wrapped(handler, applies))
 
 
-def _guarded(handler: Any, applies: Callable[[Context | None], bool]) -> Callable[..., Any]:
+def _wrapped(handler: Any, applies: Callable[[Context | None], bool]) -> Callable[..., Any]:
     def guarded(self: Task, *args: Any, **kwargs: Any) -> Any:
         if applies(self.request_stack.top):
             bound = handler.__get__(self, type(self)) if hasattr(handler, "__get__") else handler

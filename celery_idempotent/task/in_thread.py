@@ -15,7 +15,7 @@ from celery import Task, current_task
 from celery_idempotent.errors import IdempotencyError
 
 if TYPE_CHECKING:
-    from celery_idempotent.executor.executor import Gate
+    from celery_idempotent.executor.executor import Executor
     from celery_idempotent.task.call import TaskCall
 
 _here: ContextVar[TaskCall | None] = ContextVar("idempotent_call", default=None)
@@ -23,14 +23,14 @@ _here: ContextVar[TaskCall | None] = ContextVar("idempotent_call", default=None)
 _calls: set[TaskCall] = set()
 
 
-def enter(gate: Gate, call: TaskCall, *, eager: bool) -> Any:
+def enter(executor: Executor, call: TaskCall, *, eager: bool) -> Any:
     """What `gate` makes of `call`, which is known meanwhile."""
     around = _here.get()
     try:
         _here.set(call)
         if not eager:
             _calls.add(call)
-        return gate.enter(call)
+        return executor.enter(call)
     finally:
         _calls.discard(call)
         _here.set(around)

@@ -26,11 +26,11 @@ def message_under_way() -> Context | None:
     return request
 
 
-class ItemIgnoredError(Exception):
+class MapItemIgnoredError(Exception):
     """One item has no outcome; the others of the message go on."""
 
 
-class ItemCall(TaskCall):
+class MapItemCall(TaskCall):
     """One item: it goes back to the queue with the message.
 
     Its id is the message's and its place in it, which is the same in every copy of the message. The
@@ -66,7 +66,7 @@ class ItemCall(TaskCall):
     def replayed(self, record: Record) -> None:
         """What follows the message follows all its items; no single one decides on it."""
 
-    def come_back(self, seconds: float, prior: bytes, reason: BaseException) -> NoReturn:
+    def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
         """Put the whole message back; the items that are done will replay."""
         if self._request.is_eager:
             raise reason
@@ -74,4 +74,4 @@ class ItemCall(TaskCall):
 
     def ignore(self) -> NoReturn:
         """Leave this item alone: the message has others, and Celery would ignore them all."""
-        raise ItemIgnoredError
+        raise MapItemIgnoredError

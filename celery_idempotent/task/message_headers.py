@@ -25,7 +25,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import as_text
 
 KEY_HEADER = "idempotency_key"
-PASSAGE_HEADER = "idempotency"
+REQUEUE_HEADER = "idempotency"
 
 _BOUND = re.compile(
     r"([A-Za-z0-9_-]{11})\.((?:[A-Za-z0-9_-]{11})?)(?:\.(.*))?", re.ASCII | re.DOTALL
@@ -37,7 +37,7 @@ _DEATH = re.compile(r"x-((first-|last-)?death|delivery-count)")
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class MessageHeaders:
     """The headers of one message, read."""
 
     #: The caller's own key.
@@ -46,33 +46,33 @@ class Passage:
     ungated: bool = False
     #: What an earlier pass derived.
     key: Key | None = None
-    returns: int = 0
-    prior: bytes = b""
+    requeue_count: int = 0
+    unanswered_ids: bytes = b""
 
     @classmethod
-    def read(cls, task: str, task_id: str, headers: Mapping[str, Any] | None) -> Passage:
+    def read(cls, task: str, task_id: str, headers: Mapping[str, Any] | None) -> MessageHeaders:
         """The passage in the custom headers of a message of `task`.
 
         What belongs to another message, is damaged or of another version counts as none.
         """
         if not _speaks(headers):
             return _FIRST
-        explicit, carried = _meant_for(task, task_id, headers)
+        explicit, headers_read = _meant_for(task, task_id, headers)
         if explicit is False:
             return cls(ungated=True)
-        parts = _CARRIED.fullmatch(carried)
+        parts = _CARRIED.fullmatch(headers_read)
         if parts is None:
             return cls(explicit)
-        digest, fingerprint, returns, prior = parts.groups()
+        digest, fingerprint, requeue_count, unanswered_ids = parts.groups()
         return cls(
             explicit,
             key=Key(task, digest, bytes.fromhex(fingerprint)),
-            returns=int(returns),
-            prior=bytes.fromhex(prior),
+            requeue_count=int(requeue_count),
+            unanswered_ids=bytes.fromhex(unanswered_ids),
         )
 
 
-_FIRST = Passage()
+_FIRST = MessageHeaders()
 
 
 def bound(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def with_own_key(
                 f"{task}: idempotency_key must be non-empty text, a number, a UUID or False"
             )
     headers = headers or {}
-    _, carried = _meant_for(task, task_id, headers)
-    return _bind(task, task_id, headers, key, carried)
+    _, headers_read = _meant_for(task, task_id, headers)
+    return _bind(task, task_id, headers, key, headers_read)
 
 
 def kept(
@@ -119,42 +119,50 @@ def kept(
 
 
 def put_back(
-    headers: Mapping[str, Any] | None, key: Key, task_id: str, returns: int = 0, prior: bytes = b""
+    headers: Mapping[str, Any] | None,
+    key: Key,
+    task_id: str,
+    requeue_count: int = 0,
+    unanswered_ids: bytes = b"",
 ) -> dict[str, Any]:
     """`headers` for a message that passes again later, under `task_id`."""
     headers = _without_deaths(headers or {})
     explicit, _ = _meant_for(key.task, task_id, headers)
-    carried = f"{key.digest}.{key.fingerprint.hex()}.{returns}.{prior.hex()}"
-    return _bind(key.task, task_id, headers, explicit, carried)
+    headers_read = f"{key.digest}.{key.fingerprint.hex()}.{requeue_count}.{unanswered_ids.hex()}"
+    return _bind(key.task, task_id, headers, explicit, headers_read)
 
 
 def _speaks(headers: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
-    return headers is not None and (KEY_HEADER in headers or PASSAGE_HEADER in headers)
+    return headers is not None and (KEY_HEADER in headers or REQUEUE_HEADER in headers)
 
 
 def _meant_for(task: str, task_id: str, headers: Mapping[str, Any]) -> tuple[Any, str]:
     """The caller's own key and what an earlier pass carried, as far as they are this message's."""
-    own, text = headers.get(KEY_HEADER), headers.get(PASSAGE_HEADER)
+    own, text = headers.get(KEY_HEADER), headers.get(REQUEUE_HEADER)
     parts = _BOUND.fullmatch(text) if isinstance(text, str) else None
     if parts is None:
         return own, ""
-    binding, bound_with, carried = parts.groups()
+    binding, bound_with, headers_read = parts.groups()
     if binding == _binding(task, task_id):
-        return own, carried or ""
+        return own, headers_read or ""
     return None if bound_with == _digest_of_own(own) else own, ""
 
 
 def _bind(
-    task: str, task_id: str, headers: Mapping[str, Any], own: Any, carried: str = ""
+    task: str, task_id: str, headers: Mapping[str, Any], own: Any, headers_read: str = ""
 ) -> dict[str, Any]:
     rest = {
-        name: value for name, value in headers.items() if name not in (KEY_HEADER, PASSAGE_HEADER)
+        name: value for name, value in headers.items() if name not in (KEY_HEADER, REQUEUE_HEADER)
     }
     if own is not None:
         rest[KEY_HEADER] = own
-    if own is not None or carried:
-        parts = [_binding(task, task_id), _digest_of_own(own), *([carried] if carried else [])]
-        rest[PASSAGE_HEADER] = ".".join(parts)
+    if own is not None or headers_read:
+        parts = [
+            _binding(task, task_id),
+            _digest_of_own(own),
+            *([headers_read] if headers_read else []),
+        ]
+        rest[REQUEUE_HEADER] = ".".join(parts)
     return rest
 
 

@@ -16,9 +16,9 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
-from celery_idempotent.task import message_headers as passage
+from celery_idempotent.task import message_headers
 from celery_idempotent.task.eta import hold_for
-from celery_idempotent.task.message_headers import Passage
+from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.result import RecordResult
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ _CONTINUATIONS = (
 )
 
 
-def wanted(task: IdempotentTask, task_id: str, options: Mapping[str, Any]) -> bool:
+def should_dedupe(task: IdempotentTask, task_id: str, options: Mapping[str, Any]) -> bool:
     """Whether the publishing of this call is to be deduplicated."""
     settings = task.idempotency_configuration.settings
     if not (settings.dedupe_publish and settings.enabled):
         return False
-    carried = Passage.read(task.name, task_id, options.get("headers"))
-    if carried.key is not None or carried.ungated:
+    headers_read = MessageHeaders.read(task.name, task_id, options.get("headers"))
+    if headers_read.key is not None or headers_read.ungated:
         return False
     return not any(options.get(name) for name in _CONTINUATIONS)
 
@@ -64,10 +64,10 @@ def publish(
         CorruptRecordError: there is something under the key that cannot be read.
     """
     configured = task.idempotency_configuration
-    explicit = Passage.read(task.name, task_id, options.get("headers")).explicit
+    explicit = MessageHeaders.read(task.name, task_id, options.get("headers")).explicit
     key = configured.rule.derive(args or (), kwargs or {}, task_id=task_id, explicit=explicit)
-    options = {**options, "headers": passage.put_back(options.get("headers"), key, task_id)}
-    store = configured.gate.store
+    options = {**options, "headers": message_headers.put_back(options.get("headers"), key, task_id)}
+    store = configured.executor.store
     hold = hold_for({"expires": task.expires, **options}, configured.settings.lease)
     reserve = commands.reserve(key, task_id, hold_ms=round(hold * 1000))
     try:
@@ -110,6 +110,8 @@ def _is_revoked(task: IdempotentTask, record: Record) -> bool:
 
 def _give_back(task: IdempotentTask, task_id: str, key: Key) -> None:
     try:
-        task.idempotency_configuration.gate.store.execute(commands.reserve(key, task_id, hold_ms=0))
+        task.idempotency_configuration.executor.store.execute(
+            commands.reserve(key, task_id, hold_ms=0)
+        )
     except IdempotencyError as error:
         logger.warning("The reservation of %s is not given back; it ends by itself: %s", key, error)

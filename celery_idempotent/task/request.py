@@ -18,11 +18,10 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
-from celery_idempotent.task import canvas as continuation
-from celery_idempotent.task import replacement
+from celery_idempotent.task import canvas, replacement
 from celery_idempotent.task.call import acknowledged, generation_of, worker_name
 from celery_idempotent.task.eta import seconds_until
-from celery_idempotent.task.message_headers import Passage
+from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.republish import CONTENT_TYPE
 
 #: Seconds between Celery's word that a time limit is over and the end of the child, at most.
@@ -73,8 +72,8 @@ class IdempotentRequest(Request):
             key = self.idempotency_key()
             if key is None:
                 return False
-            store = self.task.idempotency_configuration.gate.store
-            answer = store.execute(commands.look_up(key))
+            store = self.task.idempotency_configuration.executor.store
+            answer = store.execute(commands.get(key))
             raw = answer.raw if answer.case == "absent" else answer.raw.partition(b" ")[2]
             if not raw:
                 return False
@@ -96,7 +95,7 @@ class IdempotentRequest(Request):
         try:
             key = self.idempotency_key()
             if key is not None:
-                self.task.idempotency_configuration.gate.store.execute(
+                self.task.idempotency_configuration.executor.store.execute(
                     commands.reserve(key, self.id, hold_ms=0)
                 )
         except Exception as trouble:
@@ -117,7 +116,7 @@ class IdempotentRequest(Request):
             last = error if isinstance(error, WorkerLostError) and not self._goes_back() else None
             if return_ok:
                 # The child lives, has raised what another one left, and has sent what follows.
-                continuation.drop(self._context)
+                canvas.drop(self._context)
             elif self._abandon(0.0, last):
                 returned = super().on_failure(exc_info, send_failed_event, return_ok)
                 self._note_errbacks()
@@ -148,13 +147,13 @@ class IdempotentRequest(Request):
             KeyRuleError: if there is none for its arguments.
         """
         configured = self.task.idempotency_configuration
-        carried = Passage.read(self.task.name, self.id, self._context.headers)
-        if carried.ungated or not configured.settings.enabled:
+        headers_read = MessageHeaders.read(self.task.name, self.id, self._context.headers)
+        if headers_read.ungated or not configured.settings.enabled:
             return None
-        if carried.key is not None:
-            return carried.key
+        if headers_read.key is not None:
+            return headers_read.key
         key: Key = configured.rule.derive(
-            self.args, self.kwargs, task_id=self.id, explicit=carried.explicit
+            self.args, self.kwargs, task_id=self.id, explicit=headers_read.explicit
         )
         return replacement.key_in_canvas(key, self._context, self.id)
 
@@ -181,12 +180,12 @@ class IdempotentRequest(Request):
             if key is None or self.worker_pid is None:
                 return False
             configured = self.task.idempotency_configuration
-            error, gate, settings = None, configured.gate, configured.settings
+            error, executor, settings = None, configured.executor, configured.settings
             if last is not None:
                 # The token is in the child's memory; what it names in the depot must be unique.
                 token = time.time_ns() // 1000
-                error = gate.payloads.of_error(last, settings, key=str(key), token=token)
-            answer = gate.store.execute(
+                error = executor.codec.of_error(last, settings, key=str(key), token=token)
+            answer = executor.store.execute(
                 commands.abandon(
                     key,
                     self.id,
@@ -209,13 +208,13 @@ class IdempotentRequest(Request):
 
     def _note_errbacks(self) -> None:
         """Celery has sent what follows the failure from here, where no task is under way."""
-        if not continuation.exists(self._context):
+        if not canvas.exists(self._context):
             return
         try:
             key = self.idempotency_key()
             assert key is not None
-            self.task.idempotency_configuration.gate.store.execute(
-                commands.dispatched(key, self.id)
+            self.task.idempotency_configuration.executor.store.execute(
+                commands.mark_continued(key, self.id)
             )
         except Exception as trouble:
             logger.warning(

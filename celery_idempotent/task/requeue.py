@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from celery import Celery, Task
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_idempotent import shared_counters as tally
+from celery_idempotent import shared_counters
 from celery_idempotent.configuration import broker
 
 if TYPE_CHECKING:
@@ -53,7 +53,10 @@ class RequeuePause:
         A soft time limit ends the pause, since the hard one follows, and so does a shutdown.
         """
         left = self._over_at - time.monotonic()
-        shutting_down = tally.tally is not None and tally.tally.shutting_down
+        shutting_down = (
+            shared_counters.shared_counters is not None
+            and shared_counters.shared_counters.shutting_down
+        )
         if isinstance(error, SoftTimeLimitExceeded) or shutting_down or left <= 0:
             return False
         try:

@@ -37,7 +37,7 @@ class RecordResult(AsyncResult):
     ) -> None:
         super().__init__(task_id, backend, app=app, parent=parent)
         self.key = key
-        self._store = self.app.tasks[key.task].idempotency_configuration.gate.store
+        self._store = self.app.tasks[key.task].idempotency_configuration.executor.store
         #: The record, as it was last read, while it can still change.
         self._unfinished: bytes | None = None
 
@@ -68,7 +68,7 @@ class RecordResult(AsyncResult):
             if self._unfinished is None:
                 sleep(min(left, interval))
             else:
-                self._store.until_changed(self.key, self._unfinished, min(left, LONGEST_INTERVAL))
+                self._store.wait_for_change(self.key, self._unfinished, min(left, LONGEST_INTERVAL))
             if on_interval:
                 on_interval()
         return super().get(
@@ -99,7 +99,7 @@ class RecordResult(AsyncResult):
     def _outcome(self, *, in_backend_soon: bool) -> dict[str, Any] | None:
         """What the record says, in the words of a result backend; None while it has no outcome."""
         self._unfinished = None
-        answer = self._store.execute(commands.look_up(self.key))
+        answer = self._store.execute(commands.get(self.key))
         record = self._store.looked_up(self.key, answer)
         if record is None:
             return None

@@ -21,20 +21,20 @@ from celery_idempotent.executor.execution import Execution, unprotected
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.record.record import Record
-from celery_idempotent.task import canvas as continuation
 from celery_idempotent.task import (
+    canvas,
     delayed,
     handlers,
     in_thread,
+    map_item,
+    message_headers,
     publish,
     replacement,
     republish,
     soft_limits,
 )
-from celery_idempotent.task import map_item as mapped
-from celery_idempotent.task import message_headers as passage
 from celery_idempotent.task.call import TaskCall
-from celery_idempotent.task.message_headers import Passage
+from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.requeue import RequeuePause
 
 
@@ -86,9 +86,9 @@ class IdempotentTask(Task):
     idempotency_wait_replicas: int | None = None
     idempotency_wait_replicas_timeout: float | None = None
     idempotency_wait_aof: bool | None = None
-    idempotency_breaker_failures: int | None = None
-    idempotency_breaker_pause: float | None = None
-    idempotency_on_start_without_store: str | None = None
+    idempotency_breaker_threshold: int | None = None
+    idempotency_breaker_max_delay: float | None = None
+    idempotency_on_store_unavailable_at_start: str | None = None
 
     _configuration: TaskConfiguration | None = None
 
@@ -99,7 +99,7 @@ class IdempotentTask(Task):
         cls._configuration = None
         if cls.name is not None:
             configuration.check(cls, app)
-        handlers.guard(cls)
+        handlers.wrap_handlers(cls)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """From a worker: pass the gate. From anywhere else: a plain function call."""
@@ -107,17 +107,17 @@ class IdempotentTask(Task):
         # `_protected` is Celery's own mark that a request has reached its body: a call of the task
         # from inside the task is a plain one again.
         if request is None or request.called_directly or request._protected:  # noqa: SLF001
-            message = mapped.message_under_way()
+            message = map_item.message_under_way()
             if message is None:
                 return super().__call__(*args, **kwargs)
             try:
-                return self._pass_gate(message, args, kwargs, mapped.ItemCall)
-            except mapped.ItemIgnoredError:
+                return self._execute(message, args, kwargs, map_item.MapItemCall)
+            except map_item.MapItemIgnoredError:
                 return None
         request._protected = 1  # noqa: SLF001
-        return self._pass_gate(request, args, kwargs)
+        return self._execute(request, args, kwargs)
 
-    def _pass_gate(
+    def _execute(
         self,
         request: Context,
         args: tuple[Any, ...],
@@ -125,24 +125,26 @@ class IdempotentTask(Task):
         kind: type[TaskCall] = TaskCall,
     ) -> Any:
         configured = self.idempotency_configuration
-        carried = Passage.read(self.name, request.id, request.headers)
+        headers_read = MessageHeaders.read(self.name, request.id, request.headers)
         if request.headers:
             # The body may pass them on: a key that was published by name is not bound yet.
-            request.headers = passage.bound(self.name, request.id, request.headers)
-        if carried.ungated or not configured.settings.enabled:
+            request.headers = message_headers.bound(self.name, request.id, request.headers)
+        if headers_read.ungated or not configured.settings.enabled:
             if kind is not TaskCall:
                 return super().__call__(*args, **kwargs)
             soft_limits.let_through(request)
             self.before_start(request.id, args, kwargs)
             return self.run(*args, **kwargs)
         request.idempotency_without_body = True
-        key = carried.key
+        key = headers_read.key
         if key is None:
             member = kind.id_for_key(request)
-            key = configured.rule.derive(args, kwargs, task_id=member, explicit=carried.explicit)
+            key = configured.rule.derive(
+                args, kwargs, task_id=member, explicit=headers_read.explicit
+            )
             key = replacement.key_in_canvas(key, request, member)
-        call = kind(self, request, args, kwargs, key, carried, configured.settings)
-        return in_thread.enter(configured.gate, call, eager=bool(request.is_eager))
+        call = kind(self, request, args, kwargs, key, headers_read, configured.settings)
+        return in_thread.enter(configured.executor, call, eager=bool(request.is_eager))
 
     @property
     def idempotency(self) -> Execution:
@@ -195,7 +197,7 @@ class IdempotentTask(Task):
         def send(options: dict[str, Any]) -> AsyncResult:
             return publish_now(args, kwargs, task_id, producer, shadow=shadow, **options)
 
-        if publish.wanted(self, task_id, options):
+        if publish.should_dedupe(self, task_id, options):
             return publish.publish(self, args, kwargs, task_id, options, send)
         return send(options)
 
@@ -207,9 +209,9 @@ class IdempotentTask(Task):
     def _with_own_key(self, task_id: str, options: dict[str, Any]) -> dict[str, Any]:
         key, headers = options.pop("idempotency_key", None), options.get("headers")
         if key is not None:
-            options["headers"] = passage.with_own_key(self.name, task_id, headers, key)
+            options["headers"] = message_headers.with_own_key(self.name, task_id, headers, key)
         elif headers:
-            options["headers"] = passage.bound(self.name, task_id, headers)
+            options["headers"] = message_headers.bound(self.name, task_id, headers)
         return options
 
     def retry(self, *args: Any, **options: Any) -> Any:
@@ -243,10 +245,10 @@ class IdempotentTask(Task):
         request = self.request if request is None else request
         call = TaskCall.of(request)
         given = options.get("headers")
-        if Passage.read(self.name, request.id, given).key is None:
-            headers = passage.kept(self.name, request.id, request.headers, given)
+        if MessageHeaders.read(self.name, request.id, given).key is None:
+            headers = message_headers.kept(self.name, request.id, request.headers, given)
             if call is not None:
-                headers = passage.put_back(headers, call.key, request.id)
+                headers = message_headers.put_back(headers, call.key, request.id)
             options["headers"] = headers
         options = delayed.fitting(self.app, request.delivery_info, options)
         message = super().signature_from_request(request, *args, **options)
@@ -260,7 +262,7 @@ class IdempotentTask(Task):
             return super().replace(sig)
         replacement.mark(sig, call.key, self.request)
         end = replacement.end_of(sig)
-        told = end is None or not continuation.ignores_result(end) or self._has_key(end, call.key)
+        told = end is None or not canvas.ignores_result(end) or self._has_key(end, call.key)
         try:
             return super().replace(sig)
         except Ignore:
@@ -275,14 +277,14 @@ class IdempotentTask(Task):
         try:
             task_id = self.request.id
             headers = self._with_own_key(task_id, dict(sig.options)).get("headers")
-            carried = Passage.read(self.name, task_id, headers)
+            headers_read = MessageHeaders.read(self.name, task_id, headers)
             theirs = self.idempotency_configuration.rule.derive(
-                sig.args, sig.kwargs, task_id=task_id, explicit=carried.explicit
+                sig.args, sig.kwargs, task_id=task_id, explicit=headers_read.explicit
             )
         except (IdempotencyError, TypeError):
             return False  # it has none, and its own pass will tell
         theirs = replacement.key_in_canvas(theirs, self.request, task_id)
-        return not carried.ungated and theirs.digest == key.digest
+        return not headers_read.ungated and theirs.digest == key.digest
 
     def idempotency_record(self, *args: Any, **kwargs: Any) -> Record | None:
         """The record of a call with these arguments, or None if there is none.
@@ -294,7 +296,7 @@ class IdempotentTask(Task):
             CorruptRecordError: if the record cannot be read.
             StoreUnavailableError: if Redis cannot be asked.
         """
-        return self.idempotency_configuration.gate.store.look_up(
+        return self.idempotency_configuration.executor.store.get(
             self.idempotency_key_of(*args, **kwargs)
         )
 
@@ -310,7 +312,7 @@ class IdempotentTask(Task):
             StoreUnavailableError: if Redis cannot be asked.
         """
         key = self.idempotency_key_of(*args, **kwargs)
-        return self.idempotency_configuration.gate.forget(key) == "ok"
+        return self.idempotency_configuration.executor.forget(key) == "ok"
 
     def idempotency_key_of(self, *args: Any, **kwargs: Any) -> Key:
         """The key of a call with these arguments; ``str()`` of it is `Record.key`.

@@ -147,7 +147,7 @@ class Program:
         """The lines that the child has printed since it was launched."""
         return self._log.read_text(encoding="utf-8", errors="replace").splitlines()
 
-    def last_words(self) -> str:
+    def output_tail(self) -> str:
         """The last two lines that the child printed: the second alone often does not tell."""
         return " ".join(line.strip() for line in self.output()[-2:]) or "it printed nothing."
 

@@ -258,7 +258,7 @@ class RedisServer(Stoppable):
                     if self._program is None:
                         raise RedisServerError(f"REDIS_URL does not answer: {error}") from error
                     if self._program.ended() or time.monotonic() > deadline:
-                        words = self._program.last_words()
+                        words = self._program.output_tail()
                         raise RedisServerError(f"The server did not start: {words}") from error
                 time.sleep(_POLL_SECONDS)
         if self._program is not None and info["process_id"] != self._program.pid:

@@ -37,8 +37,12 @@ def test_each_webhook_is_forwarded_once(url: str) -> None:
 
         def done() -> bool:
             waiting: Any = connection.default_channel.client.llen(source)
-            idle = not any(forwarder._taken for forwarder in forwarders)
-            return sum(each.forwarded for each in forwarders) >= WEBHOOKS and not waiting and idle
+            orphaned_seconds = not any(forwarder._taken for forwarder in forwarders)
+            return (
+                sum(each.forwarded for each in forwarders) >= WEBHOOKS
+                and not waiting
+                and orphaned_seconds
+            )
 
         threads = [threading.Thread(target=each.run, args=(done,)) for each in forwarders]
         for thread in threads:

@@ -34,7 +34,7 @@ def broker_app(app: Celery) -> Iterator[Celery]:
         broker_url="memory://",
         task_always_eager=False,
         idempotency_lease=60,
-        idempotency_breaker_failures=1000,
+        idempotency_breaker_threshold=1000,
     )
     yield app
     app.connection_for_read().default_channel.queue_purge("celery")

@@ -20,7 +20,7 @@ from celery.worker.request import Request
 
 import celery_idempotent
 from celery_idempotent import IdempotentTask
-from celery_idempotent.task.message_headers import Passage
+from celery_idempotent.task.message_headers import MessageHeaders
 
 PACKAGE = str(Path(celery_idempotent.__file__).parent)
 
@@ -76,9 +76,9 @@ class Deliveries:
             return End("requeued" if error.requeue else "dropped", error)
         return End("failure", error)
 
-    def prior(self, message: Request) -> bytes:
+    def unanswered_ids(self, message: Request) -> bytes:
         """The ids of passes without an answer that it carries."""
-        return Passage.read(self.task.name, message.id, message.request_dict).prior
+        return MessageHeaders.read(self.task.name, message.id, message.request_dict).unanswered_ids
 
 
 class Strike:

@@ -35,11 +35,11 @@ def lose_to_a_rival_that_runs(task: IdempotentTask, order: str, idempotency: Ide
     """The rival's token."""
     idempotency.expire_lease(task, order)
     configured = task.idempotency_configuration
-    begun = configured.gate.store.execute(
+    begun = configured.executor.store.execute(
         commands.begin(
             task.idempotency_key_of(order),
-            owner=b"the rival",
-            prior=b"",
+            execution_id=b"the rival",
+            unanswered_ids=b"",
             task_id="the rival",
             worker="elsewhere/1",
             lease_ms=60_000,
@@ -62,7 +62,7 @@ def lose_to_a_rival_that_is_replaced(
         Payload(DELEGATED, layout.write_replacement(1, "the rival", b"")),
         60_000,
     )
-    assert task.idempotency_configuration.gate.store.execute(delegated).case == "ok"
+    assert task.idempotency_configuration.executor.store.execute(delegated).case == "ok"
 
 
 def wait_for_loss(task: IdempotentTask) -> None:
@@ -226,7 +226,7 @@ def own_server() -> Any:
 
 def restart_at_the_second_try(task: IdempotentTask, server: RedisServer) -> list[None]:
     """Let the server come back when a result is about to be stored again; every try so far."""
-    store = task.idempotency_configuration.gate.store
+    store = task.idempotency_configuration.executor.store
     execute, tries = store.execute, []
 
     def execute_and_count(command: Command) -> Reply:
@@ -244,10 +244,10 @@ def restart_at_the_second_try(task: IdempotentTask, server: RedisServer) -> list
 def soft_limit() -> Iterator[Callable[[], None]]:
     """Strikes as Celery's does: by a signal whose handler raises."""
 
-    def strike(*_: Any) -> None:
+    def trigger(*_: Any) -> None:
         raise SoftTimeLimitExceeded
 
-    before = signal.signal(signal.SIGUSR1, strike)
+    before = signal.signal(signal.SIGUSR1, trigger)
     yield lambda: signal.raise_signal(signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, before)
 
@@ -281,7 +281,7 @@ class TestTheStoreIsAway:
                 wait_for_loss(self)
             return "kept in the end"
 
-        slow = task(body, redis_url=own_server.url, breaker_failures=1000)
+        slow = task(body, redis_url=own_server.url, breaker_threshold=1000)
         tries = restart_at_the_second_try(slow, own_server)
 
         assert slow.delay("1").get() == "kept in the end"
@@ -296,7 +296,7 @@ class TestTheStoreIsAway:
             return "kept in the end"
 
         slow = task(body, redis_url=own_server.url, lease=60)
-        store = slow.idempotency_configuration.gate.store
+        store = slow.idempotency_configuration.executor.store
         execute = store.execute
 
         def strike_and_execute(command: Command) -> Reply:

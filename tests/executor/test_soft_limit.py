@@ -53,12 +53,12 @@ class Story:
         return self.task.idempotency_record("1")
 
     def held_by_a_rival(self) -> None:
-        store = self.task.idempotency_configuration.gate.store
+        store = self.task.idempotency_configuration.executor.store
         store.execute(
             commands.begin(
                 self.task.idempotency_key_of("1"),
-                owner=b"the rival",
-                prior=b"",
+                execution_id=b"the rival",
+                unanswered_ids=b"",
                 task_id="the rival",
                 worker="elsewhere/1",
                 lease_ms=60_000,
@@ -75,13 +75,13 @@ class Story:
         while self.deliveries.next() is not None:
             pass
 
-    def strike(self, at: int) -> tuple[Strike, End]:
+    def trigger(self, at: int) -> tuple[Strike, End]:
         message = self.deliveries.publish("1")
         self.id = message.id
-        strike = Strike(at)
-        with strike.armed():
+        trigger = Strike(at)
+        with trigger.armed():
             end = self.deliveries.deliver(message)
-        return strike, end
+        return trigger, end
 
     def result(self) -> Any:
         return self.task.AsyncResult(self.id).get(timeout=1)
@@ -95,7 +95,7 @@ class Story:
         assert again.id == self.id
         record = self.record
         if record is not None and record.state is State.STARTED and record.task_id == self.id:
-            assert self.deliveries.prior(again), "nobody runs, and the message knows"
+            assert self.deliveries.unanswered_ids(again), "nobody runs, and the message knows"
         assert self.deliveries.deliver(again).state == "success"
         assert self.result() == "receipt of 1"
         assert self.runs == ["1"]
@@ -119,19 +119,19 @@ class Sweep:
             at += 1
             self._story.forget()
             self._prepare()
-            strike, end = self._story.strike(at)
-            if not strike.where:
+            trigger, end = self._story.trigger(at)
+            if not trigger.where:
                 break
-            self.ends[strike.where] = end.state
+            self.ends[trigger.where] = end.state
             try:
                 assert heartbeat.held() == ()
                 if isinstance(end.error, SoftTimeLimitExceeded):
-                    assert strike.where.startswith(AT_THE_BODY)
+                    assert trigger.where.startswith(AT_THE_BODY)
                     assert self._story.record is None
                 else:
                     judge(end)
             except AssertionError as error:
-                error.add_note(f"struck at line {at}, {strike.where}: {end}, {self._story.record}")
+                error.add_note(f"struck at line {at}, {trigger.where}: {end}, {self._story.record}")
                 raise
         assert at > 100, "there was something to strike at"
 
@@ -175,8 +175,8 @@ def test_a_run_that_keeps_steps(task: Make, broker_app: Celery) -> None:
         at += 1
         story.forget()
         booked.clear()
-        strike, end = story.strike(at)
-        if not strike.where:
+        trigger, end = story.trigger(at)
+        if not trigger.where:
             break
         assert heartbeat.held() == ()
         ends[at] = end.state
@@ -251,7 +251,7 @@ def test_an_error_of_the_body_stays(task: Make, broker_app: Celery, replayed: bo
 
 def test_a_store_that_is_away(task: Make, broker_app: Celery) -> None:
     with RedisServer.start(config={}) as gone:
-        story = Story(task, broker_app, redis_url=gone.url, breaker_failures=1000)
+        story = Story(task, broker_app, redis_url=gone.url, breaker_threshold=1000)
         gone.kill()
 
     def judge(end: End) -> None:
@@ -260,7 +260,7 @@ def test_a_store_that_is_away(task: Make, broker_app: Celery) -> None:
         assert again is not None
         assert story.deliveries.next() is None
         assert story.runs == []
-        assert story.deliveries.prior(again)
+        assert story.deliveries.unanswered_ids(again)
 
     Sweep(_WithoutRecord(story)).run(judge)
 
@@ -270,7 +270,7 @@ class _WithoutRecord:
 
     def __init__(self, story: Story) -> None:
         self._story = story
-        self.strike = story.strike
+        self.trigger = story.trigger
 
     def forget(self) -> None:
         while self._story.deliveries.next() is not None:
@@ -357,7 +357,7 @@ class TestInTheBody:
     ) -> None:
         """The inner call's outcome is stored; then the limit is raised where it was called."""
         story, inner = Story(task, broker_app), Story(task, broker_app)
-        payload = inner.task.idempotency_configuration.gate.payloads
+        payload = inner.task.idempotency_configuration.executor.codec
         of_result = payload.of_result
         caught: list[str] = []
 

@@ -76,7 +76,7 @@ def test_round_trips_are_counted_where_they_are_made(
 ) -> None:
     idem.begin_many(["warm"]).complete_many()
     idem.begin_many(["too"]).release_many()
-    line = idem.gate.store._line
+    line = idem.executor.store._transport
     send, trips = line.send, []  # type: ignore[union-attr]
 
     def counting(requests: Any) -> Any:
@@ -95,7 +95,7 @@ def test_each_key_has_a_decision(idem: Idempotency, client: redis.Redis, key: st
     done, held, fresh, other, broken = (f"{key}:{name}" for name in "abcde")
     idem.begin_many([done, other], [1, 1]).complete_many({done: "done", other: None})
     holder = idem.begin_many([held])
-    client.set(idem.gate.store.name(idem.key_of(broken)), b"garbage", ex=60)
+    client.set(idem.executor.store.name(idem.key_of(broken)), b"garbage", ex=60)
 
     batch = idem.begin_many([done, held, fresh, other, broken, fresh], [1, 1, 1, 2, 1, 1])
 
@@ -103,15 +103,15 @@ def test_each_key_has_a_decision(idem: Idempotency, client: redis.Redis, key: st
         Decision.REPLAY,
         Decision.CONFLICT,
         Decision.RUN,
-        Decision.REFUSED,
-        Decision.REFUSED,
+        Decision.REJECTED,
+        Decision.REJECTED,
         Decision.DUPLICATE,
     ]
     assert batch[0].replay == "done"
     assert "is held by" in str(batch[1].error)
     assert isinstance(batch[3].error, KeyReusedError)
     assert "cannot be read" in str(batch[4].error)
-    assert batch.to_run == [fresh]
+    assert batch.pending == [fresh]
     assert (batch[2].token > 0, batch[2].attempt) == (True, 1)
     batch.release_many()
     holder.release_many()
@@ -119,7 +119,7 @@ def test_each_key_has_a_decision(idem: Idempotency, client: redis.Redis, key: st
 
 def test_a_key_that_comes_twice_with_two_bodies_is_refused(idem: Idempotency, key: str) -> None:
     with idem.begin_many([key, key], ["one", "other"]) as batch:
-        assert decisions(batch) == [Decision.RUN, Decision.REFUSED]
+        assert decisions(batch) == [Decision.RUN, Decision.REJECTED]
 
 
 def test_the_end_of_the_block_gives_back_what_is_left(idem: Idempotency, key: str) -> None:
@@ -150,8 +150,8 @@ def test_the_heartbeat_keeps_all_leases(server: RedisServer, key: str) -> None:
 def test_a_key_that_was_taken_over_is_told(idem: Idempotency, key: str) -> None:
     one, two = f"{key}:1", f"{key}:2"
     batch = idem.begin_many([one, two])
-    store = idem.gate.store
-    record = store.look_up(idem.key_of(two))
+    store = idem.executor.store
+    record = store.get(idem.key_of(two))
     assert record is not None
     store.execute(commands.abandon(idem.key_of(two), record.task_id, record.worker, grace_ms=0))
     rival = idem.begin_many([two])
@@ -205,7 +205,7 @@ def test_an_async_batch_that_is_cancelled_gives_all_keys_back(
     idem: Idempotency, run: Run, keys: list[str]
 ) -> None:
     async def story() -> None:
-        store = idem.async_gate.store
+        store = idem.async_executor.store
         execute_all = store.execute_all
 
         async def answer_late(many: Any) -> Any:

@@ -14,11 +14,11 @@ import pytest
 
 from celery_idempotent import Idempotency, State
 from celery_idempotent.key.key import Key
-from celery_idempotent.lease.asyncio_heartbeat import loop_heartbeat
+from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.store import scripts
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
-from tests.waiting import LOOK_EVERY, SOON
+from tests.waiting import POLL_INTERVAL, SOON
 
 #: Seconds that a reply of the store takes: more than any number of turns of the loop.
 DELAY = 0.3
@@ -31,7 +31,7 @@ async def eventually(condition: Callable[[], Any], what: str) -> Any:
     deadline = time.monotonic() + SOON
     while not (value := condition()):
         assert time.monotonic() < deadline, f"still not: {what}"
-        await asyncio.sleep(LOOK_EVERY)
+        await asyncio.sleep(POLL_INTERVAL)
     return value
 
 
@@ -124,7 +124,7 @@ class Moment(NamedTuple):
     keys: list[Key]
 
 
-class Scene:
+class RecordHarness:
     """An engine whose way to the store can be slowed down."""
 
     def __init__(self, server: RedisServer, proxy: Proxy, key: str) -> None:
@@ -147,7 +147,7 @@ class Scene:
         return eventually(lambda: len(self.proxy.requests_with(sha)) > known, f"{script} is sent")
 
     def record(self, key: Key) -> Any:
-        return self.looks.gate.store.look_up(key)
+        return self.looks.executor.store.get(key)
 
     def connections(self) -> int:
         info: Any = self.client.info("stats")
@@ -160,14 +160,14 @@ class Scene:
 
 
 @pytest.fixture
-def scene(server: RedisServer, key: str) -> Iterator[Scene]:
+def scene(server: RedisServer, key: str) -> Iterator[RecordHarness]:
     with Proxy(server.url) as proxy:
-        scene = Scene(server, proxy, key)
+        scene = RecordHarness(server, proxy, key)
         yield scene
         scene.close()
 
 
-def function(scene: Scene, body: Callable[[], Awaitable[Any]], **options: Any) -> Any:
+def function(scene: RecordHarness, body: Callable[[], Awaitable[Any]], **options: Any) -> Any:
     @scene.idem.idempotent(key="{order}", name="shop.slow", **options)
     async def charge(order: str) -> Any:
         return await body()
@@ -179,7 +179,7 @@ async def done() -> str:
     return "done"
 
 
-def in_the_body(scene: Scene) -> Moment:
+def in_the_body(scene: RecordHarness) -> Moment:
     started = asyncio.Event()
 
     async def body() -> None:
@@ -190,12 +190,12 @@ def in_the_body(scene: Scene) -> Moment:
     return Moment(lambda: charge("1"), started.wait(), [charge.idempotency_key_of("1")])
 
 
-def beginning(scene: Scene) -> Moment:
+def beginning(scene: RecordHarness) -> Moment:
     charge = function(scene, done)
     return Moment(lambda: charge("1"), scene.slow("begin"), [charge.idempotency_key_of("1")])
 
 
-def waiting(scene: Scene) -> Moment:
+def waiting(scene: RecordHarness) -> Moment:
     async def call() -> None:
         async with scene.idem.execution("1") as first:
             async with scene.idem.execution("1") as second:
@@ -209,12 +209,12 @@ def waiting(scene: Scene) -> Moment:
     return Moment(call, eventually(hears, "it waits"), [scene.of("1")])
 
 
-def completing(scene: Scene) -> Moment:
+def completing(scene: RecordHarness) -> Moment:
     charge = function(scene, done)
     return Moment(lambda: charge("1"), scene.slow("complete"), [charge.idempotency_key_of("1")])
 
 
-def giving_back(scene: Scene) -> Moment:
+def giving_back(scene: RecordHarness) -> Moment:
     async def body() -> None:
         raise ValueError
 
@@ -222,7 +222,7 @@ def giving_back(scene: Scene) -> Moment:
     return Moment(lambda: charge("1"), scene.slow("release"), [charge.idempotency_key_of("1")])
 
 
-def in_a_step(scene: Scene) -> Moment:
+def in_a_step(scene: RecordHarness) -> Moment:
     started = asyncio.Event()
 
     async def step() -> None:
@@ -233,12 +233,12 @@ def in_a_step(scene: Scene) -> Moment:
     return Moment(lambda: charge("1"), started.wait(), [charge.idempotency_key_of("1")])
 
 
-def keeping_a_step(scene: Scene) -> Moment:
+def keeping_a_step(scene: RecordHarness) -> Moment:
     charge = function(scene, lambda: scene.idem.current.step("first", done))  # type: ignore[attr-defined]
     return Moment(lambda: charge("1"), scene.slow("save_step"), [charge.idempotency_key_of("1")])
 
 
-def in_a_block(scene: Scene) -> Moment:
+def in_a_block(scene: RecordHarness) -> Moment:
     started = asyncio.Event()
 
     async def call() -> None:
@@ -249,7 +249,7 @@ def in_a_block(scene: Scene) -> Moment:
     return Moment(call, started.wait(), [scene.of("1")])
 
 
-def beginning_a_block(scene: Scene) -> Moment:
+def beginning_a_block(scene: RecordHarness) -> Moment:
     async def call() -> None:
         async with scene.idem.execution("1"):
             raise AssertionError("it has been cancelled")
@@ -257,7 +257,7 @@ def beginning_a_block(scene: Scene) -> Moment:
     return Moment(call, scene.slow("begin"), [scene.of("1")])
 
 
-def completing_a_block(scene: Scene) -> Moment:
+def completing_a_block(scene: RecordHarness) -> Moment:
     async def call() -> None:
         async with scene.idem.execution("1") as execution:
             await execution.complete("done")
@@ -265,7 +265,7 @@ def completing_a_block(scene: Scene) -> Moment:
     return Moment(call, scene.slow("complete"), [scene.of("1")])
 
 
-def keeping_a_step_of_a_block(scene: Scene) -> Moment:
+def keeping_a_step_of_a_block(scene: RecordHarness) -> Moment:
     async def call() -> None:
         async with scene.idem.execution("1") as execution:
             await execution.step("first", done)
@@ -273,7 +273,7 @@ def keeping_a_step_of_a_block(scene: Scene) -> Moment:
     return Moment(call, scene.slow("save_step"), [scene.of("1")])
 
 
-def in_a_batch(scene: Scene) -> Moment:
+def in_a_batch(scene: RecordHarness) -> Moment:
     started = asyncio.Event()
 
     async def call() -> None:
@@ -284,14 +284,14 @@ def in_a_batch(scene: Scene) -> Moment:
     return Moment(call, started.wait(), [scene.of("1"), scene.of("2")])
 
 
-def beginning_a_batch(scene: Scene) -> Moment:
+def beginning_a_batch(scene: RecordHarness) -> Moment:
     async def call() -> None:
         await scene.idem.abegin_many(["1", "2"])
 
     return Moment(call, scene.slow("begin"), [scene.of("1"), scene.of("2")])
 
 
-def completing_a_batch(scene: Scene) -> Moment:
+def completing_a_batch(scene: RecordHarness) -> Moment:
     async def call() -> None:
         async with await scene.idem.abegin_many(["1", "2"]) as batch:
             await batch.complete_many()
@@ -317,7 +317,7 @@ MOMENTS = [
 ]
 
 
-async def warm_up(scene: Scene) -> None:
+async def warm_up(scene: RecordHarness) -> None:
     """Make known every script, and open a connection."""
     async with scene.idem.execution("warm") as execution:
         await execution.step("warm", done)
@@ -326,20 +326,22 @@ async def warm_up(scene: Scene) -> None:
         pass
 
 
-def is_over(scene: Scene, moment: Moment) -> bool:
+def is_over(scene: RecordHarness, moment: Moment) -> bool:
     """Whether each key is free, or completed; one with steps stays, reserved for nobody."""
     records = [scene.record(key) for key in moment.keys]
     return not any(record and record.state is State.STARTED for record in records)
 
 
-def nothing_is_left(scene: Scene, moment: Moment) -> bool:
-    return is_over(scene, moment) and len(asyncio.all_tasks()) == 1 and not loop_heartbeat().held()
+def nothing_is_left(scene: RecordHarness, moment: Moment) -> bool:
+    return (
+        is_over(scene, moment) and len(asyncio.all_tasks()) == 1 and not asyncio_heartbeat().held()
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("at", MOMENTS)
 def test_it_ends_and_gives_the_key_back(
-    scene: Scene, at: Any, way: Any, caplog: pytest.LogCaptureFixture
+    scene: RecordHarness, at: Any, way: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, noise: noises.append(noise))
@@ -364,7 +366,7 @@ def test_it_ends_and_gives_the_key_back(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_many_cancelled_calls_share_their_connections(scene: Scene, way: Any) -> None:
+def test_many_cancelled_calls_share_their_connections(scene: RecordHarness, way: Any) -> None:
     async def story() -> None:
         await warm_up(scene)
         before = scene.connections()
@@ -403,7 +405,7 @@ def test_a_frozen_store_keeps_no_cancelled_call(key: str, way: Any) -> None:
         asyncio.run(story(server))
 
 
-def test_the_end_of_the_loop_waits_for_what_a_cancelled_call_has_left(scene: Scene) -> None:
+def test_the_end_of_the_loop_waits_for_what_a_cancelled_call_has_left(scene: RecordHarness) -> None:
     moments = []
 
     async def story() -> None:
@@ -416,7 +418,7 @@ def test_the_end_of_the_loop_waits_for_what_a_cancelled_call_has_left(scene: Sce
     assert scene.record(moments[0].keys[0]) is None
 
 
-def test_a_task_that_is_cancelled_with_its_loop_completes(scene: Scene) -> None:
+def test_a_task_that_is_cancelled_with_its_loop_completes(scene: RecordHarness) -> None:
     charges = []
 
     async def story() -> None:
@@ -433,7 +435,7 @@ def test_a_task_that_is_cancelled_with_its_loop_completes(scene: Scene) -> None:
 
 
 def test_steps_of_several_tasks_are_kept_before_the_key_is_given_back(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+    scene: RecordHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
         await warm_up(scene)

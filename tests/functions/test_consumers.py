@@ -133,7 +133,7 @@ def test_a_failure_is_tried_again_then_buried(bench: Bench, server: RedisServer,
 
     bench.idem = Idempotency(server.url, key_prefix=key, max_attempts=2)
     bench.publish({"order": 1}, "order:1")
-    bench.consume(lambda: len(times) == 2, fail, dead_letters=bench.dead)
+    bench.consume(lambda: len(times) == 2, fail, dead_letter_queue=bench.dead)
 
     assert times[1] - times[0] >= 0.7  # not in a hot loop
     (dead,) = bench.left(bench.dead)
@@ -149,7 +149,7 @@ def test_it_can_be_buried_at_once_or_ignored(bench: Bench, policy: str) -> None:
     bench.consume(
         lambda: bool(bench.handled),
         lambda body: 1 / 0,
-        dead_letters=bench.dead,
+        dead_letter_queue=bench.dead,
         on_error=policy,
     )
 
@@ -179,7 +179,7 @@ def test_a_conflict_can_be_ignored_or_buried(bench: Bench, policy: str) -> None:
         bench.publish({"order": 1}, key, message_id="a")
         bench.publish({"order": 2}, uuid4().hex, message_id="b")
         bench.consume(
-            lambda: {"order": 2} in bench.handled, on_conflict=policy, dead_letters=bench.dead
+            lambda: {"order": 2} in bench.handled, on_conflict=policy, dead_letter_queue=bench.dead
         )
 
     assert bench.handled == [{"order": 2}]
@@ -192,7 +192,7 @@ def test_what_has_no_key_or_another_body_is_buried(bench: Bench) -> None:
     bench.publish({"order": 2}, "order:2")
     bench.publish({"order": "another"}, "order:2")
     bench.publish({"order": 3}, "order:3")
-    bench.consume(lambda: {"order": 3} in bench.handled, dead_letters=bench.dead)
+    bench.consume(lambda: {"order": 3} in bench.handled, dead_letter_queue=bench.dead)
 
     reasons = [message.headers[REASON_HEADER] for message in bench.left(bench.dead)]
     assert len(reasons) == 2

@@ -19,7 +19,7 @@ from celery_idempotent import (
     StoreUnavailableError,
     signals,
 )
-from celery_idempotent.lease.asyncio_heartbeat import loop_heartbeat
+from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.store import commands
 
@@ -62,12 +62,12 @@ def opened(request: pytest.FixtureRequest, idem: Idempotency) -> Open:
 
 
 def state(idem: Idempotency, key: str) -> State | None:
-    record = idem.gate.store.look_up(idem.key_of(key))
+    record = idem.executor.store.get(idem.key_of(key))
     return record and record.state
 
 
 def nothing_is_held() -> bool:
-    return not heartbeat.held() and not loop_heartbeat().held()
+    return not heartbeat.held() and not asyncio_heartbeat().held()
 
 
 def test_the_first_runs_and_the_second_replays(opened: Open, run: Run, key: str) -> None:
@@ -157,9 +157,9 @@ def test_a_late_completion_gives_the_rivals_outcome(
 ) -> None:
     async def story() -> None:
         async with opened(key) as late:
-            record = idem.gate.store.look_up(idem.key_of(key))
+            record = idem.executor.store.get(idem.key_of(key))
             assert record is not None
-            idem.gate.store.execute(
+            idem.executor.store.execute(
                 commands.abandon(idem.key_of(key), record.task_id, record.worker, grace_ms=0)
             )
             async with opened(key) as rival:

@@ -18,10 +18,10 @@ import redis
 from asgiref.sync import async_to_sync
 
 from celery_idempotent import Decision, Idempotency
-from celery_idempotent.lease.asyncio_heartbeat import LoopHeartbeat
+from celery_idempotent.lease.asyncio_heartbeat import AsyncioHeartbeat
 from celery_idempotent.store import per_loop
 from celery_idempotent.testing.server import RedisServer
-from tests.waiting import LOOK_EVERY, SOON, eventually
+from tests.waiting import POLL_INTERVAL, SOON, eventually
 
 LOOPS = 300
 
@@ -86,7 +86,7 @@ def bounded(client: redis.Redis) -> Iterator[Callable[[int], None]]:
     files, clients = descriptors(), connected(client)
     yield check
     gc.collect()
-    assert sum(type(each) is LoopHeartbeat for each in gc.get_objects()) <= 3
+    assert sum(type(each) is AsyncioHeartbeat for each in gc.get_objects()) <= 3
 
 
 @pytest.mark.parametrize("run", [by_asyncio, by_anyio, by_asgiref])
@@ -176,7 +176,7 @@ def test_an_engine_that_is_dropped_leaves_nothing_in_a_loop_that_goes_on(
         deadline = time.monotonic() + SOON
         while descriptors() > files + 3:
             assert time.monotonic() < deadline, "connections are open"
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(POLL_INTERVAL)
 
     files = descriptors()
 

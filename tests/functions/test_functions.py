@@ -28,7 +28,7 @@ from celery_idempotent import (
     StoreUnavailableError,
 )
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.lease.asyncio_heartbeat import loop_heartbeat
+from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store.async_record_store import AsyncRecordStore
@@ -70,14 +70,14 @@ class Shop:
             await asyncio.sleep(0)
             return body(order)
 
-        gated = self.idem.idempotent(**options)(acharge)
-        return lambda *args, **kwargs: self._run(gated(*args, **kwargs))
+        app_tasks = self.idem.idempotent(**options)(acharge)
+        return lambda *args, **kwargs: self._run(app_tasks(*args, **kwargs))
 
     def state(self, order: str) -> State | None:
         key = self.idem.idempotent(key="order:{order}", name="shop.charge")(
             lambda order, amount=0: None
         ).idempotency_key_of(order)
-        record = self.idem.gate.store.look_up(key)
+        record = self.idem.executor.store.get(key)
         return record and record.state
 
 
@@ -287,7 +287,7 @@ class TestHeartbeat:
         async def both() -> Any:
             threads = threading.active_count()
             answers = await asyncio.gather(charge(key), later())
-            assert not loop_heartbeat().held()
+            assert not asyncio_heartbeat().held()
             assert threading.active_count() == threads
             return answers
 
@@ -297,12 +297,12 @@ class TestHeartbeat:
         self, idem: Idempotency, run: Run, client: redis.Redis, key: str
     ) -> None:
         async def many() -> list[int]:
-            store = idem.async_gate.store
+            store = idem.async_executor.store
             extend, sizes = store.extend, []
 
-            async def counting(leases: Any, patience: float) -> Any:
+            async def counting(leases: Any, timeout: float) -> Any:
                 sizes.append(len(leases))
-                return await extend(leases, patience)
+                return await extend(leases, timeout)
 
             store.extend = counting  # type: ignore[method-assign]
             sent_at = time.monotonic()
@@ -311,7 +311,7 @@ class TestHeartbeat:
                 for n in range(1, 21)
             ]
             for lease in leases:
-                loop_heartbeat().hold(lease)
+                asyncio_heartbeat().start_renewal(lease)
             await asyncio.wait_for(lost.wait(), 10)  # nobody has begun under these tokens
             return sizes
 
@@ -324,7 +324,7 @@ class TestHeartbeat:
     ) -> None:
         @idem.idempotent(key="{order}", name="shop.abort", lease=0.5, on_lease_lost="abort")
         async def charge(order: str) -> None:
-            client.delete(idem.gate.store.name(charge.idempotency_key_of(order)))
+            client.delete(idem.executor.store.name(charge.idempotency_key_of(order)))
             await asyncio.sleep(20)
 
         async def lose() -> None:
@@ -356,7 +356,7 @@ class TestCancelling:
                 await task
 
         run(cancel())
-        assert idem.gate.store.look_up(charge.idempotency_key_of(key)) is None
+        assert idem.executor.store.get(charge.idempotency_key_of(key)) is None
 
     @pytest.mark.parametrize("moment", ["begin", "complete"])
     def test_while_the_store_answers_leaves_nothing_half_done(
@@ -372,8 +372,8 @@ class TestCancelling:
         async def cancel() -> None:
             await charge("warm " + key)
             runs.clear()
-            store = idem.async_gate.store
-            call, tries = store._line.call, []
+            store = idem.async_executor.store
+            call, tries = store._transport.call, []
 
             async def answer_late(command: Any, **more: Any) -> Any:
                 answer = await call(command, **more)
@@ -383,14 +383,14 @@ class TestCancelling:
                     await asyncio.sleep(0)
                 return answer
 
-            store._line.call = answer_late  # type: ignore[method-assign]
+            store._transport.call = answer_late  # type: ignore[method-assign]
             task = asyncio.create_task(charge(key))
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert len(tries) == 1  # it was not cut off, and its answer was waited for
 
         run(cancel())
-        record = idem.gate.store.look_up(charge.idempotency_key_of(key))
+        record = idem.executor.store.get(charge.idempotency_key_of(key))
         if moment == "begin":
             assert (runs, record) == ([], None)
         else:
@@ -479,8 +479,8 @@ class TestStoreAway:
                 async def charge(order: str) -> bool:
                     return idem.current.protected
 
-                gated = idem.idempotent(**options)(charge)
-                call = lambda order, gated=gated: asyncio.run(gated(order))  # noqa: E731
+                app_tasks = idem.idempotent(**options)(charge)
+                call = lambda order, app_tasks=app_tasks: asyncio.run(app_tasks(order))  # noqa: E731
             if wanted:
                 with pytest.raises(wanted):
                     call("1")
@@ -499,7 +499,7 @@ class TestWhatItIsMadeFrom:
         assert idem.settings.lease == 7
         assert idem.settings.on_conflict == "wait"
         assert idem.idempotent(lambda order: order)(key) == key
-        assert Idempotency(app, key_prefix=key).gate is idem.gate
+        assert Idempotency(app, key_prefix=key).executor is idem.executor
 
     def test_a_client_serves_its_own_world(self, server: RedisServer, key: str) -> None:
         blocking = Idempotency(server.client(), key_prefix=key)

@@ -16,22 +16,22 @@ from celery_idempotent import Decision, Idempotency
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.testing.server import RedisServer
 from tests.functions.conftest import LEASE
-from tests.servers.cluster import ClusterOfSix
-from tests.servers.sentinel import SentinelTrio
+from tests.servers.cluster import ClusterServers
+from tests.servers.sentinel import SentinelServers
 from tests.waiting import eventually
 
 BATCH = [str(n) for n in range(100)]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ClusterOfSix]:
-    with ClusterOfSix.start() as cluster:
+def cluster() -> Iterator[ClusterServers]:
+    with ClusterServers.start() as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def sentinels() -> Iterator[SentinelTrio]:
-    with SentinelTrio.start() as sentinels:
+def sentinels() -> Iterator[SentinelServers]:
+    with SentinelServers.start() as sentinels:
         yield sentinels
 
 
@@ -96,11 +96,11 @@ def test_and_those_that_await(idem: Idempotency) -> None:
     assert sorted(runs) == [1, 2, 3]
 
 
-def test_replicas_of_a_cluster_are_not_waited_for_on_a_loop(cluster: ClusterOfSix) -> None:
+def test_replicas_of_a_cluster_are_not_waited_for_on_a_loop(cluster: ClusterServers) -> None:
     careful = Idempotency(cluster.url, wait_replicas=1)
 
     with pytest.raises(SettingsError, match="are not for async callers of a cluster"):
-        _ = careful.async_gate
+        _ = careful.async_executor
 
 
 @pytest.fixture

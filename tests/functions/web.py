@@ -23,7 +23,7 @@ api.add_middleware(
     IdempotencyMiddleware,
     idem=idem,
     required=lambda scope: scope["path"] != "/optional",
-    max_body=1000,
+    max_body_bytes=1000,
 )
 ledger = Redis.from_url(url)
 

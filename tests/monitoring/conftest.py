@@ -57,15 +57,15 @@ class Shop:
     def begin(self, task: Any, *args: Any, lease_ms: int = 60_000, attempt: int = 1) -> Key:
         """Leave `task` STARTED, as a worker does that is at it; with a lease of 0, that died."""
         key: Key = task.idempotency_key_of(*args)
-        store = task.idempotency_configuration.gate.store
+        store = task.idempotency_configuration.executor.store
         task_id, worker = f"task-of-{key.digest}", "celery@here/4711"
         for number in range(attempt):
             store.execute(commands.abandon(key, task_id, worker, grace_ms=0))
             begun = store.execute(
                 commands.begin(
                     key,
-                    owner=b"%016d" % number,
-                    prior=b"",
+                    execution_id=b"%016d" % number,
+                    unanswered_ids=b"",
                     task_id=task_id,
                     worker=worker,
                     lease_ms=lease_ms or 60_000,

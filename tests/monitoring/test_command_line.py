@@ -377,8 +377,8 @@ class TestStats:
             "FAILED": 1,
             "CORRUPT": 0,
         }
-        assert (charge["attempts_over_one"], charge["lease_over"]) == (1, 0)
-        assert (pack["attempts_over_one"], pack["lease_over"]) == (0, 1)
+        assert (charge["takeovers"], charge["lease_expired"]) == (1, 0)
+        assert (pack["takeovers"], pack["lease_expired"]) == (0, 1)
 
     def test_measures_and_estimates(self, shop: Shop) -> None:
         for number in range(10):
@@ -388,10 +388,10 @@ class TestStats:
 
         charge = shop.json("stats", "--timeout", "0")["tasks"]["shop.charge"]
 
-        assert charge["bytes_now"] == pytest.approx(measured)
+        assert charge["bytes_total"] == pytest.approx(measured)
         assert charge["retention"] == 86400
-        assert charge["bytes_at_this_rate"] == pytest.approx(
-            charge["per_second"] * charge["retention"] * charge["bytes_each"]
+        assert charge["bytes_projected"] == pytest.approx(
+            charge["per_second"] * charge["retention"] * charge["bytes_per_record"]
         )
         assert 0 < charge["per_second"] <= 10, "what is younger than a second counts as one"
 

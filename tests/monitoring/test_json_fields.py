@@ -14,8 +14,8 @@ RECORD = [
     *("started_at", "finished_at", "deadline", "expires_at"),
 ]
 TASK = [
-    *("records", "attempts_over_one", "lease_over", "hit_ratio", "per_second", "retention"),
-    *("bytes_each", "bytes_now", "bytes_at_this_rate"),
+    *("records", "takeovers", "lease_expired", "hit_ratio", "per_second", "retention"),
+    *("bytes_per_record", "bytes_total", "bytes_projected"),
     *(f"states.{state}" for state in ("RESERVED", "STARTED", "COMPLETED", "FAILED", "CORRUPT")),
 ]
 

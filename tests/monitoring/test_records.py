@@ -10,16 +10,16 @@ import pytest
 from redis import Redis
 
 from celery_idempotent import Idempotency, IdempotentTask, Record, ResultNotStoredError, State
-from celery_idempotent.configuration import app_tasks as gated
+from celery_idempotent.configuration import app_tasks
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 from celery_idempotent.store.record_query import records
 from tests.monitoring.conftest import Shop
-from tests.servers.cluster import ClusterOfSix
+from tests.servers.cluster import ClusterServers
 
 
 def of(shop: Shop, **choice: Any) -> list[Record]:
-    return list(records(gated.stores(gated.tasks(shop.app)), **choice))
+    return list(records(app_tasks.stores(app_tasks.tasks(shop.app)), **choice))
 
 
 def test_are_those_of_all_tasks_wherever_these_keep_them(shop: Shop) -> None:
@@ -90,8 +90,8 @@ def test_what_others_keep_there_is_not_taken_for_records(shop: Shop) -> None:
 
 def test_a_key_that_an_error_has_freed_has_none(shop: Shop) -> None:
     key = shop.begin(shop.charge, 42, 999)
-    store = shop.charge.idempotency_configuration.gate.store
-    record = store.look_up(key)
+    store = shop.charge.idempotency_configuration.executor.store
+    record = store.get(key)
     assert record is not None
     error = Payload("json", b'{"exc_type": "ValueError"}')
     store.execute(
@@ -173,7 +173,7 @@ def test_the_first_ones_do_not_wait_for_the_last(shop: Shop) -> None:
     copy(shop, 5_000)
     shop.client.config_resetstat()
 
-    next(records(gated.stores(gated.tasks(shop.app))))
+    next(records(app_tasks.stores(app_tasks.tasks(shop.app))))
 
     assert shop.client.info("commandstats")["cmdstat_scan"]["calls"] == 1
 
@@ -181,7 +181,7 @@ def test_the_first_ones_do_not_wait_for_the_last(shop: Shop) -> None:
 def test_of_a_cluster_are_those_of_all_its_nodes(shop: Shop) -> None:
     shop.charge.apply((1, 999))
     raw = shop.client.get(f"idem:{shop.charge.idempotency_key_of(1, 999)}")
-    with ClusterOfSix.start() as cluster, cluster.client() as client:
+    with ClusterServers.start() as cluster, cluster.client() as client:
         names = {f"idem:shop.charge:{number:022d}" for number in range(200)}
         for name in names:
             client.set(name, raw, px=60_000)
@@ -190,11 +190,11 @@ def test_of_a_cluster_are_those_of_all_its_nodes(shop: Shop) -> None:
         found = list(engine.records(state="COMPLETED", task="shop.charge"))
 
         assert {f"idem:{record.key}" for record in found} == names
-        with engine.gate.store.watch() as watch:
-            keys = [one.key for page in watch.scan() for one in page]
-            assert len(watch.look_up(keys)) == len(watch.bytes_used(keys)) == 200
-            assert watch.count_names() == 200
-            assert watch.facts().replicas == 1
+        with engine.executor.store.open_reader() as open_reader:
+            keys = [one.key for page in open_reader.scan() for one in page]
+            assert len(open_reader.get(keys)) == len(open_reader.bytes_used(keys)) == 200
+            assert open_reader.count_names() == 200
+            assert open_reader.server_info().replicas == 1
 
         with engine.execution("large") as execution:
             execution.complete("x" * 2_000)

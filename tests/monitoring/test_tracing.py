@@ -95,4 +95,4 @@ def test_a_conflict(shop: Shop, spans: InMemorySpanExporter) -> None:
 def test_an_outcome_that_nobody_traced_has_no_origin(shop: Shop) -> None:
     shop.charge.apply((42, 999))
 
-    assert shop.charge.idempotency_record(42, 999).origin == ""
+    assert shop.charge.idempotency_record(42, 999).traceparent == ""

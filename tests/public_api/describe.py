@@ -18,8 +18,8 @@ from celery_idempotent.contrib import asgi
 from celery_idempotent.contrib import kombu as consumer
 from celery_idempotent.executor.execution import AsyncExecution, Execution
 from celery_idempotent.functions.batch import AsyncBatch, Batch
-from celery_idempotent.functions.context import AsyncBlockExecution, BlockExecution
-from celery_idempotent.monitoring import inspect_commands as remote
+from celery_idempotent.functions.context import AsyncContextExecution, ContextExecution
+from celery_idempotent.monitoring import inspect_commands
 
 #: Public classes that users import from modules of their own.
 IMPORTED = (asgi.IdempotencyMiddleware, consumer.IdempotentConsumer)
@@ -27,8 +27,8 @@ IMPORTED = (asgi.IdempotencyMiddleware, consumer.IdempotentConsumer)
 GIVEN = (
     Execution,
     AsyncExecution,
-    BlockExecution,
-    AsyncBlockExecution,
+    ContextExecution,
+    AsyncContextExecution,
     Batch,
     AsyncBatch,
     pytest_plugin.Idempotency,
@@ -64,7 +64,7 @@ def _lines() -> Iterator[str]:
             yield f"{name}({', '.join(sorted(signal.providing_args))})"
     yield "# Command line"
     yield from _commands(idempotency, "celery idempotency")
-    yield from sorted(remote.COMMANDS)
+    yield from sorted(inspect_commands.COMMANDS)
     yield "# pytest fixtures"
     for name, value in sorted(vars(pytest_plugin).items()):
         if type(value).__name__ == "FixtureFunctionDefinition":

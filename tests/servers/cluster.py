@@ -1,6 +1,6 @@
 """A private Redis Cluster: three masters, three replicas, their slots moved at will.
 
-    with ClusterOfSix.start() as cluster:
+    with ClusterServers.start() as cluster:
         client = cluster.client()
         client.set("key", "value")
         cluster.kill_master_of("key")
@@ -23,7 +23,7 @@ from celery_idempotent.testing.ports import Ports
 from celery_idempotent.testing.process import Stoppable, wait_until
 from celery_idempotent.testing.server import RedisServer
 
-__all__ = ["ClusterOfSix", "SlotMove"]
+__all__ = ["ClusterServers", "SlotMove"]
 
 _SLOTS = 16_384
 _MASTERS = 3
@@ -39,7 +39,7 @@ class _Range(NamedTuple):
     replicas: tuple[int, ...]
 
 
-class ClusterOfSix(Stoppable):
+class ClusterServers(Stoppable):
     """A running cluster; `start` makes one. Leaving the `with` block stops it.
 
     Attributes:
@@ -63,7 +63,7 @@ class ClusterOfSix(Stoppable):
         *,
         node_timeout_ms: int = 1500,
         config: Mapping[str, str] | None = None,
-    ) -> ClusterOfSix:
+    ) -> ClusterServers:
         """Start a cluster and return when every node serves and has its replica.
 
         Args:
@@ -203,7 +203,7 @@ class SlotMove:
     """A slot on its way from one master to another; leaving the `with` block gets it there."""
 
     def __init__(
-        self, cluster: ClusterOfSix, slot: int, source: RedisServer, target: RedisServer
+        self, cluster: ClusterServers, slot: int, source: RedisServer, target: RedisServer
     ) -> None:
         self._cluster = cluster
         self._slot = slot

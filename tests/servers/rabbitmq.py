@@ -260,4 +260,4 @@ def _discard(ports: Ports, *programs: Program) -> None:
 def _complaint(program: Program) -> str:
     """Its first three errors: what follows them is Erlang's account of how it all came down."""
     errors = (re.search(r"\[error\] <[\d.]+> +(\S.*)", line) for line in program.output())
-    return " ".join([error[1] for error in errors if error][:3]) or program.last_words()
+    return " ".join([error[1] for error in errors if error][:3]) or program.output_tail()

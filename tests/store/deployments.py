@@ -18,8 +18,8 @@ import pytest
 
 from celery_idempotent.testing.discovery import Binary, find_servers
 from celery_idempotent.testing.server import RedisServer
-from tests.servers.cluster import ClusterOfSix
-from tests.servers.sentinel import SentinelTrio
+from tests.servers.cluster import ClusterServers
+from tests.servers.sentinel import SentinelServers
 
 
 def granted_by(document: str) -> str:
@@ -31,8 +31,8 @@ def granted_by(document: str) -> str:
 
 
 USER, PASSWORD = "shop", "s3cret/@:"
-#: What docs/redis.md tells users to grant is enough.
-RULES = granted_by("docs/redis.md").replace(">password", f">{PASSWORD}") + " ~other:*"
+#: What docs/redis-configuration.md tells users to grant is enough.
+RULES = granted_by("docs/redis-configuration.md").replace(">password", f">{PASSWORD}") + " ~other:*"
 
 KINDS = [kind for kind, found in find_servers().items() if isinstance(found, Binary)]
 #: Where the kind makes no difference.
@@ -48,7 +48,7 @@ class Site:
     #: Makes a client that looks past the store.
     client: Callable[[], Any]
     #: What may be killed, frozen and moved.
-    behind: RedisServer | SentinelTrio | ClusterOfSix
+    behind: RedisServer | SentinelServers | ClusterServers
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def by_own_client() -> Iterator[Site]:
 
 @contextmanager
 def by_sentinels() -> Iterator[Site]:
-    with SentinelTrio.start(password="s3cret/@:") as trio:
+    with SentinelServers.start(password="s3cret/@:") as trio:
         yield Site(
             {"url": trio.url, "options": {"master_name": trio.master_name}}, trio.client, trio
         )
@@ -97,13 +97,13 @@ def by_sentinels() -> Iterator[Site]:
 
 @contextmanager
 def in_cluster() -> Iterator[Site]:
-    with ClusterOfSix.start() as cluster:
+    with ClusterServers.start() as cluster:
         yield Site({"url": cluster.url}, cluster.client, cluster)
 
 
 @contextmanager
 def in_cluster_by_own_client() -> Iterator[Site]:
-    with ClusterOfSix.start() as cluster:
+    with ClusterServers.start() as cluster:
         yield Site({"client": cluster.client}, cluster.client, cluster)
 
 

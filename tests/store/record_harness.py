@@ -13,7 +13,7 @@ from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Extension
-from celery_idempotent.store.config import Place
+from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.scripts import Reply
 from tests.waiting import eventually
@@ -63,7 +63,7 @@ _stores: list[RecordStore] = []
 
 def store_at(url: str = "", **how: Any) -> RecordStore:
     """A store whose results are the bytes themselves; `how` as a `Place` has it."""
-    store = RecordStore(Place(url=url, **how), lambda record: record.body)
+    store = RecordStore(StoreConfig(url=url, **how), lambda record: record.body)
     _stores.append(store)
     return store
 
@@ -93,7 +93,7 @@ def calls(client: Any, command: str) -> int:
     return sum(map(int, counts))
 
 
-class Scene:
+class RecordHarness:
     """The record of `key`, by way of `store` and, past it, of `client`."""
 
     def __init__(self, store: RecordStore, client: Any, key: Key = KEY) -> None:
@@ -108,8 +108,8 @@ class Scene:
         self,
         *,
         key: Key | None = None,
-        owner: bytes | None = None,
-        prior: bytes = b"",
+        execution_id: bytes | None = None,
+        unanswered_ids: bytes = b"",
         task_id: str = FIRST,
         generation: int = 0,
         worker: str = WORKER,
@@ -120,8 +120,8 @@ class Scene:
             self.store.execute(
                 commands.begin(
                     key or self.key,
-                    owner=owner or os.urandom(16),
-                    prior=prior,
+                    execution_id=execution_id or os.urandom(16),
+                    unanswered_ids=unanswered_ids,
                     task_id=task_id,
                     generation=generation,
                     worker=worker,
@@ -190,8 +190,8 @@ class Scene:
             )
         )
 
-    def dispatched(self, task_id: str = FIRST) -> Answer:
-        return self._answer(self.store.execute(commands.dispatched(self.key, task_id)))
+    def mark_continued(self, task_id: str = FIRST) -> Answer:
+        return self._answer(self.store.execute(commands.mark_continued(self.key, task_id)))
 
     def abandon(
         self,

@@ -16,8 +16,8 @@ from celery_idempotent.record import layout, steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands, scripts
-from tests.store import deployments as sites
-from tests.store.record_harness import FIRST, LEASE_MS, RETENTION_MS, SHORT_MS, Scene
+from tests.store import deployments
+from tests.store.record_harness import FIRST, LEASE_MS, RETENTION_MS, SHORT_MS, RecordHarness
 from tests.unit.record.raw import raw_record
 
 NAMES = (
@@ -45,17 +45,17 @@ steady = settings(
     ],
 )
 
-GIVEN: dict[str, Callable[[Scene], Any]] = {
-    "absent": lambda scene: None,
-    "started": Scene.started,
-    "with-a-step": lambda scene: scene.step(scene.started().token),
-    "lapsed": lambda scene: scene.started(lease_ms=1),
-    "reserved": Scene.reserved,
-    "completed": Scene.completed,
-    "failed": Scene.failed,
-    "damaged": lambda scene: scene.put(b"S cut short"),
-    "newer": lambda scene: scene.put(raw_record(b"Z")),
-    "at-the-end-of-numbers": lambda scene: scene.put(
+GIVEN: dict[str, Callable[[RecordHarness], Any]] = {
+    "absent": lambda harness: None,
+    "started": RecordHarness.started,
+    "with-a-step": lambda harness: harness.step(harness.started().token),
+    "lapsed": lambda harness: harness.started(lease_ms=1),
+    "reserved": RecordHarness.reserved,
+    "completed": RecordHarness.completed,
+    "failed": RecordHarness.failed,
+    "damaged": lambda harness: harness.put(b"S cut short"),
+    "newer": lambda harness: harness.put(raw_record(b"Z")),
+    "at-the-end-of-numbers": lambda harness: harness.put(
         raw_record(attempt=255, token=2**56 - 1, at_ms=2**48 - 1)
     ),
 }
@@ -73,27 +73,31 @@ awkward = st.one_of(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_script_answers_or_refuses_and_leaves_nothing_for_ever(scene: Scene, name: str) -> None:
+def test_a_script_answers_or_refuses_and_leaves_nothing_for_ever(
+    harness: RecordHarness, name: str
+) -> None:
     script = scripts.load(name)
 
     @steady
     @given(st.sampled_from(sorted(GIVEN)), st.tuples(*[awkward] * len(script.argv)), st.booleans())
     def any_arguments(state: str, values: tuple[Any, ...], own_token: bool) -> None:
-        scene.client.delete(scene.name)
-        GIVEN[state](scene)
+        harness.client.delete(harness.name)
+        GIVEN[state](harness)
         arguments = dict(zip(script.argv, values, strict=True))
-        raw = scene.raw
+        raw = harness.raw
         if own_token and raw and "token" in arguments:
             arguments["token"] = int.from_bytes(raw[2:9], "big")
         try:
-            answer = scene.client.eval(script.source, 1, scene.name, *script.arguments(arguments))
+            answer = harness.client.eval(
+                script.source, 1, harness.name, *script.arguments(arguments)
+            )
         except ResponseError:
             pass
         else:
             reply = script.reply(answer)
             assert reply.case in script.replies
             assert reply.now_ms == 0 or reply.now_ms > 1_700_000_000_000
-        assert scene.left_ms() != -1
+        assert harness.left_ms() != -1
 
     any_arguments()
 
@@ -110,8 +114,8 @@ class TestThroughTheStore:
     @given(
         task_id=task_ids,
         worker=texts,
-        owner=st.binary(min_size=1, max_size=255),
-        prior=st.binary(max_size=200),
+        execution_id=st.binary(min_size=1, max_size=255),
+        unanswered_ids=st.binary(max_size=200),
         lease_ms=lengths_ms,
         retention_ms=lengths_ms,
         form=st.text("abcjson+!@=", max_size=255),
@@ -120,23 +124,23 @@ class TestThroughTheStore:
     )
     def test_everything_comes_back_as_it_was(
         self,
-        scene: Scene,
+        harness: RecordHarness,
         task_id: str,
         worker: str,
-        owner: bytes,
-        prior: bytes,
+        execution_id: bytes,
+        unanswered_ids: bytes,
         lease_ms: int,
         retention_ms: int,
         form: str,
         body: bytes,
         step: str,
     ) -> None:
-        scene.client.delete(scene.name)
-        begun = scene.store.execute(
+        harness.client.delete(harness.name)
+        begun = harness.store.execute(
             commands.begin(
-                scene.key,
-                owner=owner,
-                prior=prior,
+                harness.key,
+                execution_id=execution_id,
+                unanswered_ids=unanswered_ids,
                 task_id=task_id,
                 worker=worker,
                 lease_ms=lease_ms,
@@ -145,66 +149,68 @@ class TestThroughTheStore:
                 error_ms=retention_ms,
             )
         )
-        record = scene.record()
+        record = harness.record()
         assert begun.case == "begun"
         assert (record.state, record.task_id, record.attempt) == (State.STARTED, task_id, 1)
         assert worker.encode().endswith(record.worker.encode())
         assert record.at_ms == begun.now_ms + lease_ms
 
         entry = steps.write(step, form, body)
-        scene.store.execute(
+        harness.store.execute(
             commands.step(
-                scene.key, record.token, entry, lease_ms=lease_ms, retention_ms=retention_ms
+                harness.key, record.token, entry, lease_ms=lease_ms, retention_ms=retention_ms
             )
         )
-        assert scene.steps == {step: (form, body)}
+        assert harness.steps == {step: (form, body)}
 
-        scene.complete(record.token, Payload(form, body))
-        record = scene.record()
+        harness.complete(record.token, Payload(form, body))
+        record = harness.record()
         assert (record.state, record.format, record.body) == (State.COMPLETED, form, body)
-        assert 0 < scene.left_ms() <= RETENTION_MS
+        assert 0 < harness.left_ms() <= RETENTION_MS
 
-    def test_an_id_that_has_no_room_is_refused_before_it_is_sent(self, scene: Scene) -> None:
+    def test_an_id_that_has_no_room_is_refused_before_it_is_sent(
+        self, harness: RecordHarness
+    ) -> None:
         for act in (
-            lambda: scene.begin(task_id="x" * 65_535),
-            lambda: scene.reserve("é" * 32_768),
-            lambda: scene.dispatched("\ud800"),
+            lambda: harness.begin(task_id="x" * 65_535),
+            lambda: harness.reserve("é" * 32_768),
+            lambda: harness.mark_continued("\ud800"),
         ):
             with pytest.raises(IdempotencyError, match="the task's id ") as caught:
                 act()
             assert len(str(caught.value)) < 100
-        assert scene.raw is None
+        assert harness.raw is None
 
     @pytest.mark.parametrize("lease_ms", [0, -1, -(10**20), 10**20, 2**63])
     def test_a_length_that_redis_does_not_take_changes_nothing(
-        self, scene: Scene, lease_ms: int
+        self, harness: RecordHarness, lease_ms: int
     ) -> None:
-        before = scene.started()
+        before = harness.started()
 
         with pytest.raises(StoreUnavailableError, match="Redis refuses"):
-            scene.store.execute(
+            harness.store.execute(
                 commands.step(
-                    scene.key, before.token, b"s", lease_ms=lease_ms, retention_ms=-lease_ms
+                    harness.key, before.token, b"s", lease_ms=lease_ms, retention_ms=-lease_ms
                 )
             )
-        assert scene.record() == before
+        assert harness.record() == before
 
-    @pytest.mark.parametrize("site", sites.params(sites.PLAIN[0]), indirect=True)
-    def test_sixty_four_megabytes_are_carried(self, scene: Scene) -> None:
+    @pytest.mark.parametrize("site", deployments.params(deployments.PLAIN[0]), indirect=True)
+    def test_sixty_four_megabytes_are_carried(self, harness: RecordHarness) -> None:
         large = os.urandom(1024) * 64 * 1024
 
-        scene.complete(scene.started().token, Payload("json", large))
+        harness.complete(harness.started().token, Payload("json", large))
 
-        assert scene.record().body == large
-        assert scene.begin().case == "finished"
-        assert scene.forget().case == "ok"
+        assert harness.record().body == large
+        assert harness.begin().case == "finished"
+        assert harness.forget().case == "ok"
 
 
 #: One of each state, whole.
 WHOLE = {
     letter: raw_record(
         letter.encode(),
-        owner=b"" if letter != "S" else b"an execution id!",
+        execution_id=b"" if letter != "S" else b"an execution id!",
         form=b"json" if letter in "CF" else b"",
         body=b'"text"' if letter in "CF" else b"",
     )
@@ -213,28 +219,29 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("letter", WHOLE)
-def test_a_record_cut_short_anywhere_is_left_as_it_is(scene: Scene, letter: str) -> None:
+def test_a_record_cut_short_anywhere_is_left_as_it_is(harness: RecordHarness, letter: str) -> None:
     whole = WHOLE[letter]
     head = len(whole) - (6 if letter in "CF" else 0)
     token = int.from_bytes(whole[2:9], "big")
     for length in range(head):
         raw = whole[:length]
-        scene.put(raw)
+        harness.put(raw)
 
         with pytest.raises(CorruptRecordError):
-            scene.store.look_up(scene.key)
+            harness.store.get(harness.key)
         acts = [
             commands.begin(
-                scene.key, owner=b"o", prior=b"", task_id="a", worker="w", lease_ms=LEASE_MS,
+                harness.key, execution_id=b"o", unanswered_ids=b"", task_id="a", worker="w",
+                lease_ms=LEASE_MS,
                 retention_ms=RETENTION_MS, max_attempts=5, error_ms=1000,
             ),
-            commands.reserve(scene.key, "a", SHORT_MS),
-            commands.complete(scene.key, token, Payload("json", b"1"), 1000),
-            commands.release(scene.key, token, hold_ms=0, retention_ms=1000),
-            commands.abandon(scene.key, "a", "w", grace_ms=0),
+            commands.reserve(harness.key, "a", SHORT_MS),
+            commands.complete(harness.key, token, Payload("json", b"1"), 1000),
+            commands.release(harness.key, token, hold_ms=0, retention_ms=1000),
+            commands.abandon(harness.key, "a", "w", grace_ms=0),
         ]  # fmt: skip
-        cases = [scene.store.execute(act).case for act in acts]
+        cases = [harness.store.execute(act).case for act in acts]
 
         assert cases == ["corrupt", "corrupt", "lost", "lost", "lost"], length
-        assert scene.raw == raw
-        assert scene.forget().case == "ok"
+        assert harness.raw == raw
+        assert harness.forget().case == "ok"

@@ -15,11 +15,11 @@ from celery_idempotent.record.record import State
 from celery_idempotent.store import commands, scripts
 from celery_idempotent.store.async_record_store import AsyncRecordStore
 from celery_idempotent.store.commands import Command, Extension
-from celery_idempotent.store.config import Place
+from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
-from tests.store import deployments as sites
+from tests.store import deployments
 from tests.store.record_harness import (
     ERROR_MS,
     FIRST,
@@ -28,20 +28,22 @@ from tests.store.record_harness import (
     RESULT,
     RETENTION_MS,
     WORKER,
-    Scene,
+    RecordHarness,
 )
 
 #: What a server does with the script is told in the other files, for every kind.
-pytestmark = pytest.mark.parametrize("site", sites.params(sites.PLAIN[0]), indirect=True)
+pytestmark = pytest.mark.parametrize(
+    "site", deployments.params(deployments.PLAIN[0]), indirect=True
+)
 
 Story = Callable[[AsyncRecordStore], Awaitable[Any]]
 
 
-def told(story: Story, url: str, **place: Any) -> Any:
+def told(story: Story, url: str, **config: Any) -> Any:
     """What `story` gives, on a loop and a store of its own."""
 
     async def tell() -> Any:
-        store = AsyncRecordStore(Place(url=url, **place), lambda record: record.body)
+        store = AsyncRecordStore(StoreConfig(url=url, **config), lambda record: record.body)
         try:
             return await story(store)
         finally:
@@ -53,8 +55,8 @@ def told(story: Story, url: str, **place: Any) -> Any:
 def begin() -> Command:
     return commands.begin(
         KEY,
-        owner=os.urandom(16),
-        prior=b"",
+        execution_id=os.urandom(16),
+        unanswered_ids=b"",
         task_id=FIRST,
         worker=WORKER,
         lease_ms=LEASE_MS,
@@ -64,28 +66,30 @@ def begin() -> Command:
     )
 
 
-def test_what_it_writes_the_other_one_reads(scene: Scene, server: RedisServer) -> None:
+def test_what_it_writes_the_other_one_reads(harness: RecordHarness, server: RedisServer) -> None:
     async def run(store: AsyncRecordStore) -> None:
         answer = await store.execute(begin())
         assert answer.case == "begun"
         token = store.record(KEY, answer.raw).token
         assert (await store.execute(commands.complete(KEY, token, RESULT, 60_000))).case == "ok"
-        record = await store.look_up(KEY)
+        record = await store.get(KEY)
         assert record is not None
         assert (record.state, record.result) == (State.COMPLETED, RESULT.body)
         assert record.expires_at is not None
 
     told(run, server.url)
-    assert scene.store.look_up(KEY) is not None
-    assert scene.begin().case == "finished"
+    assert harness.store.get(KEY) is not None
+    assert harness.begin().case == "finished"
 
 
-def test_scripts_that_the_server_forgot_are_taught_again(scene: Scene, server: RedisServer) -> None:
+def test_scripts_that_the_server_forgot_are_taught_again(
+    harness: RecordHarness, server: RedisServer
+) -> None:
     async def run(store: AsyncRecordStore) -> None:
-        scene.client.script_flush()
+        harness.client.script_flush()
         answer = await store.execute(begin())
         token = store.record(KEY, answer.raw).token
-        scene.client.script_flush()
+        harness.client.script_flush()
         lease = Extension(KEY, token, LEASE_MS, RETENTION_MS)
         (extended,) = await store.extend([lease], 1)
         assert isinstance(extended, Reply)
@@ -94,7 +98,9 @@ def test_scripts_that_the_server_forgot_are_taught_again(scene: Scene, server: R
     told(run, server.url)
 
 
-def test_a_lost_reply_is_asked_for_again(proxied: Scene, proxy: Proxy, server: RedisServer) -> None:
+def test_a_lost_reply_is_asked_for_again(
+    proxied: RecordHarness, proxy: Proxy, server: RedisServer
+) -> None:
     async def run(store: AsyncRecordStore) -> str:
         await store.execute(begin())  # teaches the script
         proxied.forget()
@@ -105,9 +111,9 @@ def test_a_lost_reply_is_asked_for_again(proxied: Scene, proxy: Proxy, server: R
     assert proxied.record().attempt == 1
 
 
-def test_each_answer_of_many_stands_for_itself(scene: Scene, server: RedisServer) -> None:
-    scene.client.rpush(scene.name, "not a record")
-    scene.client.expire(scene.name, 60)
+def test_each_answer_of_many_stands_for_itself(harness: RecordHarness, server: RedisServer) -> None:
+    harness.client.rpush(harness.name, "not a record")
+    harness.client.expire(harness.name, 60)
 
     async def run(store: AsyncRecordStore) -> None:
         with pytest.raises(CorruptRecordError):
@@ -138,10 +144,10 @@ def test_a_connection_that_is_closed_under_a_call_is_a_resend(server: RedisServe
     told(run, server.url)
 
 
-def test_any_number_of_tasks_may_ask_at_a_time(scene: Scene, server: RedisServer) -> None:
+def test_any_number_of_tasks_may_ask_at_a_time(harness: RecordHarness, server: RedisServer) -> None:
     # redis-py 8 lets a pool make a hundred connections.
     async def run(store: AsyncRecordStore) -> list[Reply]:
-        asks = [commands.look_up(type(KEY)(KEY.task, f"{n}")) for n in range(150)]
+        asks = [commands.get(type(KEY)(KEY.task, f"{n}")) for n in range(150)]
         return await asyncio.gather(*map(store.execute, asks))
 
     assert {reply.case for reply in told(run, server.url)} == {"absent"}
@@ -174,12 +180,14 @@ def test_a_redis_that_is_away_is_left_alone_and_noticed_when_it_is_back(
         told(run, own.url, timeout=0.5)
 
 
-def test_replicas_that_are_not_there_are_missed(scene: Scene, server: RedisServer) -> None:
+def test_replicas_that_are_not_there_are_missed(
+    harness: RecordHarness, server: RedisServer
+) -> None:
     async def run(store: AsyncRecordStore) -> None:
         with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas"):
             await store.execute(begin())
 
-    scene.client.script_flush()
+    harness.client.script_flush()
     told(run, server.url, wait_replicas=1, wait_timeout=0.05)
 
 

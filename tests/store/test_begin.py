@@ -19,7 +19,7 @@ from tests.store.record_harness import (
     SECOND,
     SHORT_MS,
     WORKER,
-    Scene,
+    RecordHarness,
 )
 from tests.waiting import eventually
 
@@ -27,63 +27,65 @@ pytestmark = pytest.mark.core
 
 
 class TestAbsent:
-    def test_begins(self, scene: Scene) -> None:
-        answer = scene.begin()
+    def test_begins(self, harness: RecordHarness) -> None:
+        answer = harness.begin()
 
         assert answer.case == "begun"
-        assert answer.record == scene.record()
+        assert answer.record == harness.record()
         assert answer.there.state is State.STARTED
         assert answer.there.attempt == 1
         assert (answer.there.task_id, answer.there.worker) == (FIRST, WORKER)
-        assert answer.there.fingerprint == scene.key.fingerprint
+        assert answer.there.fingerprint == harness.key.fingerprint
 
-    def test_gets_a_lease_from_now_by_the_servers_clock(self, scene: Scene) -> None:
-        before = scene.now_ms()
-        answer = scene.begin()
-        after = scene.now_ms()
+    def test_gets_a_lease_from_now_by_the_servers_clock(self, harness: RecordHarness) -> None:
+        before = harness.now_ms()
+        answer = harness.begin()
+        after = harness.now_ms()
 
         assert before <= answer.now_ms <= after
         assert answer.there.at_ms == answer.now_ms + LEASE_MS
 
-    def test_a_worker_of_any_name_can_begin_and_be_read_back(self, scene: Scene) -> None:
+    def test_a_worker_of_any_name_can_begin_and_be_read_back(self, harness: RecordHarness) -> None:
         long = "celery@" + "é" * 200 + "x/4711"
 
-        answer = scene.begin(worker=long)
+        answer = harness.begin(worker=long)
 
         assert long.endswith(answer.there.worker)
         assert len(answer.there.worker.encode()) >= 250
 
 
 class TestStarted:
-    def test_a_duplicate_is_held_off_and_sees_who_runs(self, scene: Scene) -> None:
-        running = scene.started()
+    def test_a_duplicate_is_held_off_and_sees_who_runs(self, harness: RecordHarness) -> None:
+        running = harness.started()
 
-        answer = scene.begin(task_id=SECOND, worker=OTHER_WORKER)
+        answer = harness.begin(task_id=SECOND, worker=OTHER_WORKER)
 
         assert answer.case == "held"
-        assert answer.record == running == scene.record()
+        assert answer.record == running == harness.record()
 
-    def test_a_redelivery_with_the_same_task_id_is_held_off_too(self, scene: Scene) -> None:
-        running = scene.started()
+    def test_a_redelivery_with_the_same_task_id_is_held_off_too(
+        self, harness: RecordHarness
+    ) -> None:
+        running = harness.started()
 
-        assert scene.begin().case == "held"
-        assert scene.record() == running
+        assert harness.begin().case == "held"
+        assert harness.record() == running
 
-    def test_the_same_execution_gets_the_same_answer_again(self, scene: Scene) -> None:
-        owner = os.urandom(16)
-        first = scene.started(owner=owner)
+    def test_the_same_execution_gets_the_same_answer_again(self, harness: RecordHarness) -> None:
+        execution_id = os.urandom(16)
+        first = harness.started(execution_id=execution_id)
 
-        again = scene.begin(owner=owner)
+        again = harness.begin(execution_id=execution_id)
 
         assert again.case == "begun"
         assert (again.token, again.there.attempt) == (first.token, 1)
-        assert scene.complete(first.token).case == "ok"
+        assert harness.complete(first.token).case == "ok"
 
-    def test_the_same_execution_gets_it_even_after_its_lease(self, scene: Scene) -> None:
-        owner = os.urandom(16)
-        first = scene.expired(owner=owner)
+    def test_the_same_execution_gets_it_even_after_its_lease(self, harness: RecordHarness) -> None:
+        execution_id = os.urandom(16)
+        first = harness.expired(execution_id=execution_id)
 
-        again = scene.begin(owner=owner)
+        again = harness.begin(execution_id=execution_id)
 
         assert (again.case, again.token, again.there.attempt) == ("begun", first.token, 1)
         assert again.there.at_ms == again.now_ms + LEASE_MS
@@ -92,54 +94,56 @@ class TestStarted:
 class TestUnansweredBegin:
     """A message that was put back carries the ids of its passes that had no answer."""
 
-    def test_is_stepped_into_at_once_without_counting_an_attempt(self, scene: Scene) -> None:
-        owner = os.urandom(16)
-        unanswered = scene.started(owner=owner)
+    def test_is_stepped_into_at_once_without_counting_an_attempt(
+        self, harness: RecordHarness
+    ) -> None:
+        execution_id = os.urandom(16)
+        unanswered = harness.started(execution_id=execution_id)
 
-        answer = scene.begin(prior=owner)
+        answer = harness.begin(unanswered_ids=execution_id)
 
         assert answer.case == "begun"
         assert answer.there.attempt == 1
         assert answer.token > unanswered.token
 
-    def test_is_found_among_several(self, scene: Scene) -> None:
+    def test_is_found_among_several(self, harness: RecordHarness) -> None:
         owners = [os.urandom(16) for _ in range(5)]
-        scene.started(owner=owners[2])
+        harness.started(execution_id=owners[2])
 
-        assert scene.begin(prior=b"".join(owners)).case == "begun"
+        assert harness.begin(unanswered_ids=b"".join(owners)).case == "begun"
 
-    def test_is_not_found_among_strangers(self, scene: Scene) -> None:
-        scene.started()
+    def test_is_not_found_among_strangers(self, harness: RecordHarness) -> None:
+        harness.started()
 
-        assert scene.begin(prior=os.urandom(80)).case == "held"
+        assert harness.begin(unanswered_ids=os.urandom(80)).case == "held"
 
-    def test_that_reaches_redis_late_cannot_complete(self, scene: Scene) -> None:
-        owner = os.urandom(16)
-        unanswered = scene.started(owner=owner)
-        scene.started(prior=owner)
+    def test_that_reaches_redis_late_cannot_complete(self, harness: RecordHarness) -> None:
+        execution_id = os.urandom(16)
+        unanswered = harness.started(execution_id=execution_id)
+        harness.started(unanswered_ids=execution_id)
 
-        assert scene.complete(unanswered.token).case == "lost"
+        assert harness.complete(unanswered.token).case == "lost"
 
-    def test_does_not_use_up_attempts(self, scene: Scene) -> None:
-        owner = os.urandom(16)
-        scene.started(owner=owner, max_attempts=1)
+    def test_does_not_use_up_attempts(self, harness: RecordHarness) -> None:
+        execution_id = os.urandom(16)
+        harness.started(execution_id=execution_id, max_attempts=1)
 
-        assert scene.begin(prior=owner, max_attempts=1).case == "begun"
+        assert harness.begin(unanswered_ids=execution_id, max_attempts=1).case == "begun"
 
-    def test_is_no_way_into_a_dead_childs_lease(self, scene: Scene) -> None:
+    def test_is_no_way_into_a_dead_childs_lease(self, harness: RecordHarness) -> None:
         # An abandoned record has no owner, and every text contains the empty one.
-        owner = os.urandom(16)
-        scene.started(owner=owner)
-        scene.abandon(grace_ms=LEASE_MS)
+        execution_id = os.urandom(16)
+        harness.started(execution_id=execution_id)
+        harness.abandon(grace_ms=LEASE_MS)
 
-        assert scene.begin(prior=os.urandom(16)).case == "held"
+        assert harness.begin(unanswered_ids=os.urandom(16)).case == "held"
 
 
 class TestExpired:
-    def test_is_taken_over(self, scene: Scene) -> None:
-        dead = scene.expired()
+    def test_is_taken_over(self, harness: RecordHarness) -> None:
+        dead = harness.expired()
 
-        answer = scene.begin(task_id=SECOND, worker=OTHER_WORKER)
+        answer = harness.begin(task_id=SECOND, worker=OTHER_WORKER)
 
         assert answer.case == "begun"
         assert answer.there.attempt == 2
@@ -147,12 +151,12 @@ class TestExpired:
         assert (answer.there.task_id, answer.there.worker) == (SECOND, OTHER_WORKER)
         assert answer.there.at_ms == answer.now_ms + LEASE_MS
 
-    def test_is_not_taken_over_a_moment_before(self, scene: Scene) -> None:
-        running = scene.started(lease_ms=SHORT_MS)
+    def test_is_not_taken_over_a_moment_before(self, harness: RecordHarness) -> None:
+        running = harness.started(lease_ms=SHORT_MS)
         answers = []
 
         def begun() -> bool:
-            answers.append(scene.begin())
+            answers.append(harness.begin())
             return answers[-1].case == "begun"
 
         eventually(begun)
@@ -160,148 +164,148 @@ class TestExpired:
         assert all(a.case == "held" and a.now_ms < running.at_ms for a in answers[:-1])
         assert answers[-1].now_ms >= running.at_ms
 
-    def test_keeps_counting(self, scene: Scene) -> None:
-        attempts = [scene.expired().attempt for _ in range(4)]
+    def test_keeps_counting(self, harness: RecordHarness) -> None:
+        attempts = [harness.expired().attempt for _ in range(4)]
 
         assert attempts == [1, 2, 3, 4]
 
-    def test_may_be_taken_over_by_the_same_message(self, scene: Scene) -> None:
-        scene.expired()
+    def test_may_be_taken_over_by_the_same_message(self, harness: RecordHarness) -> None:
+        harness.expired()
 
-        assert scene.begin().there.attempt == 2
+        assert harness.begin().there.attempt == 2
 
-    def test_after_too_many_deaths_is_failed_for_good(self, scene: Scene) -> None:
+    def test_after_too_many_deaths_is_failed_for_good(self, harness: RecordHarness) -> None:
         for _ in range(3):
-            last = scene.expired(max_attempts=3)
+            last = harness.expired(max_attempts=3)
 
-        answer = scene.begin(task_id=SECOND, worker=OTHER_WORKER, max_attempts=3)
+        answer = harness.begin(task_id=SECOND, worker=OTHER_WORKER, max_attempts=3)
 
         assert answer.case == "finished"
-        assert answer.record == scene.record()
+        assert answer.record == harness.record()
         assert answer.there.state is State.FAILED
         assert answer.there.attempt == 3
         assert (answer.there.format, answer.there.body) == ("", b"poisoned")
         assert answer.there.worker == WORKER, "the one that died last"
-        assert ERROR_MS - 5000 < scene.left_ms() <= ERROR_MS
-        assert answer.there.fingerprint == scene.key.fingerprint
-        assert scene.complete(last.token).case == "lost"
-        assert scene.begin().case == "finished"
+        assert ERROR_MS - 5000 < harness.left_ms() <= ERROR_MS
+        assert answer.there.fingerprint == harness.key.fingerprint
+        assert harness.complete(last.token).case == "lost"
+        assert harness.begin().case == "finished"
 
-    def test_may_die_255_times(self, scene: Scene) -> None:
+    def test_may_die_255_times(self, harness: RecordHarness) -> None:
         for _ in range(255):
-            scene.started(max_attempts=255)
-            scene.abandon()
+            harness.started(max_attempts=255)
+            harness.abandon()
 
-        assert scene.record().attempt == 255
-        assert scene.begin(max_attempts=255).there.state is State.FAILED
-        assert scene.record().attempt == 255
+        assert harness.record().attempt == 255
+        assert harness.begin(max_attempts=255).there.state is State.FAILED
+        assert harness.record().attempt == 255
 
 
 class TestFinished:
-    def test_gets_the_result(self, scene: Scene) -> None:
-        scene.completed()
+    def test_gets_the_result(self, harness: RecordHarness) -> None:
+        harness.completed()
 
-        answer = scene.begin(task_id=SECOND)
+        answer = harness.begin(task_id=SECOND)
 
         assert answer.case == "finished"
         assert answer.there.state is State.COMPLETED
         assert (answer.there.format, answer.there.body) == RESULT
         assert answer.there.task_id == FIRST
 
-    def test_gets_the_error(self, scene: Scene) -> None:
-        scene.failed()
+    def test_gets_the_error(self, harness: RecordHarness) -> None:
+        harness.failed()
 
-        assert scene.begin(task_id=SECOND).there.state is State.FAILED
+        assert harness.begin(task_id=SECOND).there.state is State.FAILED
 
-    def test_is_left_as_it_is(self, scene: Scene) -> None:
-        scene.completed()
-        before, left = scene.raw, scene.left_ms()
+    def test_is_left_as_it_is(self, harness: RecordHarness) -> None:
+        harness.completed()
+        before, left = harness.raw, harness.left_ms()
 
-        scene.begin()
+        harness.begin()
 
-        assert scene.raw == before
-        assert scene.left_ms() <= left
+        assert harness.raw == before
+        assert harness.left_ms() <= left
 
-    def test_stays_so_after_its_continuation_went_out(self, scene: Scene) -> None:
-        scene.completed()
-        scene.dispatched()
+    def test_stays_so_after_its_continuation_went_out(self, harness: RecordHarness) -> None:
+        harness.completed()
+        harness.mark_continued()
 
-        assert scene.begin().case == "finished"
-        assert scene.begin().there.continued
+        assert harness.begin().case == "finished"
+        assert harness.begin().there.continuation_sent
 
 
 class TestReserved:
-    def test_lets_its_task_id_begin_at_once(self, scene: Scene) -> None:
-        reservation = scene.reserved()
+    def test_lets_its_task_id_begin_at_once(self, harness: RecordHarness) -> None:
+        reservation = harness.reserved()
 
-        answer = scene.begin()
+        answer = harness.begin()
 
         assert (answer.case, answer.there.attempt) == ("begun", 1)
         assert answer.token > reservation.token
 
-    def test_holds_every_other_task_id_off(self, scene: Scene) -> None:
-        reservation = scene.reserved()
+    def test_holds_every_other_task_id_off(self, harness: RecordHarness) -> None:
+        reservation = harness.reserved()
 
-        answer = scene.begin(task_id=SECOND)
+        answer = harness.begin(task_id=SECOND)
 
         assert answer.case == "held"
         assert answer.record == reservation
         assert answer.there.deadline is not None
         assert answer.there.at_ms <= answer.now_ms + HOLD_MS
 
-    def test_is_free_to_all_after_its_time(self, scene: Scene) -> None:
-        assert scene.reserve(hold_ms=SHORT_MS).case == "reserved"
-        eventually(lambda: scene.begin(task_id=SECOND).case == "begun")
+    def test_is_free_to_all_after_its_time(self, harness: RecordHarness) -> None:
+        assert harness.reserve(hold_ms=SHORT_MS).case == "reserved"
+        eventually(lambda: harness.begin(task_id=SECOND).case == "begun")
 
-        assert scene.record().attempt == 1
+        assert harness.record().attempt == 1
 
-    def test_by_a_retry_counts_no_attempt(self, scene: Scene) -> None:
-        scene.expired()
-        scene.expired()
-        scene.release(scene.started().token, HOLD_MS)
+    def test_by_a_retry_counts_no_attempt(self, harness: RecordHarness) -> None:
+        harness.expired()
+        harness.expired()
+        harness.release(harness.started().token, HOLD_MS)
 
-        assert scene.begin().there.attempt == 1
+        assert harness.begin().there.attempt == 1
 
 
 class TestReused:
-    def test_in_every_state(self, scene: Scene) -> None:
+    def test_in_every_state(self, harness: RecordHarness) -> None:
         for given in (
-            scene.started,
-            scene.expired,
-            scene.reserved,
-            scene.held_for_retry,
-            scene.completed,
-            scene.failed,
-            scene.poisoned,
+            harness.started,
+            harness.expired,
+            harness.reserved,
+            harness.held_for_retry,
+            harness.completed,
+            harness.failed,
+            harness.poisoned,
         ):
-            scene.client.delete(scene.name)
+            harness.client.delete(harness.name)
             given()
-            before = scene.raw
+            before = harness.raw
 
-            answer = scene.begin(key=OTHER_ARGUMENTS)
+            answer = harness.begin(key=OTHER_ARGUMENTS)
 
             assert answer.case == "reused", given.__name__
             assert answer.there.task_id in (FIRST, SECOND)
-            assert scene.raw == before
+            assert harness.raw == before
 
-    def test_when_the_reservation_is_over(self, scene: Scene) -> None:
+    def test_when_the_reservation_is_over(self, harness: RecordHarness) -> None:
         # Finished steps keep a released record alive.
-        token = scene.started().token
-        scene.step(token)
-        scene.release(token)
+        token = harness.started().token
+        harness.step(token)
+        harness.release(token)
 
-        assert scene.begin(key=OTHER_ARGUMENTS).case == "reused"
+        assert harness.begin(key=OTHER_ARGUMENTS).case == "reused"
 
-    def test_not_where_one_side_has_no_fingerprint(self, scene: Scene) -> None:
-        scene.expired()
+    def test_not_where_one_side_has_no_fingerprint(self, harness: RecordHarness) -> None:
+        harness.expired()
 
-        assert scene.begin(key=NO_ARGUMENTS).case == "begun"
-        assert scene.record().fingerprint == scene.key.fingerprint
+        assert harness.begin(key=NO_ARGUMENTS).case == "begun"
+        assert harness.record().fingerprint == harness.key.fingerprint
 
-    def test_a_record_without_a_fingerprint_gets_one(self, scene: Scene) -> None:
-        scene.started(key=NO_ARGUMENTS)
-        scene.abandon()
+    def test_a_record_without_a_fingerprint_gets_one(self, harness: RecordHarness) -> None:
+        harness.started(key=NO_ARGUMENTS)
+        harness.abandon()
 
-        scene.begin()
+        harness.begin()
 
-        assert scene.record().fingerprint == scene.key.fingerprint
+        assert harness.record().fingerprint == harness.key.fingerprint

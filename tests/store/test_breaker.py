@@ -15,7 +15,7 @@ from celery_idempotent.store.breaker import PROBE_TIMEOUT
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
-from tests.store.record_harness import LEASE_MS, RETENTION_MS, Scene, store_at
+from tests.store.record_harness import LEASE_MS, RETENTION_MS, RecordHarness, store_at
 
 #: Longer than a test: the breaker asks again when the test says so.
 FOR_EVER = 3600.0
@@ -79,25 +79,25 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def scene(server: RedisServer, clock: Clock) -> Scene:
+def harness(server: RedisServer, clock: Clock) -> RecordHarness:
     """A store whose breaker opens at the second failure, and asks again in an hour."""
-    store = store_at(server.url, timeout=TIMEOUT, breaker_pause=FOR_EVER)
+    store = store_at(server.url, timeout=TIMEOUT, breaker_max_delay=FOR_EVER)
     store.ping()
-    return Scene(store, server.client())
+    return RecordHarness(store, server.client())
 
 
-def open_the_breaker(scene: Scene) -> None:
-    for _ in range(scene.store.place.breaker_failures):
+def open_the_breaker(harness: RecordHarness) -> None:
+    for _ in range(harness.store.config.breaker_threshold):
         with pytest.raises(StoreUnavailableError):
-            scene.begin()
-    assert scene.store.breaker.open
+            harness.begin()
+    assert harness.store.breaker.open
 
 
-def refused_at_once(scene: Scene) -> float:
+def refused_at_once(harness: RecordHarness) -> float:
     """Seconds that a call takes which the breaker refuses."""
     began_at = time.perf_counter()
     with pytest.raises(StoreUnavailableError, match="is asked again in"):
-        scene.store.look_up(scene.key)
+        harness.store.get(harness.key)
     return time.perf_counter() - began_at
 
 
@@ -107,65 +107,67 @@ class TestAServerThatIsKilled:
         yield
         server.restart()
 
-    def test_is_not_even_connected_to(self, scene: Scene, server: RedisServer) -> None:
+    def test_is_not_even_connected_to(self, harness: RecordHarness, server: RedisServer) -> None:
         server.kill()
         with Nobody(server.port) as nobody:
-            open_the_breaker(scene)
+            open_the_breaker(harness)
             before = nobody.connections
-            taken = sorted(refused_at_once(scene) for _ in range(1000))
+            taken = sorted(refused_at_once(harness) for _ in range(1000))
 
             assert before > 0
             assert nobody.connections == before
         print(f"1000 refusals: median {taken[500] * 1e6:.0f} µs, p99 {taken[990] * 1e6:.0f} µs")
 
-    def test_is_asked_once_a_pause(self, scene: Scene, server: RedisServer, clock: Clock) -> None:
+    def test_is_asked_once_a_pause(
+        self, harness: RecordHarness, server: RedisServer, clock: Clock
+    ) -> None:
         server.kill()
         with Nobody(server.port) as nobody:
-            open_the_breaker(scene)
+            open_the_breaker(harness)
             before = nobody.connections
             for probes in (1, 2):
                 clock.pass_pause()
                 with pytest.raises(StoreUnavailableError, match="cannot be reached"):
-                    scene.begin()
-                refused_at_once(scene)
+                    harness.begin()
+                refused_at_once(harness)
 
                 # A probe tries again at once when a connection has gone stale, and once more.
                 assert before < nobody.connections <= before + 3 * probes
 
     def test_is_found_when_it_is_back(
-        self, scene: Scene, server: RedisServer, clock: Clock
+        self, harness: RecordHarness, server: RedisServer, clock: Clock
     ) -> None:
         server.kill()
-        open_the_breaker(scene)
+        open_the_breaker(harness)
         server.restart()
-        refused_at_once(scene)
+        refused_at_once(harness)
 
         clock.pass_pause()
 
-        assert scene.begin().case == "begun"
-        assert not scene.store.breaker.open
+        assert harness.begin().case == "begun"
+        assert not harness.store.breaker.open
 
     def test_is_found_by_the_heartbeat_before_the_pause_is_over(
-        self, scene: Scene, server: RedisServer
+        self, harness: RecordHarness, server: RedisServer
     ) -> None:
         server.kill()
-        open_the_breaker(scene)
+        open_the_breaker(harness)
         server.restart()
 
-        scene.store.extend([Extension(scene.key, 17, LEASE_MS, RETENTION_MS)])
+        harness.store.extend([Extension(harness.key, 17, LEASE_MS, RETENTION_MS)])
 
-        assert not scene.store.breaker.open
-        assert scene.begin().case == "begun"
+        assert not harness.store.breaker.open
+        assert harness.begin().case == "begun"
 
     def test_is_found_by_an_outcome_before_the_pause_is_over(
-        self, scene: Scene, server: RedisServer
+        self, harness: RecordHarness, server: RedisServer
     ) -> None:
         server.kill()
-        open_the_breaker(scene)
+        open_the_breaker(harness)
         server.restart()
 
-        assert scene.complete(17).case == "lost"
-        assert not scene.store.breaker.open
+        assert harness.complete(17).case == "lost"
+        assert not harness.store.breaker.open
 
 
 class TestAServerThatIsFrozen:
@@ -175,10 +177,12 @@ class TestAServerThatIsFrozen:
         server.resume()
 
     def test_costs_a_probe_once_a_pause(
-        self, scene: Scene, server: RedisServer, clock: Clock
+        self, harness: RecordHarness, server: RedisServer, clock: Clock
     ) -> None:
         with Proxy(server.url) as proxy:
-            behind = Scene(store_at(proxy.url, timeout=0.2, breaker_pause=FOR_EVER), scene.client)
+            behind = RecordHarness(
+                store_at(proxy.url, timeout=0.2, breaker_max_delay=FOR_EVER), harness.client
+            )
             server.pause()
             open_the_breaker(behind)
             asked = len(proxy.requests)
@@ -194,8 +198,12 @@ class TestAServerThatIsFrozen:
                 assert PROBE_TIMEOUT * 0.9 <= taken < TIMEOUT / 2
                 assert len(proxy.requests) == asked + probes
 
-    def test_is_found_when_it_thaws(self, scene: Scene, server: RedisServer, clock: Clock) -> None:
-        hasty = Scene(store_at(server.url, timeout=0.2, breaker_pause=FOR_EVER), scene.client)
+    def test_is_found_when_it_thaws(
+        self, harness: RecordHarness, server: RedisServer, clock: Clock
+    ) -> None:
+        hasty = RecordHarness(
+            store_at(server.url, timeout=0.2, breaker_max_delay=FOR_EVER), harness.client
+        )
         server.pause()
         open_the_breaker(hasty)
         server.resume()

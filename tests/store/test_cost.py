@@ -11,23 +11,23 @@ from celery import Celery
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
-from tests.store.record_harness import HOLD_MS, Scene
+from tests.store.record_harness import HOLD_MS, RecordHarness
 
 VALUE = "x" * 98  # 100 bytes as JSON
 
 
 def test_a_completed_record_takes_less_than_celerys_own(
-    scene: Scene, server: RedisServer, record_property: Callable[[str, object], None]
+    harness: RecordHarness, server: RedisServer, record_property: Callable[[str, object], None]
 ) -> None:
     app = Celery("shop", backend=server.url, set_as_current=False)
     task_id = str(uuid4())
     app.backend.store_result(task_id, VALUE, "SUCCESS")
-    theirs = scene.client.memory_usage(app.backend.get_key_for_task(task_id))
+    theirs = harness.client.memory_usage(app.backend.get_key_for_task(task_id))
     app.close()
 
-    token = scene.started(task_id=task_id).token
-    scene.complete(token, Payload("json", f'"{VALUE}"'.encode()))
-    ours = scene.client.memory_usage(scene.name)
+    token = harness.started(task_id=task_id).token
+    harness.complete(token, Payload("json", f'"{VALUE}"'.encode()))
+    ours = harness.client.memory_usage(harness.name)
 
     print(f"\n{server.flavour} {server.version}: {ours} bytes, Celery's result {theirs}")
     record_property("bytes", ours)
@@ -38,10 +38,10 @@ def test_a_completed_record_takes_less_than_celerys_own(
     assert ours < theirs
 
 
-def test_a_running_record_takes_no_more_than_a_small_result(scene: Scene) -> None:
-    scene.started()
+def test_a_running_record_takes_no_more_than_a_small_result(harness: RecordHarness) -> None:
+    harness.started()
 
-    usage = scene.client.memory_usage(scene.name)
+    usage = harness.client.memory_usage(harness.name)
 
     assert usage is not None
     assert usage <= 300
@@ -50,18 +50,18 @@ def test_a_running_record_takes_no_more_than_a_small_result(scene: Scene) -> Non
 @pytest.mark.parametrize(
     "call",
     [
-        lambda scene, token: scene.begin(),
-        lambda scene, token: scene.complete(token),
-        lambda scene, token: scene.release(token, HOLD_MS),
-        lambda scene, token: scene.extend(token),
-        lambda scene, token: scene.step(token),
-        lambda scene, token: scene.reserve(),
-        lambda scene, token: scene.store.look_up(scene.key),
+        lambda harness, token: harness.begin(),
+        lambda harness, token: harness.complete(token),
+        lambda harness, token: harness.release(token, HOLD_MS),
+        lambda harness, token: harness.extend(token),
+        lambda harness, token: harness.step(token),
+        lambda harness, token: harness.reserve(),
+        lambda harness, token: harness.store.get(harness.key),
     ],
     ids=["begin", "complete", "release", "extend", "save_step", "reserve", "get"],
 )
 def test_each_call_is_one_round_trip(
-    proxied: Scene, proxy: Proxy, call: Callable[[Scene, int], object]
+    proxied: RecordHarness, proxy: Proxy, call: Callable[[RecordHarness, int], object]
 ) -> None:
     token = proxied.started().token
     call(proxied, token)  # connects, and teaches the script
@@ -74,7 +74,7 @@ def test_each_call_is_one_round_trip(
     assert len(proxy.requests) - before == 1
 
 
-def test_running_takes_two_and_replaying_one(proxied: Scene, proxy: Proxy) -> None:
+def test_running_takes_two_and_replaying_one(proxied: RecordHarness, proxy: Proxy) -> None:
     proxied.completed()
     proxied.begin()
     proxied.forget()

@@ -8,11 +8,11 @@ import pytest
 
 from celery_idempotent.store import scripts
 from celery_idempotent.testing.server import RedisServer
-from tests.store import deployments as sites
-from tests.store.record_harness import OWNER, SECOND, Scene, close_stores, store_at
+from tests.store import deployments
+from tests.store.record_harness import OWNER, SECOND, RecordHarness, close_stores, store_at
 
 
-@pytest.fixture(scope="module", params=sites.KINDS)
+@pytest.fixture(scope="module", params=deployments.KINDS)
 def durable(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     config = {"appendonly": "yes", "appendfsync": "always"}
     with RedisServer.start(request.param, config=config) as server:
@@ -20,10 +20,10 @@ def durable(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def scene(durable: RedisServer) -> Iterator[Scene]:
+def harness(durable: RedisServer) -> Iterator[RecordHarness]:
     with durable.client() as client:
         client.flushall()
-        yield Scene(store_at(durable.url), client)
+        yield RecordHarness(store_at(durable.url), client)
         close_stores()
 
 
@@ -32,37 +32,37 @@ def crash(server: RedisServer) -> None:
     server.restart()
 
 
-def test_between_begin_and_complete(scene: Scene, durable: RedisServer) -> None:
-    begun = scene.started(owner=OWNER)
-    raw = scene.raw
+def test_between_begin_and_complete(harness: RecordHarness, durable: RedisServer) -> None:
+    begun = harness.started(execution_id=OWNER)
+    raw = harness.raw
 
     crash(durable)
 
-    assert scene.raw == raw
-    assert scene.client.script_exists(scripts.load("complete").sha) == [False]
-    assert scene.begin(task_id=SECOND).case == "held"
-    assert scene.begin(owner=OWNER).token == begun.token
-    assert scene.extend(begun.token).case == "ok"
-    assert scene.complete(begun.token).case == "ok"
+    assert harness.raw == raw
+    assert harness.client.script_exists(scripts.load("complete").sha) == [False]
+    assert harness.begin(task_id=SECOND).case == "held"
+    assert harness.begin(execution_id=OWNER).token == begun.token
+    assert harness.extend(begun.token).case == "ok"
+    assert harness.complete(begun.token).case == "ok"
 
 
-def test_after_complete(scene: Scene, durable: RedisServer) -> None:
-    done = scene.completed()
-
-    crash(durable)
-
-    assert scene.begin(task_id=SECOND).case == "finished"
-    assert scene.record() == done
-    assert scene.left_ms() > 0
-
-
-def test_a_token_is_greater_than_those_before(scene: Scene, durable: RedisServer) -> None:
-    before = scene.started().token
-    scene.abandon()
+def test_after_complete(harness: RecordHarness, durable: RedisServer) -> None:
+    done = harness.completed()
 
     crash(durable)
 
-    answer = scene.begin(task_id=SECOND)
+    assert harness.begin(task_id=SECOND).case == "finished"
+    assert harness.record() == done
+    assert harness.left_ms() > 0
+
+
+def test_a_token_is_greater_than_those_before(harness: RecordHarness, durable: RedisServer) -> None:
+    before = harness.started().token
+    harness.abandon()
+
+    crash(durable)
+
+    answer = harness.begin(task_id=SECOND)
     assert (answer.case, answer.there.attempt) == ("begun", 2)
     assert answer.token > before
-    assert scene.complete(before).case == "lost"
+    assert harness.complete(before).case == "lost"

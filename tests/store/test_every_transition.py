@@ -17,152 +17,164 @@ from tests.store.record_harness import (
     RETENTION_MS,
     SECOND,
     Answer,
-    Scene,
+    RecordHarness,
 )
 from tests.unit.record.raw import raw_record
 from tests.waiting import eventually
 
-TRANSITIONS: dict[str, Callable[[Scene], object]] = {
-    "begin": lambda scene: scene.started(),
-    "begin, again": lambda scene: [scene.begin(owner=b"same") for _ in range(2)],
-    "begin, held": lambda scene: [scene.begin() for _ in range(2)],
-    "takeover": lambda scene: (scene.expired(), scene.started()),
-    "prior": lambda scene: (scene.started(owner=b"16 bytes of name"),
-                            scene.started(prior=b"16 bytes of name")),
-    "extend": lambda scene: scene.extend(scene.started().token),
-    "save_step": lambda scene: scene.step(scene.started().token),
-    "complete": lambda scene: scene.completed(),
-    "fail": lambda scene: scene.failed(),
-    "poison": lambda scene: scene.poisoned(),
-    "hold": lambda scene: scene.held_for_retry(),
-    "hold, begin": lambda scene: (scene.held_for_retry(), scene.started()),
-    "step, release": lambda scene: _release_with_step(scene, 0),
-    "step, hold": lambda scene: _release_with_step(scene, HOLD_MS),
-    "step, hold, reserve": lambda scene: (_release_with_step(scene, HOLD_MS), scene.reserve()),
-    "abandon": lambda scene: (scene.started(), scene.abandon()),
-    "abandon, grace": lambda scene: (scene.started(), scene.abandon(grace_ms=1000)),
-    "abandon, begin": lambda scene: (scene.started(), scene.abandon(), scene.started()),
-    "reserve": lambda scene: scene.reserved(),
-    "reserve, again": lambda scene: (scene.reserved(), scene.reserved()),
-    "reserve, begin": lambda scene: (scene.reserved(), scene.started()),
-    "mark_continued": lambda scene: (scene.completed(), scene.dispatched()),
-    "failed, dispatched": lambda scene: (scene.failed(), scene.dispatched()),
+TRANSITIONS: dict[str, Callable[[RecordHarness], object]] = {
+    "begin": lambda harness: harness.started(),
+    "begin, again": lambda harness: [harness.begin(execution_id=b"same") for _ in range(2)],
+    "begin, held": lambda harness: [harness.begin() for _ in range(2)],
+    "takeover": lambda harness: (harness.expired(), harness.started()),
+    "prior": lambda harness: (harness.started(execution_id=b"16 bytes of name"),
+                            harness.started(unanswered_ids=b"16 bytes of name")),
+    "extend": lambda harness: harness.extend(harness.started().token),
+    "save_step": lambda harness: harness.step(harness.started().token),
+    "complete": lambda harness: harness.completed(),
+    "fail": lambda harness: harness.failed(),
+    "poison": lambda harness: harness.poisoned(),
+    "hold": lambda harness: harness.held_for_retry(),
+    "hold, begin": lambda harness: (harness.held_for_retry(), harness.started()),
+    "step, release": lambda harness: _release_with_step(harness, 0),
+    "step, hold": lambda harness: _release_with_step(harness, HOLD_MS),
+    "step, hold, reserve": lambda harness: (_release_with_step(harness, HOLD_MS),
+    harness.reserve()),
+    "abandon": lambda harness: (harness.started(), harness.abandon()),
+    "abandon, grace": lambda harness: (harness.started(), harness.abandon(grace_ms=1000)),
+    "abandon, begin": lambda harness: (harness.started(), harness.abandon(), harness.started()),
+    "reserve": lambda harness: harness.reserved(),
+    "reserve, again": lambda harness: (harness.reserved(), harness.reserved()),
+    "reserve, begin": lambda harness: (harness.reserved(), harness.started()),
+    "mark_continued": lambda harness: (harness.completed(), harness.mark_continued()),
+    "failed, dispatched": lambda harness: (harness.failed(), harness.mark_continued()),
 }  # fmt: skip
 
 
-def _release_with_step(scene: Scene, hold_ms: int) -> Answer:
-    token = scene.started().token
-    scene.step(token)
-    return scene.release(token, hold_ms)
+def _release_with_step(harness: RecordHarness, hold_ms: int) -> Answer:
+    token = harness.started().token
+    harness.step(token)
+    return harness.release(token, hold_ms)
 
 
 transitions = pytest.mark.parametrize("transition", TRANSITIONS)
 
 
 @transitions
-def test_nothing_stays_for_ever(scene: Scene, transition: str) -> None:
-    TRANSITIONS[transition](scene)
+def test_nothing_stays_for_ever(harness: RecordHarness, transition: str) -> None:
+    TRANSITIONS[transition](harness)
 
-    assert 0 < scene.left_ms() <= HOLD_MS + LEASE_MS + RETENTION_MS
-
-
-@transitions
-def test_the_fingerprint_is_kept(scene: Scene, transition: str) -> None:
-    TRANSITIONS[transition](scene)
-
-    assert scene.record().fingerprint == scene.key.fingerprint
+    assert 0 < harness.left_ms() <= HOLD_MS + LEASE_MS + RETENTION_MS
 
 
 @transitions
-def test_a_caller_without_arguments_does_not_wipe_it_out(scene: Scene, transition: str) -> None:
-    TRANSITIONS[transition](scene)
+def test_the_fingerprint_is_kept(harness: RecordHarness, transition: str) -> None:
+    TRANSITIONS[transition](harness)
 
-    scene.begin(key=NO_ARGUMENTS)
-    scene.reserve(key=NO_ARGUMENTS)
-
-    assert scene.record().fingerprint == scene.key.fingerprint
+    assert harness.record().fingerprint == harness.key.fingerprint
 
 
 @transitions
-def test_the_token_never_falls(scene: Scene, transition: str) -> None:
-    first = scene.started().token
-    scene.release(first)
+def test_a_caller_without_arguments_does_not_wipe_it_out(
+    harness: RecordHarness, transition: str
+) -> None:
+    TRANSITIONS[transition](harness)
 
-    TRANSITIONS[transition](scene)
+    harness.begin(key=NO_ARGUMENTS)
+    harness.reserve(key=NO_ARGUMENTS)
 
-    assert scene.record().token > first
+    assert harness.record().fingerprint == harness.key.fingerprint
+
+
+@transitions
+def test_the_token_never_falls(harness: RecordHarness, transition: str) -> None:
+    first = harness.started().token
+    harness.release(first)
+
+    TRANSITIONS[transition](harness)
+
+    assert harness.record().token > first
 
 
 class TestTokens:
-    def test_grow_across_takeovers_releases_and_forgetting(self, scene: Scene) -> None:
+    def test_grow_across_takeovers_releases_and_forgetting(self, harness: RecordHarness) -> None:
         ends: list[Callable[[int], object]] = [
-            lambda token: scene.abandon(),
-            scene.release,
-            lambda token: scene.release(token, HOLD_MS),
-            lambda token: (scene.complete(token), scene.forget()),
-            lambda token: (scene.fail(token), scene.client.delete(scene.name)),
-            lambda token: scene.forget(),
+            lambda token: harness.abandon(),
+            harness.release,
+            lambda token: harness.release(token, HOLD_MS),
+            lambda token: (harness.complete(token), harness.forget()),
+            lambda token: (harness.fail(token), harness.client.delete(harness.name)),
+            lambda token: harness.forget(),
         ]
 
         tokens = []
         for end in ends * 3:
-            tokens.append(scene.started().token)
+            tokens.append(harness.started().token)
             end(tokens[-1])
 
         assert tokens == sorted(set(tokens))
 
-    def test_grow_when_a_record_expires_by_itself(self, scene: Scene) -> None:
-        first = scene.completed().token
-        scene.client.pexpire(scene.name, 1)
-        eventually(lambda: scene.raw is None)
+    def test_grow_when_a_record_expires_by_itself(self, harness: RecordHarness) -> None:
+        first = harness.completed().token
+        harness.client.pexpire(harness.name, 1)
+        eventually(lambda: harness.raw is None)
 
-        assert scene.started().token > first
+        assert harness.started().token > first
 
-    def test_are_the_servers_microseconds(self, scene: Scene) -> None:
+    def test_are_the_servers_microseconds(self, harness: RecordHarness) -> None:
         answers = []
         for _ in range(20):
-            answers.append(scene.begin())
-            scene.release(answers[-1].token)
+            answers.append(harness.begin())
+            harness.release(answers[-1].token)
 
         assert all(answer.token // 1000 == answer.now_ms for answer in answers)
         # Fourteen digits of sixteen would end in two zeros each time.
         assert any(answer.token % 100 for answer in answers)
 
     @pytest.mark.parametrize("last", [2**53 - 3, 9_007_199_254_740_001, 7_777_777_777_777_777])
-    def test_grow_by_one_past_the_clock_to_the_last_digit(self, scene: Scene, last: int) -> None:
+    def test_grow_by_one_past_the_clock_to_the_last_digit(
+        self, harness: RecordHarness, last: int
+    ) -> None:
         # As after a backward step of the server's clock.
-        scene.put(raw_record(b"S", token=last, at_ms=1, fingerprint=scene.key.fingerprint))
+        harness.put(raw_record(b"S", token=last, at_ms=1, fingerprint=harness.key.fingerprint))
 
-        heir = scene.started()
+        heir = harness.started()
 
         assert heir.token == last + 1
-        assert scene.extend(last).case == "lost"
-        assert scene.complete(last).case == "lost"
-        assert scene.complete(last + 1).case == "ok"
+        assert harness.extend(last).case == "lost"
+        assert harness.complete(last).case == "lost"
+        assert harness.complete(last + 1).case == "ok"
 
     @pytest.mark.parametrize("last", [2**53 - 3, 9_007_199_254_740_001])
-    def test_grow_past_a_reservation_too(self, scene: Scene, last: int) -> None:
-        scene.put(
+    def test_grow_past_a_reservation_too(self, harness: RecordHarness, last: int) -> None:
+        harness.put(
             raw_record(
-                b"R", token=last, at_ms=1, fingerprint=scene.key.fingerprint, worker=b"", owner=b""
+                b"R",
+                token=last,
+                at_ms=1,
+                fingerprint=harness.key.fingerprint,
+                worker=b"",
+                execution_id=b"",
             )
         )
 
-        assert scene.started(task_id=SECOND).token == last + 1
+        assert harness.started(task_id=SECOND).token == last + 1
 
     @pytest.mark.parametrize("last", [2**53 - 3, 9_007_199_254_740_001])
-    def test_grow_from_reservation_to_reservation(self, scene: Scene, last: int) -> None:
-        ahead = scene.now_ms() + HOLD_MS
-        scene.put(raw_record(b"R", token=last, at_ms=ahead, task_id=b"a", worker=b"", owner=b""))
+    def test_grow_from_reservation_to_reservation(self, harness: RecordHarness, last: int) -> None:
+        ahead = harness.now_ms() + HOLD_MS
+        harness.put(
+            raw_record(b"R", token=last, at_ms=ahead, task_id=b"a", worker=b"", execution_id=b"")
+        )
 
-        assert scene.reserve("a").token == last + 1
+        assert harness.reserve("a").token == last + 1
 
-    def test_abandoning_outdates_them(self, scene: Scene) -> None:
-        token = scene.started().token
+    def test_abandoning_outdates_them(self, harness: RecordHarness) -> None:
+        token = harness.started().token
 
-        scene.abandon(grace_ms=LEASE_MS)
+        harness.abandon(grace_ms=LEASE_MS)
 
-        assert scene.record().token > token
+        assert harness.record().token > token
 
 
 @pytest.mark.parametrize("raw", [
@@ -170,59 +182,60 @@ class TestTokens:
     bytes(range(200)),
 ], ids=["empty", "letter", "short", "cut", "newer", "json", "lower", "bytes"])  # fmt: skip
 class TestDamaged:
-    def test_nobody_begins_or_reserves(self, scene: Scene, raw: bytes) -> None:
-        scene.put(raw)
+    def test_nobody_begins_or_reserves(self, harness: RecordHarness, raw: bytes) -> None:
+        harness.put(raw)
 
-        begin = scene.store.execute(commands.begin(
-            scene.key, owner=b"o", prior=b"", task_id="a", worker="w", lease_ms=LEASE_MS,
+        begin = harness.store.execute(commands.begin(
+            harness.key, execution_id=b"o", unanswered_ids=b"", task_id="a", worker="w",
+            lease_ms=LEASE_MS,
             retention_ms=RETENTION_MS, max_attempts=5, error_ms=1000,
         ))  # fmt: skip
-        reserve = scene.store.execute(commands.reserve(scene.key, "a", HOLD_MS))
+        reserve = harness.store.execute(commands.reserve(harness.key, "a", HOLD_MS))
 
         assert (begin.case, begin.raw) == ("corrupt", raw)
         assert (reserve.case, reserve.raw) == ("corrupt", raw)
-        assert scene.raw == raw
+        assert harness.raw == raw
 
-    def test_nobody_settles(self, scene: Scene, raw: bytes) -> None:
-        scene.put(raw)
+    def test_nobody_settles(self, harness: RecordHarness, raw: bytes) -> None:
+        harness.put(raw)
         token = 1_763_726_400_123_457
 
         for settle in (
-            commands.complete(scene.key, token, RESULT, 1000),
-            commands.fail(scene.key, token, RESULT, 1000),
-            commands.release(scene.key, token, hold_ms=0, retention_ms=1000),
-            commands.step(scene.key, token, b"s", lease_ms=1000, retention_ms=1000),
-            commands.abandon(scene.key, "a", "w", grace_ms=0),
-            commands.dispatched(scene.key, "a"),
+            commands.complete(harness.key, token, RESULT, 1000),
+            commands.fail(harness.key, token, RESULT, 1000),
+            commands.release(harness.key, token, hold_ms=0, retention_ms=1000),
+            commands.step(harness.key, token, b"s", lease_ms=1000, retention_ms=1000),
+            commands.abandon(harness.key, "a", "w", grace_ms=0),
+            commands.mark_continued(harness.key, "a"),
         ):
-            assert scene.store.execute(settle).case == "lost"
-        assert scene.raw == raw
+            assert harness.store.execute(settle).case == "lost"
+        assert harness.raw == raw
 
 
-def test_a_value_of_another_kind_is_a_corrupt_record_to_all(scene: Scene) -> None:
-    scene.client.hset(scene.name, "field", "value")
-    scene.client.expire(scene.name, 60)
+def test_a_value_of_another_kind_is_a_corrupt_record_to_all(harness: RecordHarness) -> None:
+    harness.client.hset(harness.name, "field", "value")
+    harness.client.expire(harness.name, 60)
     calls: list[Callable[[], object]] = [
-        scene.begin,
-        scene.reserve,
-        lambda: scene.complete(17),
-        lambda: scene.fail(17),
-        lambda: scene.release(17),
-        lambda: scene.step(17),
-        scene.abandon,
-        scene.dispatched,
-        lambda: scene.store.look_up(scene.key),
+        harness.begin,
+        harness.reserve,
+        lambda: harness.complete(17),
+        lambda: harness.fail(17),
+        lambda: harness.release(17),
+        lambda: harness.step(17),
+        harness.abandon,
+        harness.mark_continued,
+        lambda: harness.store.get(harness.key),
     ]
 
     for call in calls:
-        with pytest.raises(CorruptRecordError, match=str(scene.key)):
+        with pytest.raises(CorruptRecordError, match=str(harness.key)):
             call()
-    assert scene.client.hgetall(scene.name) == {b"field": b"value"}
+    assert harness.client.hgetall(harness.name) == {b"field": b"value"}
 
 
-def test_a_state_that_is_gone_leaves_nothing_behind(scene: Scene) -> None:
-    assert scene.release(scene.started().token).case == "ok"
-    assert scene.completed().state is State.COMPLETED
-    scene.forget()
+def test_a_state_that_is_gone_leaves_nothing_behind(harness: RecordHarness) -> None:
+    assert harness.release(harness.started().token).case == "ok"
+    assert harness.completed().state is State.COMPLETED
+    harness.forget()
 
-    assert scene.client.dbsize() == 0
+    assert harness.client.dbsize() == 0

@@ -9,94 +9,101 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.scripts import Reply
-from tests.store.record_harness import LEASE_MS, RESULT, RETENTION_MS, SECOND, SHORT_MS, Scene
+from tests.store.record_harness import (
+    LEASE_MS,
+    RESULT,
+    RETENTION_MS,
+    SECOND,
+    SHORT_MS,
+    RecordHarness,
+)
 
 pytestmark = pytest.mark.core
 
 
-def test_a_lease_ends_that_long_from_now(scene: Scene) -> None:
-    running = scene.started(lease_ms=1000)
+def test_a_lease_ends_that_long_from_now(harness: RecordHarness) -> None:
+    running = harness.started(lease_ms=1000)
 
-    answer = scene.extend(running.token)
+    answer = harness.extend(running.token)
 
     assert answer.case == "ok"
-    assert scene.record().at_ms == answer.now_ms + LEASE_MS
+    assert harness.record().at_ms == answer.now_ms + LEASE_MS
 
 
-def test_nothing_but_the_deadline_changes(scene: Scene) -> None:
-    running = scene.started()
-    scene.step(running.token)
-    before = scene.raw
+def test_nothing_but_the_deadline_changes(harness: RecordHarness) -> None:
+    running = harness.started()
+    harness.step(running.token)
+    before = harness.raw
     assert before is not None
 
-    scene.extend(running.token, lease_ms=2 * LEASE_MS)
+    harness.extend(running.token, lease_ms=2 * LEASE_MS)
 
-    after = scene.raw
+    after = harness.raw
     assert after is not None
     assert after[:9] == before[:9]
     assert after[15:] == before[15:]
 
 
-def test_a_lease_may_be_shortened(scene: Scene) -> None:
-    running = scene.started()
+def test_a_lease_may_be_shortened(harness: RecordHarness) -> None:
+    running = harness.started()
 
-    answer = scene.extend(running.token, lease_ms=SHORT_MS)
+    answer = harness.extend(running.token, lease_ms=SHORT_MS)
 
-    assert scene.record().at_ms == answer.now_ms + SHORT_MS
-
-
-def test_the_record_is_remembered_that_much_longer(scene: Scene) -> None:
-    running = scene.started()
-    scene.client.pexpire(scene.name, 60_000)
-
-    scene.extend(running.token)
-
-    assert LEASE_MS + RETENTION_MS - 5000 < scene.left_ms() <= LEASE_MS + RETENTION_MS
+    assert harness.record().at_ms == answer.now_ms + SHORT_MS
 
 
-def test_a_lease_that_ran_out_is_still_its_holders(scene: Scene) -> None:
-    running = scene.expired()
+def test_the_record_is_remembered_that_much_longer(harness: RecordHarness) -> None:
+    running = harness.started()
+    harness.client.pexpire(harness.name, 60_000)
 
-    assert scene.extend(running.token).case == "ok"
-    assert scene.begin(task_id=SECOND).case == "held"
+    harness.extend(running.token)
+
+    assert LEASE_MS + RETENTION_MS - 5000 < harness.left_ms() <= LEASE_MS + RETENTION_MS
 
 
-def test_a_lease_that_was_taken_over_is_lost(scene: Scene) -> None:
-    stale = scene.expired()
-    rival = scene.started(task_id=SECOND)
+def test_a_lease_that_ran_out_is_still_its_holders(harness: RecordHarness) -> None:
+    running = harness.expired()
 
-    answer = scene.extend(stale.token)
+    assert harness.extend(running.token).case == "ok"
+    assert harness.begin(task_id=SECOND).case == "held"
+
+
+def test_a_lease_that_was_taken_over_is_lost(harness: RecordHarness) -> None:
+    stale = harness.expired()
+    rival = harness.started(task_id=SECOND)
+
+    answer = harness.extend(stale.token)
 
     assert answer.case == "lost"
-    assert answer.record == rival == scene.record()
+    assert answer.record == rival == harness.record()
 
 
-def test_a_finished_execution_has_no_lease(scene: Scene) -> None:
-    done = scene.completed()
+def test_a_finished_execution_has_no_lease(harness: RecordHarness) -> None:
+    done = harness.completed()
 
-    answer = scene.extend(done.token)
+    answer = harness.extend(done.token)
 
     assert (answer.case, answer.record) == ("lost", done)
-    assert scene.record() == done
+    assert harness.record() == done
 
 
-def test_a_key_that_was_forgotten_is_lost(scene: Scene) -> None:
-    running = scene.started()
-    scene.forget()
+def test_a_key_that_was_forgotten_is_lost(harness: RecordHarness) -> None:
+    running = harness.started()
+    harness.forget()
 
-    assert scene.extend(running.token)[:2] == ("lost", None)
-    assert scene.raw is None
+    assert harness.extend(running.token)[:2] == ("lost", None)
+    assert harness.raw is None
 
 
-def test_each_of_many_gets_its_own_answer(scene: Scene) -> None:
+def test_each_of_many_gets_its_own_answer(harness: RecordHarness) -> None:
     keys = [Key("shop.charge", f"{number:022}") for number in range(4)]
-    tokens = [scene.started(key=key).token for key in keys]
-    scene.store.execute(commands.complete(keys[1], tokens[1], RESULT, RETENTION_MS))
-    scene.client.delete(scene.store.name(keys[2]))
-    scene.client.rpush(scene.store.name(keys[2]), "not a record")
-    scene.client.expire(scene.store.name(keys[2]), 60)
+    tokens = [harness.started(key=key).token for key in keys]
+    harness.store.execute(commands.complete(keys[1], tokens[1], RESULT, RETENTION_MS))
+    harness.client.delete(harness.store.name(keys[2]))
+    harness.client.rpush(harness.store.name(keys[2]), "not a record")
+    harness.client.expire(harness.store.name(keys[2]), 60)
 
-    answers = scene.store.extend(
+    answers = harness.store.extend(
         [
             Extension(key, token, LEASE_MS, RETENTION_MS)
             for key, token in zip(keys, tokens, strict=True)
@@ -108,5 +115,5 @@ def test_each_of_many_gets_its_own_answer(scene: Scene) -> None:
     assert str(keys[2]) in str(answers[2])
 
 
-def test_none_to_extend_is_no_trouble(scene: Scene) -> None:
-    assert scene.store.extend([]) == []
+def test_none_to_extend_is_no_trouble(harness: RecordHarness) -> None:
+    assert harness.store.extend([]) == []

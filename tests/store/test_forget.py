@@ -11,7 +11,7 @@ from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import UNREADABLE
-from tests.store.record_harness import FIRST, SECOND, WORKER, Scene
+from tests.store.record_harness import FIRST, SECOND, WORKER, RecordHarness
 from tests.unit.record.raw import raw_record
 
 
@@ -22,156 +22,164 @@ def shown(token: int) -> Record:
 @pytest.mark.parametrize(
     "given",
     [
-        Scene.started,
-        Scene.expired,
-        Scene.reserved,
-        Scene.held_for_retry,
-        Scene.completed,
-        Scene.failed,
-        Scene.poisoned,
+        RecordHarness.started,
+        RecordHarness.expired,
+        RecordHarness.reserved,
+        RecordHarness.held_for_retry,
+        RecordHarness.completed,
+        RecordHarness.failed,
+        RecordHarness.poisoned,
     ],
     ids=lambda given: given.__name__,
 )
-def test_any_record_is_dropped(scene: Scene, given: object) -> None:
-    given(scene)  # type: ignore[operator]
+def test_any_record_is_dropped(harness: RecordHarness, given: object) -> None:
+    given(harness)  # type: ignore[operator]
 
-    assert scene.forget().case == "ok"
-    assert scene.raw is None
-    assert scene.begin(task_id=SECOND).there.attempt == 1
-
-
-def test_there_may_be_nothing(scene: Scene) -> None:
-    assert scene.forget().case == "absent"
-    assert scene.forget(shown(17)).case == "absent"
-    assert scene.forget(UNREADABLE).case == "absent"
+    assert harness.forget().case == "ok"
+    assert harness.raw is None
+    assert harness.begin(task_id=SECOND).there.attempt == 1
 
 
-def test_what_was_shown_is_told_by_its_token(scene: Scene) -> None:
-    done = scene.completed()
+def test_there_may_be_nothing(harness: RecordHarness) -> None:
+    assert harness.forget().case == "absent"
+    assert harness.forget(shown(17)).case == "absent"
+    assert harness.forget(UNREADABLE).case == "absent"
+
+
+def test_what_was_shown_is_told_by_its_token(harness: RecordHarness) -> None:
+    done = harness.completed()
 
     for other in (done.token - 1, done.token + 1, 0):
-        answer = scene.forget(replace(done, token=other))
+        answer = harness.forget(replace(done, token=other))
         assert (answer.case, answer.record) == ("changed", done)
-    assert scene.record() == done
+    assert harness.record() == done
 
-    assert scene.forget(done).case == "ok"
-    assert scene.raw is None
-
-
-def test_a_lease_that_was_taken_over_since_is_not_dropped(scene: Scene) -> None:
-    dead = scene.expired()
-    heir = scene.started()
-
-    assert scene.forget(dead).case == "changed"
-    assert scene.record() == heir
+    assert harness.forget(done).case == "ok"
+    assert harness.raw is None
 
 
-@pytest.mark.parametrize("since", [Scene.complete, Scene.fail], ids=["completed", "failed"])
-def test_an_outcome_that_was_not_shown_is_not_dropped(scene: Scene, since: Any) -> None:
-    running = scene.started()
-    since(scene, running.token)
-    outcome = scene.record()
+def test_a_lease_that_was_taken_over_since_is_not_dropped(harness: RecordHarness) -> None:
+    dead = harness.expired()
+    heir = harness.started()
 
-    answer = scene.forget(running)
+    assert harness.forget(dead).case == "changed"
+    assert harness.record() == heir
+
+
+@pytest.mark.parametrize(
+    "since", [RecordHarness.complete, RecordHarness.fail], ids=["completed", "failed"]
+)
+def test_an_outcome_that_was_not_shown_is_not_dropped(harness: RecordHarness, since: Any) -> None:
+    running = harness.started()
+    since(harness, running.token)
+    outcome = harness.record()
+
+    answer = harness.forget(running)
 
     assert outcome.token == running.token
     assert (answer.case, answer.record) == ("changed", outcome)
-    assert scene.record() == outcome
+    assert harness.record() == outcome
 
 
-def test_an_execution_that_was_not_shown_is_not_dropped(scene: Scene) -> None:
-    reserved = scene.reserved()
-    scene.put(raw_record(b"S", token=reserved.token))
+def test_an_execution_that_was_not_shown_is_not_dropped(harness: RecordHarness) -> None:
+    reserved = harness.reserved()
+    harness.put(raw_record(b"S", token=reserved.token))
 
-    assert scene.forget(reserved).case == "changed"
-    assert scene.state is State.STARTED
+    assert harness.forget(reserved).case == "changed"
+    assert harness.state is State.STARTED
 
 
 @pytest.mark.parametrize("since", [
-    lambda scene, running: scene.extend(running.token),
-    lambda scene, running: scene.step(running.token),
+    lambda harness, running: harness.extend(running.token),
+    lambda harness, running: harness.step(running.token),
 ], ids=["extended", "a step further"])  # fmt: skip
-def test_an_execution_that_goes_on_is_still_what_was_shown(scene: Scene, since: Any) -> None:
-    running = scene.started()
-    since(scene, running)
+def test_an_execution_that_goes_on_is_still_what_was_shown(
+    harness: RecordHarness, since: Any
+) -> None:
+    running = harness.started()
+    since(harness, running)
 
-    assert scene.forget(running).case == "ok"
-    assert scene.raw is None
-
-
-@pytest.mark.parametrize("given", [Scene.completed, Scene.failed], ids=["completed", "failed"])
-def test_so_is_an_outcome_whose_continuation_has_gone_out(scene: Scene, given: Any) -> None:
-    outcome = given(scene)
-    assert scene.dispatched(outcome.task_id).case == "ok"
-
-    assert scene.forget(outcome).case == "ok"
-    assert scene.raw is None
+    assert harness.forget(running).case == "ok"
+    assert harness.raw is None
 
 
-def test_what_was_damaged_is_not_dropped_once_it_can_be_read(scene: Scene) -> None:
-    done = scene.completed()
+@pytest.mark.parametrize(
+    "given", [RecordHarness.completed, RecordHarness.failed], ids=["completed", "failed"]
+)
+def test_so_is_an_outcome_whose_continuation_has_gone_out(
+    harness: RecordHarness, given: Any
+) -> None:
+    outcome = given(harness)
+    assert harness.mark_continued(outcome.task_id).case == "ok"
 
-    answer = scene.forget(UNREADABLE)
+    assert harness.forget(outcome).case == "ok"
+    assert harness.raw is None
+
+
+def test_what_was_damaged_is_not_dropped_once_it_can_be_read(harness: RecordHarness) -> None:
+    done = harness.completed()
+
+    answer = harness.forget(UNREADABLE)
 
     assert (answer.case, answer.record) == ("changed", done)
-    assert scene.record() == done
+    assert harness.record() == done
 
 
 class TestErrorsOfEndedTaskIds:
     """To all but copies of their messages there is nothing."""
 
-    def test_are_dropped_as_if_they_were_not_there(self, scene: Scene) -> None:
-        scene.end_with_error(scene.started().token)
-        assert scene.begin().case == "finished"
+    def test_are_dropped_as_if_they_were_not_there(self, harness: RecordHarness) -> None:
+        harness.end_with_error(harness.started().token)
+        assert harness.begin().case == "finished"
 
-        assert scene.forget().case == "absent"
-        assert scene.raw is None
-        assert scene.begin().case == "begun"
+        assert harness.forget().case == "absent"
+        assert harness.raw is None
+        assert harness.begin().case == "begun"
 
-    def test_are_not_what_was_shown(self, scene: Scene) -> None:
-        running = scene.started()
-        scene.end_with_error(running.token)
+    def test_are_not_what_was_shown(self, harness: RecordHarness) -> None:
+        running = harness.started()
+        harness.end_with_error(running.token)
 
-        assert scene.forget(running).case == "absent"
-        assert scene.forget(UNREADABLE).case == "absent"
-        assert scene.begin().case == "finished"
+        assert harness.forget(running).case == "absent"
+        assert harness.forget(UNREADABLE).case == "absent"
+        assert harness.begin().case == "finished"
 
 
-def test_what_cannot_be_read_is_dropped(scene: Scene) -> None:
+def test_what_cannot_be_read_is_dropped(harness: RecordHarness) -> None:
     for raw in (b"", b"S", b"Znewer", b"{}"):
-        scene.put(raw)
-        assert scene.forget().case == "ok"
-        assert scene.raw is None
-        scene.put(raw)
-        assert scene.forget(UNREADABLE).case == "ok"
-        assert scene.raw is None
+        harness.put(raw)
+        assert harness.forget().case == "ok"
+        assert harness.raw is None
+        harness.put(raw)
+        assert harness.forget(UNREADABLE).case == "ok"
+        assert harness.raw is None
 
 
-def test_what_cannot_be_read_is_no_tokens(scene: Scene) -> None:
+def test_what_cannot_be_read_is_no_tokens(harness: RecordHarness) -> None:
     for raw in (b"", b"S", b"Znewer"):
-        scene.put(raw)
-        assert scene.store.execute(commands.forget(scene.key, shown(17))).case == "changed"
-        assert scene.raw == raw
+        harness.put(raw)
+        assert harness.store.execute(commands.forget(harness.key, shown(17))).case == "changed"
+        assert harness.raw == raw
 
 
-def test_another_kind_of_value_is_dropped_too(scene: Scene) -> None:
-    scene.client.rpush(scene.name, "no record")
-    scene.client.expire(scene.name, 60)
+def test_another_kind_of_value_is_dropped_too(harness: RecordHarness) -> None:
+    harness.client.rpush(harness.name, "no record")
+    harness.client.expire(harness.name, 60)
 
     with pytest.raises(CorruptRecordError):
-        scene.forget(shown(17))
-    assert scene.forget(UNREADABLE).case == "ok"
-    assert not scene.client.exists(scene.name)
+        harness.forget(shown(17))
+    assert harness.forget(UNREADABLE).case == "ok"
+    assert not harness.client.exists(harness.name)
 
-    scene.client.rpush(scene.name, "no record")
-    assert scene.forget().case == "ok"
-    assert not scene.client.exists(scene.name)
+    harness.client.rpush(harness.name, "no record")
+    assert harness.forget().case == "ok"
+    assert not harness.client.exists(harness.name)
 
 
-def test_an_execution_under_way_is_refused_its_outcome(scene: Scene) -> None:
-    running = scene.started()
+def test_an_execution_under_way_is_refused_its_outcome(harness: RecordHarness) -> None:
+    running = harness.started()
 
-    scene.forget()
+    harness.forget()
 
-    assert scene.complete(running.token).case == "lost"
-    assert scene.begin(task_id=FIRST).token > running.token
+    assert harness.complete(running.token).case == "lost"
+    assert harness.begin(task_id=FIRST).token > running.token

@@ -10,31 +10,42 @@ from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
 from tests.store.deployments import Site
-from tests.store.record_harness import FIRST, LEASE_MS, RETENTION_MS, WORKER, Scene, store_at
+from tests.store.record_harness import (
+    FIRST,
+    LEASE_MS,
+    RETENTION_MS,
+    WORKER,
+    RecordHarness,
+    store_at,
+)
 
 pytestmark = pytest.mark.core
 
 MOMENT = timedelta(seconds=2)
 
 
-def server_time(scene: Scene) -> datetime:
-    return datetime.fromtimestamp(scene.now_ms() / 1000, tz=timezone.utc)
+def server_time(harness: RecordHarness) -> datetime:
+    return datetime.fromtimestamp(harness.now_ms() / 1000, tz=timezone.utc)
 
 
-def test_an_absent_key_has_none(scene: Scene) -> None:
-    assert scene.store.look_up(scene.key) is None
+def test_an_absent_key_has_none(harness: RecordHarness) -> None:
+    assert harness.store.get(harness.key) is None
 
 
-def test_a_running_execution_is_seen_with_its_times(scene: Scene) -> None:
-    begun = scene.started()
+def test_a_running_execution_is_seen_with_its_times(harness: RecordHarness) -> None:
+    begun = harness.started()
 
-    record = scene.store.look_up(scene.key)
+    record = harness.store.get(harness.key)
 
     assert record is not None
-    assert (record.state, record.task, record.key) == (State.STARTED, "shop.charge", str(scene.key))
+    assert (record.state, record.task, record.key) == (
+        State.STARTED,
+        "shop.charge",
+        str(harness.key),
+    )
     assert (record.task_id, record.worker) == (FIRST, WORKER)
     assert (record.token, record.attempt) == (begun.token, 1)
-    now = server_time(scene)
+    now = server_time(harness)
     assert record.started_at is not None
     assert record.deadline is not None
     assert record.expires_at is not None
@@ -45,55 +56,55 @@ def test_a_running_execution_is_seen_with_its_times(scene: Scene) -> None:
     assert record.result is None
 
 
-def test_an_outcome_is_seen_with_its_value(scene: Scene) -> None:
-    scene.completed()
+def test_an_outcome_is_seen_with_its_value(harness: RecordHarness) -> None:
+    harness.completed()
 
-    record = scene.store.look_up(scene.key)
+    record = harness.store.get(harness.key)
 
     assert record is not None
     assert record.result == b'"charged"'
     assert record.finished_at is not None
-    assert abs(record.finished_at - server_time(scene)) < MOMENT
+    assert abs(record.finished_at - server_time(harness)) < MOMENT
 
 
-def test_looking_changes_nothing(scene: Scene) -> None:
-    scene.completed()
-    before, left = scene.raw, scene.left_ms()
+def test_looking_changes_nothing(harness: RecordHarness) -> None:
+    harness.completed()
+    before, left = harness.raw, harness.left_ms()
 
-    scene.store.look_up(scene.key)
+    harness.store.get(harness.key)
 
-    assert scene.raw == before
-    assert left - 5000 < scene.left_ms() <= left
-
-
-def test_what_cannot_be_read_is_corrupt(scene: Scene) -> None:
-    scene.put(b"Znewer")
-
-    with pytest.raises(CorruptRecordError, match=str(scene.key)):
-        scene.store.look_up(scene.key)
+    assert harness.raw == before
+    assert left - 5000 < harness.left_ms() <= left
 
 
-def test_a_record_without_an_expiry_is_seen_so(scene: Scene) -> None:
-    scene.completed()
-    scene.client.persist(scene.name)
+def test_what_cannot_be_read_is_corrupt(harness: RecordHarness) -> None:
+    harness.put(b"Znewer")
 
-    record = scene.store.look_up(scene.key)
+    with pytest.raises(CorruptRecordError, match=str(harness.key)):
+        harness.store.get(harness.key)
+
+
+def test_a_record_without_an_expiry_is_seen_so(harness: RecordHarness) -> None:
+    harness.completed()
+    harness.client.persist(harness.name)
+
+    record = harness.store.get(harness.key)
 
     assert record is not None
     assert record.expires_at is None
-    scene.forget()
+    harness.forget()
 
 
-def test_the_name_in_redis_is_prefix_task_and_digest(scene: Scene) -> None:
+def test_the_name_in_redis_is_prefix_task_and_digest(harness: RecordHarness) -> None:
     odd = Key("shop {1}: ä", "digest")
 
-    assert scene.name == "idem:shop.charge:PN0MlSPt3FmEwTzQ5dHvBQ"
-    assert scene.store.name(odd) == "idem:shop%20%7B1%7D%3A%20%C3%A4:digest"
+    assert harness.name == "idem:shop.charge:PN0MlSPt3FmEwTzQ5dHvBQ"
+    assert harness.store.name(odd) == "idem:shop%20%7B1%7D%3A%20%C3%A4:digest"
 
 
-def test_prefixes_keep_stores_apart(scene: Scene, site: Site) -> None:
-    other = Scene(store_at(**site.how, prefix="other"), scene.client)
-    scene.completed()
+def test_prefixes_keep_stores_apart(harness: RecordHarness, site: Site) -> None:
+    other = RecordHarness(store_at(**site.how, prefix="other"), harness.client)
+    harness.completed()
 
-    assert other.store.look_up(scene.key) is None
+    assert other.store.get(harness.key) is None
     assert other.begin().case == "begun"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.testing.server import RedisServer
-from tests.store.record_harness import HOLD_MS, OWNER, Scene
+from tests.store.record_harness import HOLD_MS, OWNER, RecordHarness
 
 #: Token and time, which differ from run to run: 7 and 6 bytes.
 CHANGING = slice(2, 15)
@@ -21,38 +21,38 @@ _TASK_ID = b"\x00\x11" + b"\x00" + bytes.fromhex("111111111111411181111111111111
 _WORKER = b"\x10celery@host/4711"
 
 #: State, and how it comes about: the record's bytes without the changing ones.
-RECORDS: dict[str, tuple[Callable[[Scene], object], bytes]] = {
+RECORDS: dict[str, tuple[Callable[[RecordHarness], object], bytes]] = {
     "reserved": (
-        lambda scene: scene.reserved(),
+        lambda harness: harness.reserved(),
         b"R\x00" + _FINGERPRINT + _TASK_ID + b"\x00\x00\x00",
     ),
     "started": (
-        lambda scene: scene.started(owner=OWNER),
+        lambda harness: harness.started(execution_id=OWNER),
         b"S\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b"\x1016 bytes of name\x00",
     ),
     "started with a step": (
-        lambda scene: scene.step(scene.started(owner=OWNER).token),
+        lambda harness: harness.step(harness.started(execution_id=OWNER).token),
         b"S\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b"\x1016 bytes of name\x00"
         b'\x00\x00\x00\x13\x00\x07reserve\x04json"r-1"',
     ),
     "completed": (
-        lambda scene: scene.completed(),
+        lambda harness: harness.completed(),
         b"C\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b'\x00\x04json"charged"',
     ),
     "completed and continued": (
-        lambda scene: (scene.completed(), scene.dispatched()),
+        lambda harness: (harness.completed(), harness.mark_continued()),
         b"D\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b'\x00\x04json"charged"',
     ),
     "failed": (
-        lambda scene: scene.failed(),
+        lambda harness: harness.failed(),
         b"F\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b'\x00\x04json{"exc_type": "ValueError"}',
     ),
     "failed and continued": (
-        lambda scene: (scene.failed(), scene.dispatched()),
+        lambda harness: (harness.failed(), harness.mark_continued()),
         b"G\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b'\x00\x04json{"exc_type": "ValueError"}',
     ),
     "poisoned": (
-        lambda scene: scene.poisoned(),
+        lambda harness: harness.poisoned(),
         b"F\x01"
         + _FINGERPRINT
         + b"\x00\x11\x00"
@@ -65,62 +65,64 @@ RECORDS: dict[str, tuple[Callable[[Scene], object], bytes]] = {
 
 @pytest.mark.core
 @pytest.mark.parametrize("state", RECORDS)
-def test_records_are_those_of_every_version_before(scene: Scene, state: str) -> None:
+def test_records_are_those_of_every_version_before(harness: RecordHarness, state: str) -> None:
     make, golden = RECORDS[state]
-    make(scene)
+    make(harness)
 
-    raw = scene.raw
+    raw = harness.raw
     assert raw is not None
     assert raw[: CHANGING.start] + raw[CHANGING.stop :] == golden
 
 
 #: Script, and what it does on a record of its usual state: Redis commands inside the script.
-COMMANDS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene, Any], object], set[str]]] = {
-    "begin": (lambda scene: None, lambda scene, _: scene.begin(), {"get", "time", "set"}),
+COMMANDS: dict[
+    str, tuple[Callable[[RecordHarness], Any], Callable[[RecordHarness, Any], object], set[str]]
+] = {
+    "begin": (lambda harness: None, lambda harness, _: harness.begin(), {"get", "time", "set"}),
     "begin again": (
-        lambda scene: scene.completed(),
-        lambda scene, _: scene.begin(),
+        lambda harness: harness.completed(),
+        lambda harness, _: harness.begin(),
         {"get"},
     ),
     "complete": (
-        lambda scene: scene.started().token,
-        lambda scene, token: scene.complete(token),
+        lambda harness: harness.started().token,
+        lambda harness, token: harness.complete(token),
         {"get", "time", "set"},
     ),
     "fail": (
-        lambda scene: scene.started().token,
-        lambda scene, token: scene.fail(token),
+        lambda harness: harness.started().token,
+        lambda harness, token: harness.fail(token),
         {"get", "time", "set"},
     ),
     "release": (
-        lambda scene: scene.started().token,
-        lambda scene, token: scene.release(token),
+        lambda harness: harness.started().token,
+        lambda harness, token: harness.release(token),
         {"get", "time", "del"},
     ),
     "release and hold": (
-        lambda scene: scene.started().token,
-        lambda scene, token: scene.release(token, HOLD_MS),
+        lambda harness: harness.started().token,
+        lambda harness, token: harness.release(token, HOLD_MS),
         {"get", "time", "set"},
     ),
     "extend": (
-        lambda scene: scene.started().token,
-        lambda scene, token: scene.extend(token),
+        lambda harness: harness.started().token,
+        lambda harness, token: harness.extend(token),
         {"get", "time", "set"},
     ),
     "save_step": (
-        lambda scene: scene.started().token,
-        lambda scene, token: scene.step(token),
+        lambda harness: harness.started().token,
+        lambda harness, token: harness.step(token),
         {"get", "time", "set"},
     ),
-    "reserve": (lambda scene: None, lambda scene, _: scene.reserve(), {"get", "time", "set"}),
+    "reserve": (lambda harness: None, lambda harness, _: harness.reserve(), {"get", "time", "set"}),
     "mark_continued": (
-        lambda scene: scene.completed(),
-        lambda scene, _: scene.dispatched(),
+        lambda harness: harness.completed(),
+        lambda harness, _: harness.mark_continued(),
         {"get", "set"},
     ),
     "look up": (
-        lambda scene: scene.completed(),
-        lambda scene, _: scene.store.look_up(scene.key),
+        lambda harness: harness.completed(),
+        lambda harness, _: harness.store.get(harness.key),
         {"get", "time", "pttl"},
     ),
 }
@@ -128,17 +130,17 @@ COMMANDS: dict[str, tuple[Callable[[Scene], Any], Callable[[Scene, Any], object]
 
 @pytest.mark.parametrize("script", COMMANDS)
 def test_a_script_takes_each_of_its_commands_once(
-    scene: Scene, server: RedisServer, script: str
+    harness: RecordHarness, server: RedisServer, script: str
 ) -> None:
     given, call, commands = COMMANDS[script]
-    call(scene, given(scene))  # makes the script known
-    scene.forget()
-    token = given(scene)
-    scene.client.config_resetstat()
+    call(harness, given(harness))  # makes the script known
+    harness.forget()
+    token = given(harness)
+    harness.client.config_resetstat()
 
-    call(scene, token)
+    call(harness, token)
 
-    stats = scene.client.info("commandstats")
+    stats = harness.client.info("commandstats")
     taken = {name.removeprefix("cmdstat_"): stats[name]["calls"] for name in stats}
     assert {name: count for name, count in taken.items() if name in ALL} == dict.fromkeys(
         commands, 1

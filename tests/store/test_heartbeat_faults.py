@@ -15,12 +15,14 @@ from celery_idempotent.lease.heartbeat import Heartbeat
 from celery_idempotent.lease.interrupt import Interrupt
 from celery_idempotent.store.record_store import RecordStore
 from tests.executor.deliveries import PACKAGE, Strike
-from tests.store import deployments as sites
-from tests.store.record_harness import Scene
+from tests.store import deployments
+from tests.store.record_harness import RecordHarness
 from tests.store.test_heartbeat import Holder, await_later_deadline, deadline, keys
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.parametrize("site", sites.params(sites.PLAIN[0]), indirect=True)
+pytestmark = pytest.mark.parametrize(
+    "site", deployments.params(deployments.PLAIN[0]), indirect=True
+)
 
 #: Where a signal may strike: the package, and what Python has in Python for threads.
 FILES = (PACKAGE, threading.__file__)
@@ -32,48 +34,50 @@ class StruckError(Exception):
 
 @pytest.fixture(autouse=True)
 def handler() -> Iterator[None]:
-    def strike(*_: Any) -> None:
+    def trigger(*_: Any) -> None:
         raise StruckError
 
-    before = signal.signal(signal.SIGALRM, strike)
+    before = signal.signal(signal.SIGALRM, trigger)
     yield
     signal.signal(signal.SIGALRM, before)
 
 
 def struck(at: int, call: Any, *args: Any) -> str:
     """Call it, and strike at its `at`-th line; where that was, or nothing."""
-    strike = Strike(at, signal.SIGALRM, FILES)
+    trigger = Strike(at, signal.SIGALRM, FILES)
     # Python's own condition is torn as well, and says so by a RuntimeError.
-    with contextlib.suppress(StruckError, RuntimeError), strike.armed():
+    with contextlib.suppress(StruckError, RuntimeError), trigger.armed():
         call(*args)
-    return strike.where
+    return trigger.where
 
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("method", ["hold", "let_go"])
-def test_a_signal_at_any_line_leaves_it_beating(scene: Scene, first: bool, method: str) -> None:
+def test_a_signal_at_any_line_leaves_it_beating(
+    harness: RecordHarness, first: bool, method: str
+) -> None:
     """The first lease starts the thread, which is most of what `hold` can do."""
     at = 0
     while True:
         at += 1
         heart = Heartbeat()
-        struck_one, other = (Holder(scene, key) for key in keys(2))
+        struck_one, other = (Holder(harness, key) for key in keys(2))
         if not first:
-            heart.hold(other.lease)
+            heart.start_renewal(other.lease)
         if method == "let_go":
-            heart.hold(struck_one.lease)
+            heart.start_renewal(struck_one.lease)
         where = struck(at, getattr(heart, method), struck_one.lease)
 
-        heart.hold(other.lease)
-        heart.let_go(struck_one.lease)
+        heart.start_renewal(other.lease)
+        heart.stop_renewal(struck_one.lease)
         try:
-            await_later_deadline(scene, other.lease.key, than=deadline(scene, other.lease.key))
+            await_later_deadline(harness, other.lease.key, than=deadline(harness, other.lease.key))
         except BaseException as error:
             error.add_note(f"struck at {where}")
             raise
         assert heart.held() == (other.lease,)
-        heart.let_go(other.lease)
-        scene.client.flushall()
+        heart.stop_renewal(other.lease)
+        harness.client.flushall()
         if not where:
             break
     assert at > 2
@@ -81,34 +85,34 @@ def test_a_signal_at_any_line_leaves_it_beating(scene: Scene, first: bool, metho
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_died_is_replaced(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: RecordHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     heart = Heartbeat()
-    first, second = (Holder(scene, key) for key in keys(2))
+    first, second = (Holder(harness, key) for key in keys(2))
     with monkeypatch.context() as patch:
         patch.setattr(heart, "_beat", lambda *_: (_ for _ in ()).throw(SystemExit))
-        heart.hold(first.lease)
+        heart.start_renewal(first.lease)
         thread = heart._thread
         assert thread is not None
         eventually(lambda: not thread.is_alive())
     assert not caplog.records
 
-    heart.hold(second.lease)
+    heart.start_renewal(second.lease)
 
     for holder in (first, second):
-        await_later_deadline(scene, holder.lease.key, than=deadline(scene, holder.lease.key))
+        await_later_deadline(harness, holder.lease.key, than=deadline(harness, holder.lease.key))
     assert [(r.levelname, r.message) for r in caplog.records] == [
         ("ERROR", "The idempotency heartbeat has died; another thread goes on with 2 leases")
     ]
     for holder in (first, second):
-        heart.let_go(holder.lease)
+        heart.stop_renewal(holder.lease)
 
 
 def test_a_thread_that_is_stuck_is_noticed_and_replaced(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: RecordHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     heart = Heartbeat()
-    first, second = (Holder(scene, key, lease_ms=900) for key in keys(2))
+    first, second = (Holder(harness, key, lease_ms=900) for key in keys(2))
     extend, free = RecordStore.extend, threading.Event()
 
     def stuck(*args: Any) -> Any:
@@ -117,21 +121,21 @@ def test_a_thread_that_is_stuck_is_noticed_and_replaced(
         return extend(*args)
 
     monkeypatch.setattr(RecordStore, "extend", stuck)
-    heart.hold(first.lease)
+    heart.start_renewal(first.lease)
     eventually(lambda: not first.lease.trusted)  # which `check()` tells the execution
 
     def noticed() -> bool:
-        heart.hold(second.lease)
-        heart.let_go(second.lease)
+        heart.start_renewal(second.lease)
+        heart.stop_renewal(second.lease)
         return bool(caplog.records)
 
     eventually(noticed)
-    await_later_deadline(scene, first.lease.key, than=deadline(scene, first.lease.key))
+    await_later_deadline(harness, first.lease.key, than=deadline(harness, first.lease.key))
     eventually(lambda: first.lease.trusted)
     (record,) = (r for r in caplog.records if r.levelname == "ERROR")
     assert "s late; another thread goes on with" in record.message
     free.set()
-    heart.let_go(first.lease)
+    heart.stop_renewal(first.lease)
 
 
 def test_a_signal_at_any_line_of_an_interrupts_end_does_not_stop_the_heartbeat(
@@ -141,12 +145,12 @@ def test_a_signal_at_any_line_of_an_interrupts_end_does_not_stop_the_heartbeat(
     while True:
         at += 1
         interrupt = Interrupt(LeaseLostError)
-        where = struck(at, interrupt.over)
-        striker = threading.Thread(target=interrupt.strike, daemon=True)
+        where = struck(at, interrupt.disarm)
+        striker = threading.Thread(target=interrupt.trigger, daemon=True)
         try:
             striker.start()
             striker.join(5)
-            interrupt.over()
+            interrupt.disarm()
         except LeaseLostError:
             assert where, "it is over, and was not struck"
         striker.join(5)  # the error may have ended the first join before the thread's last line

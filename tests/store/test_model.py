@@ -8,13 +8,13 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from celery_idempotent.testing.server import RedisServer
 from tests.labs.verification.conformance import Machine, lengths
-from tests.store.record_harness import Scene, store_at
+from tests.store.record_harness import RecordHarness, store_at
 
 
 def test_any_sequence_of_calls_keeps_the_contract(server: RedisServer, client: Any) -> None:
-    scene = Scene(store_at(server.url), client)
+    harness = RecordHarness(store_at(server.url), client)
 
     run_state_machine_as_test(
-        lambda: Machine(scene),  # type: ignore[arg-type]
+        lambda: Machine(harness),  # type: ignore[arg-type]
         settings=lengths(examples=40, steps=30),
     )

@@ -5,125 +5,125 @@ from __future__ import annotations
 import pytest
 
 from celery_idempotent.record.record import State
-from tests.store.record_harness import FIRST, HOLD_MS, RETENTION_MS, SECOND, Scene
+from tests.store.record_harness import FIRST, HOLD_MS, RETENTION_MS, SECOND, RecordHarness
 
 pytestmark = pytest.mark.core
 
 
 class TestFree:
-    def test_the_key_is_absent(self, scene: Scene) -> None:
-        running = scene.started()
+    def test_the_key_is_absent(self, harness: RecordHarness) -> None:
+        running = harness.started()
 
-        assert scene.release(running.token).case == "ok"
-        assert scene.raw is None
+        assert harness.release(running.token).case == "ok"
+        assert harness.raw is None
 
-    def test_the_same_answer_comes_again(self, scene: Scene) -> None:
-        running = scene.started()
-        scene.release(running.token)
+    def test_the_same_answer_comes_again(self, harness: RecordHarness) -> None:
+        running = harness.started()
+        harness.release(running.token)
 
-        assert scene.release(running.token).case == "ok"
+        assert harness.release(running.token).case == "ok"
 
-    def test_a_key_that_nobody_holds_is_free(self, scene: Scene) -> None:
-        running = scene.started()
-        scene.forget()
+    def test_a_key_that_nobody_holds_is_free(self, harness: RecordHarness) -> None:
+        running = harness.started()
+        harness.forget()
 
-        assert scene.release(running.token).case == "ok"
+        assert harness.release(running.token).case == "ok"
 
-    def test_attempts_start_afresh(self, scene: Scene) -> None:
-        scene.expired()
-        second = scene.started()
+    def test_attempts_start_afresh(self, harness: RecordHarness) -> None:
+        harness.expired()
+        second = harness.started()
 
-        scene.release(second.token)
+        harness.release(second.token)
 
-        assert scene.begin().there.attempt == 1
+        assert harness.begin().there.attempt == 1
 
 
 class TestHeld:
-    def test_the_key_is_reserved_for_the_same_task_id(self, scene: Scene) -> None:
-        running = scene.started()
+    def test_the_key_is_reserved_for_the_same_task_id(self, harness: RecordHarness) -> None:
+        running = harness.started()
 
-        answer = scene.release(running.token, HOLD_MS)
+        answer = harness.release(running.token, HOLD_MS)
 
-        record = scene.record()
+        record = harness.record()
         assert answer.case == "ok"
         assert record.state is State.RESERVED
         assert record.task_id == FIRST
         assert record.at_ms == answer.now_ms + HOLD_MS
         assert (record.token, record.attempt) == (running.token, 0)
-        assert HOLD_MS - 5000 < scene.left_ms() <= HOLD_MS
+        assert HOLD_MS - 5000 < harness.left_ms() <= HOLD_MS
 
-    def test_the_same_answer_comes_again(self, scene: Scene) -> None:
-        running = scene.started()
-        scene.release(running.token, HOLD_MS)
-        before = scene.raw
+    def test_the_same_answer_comes_again(self, harness: RecordHarness) -> None:
+        running = harness.started()
+        harness.release(running.token, HOLD_MS)
+        before = harness.raw
 
-        assert scene.release(running.token, HOLD_MS).case == "ok"
-        assert scene.raw == before
+        assert harness.release(running.token, HOLD_MS).case == "ok"
+        assert harness.raw == before
 
-    def test_the_retry_begins_and_a_duplicate_does_not(self, scene: Scene) -> None:
-        scene.release(scene.started().token, HOLD_MS)
+    def test_the_retry_begins_and_a_duplicate_does_not(self, harness: RecordHarness) -> None:
+        harness.release(harness.started().token, HOLD_MS)
 
-        assert scene.begin(task_id=SECOND).case == "held"
-        assert scene.begin().case == "begun"
+        assert harness.begin(task_id=SECOND).case == "held"
+        assert harness.begin().case == "begun"
 
 
 @pytest.mark.parametrize("hold_ms", [0, HOLD_MS], ids=["free", "hold"])
 class TestLost:
-    def test_to_a_rival_that_runs(self, scene: Scene, hold_ms: int) -> None:
-        stale = scene.expired()
-        rival = scene.started(task_id=SECOND)
+    def test_to_a_rival_that_runs(self, harness: RecordHarness, hold_ms: int) -> None:
+        stale = harness.expired()
+        rival = harness.started(task_id=SECOND)
 
-        answer = scene.release(stale.token, hold_ms)
+        answer = harness.release(stale.token, hold_ms)
 
         assert (answer.case, answer.record) == ("lost", rival)
-        assert scene.record() == rival
+        assert harness.record() == rival
 
-    def test_to_an_outcome(self, scene: Scene, hold_ms: int) -> None:
-        stale = scene.expired()
-        scene.complete(scene.started(task_id=SECOND).token)
+    def test_to_an_outcome(self, harness: RecordHarness, hold_ms: int) -> None:
+        stale = harness.expired()
+        harness.complete(harness.started(task_id=SECOND).token)
 
-        answer = scene.release(stale.token, hold_ms)
+        answer = harness.release(stale.token, hold_ms)
 
         assert answer.case == "lost"
         assert answer.there.state is State.COMPLETED
-        assert scene.record() == answer.record
+        assert harness.record() == answer.record
 
-    def test_to_a_rivals_reservation(self, scene: Scene, hold_ms: int) -> None:
-        stale = scene.expired()
-        scene.release(scene.started(task_id=SECOND).token, HOLD_MS)
+    def test_to_a_rivals_reservation(self, harness: RecordHarness, hold_ms: int) -> None:
+        stale = harness.expired()
+        harness.release(harness.started(task_id=SECOND).token, HOLD_MS)
 
-        answer = scene.release(stale.token, hold_ms)
+        answer = harness.release(stale.token, hold_ms)
 
         assert answer.case == "lost"
         assert answer.there.task_id == SECOND
 
 
 class TestWithSteps:
-    def test_they_outlive_the_release(self, scene: Scene) -> None:
-        running = scene.started()
-        scene.step(running.token)
+    def test_they_outlive_the_release(self, harness: RecordHarness) -> None:
+        running = harness.started()
+        harness.step(running.token)
 
-        scene.release(running.token)
+        harness.release(running.token)
 
-        assert scene.steps == {"reserve": ("json", b'"r-1"')}
-        assert RETENTION_MS - 5000 < scene.left_ms() <= RETENTION_MS
+        assert harness.steps == {"reserve": ("json", b'"r-1"')}
+        assert RETENTION_MS - 5000 < harness.left_ms() <= RETENTION_MS
 
-    def test_the_key_is_free_all_the_same(self, scene: Scene) -> None:
-        running = scene.started()
-        scene.step(running.token)
-        scene.release(running.token)
+    def test_the_key_is_free_all_the_same(self, harness: RecordHarness) -> None:
+        running = harness.started()
+        harness.step(running.token)
+        harness.release(running.token)
 
-        answer = scene.begin(task_id=SECOND)
+        answer = harness.begin(task_id=SECOND)
 
         assert (answer.case, answer.there.attempt) == ("begun", 1)
-        assert "reserve" in scene.steps
+        assert "reserve" in harness.steps
 
-    def test_a_hold_keeps_them_past_its_end(self, scene: Scene) -> None:
-        running = scene.started()
-        scene.step(running.token)
+    def test_a_hold_keeps_them_past_its_end(self, harness: RecordHarness) -> None:
+        running = harness.started()
+        harness.step(running.token)
 
-        scene.release(running.token, HOLD_MS)
+        harness.release(running.token, HOLD_MS)
 
-        assert "reserve" in scene.steps
-        assert scene.left_ms() > RETENTION_MS
-        assert scene.begin(task_id=SECOND).case == "held"
+        assert "reserve" in harness.steps
+        assert harness.left_ms() > RETENTION_MS
+        assert harness.begin(task_id=SECOND).case == "held"

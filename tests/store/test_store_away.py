@@ -10,36 +10,36 @@ import redis
 
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.testing.server import RedisServer
-from tests.store.record_harness import Scene, store_at
+from tests.store.record_harness import RecordHarness, store_at
 from tests.waiting import eventually
 
-CALLS: dict[str, Callable[[Scene], object]] = {
-    "begin": lambda scene: scene.begin(),
-    "complete": lambda scene: scene.complete(17),
-    "fail": lambda scene: scene.fail(17),
-    "release": lambda scene: scene.release(17),
-    "extend": lambda scene: scene.extend(17),
-    "save_step": lambda scene: scene.step(17),
-    "abandon": lambda scene: scene.abandon(),
-    "reserve": lambda scene: scene.reserve(),
-    "forget": lambda scene: scene.forget(),
-    "mark_continued": lambda scene: scene.dispatched(),
-    "get": lambda scene: scene.store.look_up(scene.key),
-    "ping": lambda scene: scene.store.ping(),
+CALLS: dict[str, Callable[[RecordHarness], object]] = {
+    "begin": lambda harness: harness.begin(),
+    "complete": lambda harness: harness.complete(17),
+    "fail": lambda harness: harness.fail(17),
+    "release": lambda harness: harness.release(17),
+    "extend": lambda harness: harness.extend(17),
+    "save_step": lambda harness: harness.step(17),
+    "abandon": lambda harness: harness.abandon(),
+    "reserve": lambda harness: harness.reserve(),
+    "forget": lambda harness: harness.forget(),
+    "mark_continued": lambda harness: harness.mark_continued(),
+    "get": lambda harness: harness.store.get(harness.key),
+    "ping": lambda harness: harness.store.ping(),
 }
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_nobody_listens(call: str, tmp_path: Path) -> None:
-    nowhere = Scene(store_at(f"redis+socket://{tmp_path}/nobody"), redis.Redis())
+    nowhere = RecordHarness(store_at(f"redis+socket://{tmp_path}/nobody"), redis.Redis())
 
     with pytest.raises(StoreUnavailableError, match="Redis cannot be reached") as caught:
         CALLS[call](nowhere)
     assert "\n" not in str(caught.value)
 
 
-def test_the_server_is_frozen(server: RedisServer, scene: Scene) -> None:
-    impatient = Scene(store_at(server.url + "?socket_timeout=0.3"), scene.client)
+def test_the_server_is_frozen(server: RedisServer, harness: RecordHarness) -> None:
+    impatient = RecordHarness(store_at(server.url + "?socket_timeout=0.3"), harness.client)
     impatient.store.ping()
     server.pause()
     try:
@@ -51,11 +51,11 @@ def test_the_server_is_frozen(server: RedisServer, scene: Scene) -> None:
     assert impatient.begin().case in ("begun", "held")
 
 
-def test_the_server_has_been_restarted(scene: Scene, server: RedisServer) -> None:
-    first = scene.started().token
+def test_the_server_has_been_restarted(harness: RecordHarness, server: RedisServer) -> None:
+    first = harness.started().token
     server.restart()
 
-    answer = scene.begin()
+    answer = harness.begin()
 
     assert answer.case == "begun"
     assert answer.token > first
@@ -68,9 +68,9 @@ def full(server: RedisServer, client: redis.Redis) -> Iterator[None]:
     client.config_set("maxmemory", "0")
 
 
-def test_the_server_is_full(scene: Scene, full: None) -> None:
+def test_the_server_is_full(harness: RecordHarness, full: None) -> None:
     with pytest.raises(StoreUnavailableError, match="Redis refuses: .*maxmemory"):
-        scene.begin()
+        harness.begin()
 
 
 @pytest.fixture
@@ -80,29 +80,31 @@ def read_only(server: RedisServer, client: redis.Redis) -> Iterator[None]:
     client.replicaof("NO", "ONE")
 
 
-def test_the_server_has_become_a_replica(scene: Scene, read_only: None) -> None:
+def test_the_server_has_become_a_replica(harness: RecordHarness, read_only: None) -> None:
     with pytest.raises(StoreUnavailableError):
-        scene.begin()
+        harness.begin()
 
 
-def test_the_server_wants_a_password(scene: Scene, server: RedisServer) -> None:
-    scene.client.config_set("requirepass", "secret")
+def test_the_server_wants_a_password(harness: RecordHarness, server: RedisServer) -> None:
+    harness.client.config_set("requirepass", "secret")
     try:
-        stranger = Scene(store_at(server.url), scene.client)
+        stranger = RecordHarness(store_at(server.url), harness.client)
         with pytest.raises(StoreUnavailableError) as caught:
             stranger.begin()
     finally:
-        scene.client.config_set("requirepass", "")
+        harness.client.config_set("requirepass", "")
 
     assert "secret" not in str(caught.value)
 
 
-def test_the_server_comes_back_and_so_does_the_store(scene: Scene, server: RedisServer) -> None:
-    scene.store.ping()
+def test_the_server_comes_back_and_so_does_the_store(
+    harness: RecordHarness, server: RedisServer
+) -> None:
+    harness.store.ping()
     server.kill()
     with pytest.raises(StoreUnavailableError):
-        scene.store.ping()
+        harness.store.ping()
 
     server.restart()
 
-    eventually(lambda: scene.begin().case == "begun")
+    eventually(lambda: harness.begin().case == "begun")

@@ -12,9 +12,9 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
 
-from celery_idempotent.store.config import Place
+from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.transport.connection import connect
-from celery_idempotent.store.transport.sync import Line, packed
+from celery_idempotent.store.transport.sync import SyncTransport, packed
 from celery_idempotent.testing.server import RedisServer
 
 
@@ -25,37 +25,39 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def line(server: RedisServer) -> Line:
-    return line_to(server.url)
+def line(server: RedisServer) -> SyncTransport:
+    return transport_for(server.url)
 
 
-def line_to(url: str) -> Line:
-    place = Place(url=url)
-    return Line(connect(place, timeout=1, resends=0), timeout=2)
+def transport_for(url: str) -> SyncTransport:
+    config = StoreConfig(url=url)
+    return SyncTransport(connect(config, timeout=1, retries=0), timeout=2)
 
 
-def ask(line: Line, *words: Any) -> Any:
+def ask(line: SyncTransport, *words: Any) -> Any:
     (answer,) = line.send([packed(words)])
     return answer
 
 
-def connection_of(line: Line) -> int:
+def connection_of(line: SyncTransport) -> int:
     answer: int = ask(line, "CLIENT", "ID")
     return answer
 
 
-def test_one_connection_is_used_again_and_again(line: Line) -> None:
+def test_one_connection_is_used_again_and_again(line: SyncTransport) -> None:
     assert connection_of(line) == connection_of(line)
 
 
-def test_an_error_of_the_server_keeps_the_connection(line: Line) -> None:
+def test_an_error_of_the_server_keeps_the_connection(line: SyncTransport) -> None:
     before = connection_of(line)
 
     assert isinstance(ask(line, "EVALSHA", "0" * 40, 0), NoScriptError)
     assert connection_of(line) == before
 
 
-def test_a_connection_that_the_server_closed_is_replaced(line: Line, server: RedisServer) -> None:
+def test_a_connection_that_the_server_closed_is_replaced(
+    line: SyncTransport, server: RedisServer
+) -> None:
     before = connection_of(line)
     with server.client() as client:
         client.client_kill_filter(_id=before)
@@ -63,7 +65,7 @@ def test_a_connection_that_the_server_closed_is_replaced(line: Line, server: Red
     assert connection_of(line) != before
 
 
-def test_so_are_all_of_them_after_a_restart(line: Line, server: RedisServer) -> None:
+def test_so_are_all_of_them_after_a_restart(line: SyncTransport, server: RedisServer) -> None:
     together = threading.Barrier(5)
 
     def wait() -> None:
@@ -80,7 +82,9 @@ def test_so_are_all_of_them_after_a_restart(line: Line, server: RedisServer) -> 
     assert ask(line, "ECHO", "still there") == b"still there"
 
 
-def test_a_connection_may_be_lost_any_number_of_times(line: Line, server: RedisServer) -> None:
+def test_a_connection_may_be_lost_any_number_of_times(
+    line: SyncTransport, server: RedisServer
+) -> None:
     # redis-py 8 lets a pool make a hundred connections.
     with server.client() as client:
         for _ in range(120):
@@ -89,7 +93,7 @@ def test_a_connection_may_be_lost_any_number_of_times(line: Line, server: RedisS
     assert ask(line, "ECHO", "still there") == b"still there"
 
 
-def test_any_number_of_threads_may_ask_at_a_time(line: Line) -> None:
+def test_any_number_of_threads_may_ask_at_a_time(line: SyncTransport) -> None:
     callers = 150
     together = threading.Barrier(callers)
 
@@ -102,7 +106,7 @@ def test_any_number_of_threads_may_ask_at_a_time(line: Line) -> None:
 
 
 def test_an_interrupted_command_leaves_its_answer_to_nobody(
-    line: Line, monkeypatch: pytest.MonkeyPatch
+    line: SyncTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection_of(line)
     ((_, answers),) = line._free
@@ -118,7 +122,7 @@ def test_an_interrupted_command_leaves_its_answer_to_nobody(
     assert ask(line, "ECHO", "mine") == b"mine"
 
 
-def test_a_fork_makes_connections_of_its_own(line: Line) -> None:
+def test_a_fork_makes_connections_of_its_own(line: SyncTransport) -> None:
     before = connection_of(line)
     reader, writer = os.pipe()
     child = os.fork()
@@ -132,7 +136,7 @@ def test_a_fork_makes_connections_of_its_own(line: Line) -> None:
 
 
 def test_no_server_is_an_error_after_all_tries(server: RedisServer) -> None:
-    line = line_to(server.url.replace(server.url.split(":")[2].split("/")[0], "1"))
+    line = transport_for(server.url.replace(server.url.split(":")[2].split("/")[0], "1"))
 
     with pytest.raises(RedisConnectionError):
         ask(line, "PING")

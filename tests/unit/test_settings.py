@@ -54,9 +54,9 @@ TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("wait_replicas", 0, [0, 1, 100], [-1, 101, 1.0, "1", None, True]),
     ("wait_replicas_timeout", 1.0, [0.001, 2.5], [0, -1, "1", None, True]),
     ("wait_aof", False, [True, False], [None, 1, "no"]),
-    ("breaker_failures", 2, [1, 1_000_000], [0, 1.5, "2", None, True]),
-    ("breaker_pause", 30.0, [0.01, 5, YEAR], [0, -1, "5", None, True]),
-    ("on_start_without_store", None, ["wait", "stop", "go"], ["run", "", True]),
+    ("breaker_threshold", 2, [1, 1_000_000], [0, 1.5, "2", None, True]),
+    ("breaker_max_delay", 30.0, [0.01, 5, YEAR], [0, -1, "5", None, True]),
+    ("on_store_unavailable_at_start", None, ["wait", "stop", "go"], ["run", "", True]),
 ]
 
 RIGHT = [(f"idempotency_{name}", value) for name, _, right, _ in TABLE for value in right]

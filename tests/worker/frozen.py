@@ -34,20 +34,20 @@ def freeze_past_the_lease(shop: Shop, task: Any, order: str, within: str = "") -
         within: the step during which it is frozen; before the first one if empty.
     """
     ledger = shop.ledger
-    owner = shop.start_worker("--queues", FIRST_QUEUE, concurrency=1)
+    execution_id = shop.start_worker("--queues", FIRST_QUEUE, concurrency=1)
     held = f"{within} of {order}" if within else order
     ledger.hold(held)
     first = task.apply_async((order,), queue=FIRST_QUEUE)
     ledger.wait_for_run(order)
     if within:
         eventually(lambda: within in ledger.notes(order), f"{within} is under way")
-    owner.freeze()
+    execution_id.freeze()
     shop.start_worker(concurrency=1)
     ledger.release(held)
     duplicate = task.delay(order)
     receipt = duplicate.get(timeout=SOON)
     winner = ledger.runs(order)[1]
-    owner.thaw()
+    execution_id.thaw()
     late_receipt = first.get(timeout=SOON)
     eventually(lambda: ledger.runs(order)[0].end, "the thawed execution ends")
     shop.wait_until_empty()

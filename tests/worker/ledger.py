@@ -22,7 +22,7 @@ from celery import Celery
 from redis import Redis
 
 from celery_idempotent import Record
-from tests.waiting import LOOK_EVERY, eventually
+from tests.waiting import POLL_INTERVAL, eventually
 
 #: Longest that a task waits for its release, so that a failed test leaves nothing behind.
 HELD_AT_MOST = 100.0
@@ -103,7 +103,7 @@ class Ledger:
         while self._redis.exists(f"held:{order}"):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"order {order} was never released")
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
 
     def die_if_told(self, moment: str, task_id: str) -> None:
         """Kill this process if a test wants the task to die at this moment: once."""

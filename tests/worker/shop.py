@@ -24,7 +24,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import task_failure, task_success, worker_init
 
 from celery_idempotent import TASK_ID, IdempotentTask, LeaseLostError, signals
-from celery_idempotent.task import confirmed_publish as confirming
+from celery_idempotent.task import confirmed_publish
 from tests.worker.ledger import Ledger
 from tests.worker.mortal import die_with_parent
 
@@ -49,7 +49,9 @@ def make_app(settings: Mapping[str, Any]) -> Celery:
     """The shop's app; its tasks are shared ones, so any number of apps have them."""
     app = Celery("shop", set_as_current=False)
     app.conf.update(settings)
-    confirming.CONFIRM_TIMEOUT = settings.get("shop_confirm_timeout", confirming.CONFIRM_TIMEOUT)
+    confirmed_publish.CONFIRM_TIMEOUT = settings.get(
+        "shop_confirm_timeout", confirmed_publish.CONFIRM_TIMEOUT
+    )
     return app
 
 

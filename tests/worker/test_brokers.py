@@ -17,7 +17,7 @@ from celery import Celery
 from kombu import Connection, Queue
 from redis import Redis
 
-from celery_idempotent.task import confirmed_publish as confirming
+from celery_idempotent.task import confirmed_publish
 from celery_idempotent.task.confirmed_publish import confirming_producer
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
@@ -120,7 +120,7 @@ class TestAMessageThatIsPutBackToRabbitMQ:
 
     @pytest.fixture
     def app(self, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Celery:
-        monkeypatch.setattr(confirming, "CONFIRM_TIMEOUT", 1)
+        monkeypatch.setattr(confirmed_publish, "CONFIRM_TIMEOUT", 1)
         return Celery("confirming", broker=proxy.url, set_as_current=False)
 
     @pytest.fixture
@@ -255,14 +255,14 @@ def test_a_rejected_duplicate_is_a_dead_letter(
             broker_url=rabbitmq.url, task_queues={"alive": queue}, task_default_queue="alive"
         ) as shop,
     ):
-        dead_letters = connection.SimpleQueue("dead")
+        dead_letter_queue = connection.SimpleQueue("dead")
         shop.start_worker(concurrency=2)
         shop.ledger.hold(order)
         first = rejecting.delay(order)
         shop.ledger.wait_for_run(order)
         duplicate = rejecting.delay(order)
 
-        message = dead_letters.get(timeout=SOON)
+        message = dead_letter_queue.get(timeout=SOON)
         shop.ledger.release(order)
 
         assert message.headers["id"] == duplicate.id

@@ -43,7 +43,7 @@ def another_type(redis: Redis, name: str) -> None:
     redis.pexpire(name, MINUTE_MS)
 
 
-WHOLE = raw_record(b"C", fingerprint=b"", owner=b"", form=b"json", body=b'{"receipt": "1"}')
+WHOLE = raw_record(b"C", fingerprint=b"", execution_id=b"", form=b"json", body=b'{"receipt": "1"}')
 HEAD = len(WHOLE) - len(b'{"receipt": "1"}')
 
 #: No record at all; nobody can say what it was.
@@ -62,12 +62,14 @@ UNREADABLE: dict[str, Damage] = {
 UNREADABLE_RESULT: dict[str, Damage] = {
     "cut short": put(WHOLE[:-1]),
     "of a type that is not accepted": put(
-        raw_record(b"C", fingerprint=b"", owner=b"", form=b"pickle", body=b"\x80\x04N.")
+        raw_record(b"C", fingerprint=b"", execution_id=b"", form=b"pickle", body=b"\x80\x04N.")
     ),
-    "of no type": put(raw_record(b"C", fingerprint=b"", owner=b"", form=b"\x01", body=b"")),
-    "deep": put(raw_record(b"C", fingerprint=b"", owner=b"", form=b"json", body=b"[" * 100_000)),
+    "of no type": put(raw_record(b"C", fingerprint=b"", execution_id=b"", form=b"\x01", body=b"")),
+    "deep": put(
+        raw_record(b"C", fingerprint=b"", execution_id=b"", form=b"json", body=b"[" * 100_000)
+    ),
     "compressed, but not": put(
-        raw_record(b"C", fingerprint=b"", owner=b"", form=b"json+gzip", body=b"no")
+        raw_record(b"C", fingerprint=b"", execution_id=b"", form=b"json+gzip", body=b"no")
     ),
 }
 

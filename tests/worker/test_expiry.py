@@ -70,8 +70,8 @@ class TestACopyOfAMessageThatRuns:
             result = pack.apply_async((order,), expires=EXPIRES)
             run = shop.ledger.wait_for_run(order)
             shop.ledger.wait_for_signal(result.id, "conflicted")
-            (owner,) = (worker for worker in shop.workers if run.pid in worker.children())
-            owner.kill()
+            (execution_id,) = (worker for worker in shop.workers if run.pid in worker.children())
+            execution_id.kill()
             shop.ledger.release(order)
 
             assert result.get(timeout=SOON)["receipt"]

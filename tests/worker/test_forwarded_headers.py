@@ -38,7 +38,7 @@ def publish(shop: Shop, order: str, way: str, parent: str) -> None:
 def hold(order: str, way: str) -> None:
     """Let the next message of the order come back."""
     key = fan_out.idempotency_key_of(order, way)
-    store = fan_out.idempotency_configuration.gate.store
+    store = fan_out.idempotency_configuration.executor.store
     assert store.execute(commands.reserve(key, "somebody", hold_ms=800)).case == "reserved"
 
 

@@ -136,12 +136,12 @@ def test_answered_tells_each_begin_and_how_long_it_took(order: str) -> None:
     def hear(sender: object, **details: object) -> None:
         heard.append((sender, details))
 
-    signals.answered.connect(hear)
+    signals.begin_replied.connect(hear)
     try:
         for _ in range(2):
             pack.apply((order,))
     finally:
-        signals.answered.disconnect(hear)
+        signals.begin_replied.disconnect(hear)
 
     assert [details.pop("case") for _, details in heard] == ["begun", "finished"]
     for sender, details in heard:

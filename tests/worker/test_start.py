@@ -22,11 +22,11 @@ def lines_about_the_store(log: str) -> list[str]:
 
 
 class TestAnUnreachableStore:
-    """``idempotency_on_start_without_store``."""
+    """``idempotency_on_store_unavailable_at_start``."""
 
     def test_is_one_clear_line_without_its_password(self, open_shop: Callable[..., Shop]) -> None:
         with open_shop(
-            idempotency_redis_url=NOWHERE, idempotency_on_start_without_store="go"
+            idempotency_redis_url=NOWHERE, idempotency_on_store_unavailable_at_start="go"
         ) as shop:
             log = shop.start_worker(concurrency=1).logs()
 
@@ -52,7 +52,7 @@ class TestAnUnreachableStore:
 
     def test_ends_the_worker_where_that_is_wanted(self, open_shop: Callable[..., Shop]) -> None:
         with open_shop(
-            idempotency_redis_url=NOWHERE, idempotency_on_start_without_store="stop"
+            idempotency_redis_url=NOWHERE, idempotency_on_store_unavailable_at_start="stop"
         ) as shop:
             worker = shop.start_worker(ready=False)
 

@@ -229,16 +229,16 @@ class TestAbort:
 def stay_busy_past_the_lease(shop: Shop, order: str) -> Thawed:
     """As `freeze_past_the_lease`, but the thawed execution still has work to do."""
     ledger = shop.ledger
-    owner = shop.start_worker("--queues", FIRST_QUEUE, concurrency=1)
+    execution_id = shop.start_worker("--queues", FIRST_QUEUE, concurrency=1)
     ledger.hold(order)
     first = pack.apply_async((order,), queue=FIRST_QUEUE)
     ledger.wait_for_run(order)
-    owner.freeze()
+    execution_id.freeze()
     shop.start_worker(concurrency=1)
     duplicate = pack.delay(order)
     winner = ledger.wait_for_run(order, number=2)
     # Both are held now. Only the one that was frozen has to stop.
-    owner.thaw()
+    execution_id.thaw()
     eventually(lambda: ledger.runs(order)[0].end, "the thawed execution stops")
     ledger.release(order)
     receipts = first.get(timeout=SOON), duplicate.get(timeout=SOON)
@@ -299,14 +299,14 @@ class TestRedeliveredWhileItRuns:
             # Says what becomes of duplicates. A copy of the message that runs is none.
             idempotency_on_conflict="ignore",
         ) as shop:
-            owner = shop.start_worker(concurrency=1)
+            execution_id = shop.start_worker(concurrency=1)
             shop.start_worker(concurrency=1)
             shop.ledger.hold(order)
             result = pack.delay(order)
             run = shop.ledger.wait_for_run(order)
             shop.ledger.wait_for_signal(result.id, "conflicted")
-            (owner,) = (worker for worker in shop.workers if run.pid in worker.children())
-            owner.kill()
+            (execution_id,) = (worker for worker in shop.workers if run.pid in worker.children())
+            execution_id.kill()
             shop.ledger.release(order)
 
             assert result.get(timeout=SOON)["receipt"]

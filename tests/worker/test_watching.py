@@ -15,7 +15,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.configuration import app_tasks as gated
+from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring.bootstep import settings_in_words
 from celery_idempotent.store import commands
 from celery_idempotent.testing.ports import Ports
@@ -87,7 +87,7 @@ class TestAtTheStart:
         )
         app.task(tidy, base=IdempotentTask, name="shop.tidy", lazy=False, shared=False)
 
-        told = "\n".join(settings_in_words(gated.tasks(app)))
+        told = "\n".join(settings_in_words(app_tasks.tasks(app)))
 
         assert "redis://localhost:1/0" in told
         assert "secret" not in told
@@ -159,7 +159,7 @@ class TestInspect:
         result = pack.delay(order)
         shop.ledger.wait_for_run(order)
         key = pack.idempotency_key_of(order)
-        store = pack.idempotency_configuration.gate.store
+        store = pack.idempotency_configuration.executor.store
         record = pack.idempotency_record(order)
         store.execute(commands.abandon(key, record.task_id, record.worker, grace_ms=0))
 

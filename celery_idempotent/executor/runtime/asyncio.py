@@ -13,7 +13,7 @@ from celery_idempotent.errors import IdempotencyError, LeaseLostError
 from celery_idempotent.executor.execution import AsyncExecution
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.key.key import Key
-from celery_idempotent.lease.asyncio_heartbeat import LoopHeartbeat, loop_heartbeat
+from celery_idempotent.lease.asyncio_heartbeat import AsyncioHeartbeat, asyncio_heartbeat
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store.async_record_store import AsyncRecordStore
 from celery_idempotent.store.commands import Command
@@ -28,7 +28,7 @@ T = TypeVar("T")
 CANCEL_TIMEOUT = 1.0
 
 
-class Loop:
+class AsyncioRuntime:
     """Everything is awaited; one for each execution, block or batch.
 
     A flow runs in a task of its own, which nothing cancels: a command that is cut off leaves open
@@ -40,7 +40,7 @@ class Loop:
 
     def __init__(self, store: AsyncRecordStore) -> None:
         self.store = store
-        self._heartbeat: LoopHeartbeat | None = None
+        self._heartbeat: AsyncioHeartbeat | None = None
         #: Flows whose callers have been cancelled.
         self._abandoned: set[_Flow] = set()
 
@@ -86,15 +86,15 @@ class Loop:
         """What the code that runs sees of its execution."""
         return AsyncExecution(*args, **more, drive=self.drive_step)
 
-    def hold(self, lease: Lease[AsyncRecordStore]) -> None:
+    def start_renewal(self, lease: Lease[AsyncRecordStore]) -> None:
         """Leave `lease` to the loop's heartbeat."""
-        self._heartbeat = loop_heartbeat()
-        self._heartbeat.hold(lease)
+        self._heartbeat = asyncio_heartbeat()
+        self._heartbeat.start_renewal(lease)
 
-    def let_go(self, lease: Lease[AsyncRecordStore]) -> None:
+    def stop_renewal(self, lease: Lease[AsyncRecordStore]) -> None:
         """Take it back."""
         if self._heartbeat is not None:
-            self._heartbeat.let_go(lease)
+            self._heartbeat.stop_renewal(lease)
 
     async def execute(self, command: Command) -> Reply:
         """The store's answer."""
@@ -111,11 +111,11 @@ class Loop:
         """Let others run."""
         await asyncio.sleep(seconds)
 
-    async def until_changed(self, key: Key, seen: bytes, seconds: float) -> None:
+    async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
         """Let others run meanwhile; raises CancelledError where the caller is cancelled."""
         cancelled = _this_flow().outcome
         if not cancelled.done():
-            change = asyncio.ensure_future(self.store.until_changed(key, seen, seconds))
+            change = asyncio.ensure_future(self.store.wait_for_change(key, seen, seconds))
             await _first_of(change, cancelled)
             if change.done():
                 change.result()
@@ -135,7 +135,7 @@ class Loop:
             await asyncio.wait(steps)
         return outcome
 
-    async def apart(self, work: Callable[[], T]) -> T:
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
         """What `work` returns, from a thread, which nothing can stop."""
         return await asyncio.to_thread(work)
 
@@ -236,10 +236,10 @@ async def _run(work: Callable[[], Any], interrupt: TaskInterrupt | None) -> Outc
     except GeneratorExit:
         raise  # the loop is gone: nothing can be awaited any more
     except BaseException as error:
-        return Failure(error if interrupt is None else interrupt.meant(error))
+        return Failure(error if interrupt is None else interrupt.translate(error))
     finally:
         if interrupt is not None:
-            interrupt.over()
+            interrupt.disarm()
     return Result(value)
 
 
@@ -260,17 +260,17 @@ class TaskInterrupt:
             raise LeaseLostError
         self._task = asyncio.current_task()
 
-    def strike(self) -> None:
+    def trigger(self) -> None:
         """Cancel it, unless the work has ended."""
         self._struck = True
         if self._task is not None:
             self._task.cancel()
 
-    def over(self) -> None:
+    def disarm(self) -> None:
         """The work has ended; from now on nothing is cancelled."""
         self._task = None
 
-    def meant(self, error: BaseException) -> BaseException:
+    def translate(self, error: BaseException) -> BaseException:
         """`error`, or LeaseLostError if it is the cancellation that this has caused."""
         if not (self._struck and isinstance(error, CancelledError)):
             return error

@@ -20,15 +20,15 @@ from celery_idempotent.store.scripts import Reply
 T = TypeVar("T")
 
 
-class Threads:
+class BlockingRuntime:
     """Everything happens in the thread that asks for it; one serves any number of flows."""
 
     execution = Execution
 
     def __init__(self, store: RecordStore) -> None:
         self.store = store
-        self.hold = heartbeat.hold
-        self.let_go = heartbeat.let_go
+        self.start_renewal = heartbeat.start_renewal
+        self.stop_renewal = heartbeat.stop_renewal
 
     async def execute(self, command: Command) -> Reply:
         """The store's answer."""
@@ -53,13 +53,13 @@ class Threads:
         """Block this thread."""
         time.sleep(seconds)
 
-    async def until_changed(self, key: Key, seen: bytes, seconds: float) -> None:
+    async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
         """Block this thread meanwhile, unless a soft time limit strikes first."""
         limit = current()
         try:
             if limit is not None:
                 limit.begin(WAIT)
-            self.store.until_changed(key, seen, seconds)
+            self.store.wait_for_change(key, seen, seconds)
         finally:
             if limit is not None:
                 limit.phase = FLOW
@@ -86,7 +86,7 @@ class Threads:
             outcome = outcome or Failure(late.__context__ or late)
         return outcome
 
-    async def apart(self, work: Callable[[], T]) -> T:
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
         """What `work` returns."""
         return work()
 
@@ -99,4 +99,4 @@ def _over(limit: SoftLimit | None, interrupt: Interrupt | None) -> None:
     if limit is not None:
         limit.phase = FLOW
     if interrupt is not None:
-        interrupt.over()
+        interrupt.disarm()

@@ -10,7 +10,7 @@ from celery_idempotent.executor.soft_limit import Interrupted, SoftLimit
 T = TypeVar("T")
 
 
-def at_once(flow: Coroutine[Any, Any, T], limit: SoftLimit | None = None) -> T:
+def run_sync(flow: Coroutine[Any, Any, T], limit: SoftLimit | None = None) -> T:
     """What `flow` returns, which runs in a world that blocks.
 
     Args:

@@ -2,7 +2,7 @@
 
 The flow is written once, as coroutines, and whatever takes time it asks its world for. On an event
 loop that is awaited. A world that blocks has done it when it returns, so a flow in it runs from
-its first line to its last without being suspended once: `at_once` calls it like a function.
+its first line to its last without being suspended once: `run_sync` calls it like a function.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.executor.execution import AnyExecution
+from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.outcome import Outcome
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.store.base_record_store import Shelf
+from celery_idempotent.store.base_record_store import BaseRecordStore
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
 
@@ -25,19 +25,19 @@ T = TypeVar("T")
 class Interrupt(Protocol):
     """Stops work whose lease is lost."""
 
-    def strike(self) -> None:
+    def trigger(self) -> None:
         """Raise LeaseLostError in the work, unless it is over."""
 
 
-class World(Protocol):
+class Runtime(Protocol):
     """What the flow asks for."""
 
     @property
-    def store(self) -> Shelf:
+    def store(self) -> BaseRecordStore:
         """Where the records are."""
 
     @property
-    def execution(self) -> Callable[..., AnyExecution]:
+    def execution(self) -> Callable[..., BaseExecution]:
         """Makes what the code that runs in this world sees of its execution."""
 
     async def execute(self, command: Command) -> Reply:
@@ -65,7 +65,7 @@ class World(Protocol):
     async def sleep(self, seconds: float) -> None:
         """Let time pass."""
 
-    async def until_changed(self, key: Key, seen: bytes, seconds: float) -> None:
+    async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
         """Let time pass till the record is no longer what was `seen`, `seconds` at most.
 
         Raises:
@@ -79,14 +79,14 @@ class World(Protocol):
             Interrupted: if a soft time limit has struck before it could begin.
         """
 
-    async def apart(self, work: Callable[[], T]) -> T:
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
         """What `work` returns, which blocks for long."""
 
     def interrupt(self) -> Interrupt:
         """Something that can stop the work which is to run here."""
 
-    def hold(self, lease: Lease[Any]) -> None:
+    def start_renewal(self, lease: Lease[Any]) -> None:
         """Extend `lease` from now on."""
 
-    def let_go(self, lease: Lease[Any]) -> None:
+    def stop_renewal(self, lease: Lease[Any]) -> None:
         """Extend it no longer."""

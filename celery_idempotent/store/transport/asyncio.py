@@ -15,22 +15,22 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
 
 from celery_idempotent.store.per_loop import PerLoop
-from celery_idempotent.store.transport.connection import Kind, sentinels_of
-from celery_idempotent.store.transport.sync import Call
+from celery_idempotent.store.transport.connection import ClientClasses, sentinels_of
+from celery_idempotent.store.transport.sync import ScriptCall
 
-ASYNC = Kind(
+ASYNCIO = ClientClasses(
     "redis.asyncio", redis.asyncio.Redis, redis.asyncio.RedisCluster, ClusterNode, Sentinel, Retry
 )
 
 #: What redis-py up to 8.1 lets out where a connection is closed under a call: errors of Python's
 #: own, which say nothing of a connection (redis-py#4287).
-HUNG_UP = (AttributeError, TypeError)
+CLOSED_CONNECTION_ERRORS = (AttributeError, TypeError)
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
-def hung_up_is_a_fault(ask: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+def retries_closed_connection(ask: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
     """Sends again what was sent on a connection that was closed at that moment.
 
     Every script answers a resend as it did the first time.
@@ -38,17 +38,17 @@ def hung_up_is_a_fault(ask: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[
 
     @wraps(ask)
     async def ask_again(*args: P.args, **kwargs: P.kwargs) -> T:
-        with suppress(*HUNG_UP):
+        with suppress(*CLOSED_CONNECTION_ERRORS):
             return await ask(*args, **kwargs)
         try:
             return await ask(*args, **kwargs)
-        except HUNG_UP as error:
+        except CLOSED_CONNECTION_ERRORS as error:
             raise RedisConnectionError(f"the connection was closed meanwhile: {error}") from error
 
     return ask_again
 
 
-class AsyncLine:
+class AsyncioTransport:
     """As `ClientLine`; connections belong to an event loop, so each loop has a client.
 
     Args:
@@ -64,23 +64,23 @@ class AsyncLine:
         """The client of the running event loop."""
         return self._clients.get()
 
-    @hung_up_is_a_fault
-    async def call(self, call: Call, *, then: Sequence[Any] = ()) -> list[Any]:
+    @retries_closed_connection
+    async def call(self, call: ScriptCall, *, followup: Sequence[Any] = ()) -> list[Any]:
         """The answer to `call`, and to the command `then` behind it on the same connection.
 
         Raises:
             RedisError, OSError: if the server answers with an error, or not at all.
         """
-        if then:
-            return await self._call_then(call, then)
+        if followup:
+            return await self._call_then(call, followup)
         script, name, arguments = call
         try:
             return [await self.client.evalsha(script.sha, 1, name, *arguments)]
         except NoScriptError:
             return [await self.client.eval(script.source, 1, name, *arguments)]
 
-    @hung_up_is_a_fault
-    async def call_all(self, calls: Sequence[Call]) -> list[Any]:
+    @retries_closed_connection
+    async def call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """The answer to each of `calls`, or the error that is its answer.
 
         One round trip; on a cluster one for each node that has one of the records, all at once.
@@ -99,39 +99,39 @@ class AsyncLine:
                 answers[n] = answer
         return answers
 
-    async def _send(self, calls: Sequence[Call], then: Sequence[Any] = ()) -> list[Any]:
+    async def _send(self, calls: Sequence[ScriptCall], followup: Sequence[Any] = ()) -> list[Any]:
         pipeline = self._pipeline()
         for script, name, arguments in calls:
             # Not its method of that name, which a cluster's refuses.
             pipeline.execute_command("EVALSHA", script.sha, 1, name, *arguments)
-        if then:
-            pipeline.execute_command(*then)
+        if followup:
+            pipeline.execute_command(*followup)
         answers: list[Any] = await pipeline.execute(raise_on_error=False)
         return answers
 
     def _pipeline(self) -> Any:
         client = self.client
-        cluster = isinstance(client, ASYNC.cluster)
+        cluster = isinstance(client, ASYNCIO.cluster)
         return client.pipeline() if cluster else client.pipeline(transaction=False)
 
-    async def _call_then(self, call: Call, then: Sequence[Any]) -> list[Any]:
-        answers = await self._send([call], then)
+    async def _call_then(self, call: ScriptCall, followup: Sequence[Any]) -> list[Any]:
+        answers = await self._send([call], followup)
         if isinstance(answers[0], NoScriptError):
             await self.client.script_load(call.script.source)
-            answers = await self._send([call], then)
+            answers = await self._send([call], followup)
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
         return answers
 
-    def server_of(self, name: str) -> Any:
+    def pool_for(self, name: str) -> Any:
         """As `Line.server_of`; of a cluster its node, which is a pool of its own."""
         client = self.client
-        if isinstance(client, ASYNC.cluster):
+        if isinstance(client, ASYNCIO.cluster):
             return client.get_node_from_key(name)
         return client.connection_pool
 
-    @hung_up_is_a_fault
+    @retries_closed_connection
     async def ping(self) -> None:
         """Make sure that the server answers; raise what it, or the way to it, did wrong."""
         await self.client.ping()

@@ -13,14 +13,14 @@ from typing import Any
 from redis import Redis, RedisCluster
 from redis.exceptions import AskError, NoScriptError, TryAgainError
 
-from celery_idempotent.store.transport.connection import hang_up
-from celery_idempotent.store.transport.sync import Call
+from celery_idempotent.store.transport.connection import close_client
+from celery_idempotent.store.transport.sync import ScriptCall
 
 #: A node's words for: ask another one.
 _ELSEWHERE = (AskError, TryAgainError)  # MovedError is an AskError
 
 
-class ClientLine:
+class ClientTransport:
     """Calls scripts through a client.
 
     Args:
@@ -41,17 +41,17 @@ class ClientLine:
             self._client = self._make()
         return self._client
 
-    def call(self, call: Call, *, then: Sequence[Any] = ()) -> list[Any]:
+    def call(self, call: ScriptCall, *, followup: Sequence[Any] = ()) -> list[Any]:
         """As `Line.call`."""
-        if then:
-            return self._call_then(call, then)
+        if followup:
+            return self._call_then(call, followup)
         script, name, arguments = call
         try:
             return [self.client.evalsha(script.sha, 1, name, *arguments)]
         except NoScriptError:
             return [self.client.eval(script.source, 1, name, *arguments)]
 
-    def call_all(self, calls: Sequence[Call]) -> list[Any]:
+    def call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """As `Line.call_all`: one round trip for each node that has one of the records."""
         answers: list[Any] = [None] * len(calls)
         by_node: dict[int, list[int]] = defaultdict(list)
@@ -68,23 +68,23 @@ class ClientLine:
                 answers[n] = self._by_itself(calls[n]) if _is_no_answer(answer) else answer
         return answers
 
-    def _by_itself(self, call: Call) -> Any:
+    def _by_itself(self, call: ScriptCall) -> Any:
         try:
             return self.call(call)[0]
         except Exception as error:
             return error
 
-    def _call_then(self, call: Call, then: Sequence[Any]) -> list[Any]:
+    def _call_then(self, call: ScriptCall, followup: Sequence[Any]) -> list[Any]:
         # The client finds the node and teaches it the script. Sent again on one connection the call
         # answers as before, and what stands behind it speaks of that connection.
         self.call(call)
         try:
-            return _together(self._node(call.name), call, then)
+            return _together(self._node(call.name), call, followup)
         except AskError as moving:
             # The record is at its slot's next master already, which answers who asks for it so.
             cluster = self.client
             node = cluster.get_redis_connection(cluster.get_node(moving.host, moving.port))
-            return _together(node, call, then, ahead=["ASKING"])[1:]
+            return _together(node, call, followup, ahead=["ASKING"])[1:]
 
     def _node(self, name: str) -> Redis:
         """The client of the server that has the record."""
@@ -95,7 +95,7 @@ class ClientLine:
         connection: Redis = client.get_redis_connection(node)
         return connection
 
-    def server_of(self, name: str) -> Any:
+    def pool_for(self, name: str) -> Any:
         """As `Line.server_of`."""
         return self._node(name).connection_pool
 
@@ -108,16 +108,18 @@ class ClientLine:
         if self._client is None or self._borrowed:
             return
         client, self._client = self._client, None
-        hang_up(client)
+        close_client(client)
 
 
-def _together(node: Redis, call: Call, then: Sequence[Any], ahead: Sequence[str] = ()) -> list[Any]:
+def _together(
+    node: Redis, call: ScriptCall, followup: Sequence[Any], ahead: Sequence[str] = ()
+) -> list[Any]:
     """What one server answers to all of them, on one connection."""
     pipeline = node.pipeline(transaction=False)
     for command in ahead:
         pipeline.execute_command(command)  # type: ignore[no-untyped-call]
     pipeline.evalsha(call.script.sha, 1, call.name, *call.arguments)
-    pipeline.execute_command(*then)  # type: ignore[no-untyped-call]
+    pipeline.execute_command(*followup)  # type: ignore[no-untyped-call]
     answers: list[Any] = pipeline.execute()
     return answers
 

@@ -18,10 +18,10 @@ from celery_idempotent.errors import IdempotencyError, SettingsError, StoreUnava
 from celery_idempotent.record.layout import corrupt
 from celery_idempotent.store import replicas
 from celery_idempotent.store import url as urls
-from celery_idempotent.store.config import Place
+from celery_idempotent.store.config import StoreConfig
 
 #: What a client raises when Redis, or the way to it, is in trouble.
-FAULTS = (RedisError, RedisClusterException, OSError)
+CONNECTION_ERRORS = (RedisError, RedisClusterException, OSError)
 
 #: As many as there are callers at a time, as up to redis-py 7; from 8 on it refuses the 101st.
 _UNLIMITED = 2**31
@@ -30,7 +30,7 @@ _UNLIMITED = 2**31
 _OF_SENTINELS = ("master_name", "sentinel_kwargs", "min_other_sentinels")
 
 
-class Kind(NamedTuple):
+class ClientClasses(NamedTuple):
     """redis-py's classes: those that block, or those of asyncio."""
 
     #: What the user is told to give.
@@ -43,11 +43,15 @@ class Kind(NamedTuple):
     retry: Any
 
 
-BLOCKING = Kind("redis", Redis, RedisCluster, ClusterNode, Sentinel, Retry)
+BLOCKING = ClientClasses("redis", Redis, RedisCluster, ClusterNode, Sentinel, Retry)
 
 
 def connect(
-    place: Place, *, timeout: float | None = None, resends: int = 1, kind: Kind = BLOCKING
+    config: StoreConfig,
+    *,
+    timeout: float | None = None,
+    retries: int = 1,
+    classes: ClientClasses = BLOCKING,
 ) -> Any:
     """A client for `place`. It connects when it is first used; a cluster's does at once.
 
@@ -60,61 +64,61 @@ def connect(
         SettingsError: if the place is none that this library can use.
         RedisError, RedisClusterException, OSError: if a cluster does not answer.
     """
-    if place.client is not None:
-        return _users_own(place.client, kind)
-    if not urls.is_redis_url(place.url):
-        scheme = urls.scheme_of(place.url)
+    if config.client is not None:
+        return _users_own(config.client, classes)
+    if not urls.is_redis_url(config.url):
+        scheme = urls.scheme_of(config.url)
         raise SettingsError(
             f"idempotency_redis_url has {f'the scheme {scheme!r}' if scheme else 'no scheme'}; "
             f"it must be one of {', '.join(urls.SCHEMES)}"
         ) from None
-    if urls.names_sentinels(place.url) and not place.options.get("master_name"):
+    if urls.names_sentinels(config.url) and not config.options.get("master_name"):
         raise SettingsError(
             "idempotency_redis_url names sentinels: idempotency_redis_options must have the "
             "'master_name' that they watch"
         )
-    patience = (place.timeout if timeout is None else timeout) / (resends + 1)
+    timeout = (config.timeout if timeout is None else timeout) / (retries + 1)
     options = {
-        "socket_timeout": patience,
-        "socket_connect_timeout": min(patience, place.connect_timeout),
-        "retry": kind.retry(ExponentialBackoff(cap=0.5, base=0.05), resends),
+        "socket_timeout": timeout,
+        "socket_connect_timeout": min(timeout, config.connect_timeout),
+        "retry": classes.retry(ExponentialBackoff(cap=0.5, base=0.05), retries),
         "max_connections": _UNLIMITED,
-        **{name: value for name, value in place.options.items() if name not in _OF_SENTINELS},
+        **{name: value for name, value in config.options.items() if name not in _OF_SENTINELS},
     }
     try:
-        if urls.names_cluster(place.url):
-            node = urls.as_redis_py_writes_it(urls.parts_of(place.url)[0])
-            others = [kind.node(*address) for address in urls.other_nodes(place.url)]
-            return kind.cluster.from_url(node, startup_nodes=others, **options)
+        if urls.names_cluster(config.url):
+            node = urls.redis_py_url(urls.parts_of(config.url)[0])
+            others = [classes.node(*address) for address in urls.other_nodes(config.url)]
+            return classes.cluster.from_url(node, startup_nodes=others, **options)
         options["retry_on_error"] = [RedisConnectionError, RedisTimeoutError]
-        if urls.names_sentinels(place.url):
-            return _master(place, options, kind)
-        client = kind.redis.from_url(urls.as_redis_py_writes_it(place.url), **options)
+        if urls.names_sentinels(config.url):
+            return _master(config, options, classes)
+        client = classes.redis.from_url(urls.redis_py_url(config.url), **options)
         # Options are only looked at when a connection is made; this one stays closed.
         pool = client.connection_pool
         pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError) as error:
-        raise _wrong_part(error) from None
+        raise _invalid_part(error) from None
     except RedisError as error:
-        if urls.names_cluster(place.url):
+        if urls.names_cluster(config.url):
             raise
-        raise _wrong_part(error) from None
+        raise _invalid_part(error) from None
     return client
 
 
-def _master(place: Place, options: Mapping[str, Any], kind: Kind) -> Any:
+def _master(config: StoreConfig, options: Mapping[str, Any], classes: ClientClasses) -> Any:
     """The master that the sentinels name, asked for anew with each connection."""
-    known = urls.sentinels(place.url)
-    patience = {n: options[n] for n in ("socket_timeout", "socket_connect_timeout")}
-    client = kind.sentinel(
+    known = urls.sentinels(config.url)
+    timeout = {n: options[n] for n in ("socket_timeout", "socket_connect_timeout")}
+    client = classes.sentinel(
         known.addresses,
-        min_other_sentinels=place.options.get("min_other_sentinels", 0),
-        sentinel_kwargs={**patience, **(place.options.get("sentinel_kwargs") or {})},
+        min_other_sentinels=config.options.get("min_other_sentinels", 0),
+        sentinel_kwargs={**timeout, **(config.options.get("sentinel_kwargs") or {})},
         db=known.database,
         username=known.username,
         password=known.password,
         **options,
-    ).master_for(place.options["master_name"])
+    ).master_for(config.options["master_name"])
     pool = client.connection_pool
     pool.connection_class(**pool.connection_kwargs)
     return client
@@ -127,7 +131,7 @@ def sentinels_of(client: Any) -> list[Any]:
     return [] if manager is None else list(manager.sentinels)
 
 
-def hang_up(client: Any) -> None:
+def close_client(client: Any) -> None:
     """Close all that `client` has open: redis-py leaves its sentinels, and a cluster's nodes."""
     client.close()
     for sentinel in sentinels_of(client):
@@ -136,12 +140,12 @@ def hang_up(client: Any) -> None:
         client.disconnect_connection_pools()  # type: ignore[no-untyped-call]
 
 
-def _users_own(client: Any, kind: Kind) -> Any:
+def _users_own(client: Any, classes: ClientClasses) -> Any:
     made = client() if callable(client) else client
-    if not isinstance(made, (kind.redis, kind.cluster)):
+    if not isinstance(made, (classes.redis, classes.cluster)):
         raise SettingsError(
             f"idempotency_redis_client gave a {type(made).__name__} that is neither a "
-            f"{kind.package}.Redis nor a {kind.package}.RedisCluster"
+            f"{classes.package}.Redis nor a {classes.package}.RedisCluster"
         )
     if made.get_connection_kwargs().get("decode_responses"):
         raise SettingsError(
@@ -151,7 +155,7 @@ def _users_own(client: Any, kind: Kind) -> Any:
     return made
 
 
-def _wrong_part(error: Exception) -> SettingsError:
+def _invalid_part(error: Exception) -> SettingsError:
     # What it says may quote the URL, and that may hold a password.
     del error
     return SettingsError(
@@ -160,7 +164,7 @@ def _wrong_part(error: Exception) -> SettingsError:
     )
 
 
-def explained(error: Exception, key: str) -> IdempotencyError:
+def translate_error(error: Exception, key: str) -> IdempotencyError:
     """Whatever Redis, or the way to it, did wrong, as an error of ours."""
     if isinstance(error, ResponseError) and "WRONGTYPE" in str(error):
         return corrupt(key)

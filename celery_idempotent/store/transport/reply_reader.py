@@ -16,7 +16,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 _AT_A_TIME = 65536
 
 
-class Answers:
+class ReplyReader:
     """Reads one after the other.
 
     Args:
@@ -35,32 +35,32 @@ class Answers:
         Raises:
             RedisError, OSError: if none comes, or what comes is none.
         """
-        line = self._take_line()
-        kind, rest = line[:1], line[1:]
-        if kind == b"$":
+        transport = self._take_line()
+        classes, rest = transport[:1], transport[1:]
+        if classes == b"$":
             size = int(rest)
             return None if size < 0 else self._take(size)
-        if kind == b"-":
+        if classes == b"-":
             return self._error(rest.decode(errors="replace"))
-        if kind == b":":
+        if classes == b":":
             return int(rest)
-        if kind == b"+":
+        if classes == b"+":
             return rest
-        if kind == b"*":
+        if classes == b"*":
             return [self.next() for _ in range(int(rest))]
-        if kind == b"_":
+        if classes == b"_":
             return None
-        if kind == b">":  # pushed by the server, and an answer to nothing
+        if classes == b">":  # pushed by the server, and an answer to nothing
             for _ in range(int(rest)):
                 self.next()
             return self.next()
-        raise InvalidResponse(f"Redis has answered something that begins with {kind!r}")
+        raise InvalidResponse(f"Redis has answered something that begins with {classes!r}")
 
     def _take_line(self) -> bytes:
         while (end := self._come.find(b"\r\n")) < 0:
             self._come += self._more()
-        line, self._come = self._come[:end], self._come[end + 2 :]
-        return line
+        transport, self._come = self._come[:end], self._come[end + 2 :]
+        return transport
 
     def _take(self, size: int) -> bytes:
         if len(self._come) < size + 2:

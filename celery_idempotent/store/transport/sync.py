@@ -21,14 +21,14 @@ from redis.exceptions import NoScriptError, ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.store.scripts import Script
-from celery_idempotent.store.transport.connection import hang_up
-from celery_idempotent.store.transport.reply_reader import Answers
+from celery_idempotent.store.transport.connection import close_client
+from celery_idempotent.store.transport.reply_reader import ReplyReader
 
 #: Seconds before a command is sent again: first at once, since a connection may have gone stale.
 PAUSES = (0.0, 0.1)
 
 
-class Call(NamedTuple):
+class ScriptCall(NamedTuple):
     """One script on one record."""
 
     script: Script
@@ -37,7 +37,7 @@ class Call(NamedTuple):
     arguments: Sequence[Any]
 
 
-class Line:
+class SyncTransport:
     """Connections as `client` would make them, the last used first; for any number of threads.
 
     Args:
@@ -52,9 +52,9 @@ class Line:
         self._pool = pool = client.connection_pool
         self._make: Callable[[], Any] = lambda: pool.connection_class(**pool.connection_kwargs)
         self._timeout = timeout
-        self._free: list[tuple[Any, Answers]] = []
+        self._free: list[tuple[Any, ReplyReader]] = []
 
-    def call(self, call: Call, *, then: Sequence[Any] = ()) -> list[Any]:
+    def call(self, call: ScriptCall, *, followup: Sequence[Any] = ()) -> list[Any]:
         """The answer to `call`, and to the command `then` behind it on the same connection.
 
         One round trip; two when the server has yet to learn the script.
@@ -63,7 +63,7 @@ class Line:
             ResponseError: if the server answers with an error.
             RedisError, OSError: if it does not answer.
         """
-        behind = [packed(then)] if then else []
+        behind = [packed(followup)] if followup else []
         answers = self.send([by_sha(call), *behind])
         if isinstance(answers[0], NoScriptError):
             # Flushed, restarted or failed over. EVAL runs it and makes it known.
@@ -73,7 +73,7 @@ class Line:
                 raise answer
         return answers
 
-    def call_all(self, calls: Sequence[Call]) -> list[Any]:
+    def call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """The answer to each of `calls`, or the error that is its answer, in one round trip.
 
         Raises:
@@ -91,7 +91,7 @@ class Line:
                 answers[n] = answer
         return answers
 
-    def server_of(self, name: str) -> Any:
+    def pool_for(self, name: str) -> Any:
         """The connection pool of the server that has the record of this name."""
         return self._pool
 
@@ -136,7 +136,7 @@ class Line:
         self._free.append(taken)
         return answers
 
-    def _take(self) -> tuple[Any, Answers]:
+    def _take(self) -> tuple[Any, ReplyReader]:
         while self._free:
             try:
                 taken = self._free.pop()
@@ -146,26 +146,26 @@ class Line:
                 return taken
         connection = self._make()
         connection.connect()
-        return connection, Answers(connection)
+        return connection, ReplyReader(connection)
 
     def close(self) -> None:
         """Hang up; the next command connects again."""
         while self._free:
             self._free.pop()[0].disconnect()
-        hang_up(self._client)
+        close_client(self._client)
 
 
-def packed(words: Sequence[Any]) -> bytes:
+def packed(args: Sequence[Any]) -> bytes:
     """A command, as Redis reads it."""
-    return b"*%d%b\r\n" % (len(words), _bulks(words))
+    return b"*%d%b\r\n" % (len(args), _bulks(args))
 
 
-def by_sha(call: Call) -> bytes:
+def by_sha(call: ScriptCall) -> bytes:
     """The command that calls a script which the server knows."""
     return _head("EVALSHA", call.script.sha, len(call.arguments)) + _rest(call)
 
 
-def by_source(call: Call) -> bytes:
+def by_source(call: ScriptCall) -> bytes:
     """The command that calls any script."""
     return _head("EVAL", call.script.source, len(call.arguments)) + _rest(call)
 
@@ -175,7 +175,7 @@ def _head(command: str, script: str, arguments: int) -> bytes:
     return b"*%d%b" % (4 + arguments, _bulks((command, script, 1)))
 
 
-def _rest(call: Call) -> bytes:
+def _rest(call: ScriptCall) -> bytes:
     return _bulks((call.name, *call.arguments)) + b"\r\n"
 
 
@@ -183,9 +183,9 @@ def _rest(call: Call) -> bytes:
 _SIZES = [b"\r\n$%d\r\n" % size for size in range(256)]
 
 
-def _bulks(words: Sequence[Any]) -> bytes:
+def _bulks(args: Sequence[Any]) -> bytes:
     parts: list[bytes] = []
-    for word in words:
+    for word in args:
         data = word if type(word) is bytes else str(word).encode()
         size = len(data)
         parts += _SIZES[size] if size < 256 else b"\r\n$%d\r\n" % size, data

@@ -25,14 +25,14 @@ def measured(measure: Measure, left: float, show: Show) -> Finding:
     process.start()
     theirs.close()
     try:
-        return _told(ours, min(measure.patience, left), show)
+        return _told(ours, min(measure.timeout, left), show)
     finally:
         process.kill()  # whatever it has started on Linux ends with it
         process.join()
 
 
-def _told(told: Connection, patience: float, show: Show) -> Finding:
-    deadline = time.monotonic() + patience
+def _told(told: Connection, timeout: float, show: Show) -> Finding:
+    deadline = time.monotonic() + timeout
     while told.poll(max(0.0, deadline - time.monotonic())):
         try:
             what = told.recv()
@@ -41,7 +41,7 @@ def _told(told: Connection, patience: float, show: Show) -> Finding:
         if isinstance(what, Finding):
             return what
         show(what)
-    return _broken(f"given up after {patience:.3g} s")
+    return _broken(f"given up after {timeout:.3g} s")
 
 
 def _broken(why: str) -> Finding:

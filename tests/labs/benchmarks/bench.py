@@ -12,11 +12,11 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
-from celery_idempotent.store.config import Place
-from celery_idempotent.store.record_store import RecordStore, line_to
+from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.record_store import RecordStore, transport_for
 from celery_idempotent.store.scripts import Reply, Script
 from celery_idempotent.store.transport.connection import connect
-from celery_idempotent.store.transport.sync import Call, Line
+from celery_idempotent.store.transport.sync import ScriptCall, SyncTransport
 from celery_idempotent.testing.server import RedisServer
 
 TASK = "shop.charge"
@@ -38,16 +38,18 @@ class Bench:
 
     def __init__(self, server: RedisServer) -> None:
         self.server = server
-        self.place = Place(url=server.url)
-        self.client: Redis = connect(self.place)
-        self.store = RecordStore(self.place, lambda record: record.body)
+        self.config = StoreConfig(url=server.url)
+        self.client: Redis = connect(self.config)
+        self.store = RecordStore(self.config, lambda record: record.body)
         self.fresh = keys()
         #: The no-op, as both clients call it.
         self.no_op_sha: str = self.client.script_load(NO_OP)
-        line = line_to(self.place)
-        assert isinstance(line, Line)
+        line = transport_for(self.config)
+        assert isinstance(line, SyncTransport)
         self._line = line
-        self._no_op = Call(Script("no_op", NO_OP, (), frozenset(), self.no_op_sha), "idem:-", ())
+        self._no_op = ScriptCall(
+            Script("no_op", NO_OP, (), frozenset(), self.no_op_sha), "idem:-", ()
+        )
 
     # What contestants do
 
@@ -86,7 +88,7 @@ class Bench:
         key = next(self.fresh)
         for command in (beginning(key), completing(key, 1)):
             name = self.store.name(key)
-            self._line.call(Call(self._no_op.script, name, command.arguments))
+            self._line.call(ScriptCall(self._no_op.script, name, command.arguments))
 
     # What the server says
 
@@ -113,8 +115,8 @@ def beginning(key: Key) -> Command:
     """What every execution asks first."""
     return commands.begin(
         key,
-        owner=os.urandom(16),
-        prior=b"",
+        execution_id=os.urandom(16),
+        unanswered_ids=b"",
         task_id=TASK_ID,
         worker=WORKER,
         lease_ms=LEASE_MS,

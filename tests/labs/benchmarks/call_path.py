@@ -1,4 +1,4 @@
-"""``python -m tests.labs.benchmarks.call_path``: the functions of this library that one call passes.
+"""``python -m tests.labs.benchmarks.call_path``: the functions that one call passes.
 
 Counted by a profile hook over an eager call, after one that connects. A coroutine that is resumed
 counts again. With ``--list`` each function is printed in order.

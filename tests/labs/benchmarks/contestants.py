@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from celery_idempotent import Idempotency
-from celery_idempotent.store.config import Place
+from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from tests.labs.benchmarks.bench import Bench
 from tests.labs.benchmarks.turns import Call
@@ -34,7 +34,7 @@ Single = Callable[[int], object]
 def contestants(bench: Bench) -> dict[str, Call]:
     """All that can be had here; Powertools and python-redis-lock come with the extra `bench`."""
     done = bench.run()
-    by_client = RecordStore(Place(client=bench.client), lambda record: record.body)
+    by_client = RecordStore(StoreConfig(client=bench.client), lambda record: record.body)
     calls: dict[str, Call] = {
         RUN: bench.run,
         FLOOR: lambda: (bench.no_op_on_line(), bench.no_op_on_line()),
@@ -46,12 +46,12 @@ def contestants(bench: Bench) -> dict[str, Call]:
         FLOOR_ONE: bench.no_op_on_line,
         CLIENT_FLOOR_ONE: bench.no_op,
     }
-    calls |= _first_and_again(gated(bench), GATED, GATED_REPLAY)
+    calls |= _first_and_again(app_tasks(bench), GATED, GATED_REPLAY)
     calls |= _other_lock(bench)
     return calls | _powertools(bench)
 
 
-def gated(bench: Bench) -> Single:
+def app_tasks(bench: Bench) -> Single:
     """A function behind the gate, its key derived from its argument."""
     idem = Idempotency(bench.server.url)
 

@@ -24,7 +24,7 @@ class Measure(ABC):
     #: Whether it counts. Counts are the same on a busy machine.
     counts: ClassVar[bool] = False
     #: Seconds after which it is given up.
-    patience: ClassVar[float] = 180.0
+    timeout: ClassVar[float] = 180.0
 
     @abstractmethod
     def measure(self, show: Show) -> Finding:

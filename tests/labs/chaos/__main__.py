@@ -1,4 +1,4 @@
-"""``python -m tests.labs.chaos``: faults by schedule; fail if celery-idempotent does what it may not."""
+"""``python -m tests.labs.chaos``: faults by schedule; fails if a promise is broken."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from rich.progress import (
 )
 
 from celery_idempotent.testing.server import RedisServer
-from tests.labs.chaos import audit, picture, schedule
-from tests.labs.chaos import runner as course
+from tests.labs.chaos import audit, picture, runner, schedule
 from tests.labs.chaos.report import MET, MISSED, Report
 from tests.labs.chaos.runner import Entry
-from tests.labs.chaos.verdict import Verdict
+from tests.labs.chaos.verdict import Disposition
 from tests.labs.comparison.contestants import CONTESTANTS, OURS
 from tests.servers.rabbitmq import find_rabbitmq
 
@@ -93,7 +92,7 @@ def _entries(asked: argparse.Namespace, beside: Console) -> list[Entry]:
 
 def _run(entries: list[Entry], beside: Console) -> tuple[Report, list[Entry]]:
     began_at = time.monotonic()
-    verdicts: list[Verdict] = []
+    verdicts: list[Disposition] = []
     broken: list[Entry] = []
     with Progress(
         TextColumn("{task.description}"),
@@ -105,15 +104,15 @@ def _run(entries: list[Entry], beside: Console) -> tuple[Report, list[Entry]]:
         whole = bars.add_task("runs", total=len(entries))
         bar_of: dict[Entry, TaskID] = {}
 
-        def progress(entry: Entry) -> course.Progress:
+        def progress(entry: Entry) -> runner.Progress:
             title = f"seed {entry.seed}, {entry.contestant}: {entry.planned.shape}"
             bar = bar_of[entry] = bars.add_task(title, total=len(entry.planned.calls))
-            return lambda answered: bars.update(bar, completed=answered)
+            return lambda begin_replied: bars.update(bar, completed=begin_replied)
 
-        for entry, verdict in course.run_all(entries, FOLDER, progress):
+        for entry, verdict in runner.run_all(entries, FOLDER, progress):
             bars.remove_task(bar_of[entry])
             bars.advance(whole)
-            if not isinstance(verdict, Verdict):
+            if not isinstance(verdict, Disposition):
                 beside.print(f"{MISSED} {verdict}", markup=False)
                 broken.append(entry)
                 continue

@@ -31,7 +31,7 @@ PLAN_VARIABLE = "CHAOS_PLAN"
 QUEUE = "chaos"
 
 #: Seconds between two looks whether a held task may go on.
-LOOK_EVERY = 0.01
+POLL_INTERVAL = 0.01
 
 
 class DeclinedError(Exception):
@@ -121,7 +121,7 @@ def make_app(plan: Plan) -> Celery:
         """
         effect = begin(self, order)
         while not Path(until).exists():
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
         if checks:
             self.idempotency.check()
         return effect()

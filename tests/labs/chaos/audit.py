@@ -33,7 +33,7 @@ from tests.labs.chaos.downstream import Downstream
 from tests.labs.chaos.schedule import LEASE
 from tests.labs.comparison.contestants import OURS
 from tests.labs.outages.ledger import Ledger
-from tests.servers.sentinel import SentinelTrio
+from tests.servers.sentinel import SentinelServers
 from tests.waiting import eventually
 from tests.worker.harness import WorkerProcess
 
@@ -145,7 +145,7 @@ class _Scene:
             "worker_prefetch_multiplier": 1,
             "idempotency_redis_timeout": 1.0,
             "idempotency_wait_replicas_timeout": 0.3,
-            "idempotency_breaker_pause": 1.0,
+            "idempotency_breaker_max_delay": 1.0,
             **settings,
         }
         service = Downstream(folder / "downstream.sqlite")
@@ -228,7 +228,7 @@ def _frozen(folder: Path, checks: bool) -> Count:
 def _failovers(folder: Path, wait_replicas: int) -> Count:
     """A master dies that its replica was cut off from when it acknowledged a begin, or did not."""
     calls: dict[str, list[AsyncResult]] = {}
-    with SentinelTrio.start() as trio:
+    with SentinelServers.start() as trio:
         settings = {
             "idempotency_redis_options": {"master_name": trio.master_name},
             "idempotency_wait_replicas": wait_replicas,
@@ -253,7 +253,7 @@ def _failovers(folder: Path, wait_replicas: int) -> Count:
 
 
 def _forget(
-    trio: SentinelTrio, scene: _Scene, orders: Sequence[str], until: Path, *, acknowledged: bool
+    trio: SentinelServers, scene: _Scene, orders: Sequence[str], until: Path, *, acknowledged: bool
 ) -> list[AsyncResult]:
     """Let executions begin that the next master knows nothing of."""
     with _cut_off(trio):
@@ -266,7 +266,7 @@ def _forget(
 
 
 @contextmanager
-def _cut_off(trio: SentinelTrio) -> Iterator[None]:
+def _cut_off(trio: SentinelServers) -> Iterator[None]:
     """The replica hears nothing of its master any more; then that dies, and it takes over."""
     master, heir = trio.master, trio.replica
     # Frozen first, so that it cannot connect again; and nothing is on its way to it.

@@ -22,12 +22,12 @@ ROOM_FOR_NAME = 12
 #: Pixels that even the shortest execution has.
 LEAST = 1.6
 
-FIRST, AGAIN, CUT, REFUSED = "#5b8db8", "#e8912d", "#9aa0a6", "#d0342c"
+FIRST, AGAIN, CUT, REJECTED = "#5b8db8", "#e8912d", "#9aa0a6", "#d0342c"
 LEGEND = (
     (FIRST, "an execution that ran to the end of its body"),
     (AGAIN, "another of the same order: a doubled effect"),
     (CUT, "cut short by a fault, or to be tried again"),
-    (REFUSED, "a doubled effect that was refused downstream, by its token"),
+    (REJECTED, "a doubled effect that was refused downstream, by its token"),
 )
 STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#333}"
@@ -108,9 +108,9 @@ def _panel(panel: _Panel, scale: float, tall: int) -> Iterator[str]:
     floor = tall - FOOT
     yield f'<text class="title" x="0" y="16">{escape(panel.title)}</text>'
     named_at = 0.0
-    for strike in sorted(panel.evidence.strikes, key=lambda strike: strike.at):
-        x = (strike.at - panel.began_at) * scale
-        wide = max(1.5, (strike.until - strike.at) * scale)
+    for trigger in sorted(panel.evidence.strikes, key=lambda trigger: trigger.at):
+        x = (trigger.at - panel.began_at) * scale
+        wide = max(1.5, (trigger.until - trigger.at) * scale)
         yield (
             f'<rect x="{x:.1f}" y="{HEAD - 6}" width="{wide:.1f}" height="{floor - HEAD + 6}" '
             'fill="#d0342c" opacity=".10"/>'
@@ -119,7 +119,7 @@ def _panel(panel: _Panel, scale: float, tall: int) -> Iterator[str]:
         named_at = max(x + 3, named_at + ROOM_FOR_NAME)
         yield (
             f'<text class="fault" transform="translate({named_at:.1f},{HEAD - 9}) rotate(-50)">'
-            f"{escape(strike.kind)}</text>"
+            f"{escape(trigger.kind)}</text>"
         )
     yield from _bars(panel, scale)
     yield from _waiting(panel, scale, floor)
@@ -132,10 +132,10 @@ def _panel(panel: _Panel, scale: float, tall: int) -> Iterator[str]:
 def _bars(panel: _Panel, scale: float) -> Iterator[str]:
     lanes = panel.lanes()
     deaths = {
-        pid: strike.at
-        for strike in panel.evidence.strikes
-        if strike.kind in KILLS
-        for pid in strike.pids
+        pid: trigger.at
+        for trigger in panel.evidence.strikes
+        if trigger.kind in KILLS
+        for pid in trigger.pids
     }
     refused = {
         entry.execution
@@ -156,7 +156,7 @@ def _bars(panel: _Panel, scale: float) -> Iterator[str]:
         if each.done_at is None:
             colour = CUT
         elif each.execution in refused:
-            colour = REFUSED
+            colour = REJECTED
         yield f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{BAR}" fill="{colour}"/>'
 
 

@@ -12,12 +12,12 @@ from statistics import median
 
 from rich.table import Table
 
-from tests.labs.chaos.verdict import Verdict
+from tests.labs.chaos.verdict import Disposition
 from tests.labs.comparison.contestants import CONTESTANTS, OURS, PLAIN, contestant_named
 
 MET, MISSED = "✓", "✗"
 
-Verdicts = Sequence[Verdict]
+Verdicts = Sequence[Disposition]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Report:
     server: str
     seconds: float
 
-    def faulty(self) -> list[Verdict]:
+    def faulty(self) -> list[Disposition]:
         """Runs of celery-idempotent that did what it promises not to do."""
         return [verdict for verdict in self._of(OURS.name) if not verdict.faultless]
 

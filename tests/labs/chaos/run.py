@@ -1,4 +1,4 @@
-"""``python -m tests.labs.chaos.run``: one contestant goes through one schedule, in a process of its own.
+"""``python -m tests.labs.chaos.run``: one contestant under one schedule, in its own process.
 
 It prints how many callers have their answer, a number a line, and leaves in its folder all that was
 seen: the ledger, the downstream system, the workers' logs and ``seen.json``.
@@ -27,14 +27,14 @@ from tests.labs.chaos import schedule
 from tests.labs.chaos.app import PLAN_VARIABLE, QUEUE, Plan, make_app
 from tests.labs.chaos.broker import Broker, broker_for
 from tests.labs.chaos.downstream import Downstream
-from tests.labs.chaos.schedule import LEASE, Blow, Call, Schedule
+from tests.labs.chaos.schedule import LEASE, Call, Fault, Schedule
 from tests.labs.chaos.stores import Store, store_for
 from tests.labs.chaos.workers import Crew
 from tests.labs.comparison.contestants import OURS
 from tests.labs.outages.ledger import Ledger
 
 #: Seconds between two looks at the workers.
-LOOK_EVERY = 0.05
+POLL_INTERVAL = 0.05
 #: … and at what callers are told.
 ASK_EVERY = 0.5
 #: Longest wait for the last answer, in seconds; while nothing happens any more at all; and when
@@ -57,7 +57,7 @@ NOT_STRUCK = 3
 IMPATIENT = {
     "idempotency_redis_timeout": 1.0,
     "idempotency_wait_replicas_timeout": 0.5,
-    "idempotency_breaker_pause": 2.0,
+    "idempotency_breaker_max_delay": 2.0,
 }
 
 
@@ -131,7 +131,7 @@ class _Scene:
         self._refused = 0
         self._over = threading.Event()
 
-    def play(self, patience: float, silence: float) -> dict[str, Any]:
+    def play(self, timeout: float, silence: float) -> dict[str, Any]:
         """All of it; what callers were told.
 
         Args:
@@ -148,9 +148,9 @@ class _Scene:
             ]
             for thread in doing:
                 thread.start()
-            self._supervise_until(lambda: not any(thread.is_alive() for thread in doing), patience)
+            self._supervise_until(lambda: not any(thread.is_alive() for thread in doing), timeout)
             self._calm_at = time.time()
-            self._supervise_until(lambda: self._settled(silence), patience)
+            self._supervise_until(lambda: self._settled(silence), timeout)
             self._over.set()
             self._ask_again()
         return {
@@ -177,7 +177,7 @@ class _Scene:
             if time.monotonic() > asked_at + ASK_EVERY:
                 self._ask()
                 asked_at = time.monotonic()
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
 
     def _settled(self, silence: float) -> bool:
         quiet = time.time() - self._ledger.changed_at()
@@ -233,16 +233,16 @@ class _Scene:
 
     # Fate
 
-    def _strike(self, blow: Blow) -> None:
+    def _strike(self, blow: Fault) -> None:
         self._over.wait(max(0.0, self._began_at + blow.at - time.time()))
-        strike = self._faults.get(blow.kind)
+        trigger = self._faults.get(blow.kind)
         lock = self._struck.get(blow.kind.split()[0], threading.Lock())
         pids: list[int] | None = []
         with lock:
             at = time.time()
-            if strike is not None:
+            if trigger is not None:
                 try:
-                    pids = strike(blow.aim, blow.seconds)
+                    pids = trigger(blow.aim, blow.seconds)
                 except ServerError as error:
                     _give_up(f"{blow.kind}: {error}")
         self._ledger.write("struck", kind=blow.kind, at=at, until=time.time(), pids=pids or [])
@@ -255,17 +255,17 @@ def _give_up(why: str) -> None:
 
 
 def _faults(
-    crew: Crew, store: Store, broker: Broker
+    workers: Crew, store: Store, broker: Broker
 ) -> dict[str, Callable[[float, float], list[int] | None]]:
     """What each kind of blow is here; one that cannot be had here is left out."""
     faults: dict[str, Any] = {
-        "child killed": crew.kill_child,
-        "worker killed": crew.kill_worker,
-        "parent killed": crew.kill_parent,
-        "child frozen past the lease": crew.freeze_child,
-        "worker frozen past the lease": crew.freeze_worker,
-        "worker frozen": crew.freeze_worker,
-        "worker told to stop": crew.stop_worker,
+        "child killed": workers.kill_child,
+        "worker killed": workers.kill_worker,
+        "parent killed": workers.kill_parent,
+        "child frozen past the lease": workers.freeze_child,
+        "worker frozen past the lease": workers.freeze_worker,
+        "worker frozen": workers.freeze_worker,
+        "worker told to stop": workers.stop_worker,
         "store killed": store.kill,
         "store connections cut": store.cut,
         "store frozen": store.freeze,

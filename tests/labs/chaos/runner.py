@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.labs.chaos import schedule
 from tests.labs.chaos.run import NOT_STRUCK
-from tests.labs.chaos.verdict import Verdict, judge
+from tests.labs.chaos.verdict import Disposition, judge
 from tests.labs.comparison.contestants import OURS
 
 REPOSITORY = Path(__file__).parents[3]
@@ -65,7 +65,7 @@ class NotStruckError(HungError):
     """Servers did not take a fault as they should, so that there is nothing to judge."""
 
 
-def run(entry: Entry, below: Path, progress: Progress) -> Verdict:
+def run(entry: Entry, below: Path, progress: Progress) -> Disposition:
     """Live through `entry`; once more where servers did not do their part.
 
     Raises:
@@ -77,7 +77,7 @@ def run(entry: Entry, below: Path, progress: Progress) -> Verdict:
         return _run(entry, below, progress)
 
 
-def _run(entry: Entry, below: Path, progress: Progress) -> Verdict:
+def _run(entry: Entry, below: Path, progress: Progress) -> Disposition:
     folder = entry.folder(below)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -115,10 +115,10 @@ def _run(entry: Entry, below: Path, progress: Progress) -> Verdict:
 
 def run_all(
     entries: Sequence[Entry], below: Path, progress: Callable[[Entry], Progress]
-) -> Iterator[tuple[Entry, Verdict | HungError]]:
+) -> Iterator[tuple[Entry, Disposition | HungError]]:
     """All of them, some at a time; each as soon as those before it are over."""
 
-    def attempt(entry: Entry) -> Verdict | HungError:
+    def attempt(entry: Entry) -> Disposition | HungError:
         try:
             return run(entry, below, progress(entry))
         except HungError as error:

@@ -55,7 +55,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Blow:
+class Fault:
     """One fault."""
 
     at: float
@@ -73,7 +73,7 @@ class Schedule:
     seed: int
     shape: Shape
     calls: tuple[Call, ...]
-    blows: tuple[Blow, ...]
+    blows: tuple[Fault, ...]
 
     @property
     def orders(self) -> int:
@@ -158,7 +158,7 @@ def _duration(chance: random.Random) -> float:
     return round(chance.uniform(least, most), 3)
 
 
-def _blows(shape: Shape, ends_at: float, chance: random.Random) -> Iterator[Blow]:
+def _blows(shape: Shape, ends_at: float, chance: random.Random) -> Iterator[Fault]:
     likely = dict(_EVERYWHERE)
     if shape.store == "single":
         likely |= _SINGLE
@@ -166,11 +166,13 @@ def _blows(shape: Shape, ends_at: float, chance: random.Random) -> Iterator[Blow
         likely |= _REDIS_BROKER
     last = max(ends_at - CALM, CALM + 0.1)
     number = max(2, round((last - CALM) / PAUSE))
-    kinds = chance.choices(list(likely), [weight for weight, _, _ in likely.values()], k=number - 2)
-    for kind in (*kinds, "worker killed"):
+    discovery = chance.choices(
+        list(likely), [weight for weight, _, _ in likely.values()], k=number - 2
+    )
+    for kind in (*discovery, "worker killed"):
         _, least, most = likely[kind]
         seconds = round(chance.uniform(least, most), 2)
-        yield Blow(round(chance.uniform(CALM, last), 2), kind, chance.random(), seconds)
+        yield Fault(round(chance.uniform(CALM, last), 2), kind, chance.random(), seconds)
     # Once in the middle: what comes while a master is replaced must not miss it.
     middle = chance.uniform(0.3, 0.6) * ends_at
-    yield Blow(round(middle, 2), STORE_KILLED, chance.random(), round(chance.uniform(0.2, 0.8), 2))
+    yield Fault(round(middle, 2), STORE_KILLED, chance.random(), round(chance.uniform(0.2, 0.8), 2))

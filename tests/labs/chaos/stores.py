@@ -14,8 +14,8 @@ from celery_idempotent.testing.process import Stoppable
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.labs.chaos.schedule import Shape
-from tests.servers.cluster import ClusterOfSix
-from tests.servers.sentinel import SentinelTrio
+from tests.servers.cluster import ClusterServers
+from tests.servers.sentinel import SentinelServers
 
 #: Nothing that it has answered to is lost, not by a crash either.
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}
@@ -150,7 +150,7 @@ class Sentinels(Store):
     """A master, its replica, and three sentinels."""
 
     def __init__(self) -> None:
-        self._trio = SentinelTrio.start()
+        self._trio = SentinelServers.start()
         self.url = self._trio.url
         self.settings = {"idempotency_redis_options": {"master_name": self._trio.master_name}}
 
@@ -170,7 +170,7 @@ class Cluster(Store):
     """Three masters, three replicas."""
 
     def __init__(self) -> None:
-        self._cluster = ClusterOfSix.start()
+        self._cluster = ClusterServers.start()
         self.url = self._cluster.url
 
     def servers(self) -> Iterable[RedisServer]:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.labs.chaos import picture, schedule
-from tests.labs.chaos import runner as course
+from tests.labs.chaos import picture, runner, schedule
 from tests.labs.chaos.runner import Entry
 from tests.labs.chaos.schedule import STORE_KILLED
 from tests.labs.comparison.contestants import OURS
@@ -24,15 +23,15 @@ class TestASchedule:
     def test_has_every_kind_of_fault_and_of_process_within_twenty_seeds(self) -> None:
         planned = [schedule.make(seed, 1000) for seed in range(1, 21)]
 
-        kinds = {blow.kind for each in planned for blow in each.blows}
-        assert len(kinds) == 19
+        discovery = {blow.kind for each in planned for blow in each.blows}
+        assert len(discovery) == 19
         shapes = {(p.shape.broker, p.shape.store, p.shape.wait_replicas) for p in planned}
         assert len(shapes) == 10
 
     def test_strikes_the_store_and_a_worker_whatever_the_seed(self) -> None:
         for seed in range(20):
-            kinds = {blow.kind for blow in schedule.make(seed, CALLS).blows}
-            assert kinds >= {STORE_KILLED, "worker killed"}
+            discovery = {blow.kind for blow in schedule.make(seed, CALLS).blows}
+            assert discovery >= {STORE_KILLED, "worker killed"}
 
     def test_in_part_has_all_calls_of_the_orders_that_are_left(self) -> None:
         whole = schedule.make(7, 100)
@@ -47,14 +46,14 @@ class TestASchedule:
 @pytest.mark.worker
 @pytest.mark.slow
 def test_nothing_is_lost_and_all_callers_see_one_outcome(tmp_path: Path) -> None:
-    answered: list[int] = []
+    begin_replied: list[int] = []
     entry = Entry(SEED, OURS.name, CALLS)
 
-    verdict = course.run(entry, tmp_path, answered.append)
+    verdict = runner.run(entry, tmp_path, begin_replied.append)
 
     assert verdict.faultless, verdict
     assert verdict.calls == CALLS
     assert verdict.orders <= verdict.executions
     assert verdict.faults == 2
-    assert answered[-1] == CALLS - verdict.unanswered
+    assert begin_replied[-1] == CALLS - verdict.unanswered
     assert OURS.name in picture.draw(SEED, CALLS, tmp_path).read_text(encoding="utf-8")

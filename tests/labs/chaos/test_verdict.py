@@ -12,7 +12,15 @@ import pytest
 from tests.labs.chaos import schedule
 from tests.labs.chaos.downstream import Downstream, ask
 from tests.labs.chaos.schedule import LEASE, STORE_KILLED
-from tests.labs.chaos.verdict import CUT_OFF, FORGOTTEN, FROZEN, KILLED, UNEXPLAINED, Verdict, judge
+from tests.labs.chaos.verdict import (
+    CUT_OFF,
+    FORGOTTEN,
+    FROZEN,
+    KILLED,
+    UNEXPLAINED,
+    Disposition,
+    judge,
+)
 from tests.labs.comparison.contestants import OURS
 from tests.labs.outages.ledger import Ledger
 
@@ -54,7 +62,7 @@ class Run:
         """The system downstream is asked."""
         return ask(self._downstream.port, "order", f"{token}", token, receipt)
 
-    def strike(self, kind: str, at: float, until: float, *pids: int) -> None:
+    def trigger(self, kind: str, at: float, until: float, *pids: int) -> None:
         """A fault."""
         self._ledger.write("struck", kind=kind, at=at, until=until, pids=pids)
 
@@ -71,7 +79,7 @@ class Run:
         """A caller gets none."""
         self._untold.append({"task_id": "task", "order": "order", "at": 0.0})
 
-    def judged(self, seed: int = SINGLE) -> Verdict:
+    def judged(self, seed: int = SINGLE) -> Disposition:
         """The verdict."""
         seen = {"began_at": 0.0, "ended_at": 60.0, "refused": 0, "left": 0}
         whole = seen | {"told": self._told, "untold": self._untold}
@@ -148,59 +156,59 @@ class TestDoubled:
 
     def test_after_what_befell_another_process(self, run: Run) -> None:
         self.twice(run)
-        run.strike("child killed", 1.0, 1.0, OTHER)
-        run.strike("child frozen past the lease", 0.6, 0.6 + LEASE + 2, OTHER)
+        run.trigger("child killed", 1.0, 1.0, OTHER)
+        run.trigger("child frozen past the lease", 0.6, 0.6 + LEASE + 2, OTHER)
 
         assert run.judged().doubled == {UNEXPLAINED: 1}
 
     def test_after_a_freeze_that_a_lease_outlasts(self, run: Run) -> None:
         self.twice(run)
-        run.strike("worker frozen", 0.6, 1.0, ONE)
+        run.trigger("worker frozen", 0.6, 1.0, ONE)
 
         assert run.judged().doubled == {UNEXPLAINED: 1}
 
     def test_by_one_that_was_killed_before_it_completed(self, run: Run) -> None:
         self.twice(run)
-        run.strike("worker killed", 1.1, 1.1, 99, ONE)
+        run.trigger("worker killed", 1.1, 1.1, 99, ONE)
 
         assert run.judged().doubled == {KILLED: 1}
 
     def test_by_one_that_was_frozen(self, run: Run) -> None:
         self.twice(run, done=10.0, again=8.0)
-        run.strike("child frozen past the lease", 0.6, 9.9, ONE)
+        run.trigger("child frozen past the lease", 0.6, 9.9, ONE)
 
         assert run.judged().doubled == {FROZEN: 1}
 
     def test_by_one_that_was_frozen_before_its_body_began(self, run: Run) -> None:
         run.execution(2, pid=OTHER, begun=8.0, done=9.0, completes=True)
         run.execution(1, pid=ONE, begun=10.0, done=10.5)
-        run.strike("child frozen past the lease", 0.6, 9.9, ONE)
+        run.trigger("child frozen past the lease", 0.6, 9.9, ONE)
 
         assert run.judged().doubled == {FROZEN: 1}
 
     def test_by_one_that_died_frozen_before_anybody_took_over(self, run: Run) -> None:
         self.twice(run)
-        run.strike("worker frozen past the lease", 0.9, 0.9 + LEASE + 2, 98, ONE)
-        run.strike("parent killed", 1.5, 1.5, 98, ONE)
+        run.trigger("worker frozen past the lease", 0.9, 0.9 + LEASE + 2, 98, ONE)
+        run.trigger("parent killed", 1.5, 1.5, 98, ONE)
 
         assert run.judged().doubled == {KILLED: 1}
 
     def test_in_a_failover_that_began_long_after(self, run: Run) -> None:
         self.twice(run, done=3.0)
-        run.strike(STORE_KILLED, 2.0, 2.5)
+        run.trigger(STORE_KILLED, 2.0, 2.5)
 
         assert run.judged(SENTINEL).doubled == {UNEXPLAINED: 1}
 
     def test_in_a_failover_that_may_forget(self, run: Run) -> None:
         self.twice(run)
-        run.strike(STORE_KILLED, 1.2, 4.0)
+        run.trigger(STORE_KILLED, 1.2, 4.0)
 
         assert run.judged(SENTINEL).doubled == {FORGOTTEN: 1}
         assert run.judged(SINGLE).doubled == {UNEXPLAINED: 1}
 
     def test_by_one_that_the_store_was_away_from(self, run: Run) -> None:
         self.twice(run)
-        run.strike(STORE_KILLED, 0.7, 0.7 + LEASE)
+        run.trigger(STORE_KILLED, 0.7, 0.7 + LEASE)
 
         assert run.judged(SINGLE).doubled == {CUT_OFF: 1}
 

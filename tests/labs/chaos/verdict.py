@@ -65,7 +65,7 @@ class Strike:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Disposition:
     """Counts of one run."""
 
     seed: int
@@ -184,14 +184,14 @@ class Evidence:
         return evidence
 
 
-def judge(planned: Schedule, contestant: str, folder: Path) -> Verdict:
+def judge(planned: Schedule, contestant: str, folder: Path) -> Disposition:
     """The verdict on the run that has left its evidence in `folder`."""
     evidence = Evidence.read(folder)
     seen = evidence.seen
     by_order: dict[str, list[Execution]] = defaultdict(list)
     for execution in evidence.executions:
         by_order[execution.order].append(execution)
-    answered = {line["task_id"] for line in seen["told"]}
+    begin_replied = {line["task_id"] for line in seen["told"]}
     told: dict[str, set[str]] = defaultdict(set)
     for line in seen["told"]:
         told[line["order"]].add(line["told"])
@@ -216,11 +216,11 @@ def judge(planned: Schedule, contestant: str, folder: Path) -> Verdict:
     ]
     notes += [f"{order}: downstream has {receipts.get(order)}" for order in disagreeing]
     delays = sorted(line["at"] - line["called_at"] for line in seen["told"]) or [0.0]
-    return Verdict(
+    return Disposition(
         seed=planned.seed,
         contestant=contestant,
         shape=str(planned.shape),
-        calls=len(answered) + len(seen["untold"]) + seen["refused"],
+        calls=len(begin_replied) + len(seen["untold"]) + seen["refused"],
         orders=planned.orders,
         executions=len(evidence.executions),
         faults=len(evidence.strikes),
@@ -258,20 +258,20 @@ def _lost(
     waited_for: dict[str, set[str]] = defaultdict(set)
     for line in seen["untold"]:
         waited_for[line["order"]].add(line["task_id"])
-    answered = [order for order in told if not any(each.done_at for each in by_order[order])]
+    begin_replied = [order for order in told if not any(each.done_at for each in by_order[order])]
     silent = [
         order
         for order, task_ids in waited_for.items()
         if order not in told and not task_ids <= by_broker
     ]
-    return [*answered, *silent]
+    return [*begin_replied, *silent]
 
 
 def _recovery(evidence: Evidence) -> list[float]:
     effects = sorted(each.done_at for each in evidence.executions if each.done_at is not None)
     after = (
-        next((at - strike.until for at in effects if at >= strike.until), None)
-        for strike in evidence.strikes
+        next((at - trigger.until for at in effects if at >= trigger.until), None)
+        for trigger in evidence.strikes
     )
     return [round(seconds, 3) for seconds in after if seconds is not None]
 
@@ -304,20 +304,20 @@ def _reason_for(
         each.begun_at < loser.begun_at and each.token > loser.token for each in executions
     )
     later = [each.begun_at for each in executions if each.begun_at > loser.begun_at]
-    under_way = (
+    current_execution = (
         loser.begun_at - held_up * SETTLING,
         max([loser.done_at + SETTLING, *later]),
     )
     own = [
-        strike
-        for strike in evidence.strikes
-        if loser.pid in strike.pids and _overlap((strike.at, strike.until), under_way)
+        trigger
+        for trigger in evidence.strikes
+        if loser.pid in trigger.pids and _overlap((trigger.at, trigger.until), current_execution)
     ]
     frozen = any(
-        "frozen" in strike.kind and strike.until - strike.at > LEASE * LEFT for strike in own
+        "frozen" in trigger.kind and trigger.until - trigger.at > LEASE * LEFT for trigger in own
     )
     killed = any(
-        strike.kind in KILLS and strike.until >= loser.done_at - SETTLING for strike in own
+        trigger.kind in KILLS and trigger.until >= loser.done_at - SETTLING for trigger in own
     )
     # One that died before anybody took over might as well not have been frozen.
     overtaken = held_up or any(at < loser.done_at for at in later)
@@ -328,14 +328,15 @@ def _reason_for(
     if loser.token in evidence.unsaved:
         return UNSAVED
     stores = [
-        strike
-        for strike in evidence.strikes
-        if strike.kind.startswith("store") and _overlap((strike.at, strike.until), under_way)
+        trigger
+        for trigger in evidence.strikes
+        if trigger.kind.startswith("store")
+        and _overlap((trigger.at, trigger.until), current_execution)
     ]
     if (
         planned.shape.store != "single"
         and not planned.shape.wait_replicas
-        and any(_may_forget(strike, loser, evidence) for strike in stores)
+        and any(_may_forget(trigger, loser, evidence) for trigger in stores)
     ):
         return FORGOTTEN
     if _together(stores) > LEASE * LEFT:
@@ -343,11 +344,11 @@ def _reason_for(
     return UNEXPLAINED
 
 
-def _may_forget(strike: Strike, loser: Execution, evidence: Evidence) -> bool:
+def _may_forget(trigger: Strike, loser: Execution, evidence: Evidence) -> bool:
     """Whether what the store had acknowledged shortly before was of this execution."""
     completed = loser.token in evidence.completed.get(loser.order, ())
-    return strike.kind == STORE_KILLED and (
-        completed or strike.at - LAG <= loser.begun_at <= strike.until
+    return trigger.kind == STORE_KILLED and (
+        completed or trigger.at - LAG <= loser.begun_at <= trigger.until
     )
 
 
@@ -356,4 +357,4 @@ def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def _together(strikes: Iterable[Strike]) -> float:
-    return sum(strike.until - strike.at for strike in strikes)
+    return sum(trigger.until - trigger.at for trigger in strikes)

@@ -15,7 +15,7 @@ from tests.worker.harness import WorkerProcess
 
 #: Seconds that a worker may take to stop, and between two looks whether it has.
 STOP_SECONDS = 8.0
-LOOK_EVERY = 0.1
+POLL_INTERVAL = 0.1
 
 
 class Crew:
@@ -87,7 +87,7 @@ class Crew:
         while any(worker.process.pid in pids for worker in self._running()):
             if time.monotonic() > until:
                 return _strike(pids, signal.SIGKILL)
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
         return []
 
     # Who

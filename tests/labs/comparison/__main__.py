@@ -1,4 +1,4 @@
-"""``python -m tests.labs.comparison``: measure, show the table, and fail if a row is below what is asked."""
+"""``python -m tests.labs.comparison``: measures, prints the table, fails if a goal is missed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from celery_idempotent.testing.server import RedisServer
-from tests.labs.comparison import runner as course
+from tests.labs.comparison import runner
 from tests.labs.comparison.contestants import CONTESTANTS
 from tests.labs.comparison.report import MET, MISSED, Report
 from tests.labs.comparison.scenario import Cell, Row
@@ -56,7 +56,7 @@ def _arguments() -> argparse.Namespace:
 def _measure(rows: Sequence[Row], beside: Console) -> Report:
     began_at = time.monotonic()
     with (
-        RedisServer.start(config={"databases": str(course.databases(rows))}) as server,
+        RedisServer.start(config={"databases": str(runner.databases(rows))}) as server,
         Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=16),
@@ -78,7 +78,7 @@ def _measure(rows: Sequence[Row], beside: Console) -> Report:
                 bars.update(bar[row.name], description=f"{mark} {row.title}")
             bars.update(bar[row.name], completed=len(cells))
 
-        cells = course.run(rows, server, show)
+        cells = runner.run(rows, server, show)
         told = f"{server.flavour} {server.version}"
     return Report(rows, cells, told, time.monotonic() - began_at)
 

@@ -1,4 +1,4 @@
-"""The Celery app of one contestant in one scenario; ``celery -A tests.labs.comparison.app`` finds it here.
+"""The Celery app of one contestant in one scenario; ``celery -A tests.labs.comparison.app``.
 
 The tasks are the same for all contestants, word for word.
 """

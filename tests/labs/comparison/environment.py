@@ -173,7 +173,7 @@ class Arena:
         """All that the worker has printed."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
-    def last_words(self) -> str:
+    def output_tail(self) -> str:
         """The end of it."""
         return "\n".join(self.log().splitlines()[-30:])
 
@@ -193,12 +193,12 @@ class Arena:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        eventually(self._is_ready, f"the worker is ready; it says: {self.last_words()}")
+        eventually(self._is_ready, f"the worker is ready; it says: {self.output_tail()}")
 
     def _is_ready(self) -> bool:
         assert self._worker is not None
         if self._worker.poll() is not None:
-            raise RuntimeError(f"the worker has ended: {self.last_words()}")
+            raise RuntimeError(f"the worker has ended: {self.output_tail()}")
         return f"{self._node} ready." in self.log()
 
     def _stop_worker(self) -> None:

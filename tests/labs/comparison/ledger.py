@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from redis import Redis
 
-from tests.waiting import LOOK_EVERY, eventually
+from tests.waiting import POLL_INTERVAL, eventually
 
 #: Longest that a held task waits, so that a scenario which fails leaves nothing behind.
 HELD_AT_MOST = 60.0
@@ -47,7 +47,7 @@ class Ledger:
         self._redis.rpush(f"runs:{order}", json.dumps([number, begun]))
         deadline = time.monotonic() + HELD_AT_MOST
         while self._redis.exists(f"held:{order}") and time.monotonic() < deadline:
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
         yield
         self._redis.hset(f"ends:{order}", number, time.monotonic())
 
@@ -81,12 +81,12 @@ class Ledger:
         return found[number - 1]
 
 
-def at_once(runs: Sequence[Run]) -> int:
+def run_sync(runs: Sequence[Run]) -> int:
     """How many of `runs` were under way at the same moment, at most."""
     moments = [(run.began_at, 1) for run in runs]
     moments += [(run.ended_at, -1) for run in runs if run.ended_at is not None]
-    under_way = most = 0
+    current_execution = most = 0
     for _, change in sorted(moments):
-        under_way += change
-        most = max(most, under_way)
+        current_execution += change
+        most = max(most, current_execution)
     return most

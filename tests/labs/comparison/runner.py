@@ -76,12 +76,12 @@ def _submit(
 def _measure(row_name: str, contestant: str, server: str, number: int) -> dict[str, Cell]:
     row = row_named(row_name)
     assert isinstance(row, Scenario)
-    arena = Arena(contestant, server, number, **row.given)
+    environment = Arena(contestant, server, number, **row.given)
     try:
-        with arena:
-            return {contestant: row.measure(arena)}
+        with environment:
+            return {contestant: row.measure(environment)}
     except Exception as error:
-        return {contestant: _broken(error, arena)}
+        return {contestant: _broken(error, environment)}
 
 
 def _race(row_name: str, server: str, heats: Sequence[Sequence[int]]) -> dict[str, Cell]:
@@ -107,6 +107,6 @@ def _race(row_name: str, server: str, heats: Sequence[Sequence[int]]) -> dict[st
 
 
 def _broken(error: Exception, *arenas: Arena) -> Cell:
-    words = [f"{arena.contestant}: {arena.last_words()}" for arena in arenas]
+    words = [f"{environment.contestant}: {environment.output_tail()}" for environment in arenas]
     facts: dict[str, Any] = {"traceback": traceback.format_exc(), "workers": words}
     return Cell(f"broken: {error}".splitlines()[0], facts, broken=True)

@@ -51,7 +51,7 @@ class Scenario(Row):
     """A row in which each contestant has an arena to itself, and all may go at the same time."""
 
     @abstractmethod
-    def measure(self, arena: Arena) -> Cell:
+    def measure(self, environment: Arena) -> Cell:
         """Go through the scenario; the arena's worker runs."""
 
 

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from celery_idempotent.testing.server import RedisServer
-from tests.labs.outages.kinds import OUTAGES, BesideRabbitMQ
+from tests.labs.outages.discovery import OUTAGES, BesideRabbitMQ
 from tests.labs.outages.outage import Outage
 from tests.labs.outages.report import MET, MISSED, Report, is_met
 from tests.labs.outages.run import run
-from tests.labs.outages.verdict import Verdict
+from tests.labs.outages.verdict import Disposition
 from tests.servers.rabbitmq import find_rabbitmq
 
 #: Runs under way at a time: they wait half of theirs.
@@ -83,7 +83,7 @@ def _run_all(outages: Sequence[Outage], messages: int, folder: Path, beside: Con
             for outage in outages
         }
 
-        def live_through(outage: Outage) -> Verdict:
+        def live_through(outage: Outage) -> Disposition:
             bars.start_task(bar[outage])
             show = partial(bars.update, bar[outage])
             verdict = run(outage, messages, settings, folder, lambda n: show(completed=n))

@@ -94,6 +94,6 @@ if SETTINGS_VARIABLE in os.environ:
     signals.store_unavailable.connect(_refused)
     signals.outcome_unsaved.connect(_unsaved)
     # Every fault of the store passes here.
-    _explain = records.explained
-    records.explained = _explained  # type: ignore[assignment]
+    _explain = records.translate_error
+    records.translate_error = _explained  # type: ignore[assignment]
     worker_init.connect(die_with_parent)

@@ -8,9 +8,9 @@ from typing import Any
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.labs.outages.outage import Again, Outage, Stage
-from tests.servers.cluster import ClusterOfSix
+from tests.servers.cluster import ClusterServers
 from tests.servers.rabbitmq import RabbitMQ
-from tests.servers.sentinel import SentinelTrio
+from tests.servers.sentinel import SentinelServers
 
 #: Nothing that Redis has answered to is ever lost, not by a crash either.
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}
@@ -28,7 +28,7 @@ class OneServer(Stage):
 
 
 class Killed(OneServer):
-    def strike(self) -> None:
+    def trigger(self) -> None:
         self.store.kill()
 
     def mend(self) -> None:
@@ -36,7 +36,7 @@ class Killed(OneServer):
 
 
 class Frozen(OneServer):
-    def strike(self) -> None:
+    def trigger(self) -> None:
         self.store.pause()
 
     def mend(self) -> None:
@@ -44,7 +44,7 @@ class Frozen(OneServer):
 
 
 class Full(OneServer):
-    def strike(self) -> None:
+    def trigger(self) -> None:
         self._set_memory("1")
 
     def mend(self) -> None:
@@ -58,7 +58,7 @@ class Full(OneServer):
 class Flushed(OneServer):
     """The scripts, not the records."""
 
-    def strike(self) -> None:
+    def trigger(self) -> None:
         client = self.servers.enter_context(self.store.client())
         self._again = Again(client.script_flush, 0.01)
 
@@ -74,7 +74,7 @@ class BehindProxy(OneServer):
 
 
 class BlackHoled(BehindProxy):
-    def strike(self) -> None:
+    def trigger(self) -> None:
         self.proxy.black_hole()
 
     def mend(self) -> None:
@@ -82,7 +82,7 @@ class BlackHoled(BehindProxy):
 
 
 class Cut(BehindProxy):
-    def strike(self) -> None:
+    def trigger(self) -> None:
         self._again = Again(self.proxy.reset, 0.05)
 
     def mend(self) -> None:
@@ -116,13 +116,13 @@ class Sentinels(Stage):
     """The master is killed, and its heir has not all that it had said."""
 
     def open(self) -> Mapping[str, Any]:
-        self.trio = self.servers.enter_context(SentinelTrio.start())
+        self.trio = self.servers.enter_context(SentinelServers.start())
         return {
             "idempotency_redis_url": self.trio.url,
             "idempotency_redis_options": {"master_name": self.trio.master_name},
         }
 
-    def strike(self) -> None:
+    def trigger(self) -> None:
         self.trio.failover()
 
     def mend(self) -> None:
@@ -131,10 +131,10 @@ class Sentinels(Stage):
 
 class Cluster(Stage):
     def open(self) -> Mapping[str, Any]:
-        self.cluster = self.servers.enter_context(ClusterOfSix.start())
+        self.cluster = self.servers.enter_context(ClusterServers.start())
         return {"idempotency_redis_url": self.cluster.url}
 
-    def strike(self) -> None:
+    def trigger(self) -> None:
         self.cluster.kill_master_of("any")
 
     def mend(self) -> None:

@@ -22,7 +22,7 @@ class Stage:
         """Start the servers; what the app must be told of them."""
         raise NotImplementedError
 
-    def strike(self) -> None:
+    def trigger(self) -> None:
         """Begin the outage."""
         raise NotImplementedError
 

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from rich.table import Table
 
 from tests.labs.outages.outage import Outage
-from tests.labs.outages.verdict import Verdict
+from tests.labs.outages.verdict import Disposition
 
 MET, MISSED = "✓", "✗"
 
@@ -40,7 +40,7 @@ class Report:
         seconds: that it took.
     """
 
-    verdicts: Mapping[Outage, Verdict]
+    verdicts: Mapping[Outage, Disposition]
     server: str
     seconds: float
 
@@ -74,7 +74,7 @@ class Report:
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def is_met(outage: Outage, verdict: Verdict) -> bool:
+def is_met(outage: Outage, verdict: Disposition) -> bool:
     """Whether nothing is lost, and nothing happened but what the outage may do."""
     may_double = bool(outage.may_double)
     return (
@@ -86,8 +86,8 @@ def is_met(outage: Outage, verdict: Verdict) -> bool:
     )
 
 
-def _line(outage: Outage, verdict: Verdict) -> list[str]:
-    at_once = f"{verdict.median_us}, {verdict.longest_us} µs" if verdict.longest_us else "–"
+def _line(outage: Outage, verdict: Disposition) -> list[str]:
+    run_sync = f"{verdict.median_us}, {verdict.longest_us} µs" if verdict.longest_us else "–"
     lost = f"{verdict.lost}"
     if verdict.undelivered:
         lost += f" (and {verdict.undelivered} by the broker)"
@@ -104,7 +104,7 @@ def _line(outage: Outage, verdict: Verdict) -> list[str]:
         f"{verdict.told}",
         f"{verdict.settled_after:.1f} s",
         f"{verdict.refusals} ({verdict.most_refusals})",
-        at_once,
+        run_sync,
         f"{verdict.timeouts}",
         MET if is_met(outage, verdict) else MISSED,
     ]

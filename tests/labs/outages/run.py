@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 from tests.labs.outages.app import CHARGE, NAME, SETTINGS_VARIABLE, make_app
 from tests.labs.outages.ledger import Ledger
 from tests.labs.outages.outage import Outage, Stage
-from tests.labs.outages.verdict import Message, Verdict, judge
+from tests.labs.outages.verdict import Disposition, Message, judge
 from tests.worker.harness import WorkerProcess
 
 #: Of the pool.
@@ -32,17 +32,21 @@ BEFORE = 0.3
 PATIENCE = 60.0
 #: … once all that are missing are of messages that no worker has received.
 PATIENCE_WITH_BROKER = 15.0
-LOOK_EVERY = 0.25
+POLL_INTERVAL = 0.25
 
 #: What callers are told, by task id.
-Answers = dict[str, Mapping[str, Any]]
+ReplyReader = dict[str, Mapping[str, Any]]
 #: Told now and then how many messages have their answer.
 Progress = Callable[[int], None]
 
 
 def run(
-    outage: Outage, messages: int, settings: Mapping[str, Any], folder: Path, progress: Progress
-) -> Verdict:
+    outage: Outage,
+    messages: int,
+    settings: Mapping[str, Any],
+    folder: Path,
+    progress: Progress,
+) -> Disposition:
     """Live through `outage`.
 
     Args:
@@ -85,7 +89,7 @@ def _strike(outage: Outage, stage: Stage, fate: ThreadPoolExecutor) -> Future[fl
         stage.mend()
         return time.time()
 
-    struck = fate.submit(stage.strike)
+    struck = fate.submit(stage.trigger)
     if outage.at_start:
         struck.result()
     return fate.submit(mend)
@@ -129,20 +133,20 @@ class _Shop:
             try:
                 self._app.send_task(CHARGE, (message.order,), task_id=message.task_id)
             except OperationalError:
-                time.sleep(LOOK_EVERY)
+                time.sleep(POLL_INTERVAL)
             else:
                 self.sent.append(message)
                 return
 
-    def wait_for_answers(self, progress: Progress) -> Answers:
+    def wait_for_answers(self, progress: Progress) -> ReplyReader:
         """What callers are told, as far as that comes in time."""
-        answers: Answers = {}
+        answers: ReplyReader = {}
         began_at = time.monotonic()
         while waiting := [m.task_id for m in self.sent if m.task_id not in answers]:
-            patience = PATIENCE if self._received(waiting) else PATIENCE_WITH_BROKER
-            if time.monotonic() > began_at + patience:
+            timeout = PATIENCE if self._received(waiting) else PATIENCE_WITH_BROKER
+            if time.monotonic() > began_at + timeout:
                 break
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
             self._supervise()
             for task_id in waiting:
                 answer = self._app.backend.get_task_meta(task_id)

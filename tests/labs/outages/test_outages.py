@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from celery_idempotent.testing.server import RedisServer
-from tests.labs.outages.kinds import named
+from tests.labs.outages.discovery import named
 from tests.labs.outages.outage import Outage
 from tests.labs.outages.report import is_met
 from tests.labs.outages.run import run
@@ -24,7 +24,7 @@ def test_nothing_is_lost_and_nothing_done_twice(outage: Outage, tmp_path: Path) 
         url = server.url.rpartition("/")[0]
         settings = {"broker_url": f"{url}/0", "result_backend": f"{url}/1"}
         verdict = run(
-            replace(outage, seconds=2.0), MESSAGES, settings, tmp_path, lambda answered: None
+            replace(outage, seconds=2.0), MESSAGES, settings, tmp_path, lambda begin_replied: None
         )
 
     assert is_met(outage, verdict), verdict

@@ -22,7 +22,7 @@ class Message:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Disposition:
     """Counts of one run."""
 
     messages: int
@@ -65,7 +65,7 @@ def judge(
     *,
     back_at: float,
     restarts: int,
-) -> Verdict:
+) -> Disposition:
     """The verdict.
 
     Args:
@@ -83,8 +83,8 @@ def judge(
             by_order[message.order].append(answers.get(message.task_id))
     refused = list(ledger.read("refused"))
     passes = Counter(refusal["task_id"] for refusal in refused)
-    at_once = sorted(r["microseconds"] for r in refused if r["by_breaker"]) or [0]
-    return Verdict(
+    run_sync = sorted(r["microseconds"] for r in refused if r["by_breaker"]) or [0]
+    return Disposition(
         messages=len(sent),
         keys=len({message.order for message in sent}),
         executed=sum(map(len, runs.values())),
@@ -101,8 +101,8 @@ def judge(
         settled_after=max(0.0, max(map(_done_at, answers.values()), default=0.0) - back_at),
         refusals=len(refused),
         most_refusals=max(passes.values(), default=0),
-        longest_us=at_once[-1],
-        median_us=at_once[len(at_once) // 2],
+        longest_us=run_sync[-1],
+        median_us=run_sync[len(run_sync) // 2],
         timeouts=len(list(ledger.read("timeout"))),
         unsaved=len(list(ledger.read("unsaved"))),
     )

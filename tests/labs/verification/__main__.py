@@ -16,10 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from celery_idempotent.testing.server import Binary, find_servers
-from tests.labs.verification import conformance_run as hunt
-from tests.labs.verification import lua_mutants, table
-from tests.labs.verification import mutation_run as killing
-from tests.labs.verification.environment import World
+from tests.labs.verification import conformance_run, lua_mutants, mutation_run, table
+from tests.labs.verification.environment import Runtime
 from tests.labs.verification.environments import LIMITS, LONG
 from tests.labs.verification.equivalent_mutants import SURVIVORS
 from tests.labs.verification.model_mutants import MUTANTS
@@ -38,7 +36,9 @@ class Course:
         self.rows: list[tuple[str, str, str, float, float]] = []
         #: What is wrong, a line each.
         self.wrong: list[str] = []
-        self.kinds = [kind for kind, found in find_servers().items() if isinstance(found, Binary)]
+        self.discovery = [
+            kind for kind, found in find_servers().items() if isinstance(found, Binary)
+        ]
 
     def run(self) -> None:
         for stage in self.wanted.only or STAGES:
@@ -70,7 +70,7 @@ class Course:
             if self.wanted.verbose:
                 self._shows(name, searched)
         for name, (setting, wrong) in LIMITS.items():
-            found = search(World(**setting)).found
+            found = search(Runtime(**setting)).found
             if found is None or found.wrong != wrong:
                 self.wrong.append(f"the limit {name!r} is none any more")
         return (
@@ -79,17 +79,19 @@ class Course:
         )
 
     def table(self) -> tuple[str, str]:
-        jobs = [(kind, script) for kind in self.kinds for script in table.ARGUMENTS]
+        jobs = [(kind, script) for kind in self.discovery for script in table.ARGUMENTS]
         calls = 0
         for _, (made, wrong) in self._all("single calls", _table, jobs):
             calls += made
             self.wrong += wrong
-        return "single calls against the model", f"{calls:,} on {', '.join(self.kinds)}"
+        return "single calls against the model", f"{calls:,} on {', '.join(self.discovery)}"
 
     def sequences(self) -> tuple[str, str]:
-        each = hunt.EXAMPLES * hunt.STEPS * 2 // 3  # a sequence may end before its length
+        each = (
+            conformance_run.EXAMPLES * conformance_run.STEPS * 2 // 3
+        )  # a sequence may end before its length
         jobs = [
-            (self.kinds[number % len(self.kinds)], self.wanted.seed + number)
+            (self.discovery[number % len(self.discovery)], self.wanted.seed + number)
             for number in range(-(-self.wanted.steps // each))
         ]
         steps = restarts = 0
@@ -101,7 +103,7 @@ class Course:
 
     def lua(self) -> tuple[str, str]:
         unbroken = lua_mutants.unbroken()
-        if killing.judge(unbroken).killed_by:
+        if mutation_run.judge(unbroken).killed_by:
             self.wrong.append("the Lua as it is does not pass")
             return "mutants of the Lua", "not tried"
         mutants = lua_mutants.all_mutants()
@@ -111,7 +113,7 @@ class Course:
             name = verdict.mutant.name
             if verdict.killed_by:
                 killed += 1
-                if self.wanted.verbose and verdict.killed_by != killing.TABLE:
+                if self.wanted.verbose and verdict.killed_by != mutation_run.TABLE:
                     self.beside.print(f"  by {verdict.killed_by}: {name}", markup=False)
             elif name in SURVIVORS:
                 known.add(name)
@@ -163,23 +165,23 @@ def _busy() -> float:
 
 
 def _search(name: str) -> Searched:
-    return search(World(**LONG[name]))
+    return search(Runtime(**LONG[name]))
 
 
 def _hunt(name: str) -> Searched:
-    return next(one for one in MUTANTS if one.name == name).hunt()
+    return next(one for one in MUTANTS if one.name == name).conformance_run()
 
 
 def _table(job: tuple[str, str]) -> tuple[int, list[str]]:
-    return hunt.table_on(*job)
+    return conformance_run.table_on(*job)
 
 
-def _sequences(job: tuple[str, int]) -> hunt.Hunted:
-    return hunt.sequences_on(*job)
+def _sequences(job: tuple[str, int]) -> conformance_run.Hunted:
+    return conformance_run.sequences_on(*job)
 
 
-def _kill(mutant: lua_mutants.Mutant) -> killing.Verdict:
-    return killing.judge(mutant)
+def _kill(mutant: lua_mutants.Mutant) -> mutation_run.Disposition:
+    return mutation_run.judge(mutant)
 
 
 def _arguments() -> argparse.Namespace:
@@ -195,14 +197,14 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     began_at = time.monotonic()
     beside = Console(stderr=True)
-    course = Course(_arguments(), beside)
-    course.run()
-    Console().print(course.result())
-    for wrong in course.wrong:
+    runner = Course(_arguments(), beside)
+    runner.run()
+    Console().print(runner.result())
+    for wrong in runner.wrong:
         beside.print(f"✗ {wrong}", style="red", markup=False)
-    verdict = "all as it should be" if not course.wrong else f"{len(course.wrong)} things are wrong"
+    verdict = "all as it should be" if not runner.wrong else f"{len(runner.wrong)} things are wrong"
     beside.print(f"{verdict} ({time.monotonic() - began_at:.0f} s)")
-    return 1 if course.wrong else 0
+    return 1 if runner.wrong else 0
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from tests.labs.verification.state import (
 )
 
 
-def normal(state: State, steps_back: bool) -> tuple[State, bytes]:
+def canonical_state(state: State, steps_back: bool) -> tuple[State, bytes]:
     """The same state, written in one way, and the letters that are A, B, C … now."""
     floor = -LEASE * left(state, "clock back") if steps_back else 0
     record, echo, truth = state.record, state.echo, state.truth
@@ -27,28 +27,30 @@ def normal(state: State, steps_back: bool) -> tuple[State, bytes]:
         at = 0 if record.finished else max(record.at, floor - RETENTION)
         errors = tuple(one._replace(at=0) for one in record.errors)
         record = record._replace(at=at, format=b"", errors=errors)
-    passes = [one for one in state.passes if one is not None]
-    passes.sort(key=_nameless)
+    deliveries = [one for one in state.deliveries if one is not None]
+    deliveries.sort(key=_nameless)
     # Letters and numbers in the order in which they are met.
-    letters = "".join(map(_letters, (record, truth, *passes))).encode()
-    letters += b"".join(one.prior for one in state.messages)
+    letters = "".join(map(_letters, (record, truth, *deliveries))).encode()
+    letters += b"".join(one.unanswered_ids for one in state.messages)
     letters += b"".join(worker for _, worker in state.notices)
     if echo is not None:
         letters += _letters(echo.who).encode()
     met = _met(letters)
     rename = _renaming(met)
-    numbers = {one.message: number for number, one in reversed([*enumerate(passes)])}
+    numbers = {one.message: number for number, one in reversed([*enumerate(deliveries)])}
     old = _old_tokens(state, floor * TICK_US)
 
     def named(one: Pass) -> Pass:
         return one._replace(
             message=numbers.get(one.message, -1), token=old.get(one.token, one.token),
-            owner=one.owner.translate(rename), prior=one.prior.translate(rename),
+            execution_id=one.execution_id.translate(rename),
+            unanswered_ids=one.unanswered_ids.translate(rename),
         )  # fmt: skip
 
     renamed = State(
         record=record and record._replace(
-            token=old.get(record.token, record.token), owner=record.owner.translate(rename),
+            token=old.get(record.token, record.token),
+            execution_id=record.execution_id.translate(rename),
             worker=record.worker.translate(rename), body=record.body.translate(rename),
             errors=tuple(
                 one._replace(body=one.body.translate(rename)) for one in record.errors
@@ -56,11 +58,12 @@ def normal(state: State, steps_back: bool) -> tuple[State, bytes]:
         ),
         messages=tuple(sorted(
             one._replace(
-                number=numbers.get(one.number, -1), prior=one.prior.translate(rename)
+                number=numbers.get(one.number, -1),
+                unanswered_ids=one.unanswered_ids.translate(rename)
             )
             for one in state.messages
         )),
-        passes=(*map(named, passes), *(None,) * (len(state.passes) - len(passes))),
+        deliveries=(*map(named, deliveries), *(None,) * (len(state.deliveries) - len(deliveries))),
         notices=tuple((task, worker.translate(rename)) for task, worker in state.notices),
         echo=echo and echo._replace(who=named(echo.who)),
         left=state.left, answers=state.answers, publishers=state.publishers,
@@ -85,11 +88,11 @@ def _letters(one: Record | Truth | Pass | None) -> str:
         return ""
     if isinstance(one, Record):
         errors = b"".join(error.body for error in one.errors)
-        return (one.owner + one.worker + one.body + errors).decode()
+        return (one.execution_id + one.worker + one.body + errors).decode()
     if isinstance(one, Truth):
         errors = b"".join(error for _, _, error in one.ended)
         return (one.outcome + one.holder + one.last + errors).decode()
-    return (one.owner + one.prior).decode()
+    return (one.execution_id + one.unanswered_ids).decode()
 
 
 def _met(letters: bytes) -> bytes:

@@ -39,7 +39,7 @@ from tests.store.record_harness import (
     OTHER_WORKER,
     SECOND,
     WORKER,
-    Scene,
+    RecordHarness,
 )
 
 #: Minutes, and more than a sequence takes on a busy machine: nothing may end but by a step of the
@@ -69,7 +69,7 @@ tokens = st.sampled_from([its_own] * 5 + [nobodys, -1, -2, -3])
 #: Of a message among those of its task id.
 generations = st.integers(0, 2)
 #: The last word for a task id, or none.
-last_words = st.sampled_from([None, Payload("json", b"{}"), Payload("", b"too large")])
+output_tail = st.sampled_from([None, Payload("json", b"{}"), Payload("", b"too large")])
 #: By how far the clock steps: past the end of the lease or the reservation that is there, or by so
 #: much. No sum of these and of the durations above ends where a millisecond counts.
 past = "past its end"
@@ -83,7 +83,7 @@ class Machine(RuleBasedStateMachine):
 
     protocol = Protocol()
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: RecordHarness) -> None:
         super().__init__()
         self.scene = scene
         self.client: redis.Redis = scene.client
@@ -96,7 +96,8 @@ class Machine(RuleBasedStateMachine):
 
     # The calls
 
-    @rule(owner=owners, prior=priors, task_id=task_ids, generation=generations, worker=workers,
+    @rule(execution_id=owners, unanswered_ids=priors, task_id=task_ids, generation=generations,
+        worker=workers,
           key=keys, max_attempts=st.sampled_from([1, 2, 5]), how=calls)  # fmt: skip
     def begin(self, key: Key, how: Any, **arguments: Any) -> None:
         lasts = {"lease_ms": LEASE_MS, "retention_ms": RETENTION_MS, "error_ms": ERROR_MS}
@@ -112,7 +113,7 @@ class Machine(RuleBasedStateMachine):
     def fail(self, which: Any, payload: Payload, how: Any) -> None:
         self.call(commands.fail(KEY, self.token(which), payload, ERROR_MS), how)
 
-    @rule(which=tokens, hold_ms=holds, generation=generations, error=last_words, how=calls)
+    @rule(which=tokens, hold_ms=holds, generation=generations, error=output_tail, how=calls)
     def release(self, which: Any, hold_ms: int, how: Any, **last_word: Any) -> None:
         lasts = {"retention_ms": RETENTION_MS, "error_ms": ERROR_MS}
         token = self.token(which)
@@ -130,7 +131,7 @@ class Machine(RuleBasedStateMachine):
         self.call(commands.step(KEY, self.token(which), entry, **lasts), how)
 
     @rule(task_id=task_ids, worker=workers, grace_ms=st.sampled_from([0, 0, GRACE_MS]),
-          generation=generations, error=last_words, how=calls)  # fmt: skip
+          generation=generations, error=output_tail, how=calls)  # fmt: skip
     def abandon(self, task_id: str, worker: str, how: Any, **rest: Any) -> None:
         self.call(commands.abandon(KEY, task_id, worker, **rest, error_ms=ERROR_MS), how)
 
@@ -139,8 +140,8 @@ class Machine(RuleBasedStateMachine):
         self.call(commands.reserve(key, task_id, hold_ms), how)
 
     @rule(task_id=task_ids, how=calls)
-    def dispatched(self, task_id: str, how: Any) -> None:
-        self.call(commands.dispatched(KEY, task_id), how)
+    def mark_continued(self, task_id: str, how: Any) -> None:
+        self.call(commands.mark_continued(KEY, task_id), how)
 
     @rule(which=tokens, state=st.sampled_from([None, *State]))
     def forget(self, which: Any, state: State | None) -> None:

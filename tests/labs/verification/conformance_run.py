@@ -16,7 +16,7 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 from celery_idempotent.testing.server import RedisServer
 from tests.labs.verification import table
 from tests.labs.verification.conformance import Machine, lengths
-from tests.store.record_harness import Scene, close_stores, store_at
+from tests.store.record_harness import RecordHarness, close_stores, store_at
 
 #: Of one piece of work.
 EXAMPLES, STEPS = 80, 50
@@ -33,7 +33,7 @@ class Hunted(NamedTuple):
     wrong: str
 
 
-def server_of(kind: str) -> RedisServer:
+def pool_for(kind: str) -> RedisServer:
     """Of this process; what it holds outlives a restart."""
     return _server(kind, os.getpid())
 
@@ -49,7 +49,7 @@ class Restarting(Machine):
 
     made = restarts = 0
 
-    def __init__(self, scene: Scene, server: RedisServer) -> None:
+    def __init__(self, scene: RecordHarness, server: RedisServer) -> None:
         super().__init__(scene)
         self.server = server
 
@@ -65,14 +65,14 @@ class Restarting(Machine):
 
 def table_on(kind: str, script: str) -> tuple[int, list[str]]:
     """How many calls were made, and what was wrong."""
-    with server_of(kind).client() as client:
+    with pool_for(kind).client() as client:
         client.flushall()
         return CALLS, list(table.mismatches(client, script, CALLS))
 
 
 def sequences_on(kind: str, number: int) -> Hunted:
     """Sequences of calls that the seed `number` draws."""
-    server = server_of(kind)
+    server = pool_for(kind)
     Restarting.made = Restarting.restarts = 0
     wrong, story = "", io.StringIO()
     with server.client() as client:
@@ -80,7 +80,7 @@ def sequences_on(kind: str, number: int) -> Hunted:
 
         @seed(number)
         def machine() -> Machine:
-            return Restarting(Scene(store_at(server.url), client), server)
+            return Restarting(RecordHarness(store_at(server.url), client), server)
 
         try:
             with contextlib.redirect_stdout(story):

@@ -70,8 +70,8 @@ class Passes(Server):
 
         def step(hears: Callable[[Pass], StepTaken], *uses: str) -> StepTaken:
             def sent(state: State) -> State:
-                answered, state = self._answers(before(state), one)
-                return hears(answered)(put(state, slot, answered))
+                begin_replied, state = self._answers(before(state), one)
+                return hears(begin_replied)(put(state, slot, begin_replied))
 
             for what in (*uses, choice):
                 sent = self.uses(what, sent) if what else sent
@@ -86,8 +86,8 @@ class Passes(Server):
                 lambda state: keeps(state._replace(echo=copy)),
             )  # fmt: skip
         if self.allows(state, "lost reply"):
-            resends = step(lambda one: changes(slot, phase="send", heard=None), "lost reply")
-            yield f"{told}, the answer is lost: →", True, resends
+            retries = step(lambda one: changes(slot, phase="send", heard=None), "lost reply")
+            yield f"{told}, the answer is lost: →", True, retries
             if one.script == "begin":
                 gives_up = step(lambda one: self._gives_up(slot, one), "lost reply")
                 yield f"{told}, no answer comes, it gives up: →", True, gives_up
@@ -133,7 +133,7 @@ class Passes(Server):
         if heard.case == "begun":
             return changes(slot, phase="run", trust=self.trusts(one), beats=True, heard=None)
         if finished and heard.case in ("finished", "lost"):
-            notes = self.continues and heard.task == one.task and not heard.continued
+            notes = self.continues and heard.task == one.task and not heard.continuation_sent
             return self._answered(slot, OUTCOME, notes)
         if heard.case == "held" and self.policy(one, heard) == "ignore":
             return self._answered(slot, IGNORED if heard.task != one.task else "")
@@ -169,28 +169,28 @@ class Passes(Server):
         comes_back = self.comes_back(slot)
 
         def step(state: State) -> State:
-            if state.truth.last == one.owner:
+            if state.truth.last == one.execution_id:
                 state = state._replace(truth=state.truth._replace(given_up=True))
-            return comes_back(changes(slot, prior=self.prior(one))(state))
+            return comes_back(changes(slot, unanswered_ids=self.unanswered_ids(one))(state))
 
         return step
 
-    def prior(self, one: Pass) -> bytes:
+    def unanswered_ids(self, one: Pass) -> bytes:
         """What the message carries to its next pass."""
-        return one.prior + one.owner
+        return one.unanswered_ids + one.execution_id
 
     def _publishes_again(self, slot: int, then: str = "ack") -> StepTaken:
         def step(state: State) -> State:
-            one = state.passes[slot]
+            one = state.deliveries[slot]
             assert one is not None
-            state = publish(state, one.task, one.prior, one.retries)
+            state = publish(state, one.task, one.unanswered_ids, one.retries)
             return put(state, slot, one._replace(phase=then, heard=None) if then else None)
 
         return step
 
     def _acknowledges(self, slot: int, then: str = "") -> StepTaken:
         def step(state: State) -> State:
-            one = state.passes[slot]
+            one = state.deliveries[slot]
             assert one is not None
             state = answer(acknowledge(state, one.message), one.task, one.answer)
             return put(state, slot, one._replace(phase=then, heard=None) if then else None)

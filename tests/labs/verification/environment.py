@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from tests.labs.verification.canonical_state import normal
+from tests.labs.verification.canonical_state import canonical_state
 from tests.labs.verification.deliveries import Passes
 from tests.labs.verification.model import COMPLETED, FAILED, RELEASED, STARTED, Answer, Record
 from tests.labs.verification.state import (
@@ -58,7 +58,7 @@ def _is_shown(state: State) -> State:
     return state._replace(shown=(state.record.token, _as_shown(state.record)))
 
 
-class World(Passes):
+class Runtime(Passes):
     """One setting, with all that may happen in it."""
 
     def start(self) -> State:
@@ -68,7 +68,8 @@ class World(Passes):
         )  # fmt: skip
         publisher = "comes" if self.reserves else ""
         return State(
-            record=None, messages=messages, passes=(None,) * self.workers, notices=(), echo=None,
+            record=None, messages=messages, deliveries=(None,) * self.workers, notices=(),
+            echo=None,
             left=self.left, answers=("",) * len(self.tasks),
             publishers=(publisher,) * len(self.tasks), truth=Truth(token=NONE),
         )  # fmt: skip
@@ -90,16 +91,16 @@ class World(Passes):
         """
         for text, fault, step in self._steps(state):
             try:
-                after, met = normal(step(state), self.steps_back)
+                after, met = canonical_state(step(state), self.steps_back)
                 yield Move(text.replace("→", self.case), fault, self._checked(after), met)
             except Violation as violation:
                 raise Violation(text.replace("→", self.case), *violation.args) from None
 
     def _steps(self, state: State) -> Iterator[Step]:
-        for slot, one in enumerate(state.passes):
+        for slot, one in enumerate(state.deliveries):
             if one is None:
                 continue
-            name = f"{one.owner.decode()} ({one.task.decode()})"
+            name = f"{one.execution_id.decode()} ({one.task.decode()})"
             if not one.frozen:
                 yield from self.steps_of(state, slot, one, name)
                 if self.allows(state, "freeze"):
@@ -130,7 +131,8 @@ class World(Passes):
             text = f"the parent abandons the lease of {worker.decode()} ({task.decode()})"
             yield text, False, self._abandons(task, worker)
         if state.echo is not None:
-            text = f"the {state.echo.script} of {state.echo.who.owner.decode()} arrives once more"
+            sender = state.echo.who.execution_id.decode()
+            text = f"the {state.echo.script} of {sender} arrives once more"
             yield text, False, self._echoes(state.echo)
         if self.allows(state, "forget") and state.record is not None:
             yield "an operator forgets the key", True, self.uses("forget", self._forgets)
@@ -148,21 +150,21 @@ class World(Passes):
             yield f"the server's clock falls back by {LEASE}", True, step
 
     def _broker(self, state: State) -> Iterator[Step]:
-        slot = next((slot for slot, one in enumerate(state.passes) if one is None), None)
+        slot = next((slot for slot, one in enumerate(state.deliveries) if one is None), None)
         if slot is None:
             return
         for message in sorted(set(state.messages)):
             name = message.task.decode()
-            owner = self.owner_of(state, message)
-            number = message.number if message.number >= 0 else len(state.passes)
-            one = Pass(number, message.task, message.prior, owner, message.retries)
+            execution_id = self.owner_of(state, message)
+            number = message.number if message.number >= 0 else len(state.deliveries)
+            one = Pass(number, message.task, message.unanswered_ids, execution_id, message.retries)
             taken = message._replace(number=number, queued=False)
             takes = partial(replace_message, old=message, new=taken)
-            text = f"{name} is handed out to {owner.decode()}"
+            text = f"{name} is handed out to {execution_id.decode()}"
             if message.queued:
                 yield from self.sends(state, slot, one, text, before=takes)
             elif self.allows(state, "handed out again"):
-                text = f"{name} is handed out again, to {owner.decode()}"
+                text = f"{name} is handed out again, to {execution_id.decode()}"
                 again = "handed out again"
                 for told, _, step in self.sends(state, slot, one, text, again, before=takes):
                     yield told, True, step
@@ -189,13 +191,13 @@ class World(Passes):
 
     def _dies(self, slot: int, told: bool) -> StepTaken:
         def step(state: State) -> State:
-            one = state.passes[slot]
+            one = state.deliveries[slot]
             assert one is not None
             for message in state.messages:
                 if message.number == one.message:
                     state = replace_message(state, message, message._replace(queued=True))
             if told:
-                notice = one.task, worker_of(one.owner)
+                notice = one.task, worker_of(one.execution_id)
                 state = state._replace(notices=tuple(sorted({*state.notices, notice})))
             return put(state, slot, None)
 
@@ -204,7 +206,9 @@ class World(Passes):
     def _time_limit(self, slot: int, one: Pass, fatal: bool = False) -> StepTaken:
         def step(state: State) -> State:
             error = KILLED if fatal else b""
-            state = self.abandoned(state, one.task, worker_of(one.owner), GRACE, one.retries, error)
+            state = self.abandoned(
+                state, one.task, worker_of(one.execution_id), GRACE, one.retries, error
+            )
             if fatal:
                 state = answer(acknowledge(state, one.message), one.task, ERROR)
             return put(state, slot, one._replace(doomed=True))
@@ -258,7 +262,7 @@ class World(Passes):
     # Time
 
     def _may_tick(self, state: State) -> bool:
-        for one in state.passes:
+        for one in state.deliveries:
             if one is None or (one.frozen and not one.doomed):
                 continue
             about_to_lapse = one.trust == 1 and one.beats
@@ -267,8 +271,10 @@ class World(Passes):
         return True
 
     def _ticks(self, state: State) -> State:
-        passes = tuple(one and one._replace(trust=max(0, one.trust - 1)) for one in state.passes)
-        return self._clock_steps(state._replace(passes=passes), 1)
+        deliveries = tuple(
+            one and one._replace(trust=max(0, one.trust - 1)) for one in state.deliveries
+        )
+        return self._clock_steps(state._replace(deliveries=deliveries), 1)
 
     def _clock_steps(self, state: State, ticks: int) -> State:
         there = state.record
@@ -282,7 +288,9 @@ class World(Passes):
             record=record and record._replace(
                 at=record.at - ticks, expires=record.expires - ticks, token=record.token - us
             ),
-            passes=tuple(one and one._replace(token=one.token - us) for one in state.passes),
+            deliveries=tuple(
+                one and one._replace(token=one.token - us) for one in state.deliveries
+            ),
             echo=echo and echo._replace(who=echo.who._replace(token=echo.who.token - us)),
             truth=truth._replace(token=truth.token - us),
             shown=state.shown and (state.shown[0] - us, state.shown[1]),
@@ -313,7 +321,7 @@ class World(Passes):
     # What must hold at all times
 
     def _checked(self, state: State) -> State:
-        trusting = sum(one is not None and one.trusting for one in state.passes)
+        trusting = sum(one is not None and one.trusting for one in state.deliveries)
         if self.exclusive and trusting > 1:
             raise Violation("two executions have reason to trust their lease")
         for number, task in enumerate(self.tasks):

@@ -22,8 +22,8 @@ begin: if differ(known, fingerprint)  ⟶  known, fingerprint becomes fingerprin
 reserve: elseif differ(known, fingerprint)  ⟶  known, fingerprint becomes fingerprint, known
 """,
     "Lua takes a position of 0, or none, for the first": """
-begin: local unanswered = state == 'S' and last_owner ~= '' and string.find(prior, last_owner, 1, true)  ⟶  1 becomes 0
-begin: local unanswered = state == 'S' and last_owner ~= '' and string.find(prior, last_owner, 1, true)  ⟶  1 becomes nil
+begin: local unanswered = state == 'S' and last_execution_id ~= '' and string.find(unanswered_ids, last_execution_id, 1, true)  ⟶  1 becomes 0
+begin: local unanswered = state == 'S' and last_execution_id ~= '' and string.find(unanswered_ids, last_execution_id, 1, true)  ⟶  1 becomes nil
 mark_continued: redis.call('SET', record, string.sub(raw, 1, at - 1) .. letter .. string.sub(raw, at + 1), 'KEEPTTL')  ⟶  1 becomes 0
 get: if not raw or string.sub(raw, 1, 1) == 'E' then  ⟶  1 becomes 0
 prelude: if string.sub(format, 1, 1) == '=' then  ⟶  1 becomes 0
@@ -36,7 +36,7 @@ prelude: return string.sub(raw, 1, 9) .. struct.pack('>I6', at) .. string.sub(ra
 begin: idle = string.format('%.0f', math.max(0, now - at))  ⟶  '%.0f', math.max(0, now - at) becomes math.max(0, now - at), '%.0f'
 """,
     "no generation is below 0": """
-begin: awaited = last_owner == '' and 0 or tonumber(last_owner)  ⟶  0 becomes -1
+begin: awaited = last_execution_id == '' and 0 or tonumber(last_execution_id)  ⟶  0 becomes -1
 """,
     "an error takes many bytes: the loop always ends before its turns are used up": """
 prelude: for _ = 1, #raw do  ⟶  1 becomes 0

@@ -56,7 +56,7 @@ class Record(NamedTuple):
     worker: bytes
     #: RESERVED: the generation, in decimals, of the first message that it is for (empty: any), or
     #: NOBODY.
-    owner: bytes
+    execution_id: bytes
     #: How the outcome is written; before, for how many milliseconds the key stood still before a
     #: takeover.
     format: bytes
@@ -101,18 +101,19 @@ class Protocol:
     """The scripts."""
 
     def begin(
-        self, there: Record | None, clock: Clock, *, owner: bytes, prior: bytes, task_id: bytes,
-        generation: int, fingerprint: bytes, worker: bytes, lease_ms: int, keep_ms: int,
+        self, there: Record | None, clock: Clock, *, execution_id: bytes, unanswered_ids: bytes,
+        task_id: bytes,
+        generation: int, fingerprint: bytes, worker: bytes, lease_ms: int, ttl_ms: int,
         max_attempts: int, error_ms: int,
     ) -> Answer:  # fmt: skip
-        attempt, token, idle, steps, errors = 1, clock.us, b"", b"", ()
+        attempt, token, orphaned_seconds, steps, errors = 1, clock.us, b"", b"", ()
         if there is not None:
             awaits = self.awaits(there, task_id)
             error = None if awaits else self.answering(there, task_id, generation)
             if error is not None:
                 told = there._replace(
                     state=error.state, at=error.at, fingerprint=b"", task_id=task_id, worker=b"",
-                    owner=b"", format=error.format, body=error.body, errors=(),
+                    execution_id=b"", format=error.format, body=error.body, errors=(),
                 )  # fmt: skip
                 return Answer("finished", told, there)
             if self.differ(there.fingerprint, fingerprint) and not self.is_absent(there, clock):
@@ -122,31 +123,34 @@ class Protocol:
                 there = there._replace(attempt=0, body=there.replacement[1])
             elif there.finished:
                 return Answer("finished", there, there)
-            if there.state == STARTED and self.is_own(there, owner):
-                attempt, token, idle = there.attempt, there.token, there.format
+            if there.state == STARTED and self.is_own(there, execution_id):
+                attempt, token, orphaned_seconds = there.attempt, there.token, there.format
             else:
                 started = there.state == STARTED
-                unanswered = started and there.owner != b"" and there.owner in prior
+                unanswered = (
+                    started and there.execution_id != b"" and there.execution_id in unanswered_ids
+                )
                 mine = awaits and not self.is_earlier(there, generation)
                 if self.lasts(there, clock) and not (unanswered or mine or goes_on):
                     return Answer("held", there, there)
                 attempt = there.attempt if unanswered else there.attempt + 1
                 if unanswered:
-                    idle = there.format
+                    orphaned_seconds = there.format
                 elif there.attempt:
-                    idle = b"%d" % max(0, clock.ms - there.at)
+                    orphaned_seconds = b"%d" % max(0, clock.ms - there.at)
                 token = self.next_token(there, clock)
                 if attempt > there.attempt and attempt > max_attempts:
                     poisoned = there._replace(
-                        state=FAILED, token=token, at=clock.ms, task_id=task_id, owner=b"",
+                        state=FAILED, token=token, at=clock.ms, task_id=task_id, execution_id=b"",
                         format=b"", body=b"poisoned", expires=clock.ms + error_ms, errors=(),
                     )  # fmt: skip
                     return Answer("finished", poisoned, poisoned)
             fingerprint = fingerprint or there.fingerprint
             steps, errors = there.body, there.without_error_of(task_id)
-        expires = self.started_until(clock, lease_ms, keep_ms)
+        expires = self.started_until(clock, lease_ms, ttl_ms)
         started = Record(
-            STARTED, attempt, token, clock.ms + lease_ms, fingerprint, task_id, worker, owner, idle,
+            STARTED, attempt, token, clock.ms + lease_ms, fingerprint, task_id, worker,
+            execution_id, orphaned_seconds,
             steps, expires, errors,
         )  # fmt: skip
         return Answer("begun", started, started)
@@ -179,31 +183,31 @@ class Protocol:
             return Answer("ok", None, None)
         left = there._replace(
             state=RESERVED, attempt=0, at=clock.ms + hold_ms, worker=b"", format=b"",
-            owner=b"%d" % generation if hold_ms else NOBODY,
+            execution_id=b"%d" % generation if hold_ms else NOBODY,
         )  # fmt: skip
-        keep_ms = hold_ms + (retention_ms if there.body or there.errors else 0)
+        ttl_ms = hold_ms + (retention_ms if there.body or there.errors else 0)
         if not hold_ms:
             left = self.given_up(left)
         if error:
-            keep_ms = error_ms if left.state == RELEASED else max(error_ms, keep_ms)
-        return Answer("ok", None, left._replace(expires=clock.ms + keep_ms))
+            ttl_ms = error_ms if left.state == RELEASED else max(error_ms, ttl_ms)
+        return Answer("ok", None, left._replace(expires=clock.ms + ttl_ms))
 
     def extend(
-        self, there: Record | None, clock: Clock, *, token: int, lease_ms: int, keep_ms: int
+        self, there: Record | None, clock: Clock, *, token: int, lease_ms: int, ttl_ms: int
     ) -> Answer:
         if not self.holds(there, token):
             return Answer("lost", there, there)
-        return Answer("ok", None, self.alive(there, clock, lease_ms, keep_ms))
+        return Answer("ok", None, self.alive(there, clock, lease_ms, ttl_ms))
 
-    def step(
+    def save_step(
         self, there: Record | None, clock: Clock, *, token: int, entry: bytes, lease_ms: int,
-        keep_ms: int,
+        ttl_ms: int,
     ) -> Answer:  # fmt: skip
         if not self.holds(there, token):
             return Answer("lost", there, there)
         kept = there.body if there.body.endswith(entry) else there.body + entry
         there = there._replace(body=kept)
-        return Answer("ok", None, self.alive(there, clock, lease_ms, keep_ms))
+        return Answer("ok", None, self.alive(there, clock, lease_ms, ttl_ms))
 
     def abandon(
         self, there: Record | None, clock: Clock, *, task_id: bytes, worker: bytes, grace_ms: int,
@@ -214,7 +218,7 @@ class Protocol:
         if there.state != STARTED:
             return Answer("ok", None, there)
         ends = min(there.at, clock.ms + grace_ms)
-        abandoned = there._replace(token=there.token + 1, at=ends, owner=b"", format=b"")
+        abandoned = there._replace(token=there.token + 1, at=ends, execution_id=b"", format=b"")
         if error:
             last_word = Error(task_id, FAILED, generation, clock.ms, format, error)
             abandoned = self.given_up(self.with_error(abandoned, last_word))
@@ -251,7 +255,7 @@ class Protocol:
             reserved = self.given_up(reserved)
         return Answer("reserved", reserved, reserved)
 
-    def dispatched(self, there: Record | None, clock: Clock, *, task_id: bytes) -> Answer:
+    def mark_continued(self, there: Record | None, clock: Clock, *, task_id: bytes) -> Answer:
         if there is not None and not there.finished:
             error = there.error_of(task_id)
             if error is not None:
@@ -273,7 +277,7 @@ class Protocol:
             return Answer("changed", there, there)
         return Answer("ok", None, None)
 
-    def look_up(self, there: Record | None, clock: Clock) -> Answer:
+    def get(self, there: Record | None, clock: Clock) -> Answer:
         if there is None or there.state == RELEASED:
             return Answer("absent", there, there)
         return Answer("there", there, there)
@@ -288,20 +292,20 @@ class Protocol:
     def holds(self, there: Record | None, token: int) -> bool:
         return there is not None and there.state == STARTED and there.token == token
 
-    def is_own(self, there: Record, owner: bytes) -> bool:
+    def is_own(self, there: Record, execution_id: bytes) -> bool:
         """A begin whose answer was lost, sent again."""
-        return there.owner == owner
+        return there.execution_id == execution_id
 
     def is_child(self, there: Record, task_id: bytes, worker: bytes) -> bool:
         return not there.finished and (there.task_id, there.worker) == (task_id, worker)
 
     def awaits(self, there: Record, task_id: bytes) -> bool:
         """Reserved for a message of that task id."""
-        return there.state == RESERVED and there.task_id == task_id and there.owner != NOBODY
+        return there.state == RESERVED and there.task_id == task_id and there.execution_id != NOBODY
 
     def is_earlier(self, there: Record, generation: int) -> bool:
         """A copy of a message before the one that the reservation is for."""
-        return generation < int(there.owner or 0)
+        return generation < int(there.execution_id or 0)
 
     def answering(self, there: Record, task_id: bytes, generation: int) -> Error | None:
         """The error that ended the message, if it is a copy."""
@@ -324,8 +328,8 @@ class Protocol:
     def given_up(self, there: Record) -> Record:
         """Reserved for nobody; without steps there are no arguments to compare, either."""
         if there.body:
-            return there._replace(state=RESERVED, owner=NOBODY)
-        return there._replace(state=RELEASED, fingerprint=b"", owner=NOBODY)
+            return there._replace(state=RESERVED, execution_id=NOBODY)
+        return there._replace(state=RELEASED, fingerprint=b"", execution_id=NOBODY)
 
     def was_shown(self, there: Record, state: str, token: int | str) -> bool:
         return {"D": "C", "G": "F"}.get(there.state, there.state) == state and there.token == token
@@ -337,12 +341,12 @@ class Protocol:
     def next_token(self, there: Record, clock: Clock) -> int:
         return max(clock.us, there.token + 1)
 
-    def started_until(self, clock: Clock, lease_ms: int, keep_ms: int) -> int:
+    def started_until(self, clock: Clock, lease_ms: int, ttl_ms: int) -> int:
         """Longer than the lease: a takeover must see that there was an execution before it."""
-        return clock.ms + keep_ms
+        return clock.ms + ttl_ms
 
-    def alive(self, there: Record, clock: Clock, lease_ms: int, keep_ms: int) -> Record:
-        expires = self.started_until(clock, lease_ms, keep_ms)
+    def alive(self, there: Record, clock: Clock, lease_ms: int, ttl_ms: int) -> Record:
+        expires = self.started_until(clock, lease_ms, ttl_ms)
         return there._replace(at=clock.ms + lease_ms, expires=expires)
 
     def settle(
@@ -354,7 +358,7 @@ class Protocol:
                 return Answer("lost", there, there)
             return Answer("ok", there, there._replace(expires=clock.ms + retention_ms))
         outcome = there._replace(
-            state=state, at=clock.ms, owner=b"", format=form, body=body,
+            state=state, at=clock.ms, execution_id=b"", format=form, body=body,
             expires=clock.ms + retention_ms, errors=(),
         )  # fmt: skip
         return Answer("ok", None, outcome)

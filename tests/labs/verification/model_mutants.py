@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.labs.verification.environment import World
+from tests.labs.verification.environment import Runtime
 from tests.labs.verification.model import FAILED, STARTED, Answer, Clock, Error, Protocol, Record
 from tests.labs.verification.search import Searched, search
 from tests.labs.verification.state import LEASE, RETENTION, Heard, Message, Pass, State, StepTaken
@@ -20,11 +20,11 @@ from tests.labs.verification.state import LEASE, RETENTION, Heard, Message, Pass
 class Mutant:
     name: str
     protocol: type[Protocol]
-    world: type[World]
+    world: type[Runtime]
     #: The world in which it is looked for: what World takes.
     where: dict[str, Any]
 
-    def hunt(self) -> Searched:
+    def conformance_run(self) -> Searched:
         """A search that ends with a counterexample."""
         return search(self.world(self.protocol(), **self.where))
 
@@ -38,7 +38,7 @@ def mutant(name: str, tasks: int = 1, workers: int = 2, **allowed: int) -> Calla
 
     def add(one: type) -> type:
         protocol = one if issubclass(one, Protocol) else Protocol
-        world = one if issubclass(one, World) else World
+        world = one if issubclass(one, Runtime) else Runtime
         MUTANTS.append(
             Mutant(name, protocol, world, {"tasks": tasks, "workers": workers, "allowed": allowed})
         )
@@ -68,13 +68,13 @@ class Overwrites(Protocol):
 
 @mutant("the deadline is the key's expiry", tasks=2, freeze=1)
 class DeadlineInExpiry(Protocol):
-    def started_until(self, clock: Clock, lease_ms: int, keep_ms: int) -> int:
+    def started_until(self, clock: Clock, lease_ms: int, ttl_ms: int) -> int:
         return clock.ms + lease_ms
 
 
 @mutant("no expiry while STARTED", crash=1)
 class NoExpiry(Protocol):
-    def started_until(self, clock: Clock, lease_ms: int, keep_ms: int) -> int:
+    def started_until(self, clock: Clock, lease_ms: int, ttl_ms: int) -> int:
         return 10**12
 
 
@@ -110,14 +110,14 @@ class TokenCounts(Protocol):
 
 @mutant("begin does not know its own resend", lost_reply=1)
 class NotItsOwn(Protocol):
-    def is_own(self, there: Record, owner: bytes) -> bool:
+    def is_own(self, there: Record, execution_id: bytes) -> bool:
         return False
 
 
 @mutant("begin does not know an unanswered pass", lost_reply=1)
 class ForgetsPrior(Protocol):
     def begin(self, there: Record | None, clock: Clock, **arguments: Any) -> Answer:
-        return super().begin(there, clock, **{**arguments, "prior": b""})
+        return super().begin(there, clock, **{**arguments, "unanswered_ids": b""})
 
 
 @mutant("complete refuses its own resend", lost_reply=1)
@@ -165,7 +165,7 @@ class NoHold(Protocol):
         return super().begin(there, clock, **arguments)
 
 
-@mutant("a release forgets finished steps", step=1, error=1, retry=1)
+@mutant("a release forgets finished steps", save_step=1, error=1, retry=1)
 class LosesSteps(Protocol):
     def release(self, there: Record | None, clock: Clock, **arguments: Any) -> Answer:
         return super().release(there and there._replace(body=b""), clock, **arguments)
@@ -263,13 +263,13 @@ class ForgetsByState(Protocol):
 
 
 @mutant("the task id is the owner", handed_out_again=1)
-class TaskIdIsOwner(World):
+class TaskIdIsOwner(Runtime):
     def owner_of(self, state: State, message: Message) -> bytes:
         return message.task[-1:].translate(bytes.maketrans(b"123", b"xyz"))
 
 
 @mutant("acknowledges before it publishes again", handed_out_again=1)
-class AcknowledgesFirst(World):
+class AcknowledgesFirst(Runtime):
     def comes_back(self, slot: int) -> StepTaken:
         return self._acknowledges(slot, then="publish")
 
@@ -278,25 +278,25 @@ class AcknowledgesFirst(World):
 
 
 @mutant("a copy of the running message is ignored", handed_out_again=1)
-class IgnoresCopies(World):
+class IgnoresCopies(Runtime):
     def policy(self, one: Pass, heard: Heard) -> str:
         return "ignore"
 
 
 @mutant("a message put back forgets its unanswered pass", lost_reply=1)
-class ForgetsItsPasses(World):
-    def prior(self, one: Pass) -> bytes:
+class ForgetsItsPasses(Runtime):
+    def unanswered_ids(self, one: Pass) -> bytes:
         return b""
 
 
 @mutant("the lease is trusted from when the answer came", tasks=2, freeze=1)
-class TrustsFromAnswer(World):
+class TrustsFromAnswer(Runtime):
     def trusts(self, one: Pass) -> int:
         return LEASE
 
 
 @mutant("a heartbeat outlives its execution", crash=1)
-class BeatsForTheDead(World):
+class BeatsForTheDead(Runtime):
     def _ticks(self, state: State) -> State:
         state = super()._ticks(state)
         there = state.record

@@ -23,11 +23,11 @@ from hypothesis.stateful import run_state_machine_as_test
 from celery_idempotent.store import scripts
 from tests.labs.verification import table
 from tests.labs.verification.conformance import Machine, lengths
-from tests.labs.verification.conformance_run import server_of
+from tests.labs.verification.conformance_run import pool_for
 from tests.labs.verification.equivalent_mutants import SURVIVORS
 from tests.labs.verification.lua_mutants import Mutant
 from tests.store.deployments import KINDS
-from tests.store.record_harness import Scene, close_stores, store_at
+from tests.store.record_harness import RecordHarness, close_stores, store_at
 
 #: Seconds that tests/store may take; a mutant for which they take longer is noticed, too.
 PATIENCE = 300.0
@@ -49,7 +49,7 @@ _TESTS = [
 TABLE, SUITE, MACHINE, NOBODY = "table", "tests/store", "machine", ""
 
 
-class Verdict(NamedTuple):
+class Disposition(NamedTuple):
     mutant: Mutant
     #: TABLE, SUITE, MACHINE or NOBODY.
     killed_by: str
@@ -69,7 +69,7 @@ def in_place(mutant: Mutant) -> Iterator[None]:
         scripts.load.cache_clear()
 
 
-def judge(mutant: Mutant, kind: str = "") -> Verdict:
+def judge(mutant: Mutant, kind: str = "") -> Disposition:
     """Try to kill one mutant, on one kind of server: the first that is here."""
     kind = kind or next(iter(KINDS))
     began_at = time.monotonic()
@@ -84,13 +84,13 @@ def judge(mutant: Mutant, kind: str = "") -> Verdict:
             killed_by = MACHINE
         else:
             killed_by = NOBODY
-    return Verdict(mutant, killed_by, time.monotonic() - began_at)
+    return Disposition(mutant, killed_by, time.monotonic() - began_at)
 
 
 def _table_notices(script: str, kind: str) -> bool:
     """The script's own cases; for what they share, everybody's."""
     names = [script] if script in table.ARGUMENTS else [*table.ARGUMENTS]
-    with server_of(kind).client() as client:
+    with pool_for(kind).client() as client:
         client.flushall()
         try:
             # A few of each script first.
@@ -106,11 +106,11 @@ def _table_notices(script: str, kind: str) -> bool:
 
 
 def _machine_notices(kind: str) -> bool:
-    with server_of(kind).client() as client:
+    with pool_for(kind).client() as client:
         client.flushall()
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                scene = Scene(store_at(server_of(kind).url), client)
+                scene = RecordHarness(store_at(pool_for(kind).url), client)
                 run_state_machine_as_test(lambda: Machine(scene), settings=_QUICK)  # type: ignore[arg-type]
         except (redis.ConnectionError, redis.TimeoutError):
             raise

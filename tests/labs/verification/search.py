@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from tests.labs.verification.environment import World
+from tests.labs.verification.environment import Runtime
 from tests.labs.verification.state import LETTERS, State, Violation
 
 
-class Found(NamedTuple):
+class ScannedRecord(NamedTuple):
     """A counterexample: what happens, step by step, and what is wrong then."""
 
     #: Each with the record that is there afterwards.
@@ -32,10 +32,10 @@ class Searched:
     #: The longest of the shortest ways to a state.
     depth: int
     seconds: float
-    found: Found | None
+    found: ScannedRecord | None
 
 
-def search(world: World, progress: Callable[[int], None] = lambda states: None) -> Searched:
+def search(world: Runtime, progress: Callable[[int], None] = lambda states: None) -> Searched:
     """Search `world` until an invariant breaks or nothing is left.
 
     Liveness: from every state an answer for every caller is reachable without any further fault. In
@@ -50,7 +50,7 @@ def search(world: World, progress: Callable[[int], None] = lambda states: None) 
         gc.enable()
 
 
-def _search(world: World, progress: Callable[[int], None], began_at: float) -> Searched:
+def _search(world: Runtime, progress: Callable[[int], None], began_at: float) -> Searched:
     start = world.start()
     number = {start: 0}
     states = [start]
@@ -61,7 +61,7 @@ def _search(world: World, progress: Callable[[int], None], began_at: float) -> S
     leads: list[list[int]] = [[]]
     moves = 0
 
-    def searched(found: Found | None) -> Searched:
+    def searched(found: ScannedRecord | None) -> Searched:
         return Searched(len(states), moves, depth[-1], time.monotonic() - began_at, found)
 
     here = 0
@@ -109,8 +109,8 @@ def _stuck(leads: list[list[int]], goals: list[int]) -> int | None:
 
 
 def _story(
-    world: World, states: list[State], came_from: list[int], end: int, last: str, wrong: str
-) -> Found:
+    world: Runtime, states: list[State], came_from: list[int], end: int, last: str, wrong: str
+) -> ScannedRecord:
     path = [end]
     while path[-1]:
         path.append(came_from[path[-1]])
@@ -122,7 +122,7 @@ def _story(
         text = names.told(move.text)
         names.renamed(move.met)
         steps.append((text, names.told(_record(move.state))))
-    return Found(steps, names.told(last), wrong)
+    return ScannedRecord(steps, names.told(last), wrong)
 
 
 class _Names:
@@ -146,7 +146,7 @@ class _Names:
         self.names = {chr(new): self.name(chr(old)) for new, old in zip(LETTERS, met, strict=False)}
 
 
-def told(found: Found) -> Iterator[str]:
+def told(found: ScannedRecord) -> Iterator[str]:
     """A counterexample, a line a step, each with the record that is there then."""
     for number, (text, record) in enumerate(found.steps, 1):
         yield f"{number:3}. {text:<62} {record}"
@@ -158,14 +158,14 @@ def _record(state: State) -> str:
     there = state.record
     if there is None:
         return "absent"
-    owner = there.worker.decode().removeprefix("w") or "nobody"
+    execution_id = there.worker.decode().removeprefix("w") or "nobody"
     task = there.task_id.decode()
     lasts = f"for {there.at}" if there.at > 0 else "over"
     return {
         "R": f"RESERVED for {task}, {lasts}",
         "E": "absent, but for the errors of "
         + ", ".join(error.task_id.decode() for error in there.errors),
-        "S": f"STARTED by {owner} ({task}), attempt {there.attempt}, {lasts}",
+        "S": f"STARTED by {execution_id} ({task}), attempt {there.attempt}, {lasts}",
         "C": f"COMPLETED by {there.body.decode()}",
         "D": f"COMPLETED by {there.body.decode()}, continued",
     }.get(there.state, f"FAILED: {there.body.decode()}")

@@ -82,16 +82,17 @@ class Server:
         keeps = {"retention_ms": RETENTION}
         plain = {"generation": one.retries, "format": b"", "error": b"", "error_ms": RETENTION}
         given_back = {**token, "hold_ms": 0, **keeps, **plain}
-        lease = {"lease_ms": LEASE, "keep_ms": LEASE + RETENTION}
+        lease = {"lease_ms": LEASE, "ttl_ms": LEASE + RETENTION}
         arguments: dict[str, dict[str, Any]] = {
             "begin": {
-                "owner": one.owner, "prior": one.prior, "task_id": one.task, "fingerprint": b"",
-                "generation": one.retries, "worker": worker_of(one.owner), **lease,
+                "execution_id": one.execution_id, "unanswered_ids": one.unanswered_ids,
+                "task_id": one.task, "fingerprint": b"",
+                "generation": one.retries, "worker": worker_of(one.execution_id), **lease,
                 "max_attempts": self.max_attempts, "error_ms": RETENTION,
             },
-            "complete": {**token, "format": b"", "body": one.owner, **keeps},
-            "fail": {**token, "format": b"", "body": one.owner, **keeps},
-            "release": {**given_back, "error": one.owner},
+            "complete": {**token, "format": b"", "body": one.execution_id, **keeps},
+            "fail": {**token, "format": b"", "body": one.execution_id, **keeps},
+            "release": {**given_back, "error": one.execution_id},
             "stop": given_back,
             "exit": given_back,
             "hold": {**given_back, "hold_ms": HOLD, "generation": one.retries + 1},
@@ -195,7 +196,7 @@ class Server:
             before.task_id not in (one.task, b"")
         ):  # fmt: skip
             raise Violation("an execution begins over another task's reservation")
-        if truth.holder == one.owner:
+        if truth.holder == one.execution_id:
             if told.token != truth.token:
                 raise Violation("a resend of begin changes the token")
             return truth
@@ -208,7 +209,8 @@ class Server:
         if not died <= told.attempt - 1 <= at_most:
             raise Violation(f"attempt {told.attempt} begins after {died} that died")
         return truth._replace(
-            holder=one.owner, last=one.owner, died=died, begun=truth.begun + 1, token=told.token,
+            holder=one.execution_id, last=one.execution_id, died=died, begun=truth.begun + 1,
+            token=told.token,
             given_up=False, awaited=None,
             ended=tuple(ending for ending in truth.ended if ending[0] != one.task),
         )  # fmt: skip
@@ -219,12 +221,12 @@ class Server:
         if answer.case == "lost":
             return self._judge_others(truth, before, answer, one)
         if truth.outcome:
-            if truth.outcome != one.owner:
+            if truth.outcome != one.execution_id:
                 raise Violation("a second completion is told that it was accepted")
             return truth
-        if truth.holder != one.owner:
+        if truth.holder != one.execution_id:
             raise Violation("the completion of a stale token is accepted")
-        return Truth(outcome=one.owner, token=truth.token)
+        return Truth(outcome=one.execution_id, token=truth.token)
 
     _judge_fail = _judge_complete
 
@@ -233,11 +235,11 @@ class Server:
     ) -> Truth:
         if answer.case == "lost" or before is None or before == answer.after:
             return self._judge_others(truth, before, answer, one)
-        if truth.holder != one.owner:
+        if truth.holder != one.execution_id:
             raise Violation("the release of a stale token is accepted")
         released = Truth(token=truth.token, steps=truth.steps, ended=truth.ended)
         if one.script == "release":
-            return released.ending(one.task, one.retries, one.owner)
+            return released.ending(one.task, one.retries, one.execution_id)
         if one.script == "hold":
             return released._replace(awaited=(one.task, one.retries + 1))
         return released
@@ -246,11 +248,11 @@ class Server:
         self, truth: Truth, before: Record | None, answer: Answer, one: Pass
     ) -> Truth:
         """extend, step, and every refusal."""
-        held = (truth.holder, truth.token) == (one.owner, one.token)
+        held = (truth.holder, truth.token) == (one.execution_id, one.token)
         if answer.case == "lost" and held and not truth.outcome:
             raise Violation("the holder of the lease is refused")
         if answer.case == "ok" and answer.after is not None and answer.after.state == STARTED:
-            if truth.holder != one.owner:
+            if truth.holder != one.execution_id:
                 raise Violation("a stale token keeps the lease")
             return truth._replace(steps=answer.after.body)
         return truth

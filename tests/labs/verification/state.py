@@ -31,7 +31,7 @@ class Message(NamedTuple):
     number: int
     task: bytes
     #: Owners of passes that had no answer.
-    prior: bytes
+    unanswered_ids: bytes
     #: Else a worker has it.
     queued: bool
     #: Retries of its task id before it.
@@ -45,7 +45,7 @@ class Heard(NamedTuple):
     #: Of the record in the answer, if one was.
     state: str = ""
     task: bytes = b""
-    continued: bool = False
+    continuation_sent: bool = False
 
 
 class Pass(NamedTuple):
@@ -53,8 +53,8 @@ class Pass(NamedTuple):
 
     message: int
     task: bytes
-    prior: bytes
-    owner: bytes
+    unanswered_ids: bytes
+    execution_id: bytes
     retries: int = 0
     #: "run"; "send" a script again; "hear" an answer late; "publish" again; "ack" the message.
     phase: str = "send"
@@ -117,7 +117,7 @@ class Truth(NamedTuple):
 class State(NamedTuple):
     record: Record | None
     messages: tuple[Message, ...]
-    passes: tuple[Pass | None, ...]
+    deliveries: tuple[Pass | None, ...]
     #: Parents who have seen a child die, each with the task and the worker.
     notices: tuple[tuple[bytes, bytes], ...]
     echo: Echo | None
@@ -158,9 +158,9 @@ NONE = -(10**9)
 LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def worker_of(owner: bytes) -> bytes:
+def worker_of(execution_id: bytes) -> bytes:
     """Each pass has a process of its own; one that is reused bears its name for one at a time."""
-    return b"w" + owner
+    return b"w" + execution_id
 
 
 def left(state: State, what: str) -> int:
@@ -172,7 +172,7 @@ def changes(slot: int, **fields: Any) -> StepTaken:
     """The pass in that slot changes so."""
 
     def step(state: State) -> State:
-        one = state.passes[slot]
+        one = state.deliveries[slot]
         assert one is not None
         return put(state, slot, one._replace(**fields))
 
@@ -181,8 +181,8 @@ def changes(slot: int, **fields: Any) -> StepTaken:
 
 def put(state: State, slot: int, one: Pass | None) -> State:
     """With that pass in that slot, or none."""
-    passes = state.passes
-    return state._replace(passes=(*passes[:slot], one, *passes[slot + 1 :]))
+    deliveries = state.deliveries
+    return state._replace(deliveries=(*deliveries[:slot], one, *deliveries[slot + 1 :]))
 
 
 def replace_message(state: State, old: Message, new: Message) -> State:
@@ -192,9 +192,9 @@ def replace_message(state: State, old: Message, new: Message) -> State:
     return state._replace(messages=tuple(messages))
 
 
-def publish(state: State, task: bytes, prior: bytes, retries: int = 0) -> State:
+def publish(state: State, task: bytes, unanswered_ids: bytes, retries: int = 0) -> State:
     """With one more message at the broker."""
-    message = Message(-1, task, prior, True, retries)
+    message = Message(-1, task, unanswered_ids, True, retries)
     return state._replace(messages=(*state.messages, message))
 
 
@@ -222,17 +222,17 @@ def publisher_at(state: State, number: int, stage: str) -> State:
 def fresh(state: State) -> bytes:
     """The first letter that nobody bears."""
     used = set(state.truth.outcome + state.truth.holder + state.truth.last)
-    for one in (*state.passes, state.echo and state.echo.who):
+    for one in (*state.deliveries, state.echo and state.echo.who):
         if one:
-            used.update(one.owner + one.prior)
+            used.update(one.execution_id + one.unanswered_ids)
     for message in state.messages:
-        used.update(message.prior)
+        used.update(message.unanswered_ids)
     for _, worker in state.notices:
         used.update(worker)
     for _, _, error in state.truth.ended:
         used.update(error)
     if state.record:
-        used.update(state.record.owner + state.record.worker + state.record.body)
+        used.update(state.record.execution_id + state.record.worker + state.record.body)
         for one_error in state.record.errors:
             used.update(one_error.body)
     return next(bytes([letter]) for letter in LETTERS if letter not in used)
@@ -240,7 +240,7 @@ def fresh(state: State) -> bytes:
 
 def tokens(state: State) -> set[int]:
     """All that anybody has."""
-    tokens = {one.token for one in state.passes if one} | {state.truth.token}
+    tokens = {one.token for one in state.deliveries if one} | {state.truth.token}
     if state.record:
         tokens.add(state.record.token)
     if state.echo:

@@ -58,7 +58,7 @@ _FIRST, _SECOND = layout.write_task_id(FIRST), layout.write_task_id(SECOND)
 _WORKER, _OTHER = WORKER.encode(), OTHER_WORKER.encode()
 _FINGERPRINTS = [KEY.fingerprint, KEY.fingerprint, OTHER_ARGUMENTS.fingerprint, b""]
 _ENTRY = entries.write("one", "json", b"1")
-_LEASE = {"lease_ms": [LEASE_MS], "keep_ms": [LEASE_MS + RETENTION_MS]}
+_LEASE = {"lease_ms": [LEASE_MS], "ttl_ms": [LEASE_MS + RETENTION_MS]}
 #: Told apart from the token below by one, and by a digit that only 16 digits show.
 TOKEN = 1_700_000_000_000_003
 _TOKENS = {"token": [TOKEN, TOKEN, TOKEN, TOKEN - 1, TOKEN + 1, 17]}
@@ -93,7 +93,7 @@ _OUTCOMES = [
 #: What each argument may be.
 ARGUMENTS: dict[str, dict[str, list[Any]]] = {
     "begin": {
-        "owner": [_ONE, _TWO], "prior": [b"", _ONE, _THREE + _ONE, _THREE],
+        "execution_id": [_ONE, _TWO], "unanswered_ids": [b"", _ONE, _THREE + _ONE, _THREE],
         "task_id": [_FIRST, _SECOND], "generation": [0, 1, 2], "fingerprint": _FINGERPRINTS,
         "worker": [_WORKER, _OTHER],
         **_LEASE, "max_attempts": [1, 2, 5], "error_ms": [ERROR_MS],
@@ -208,13 +208,14 @@ def _records() -> list[tuple[Record | bytes | None, int | None]]:
         # An execution that was abandoned has left its name.
         worker = b"" if state in "RE" and attempt < 2 else _WORKER
         # A quarter of the executions has been abandoned.
-        owner = _ONE if state == "S" and not (attempt == 5 and body) else b""
+        execution_id = _ONE if state == "S" and not (attempt == 5 and body) else b""
         if state in "RE" and (worker or state == "E" or not fingerprint):
-            owner = NOBODY
+            execution_id = NOBODY
         elif state == "R" and attempt:
-            owner = b"%d" % (len(body) % 3)
+            execution_id = b"%d" % (len(body) % 3)
         record = Record(
-            state, attempt, token, at, fingerprint, _FIRST, worker, owner, form, body, RETENTION_MS,
+            state, attempt, token, at, fingerprint, _FIRST, worker, execution_id, form, body,
+            RETENTION_MS,
             errors,
         )  # fmt: skip
         records.append((record, -at if at in _NOW else None))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.labs.verification.environment import World
+from tests.labs.verification.environment import Runtime
 from tests.labs.verification.environments import LIMITS, SHORT
 from tests.labs.verification.model_mutants import MUTANTS, Mutant
 from tests.labs.verification.search import search, told
@@ -16,12 +16,12 @@ from tests.labs.verification.search import search, told
 
 @cache
 def nothing_is_wrong(setting: str) -> bool:
-    return search(World(**literal_eval(setting))).found is None
+    return search(Runtime(**literal_eval(setting))).found is None
 
 
 @pytest.mark.parametrize("setting", SHORT.values(), ids=SHORT)
 def test_every_invariant_holds_in_every_state(setting: dict[str, Any]) -> None:
-    searched = search(World(**setting))
+    searched = search(Runtime(**setting))
 
     assert searched.found is None, "\n" + "\n".join(told(searched.found))
     assert searched.states > 100
@@ -32,19 +32,19 @@ def test_a_mistake_is_caught(mutant: Mutant) -> None:
     # Without the mistake nothing is found there: what is found is the mistake.
     assert nothing_is_wrong(str(mutant.where))
 
-    assert mutant.hunt().found is not None
+    assert mutant.conformance_run().found is not None
 
 
 @pytest.mark.parametrize(("setting", "wrong"), LIMITS.values(), ids=LIMITS)
 def test_what_cannot_be_promised_is_known(setting: dict[str, Any], wrong: str) -> None:
-    found = search(World(**setting)).found
+    found = search(Runtime(**setting)).found
 
     assert found is not None
     assert found.wrong == wrong
 
 
 def test_a_counterexample_reads_as_a_story() -> None:
-    found = next(one for one in MUTANTS if one.name == "no token check").hunt().found
+    found = next(one for one in MUTANTS if one.name == "no token check").conformance_run().found
     assert found is not None
 
     story = list(told(found))

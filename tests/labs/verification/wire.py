@@ -28,7 +28,7 @@ def written(record: Record | None) -> bytes | None:
     if record is None:
         return None
     fields = (
-        (1, record.fingerprint), (2, record.task_id), (1, record.worker), (1, record.owner),
+        (1, record.fingerprint), (2, record.task_id), (1, record.worker), (1, record.execution_id),
         (1, record.format),
     )  # fmt: skip
     return b"".join((

@@ -232,7 +232,7 @@ class TestRefusals:
         task = task_in(celery(), idempotency_redis_url=url)
 
         with pytest.raises(ImproperlyConfigured, match="idempotency_redis_url") as caught:
-            _ = task.idempotency_configuration.gate
+            _ = task.idempotency_configuration.executor
         assert "secret" not in str(caught.value)
 
     @pytest.mark.parametrize("body", [in_time, one_by_one, one_by_one_in_time])
@@ -312,7 +312,7 @@ class TestEncryptionKeys:
             task_in(celery(), idempotency_encryption_keys=given),
         ):
             configured = task.idempotency_configuration
-            payload = configured.gate.payloads.of_result(
+            payload = configured.executor.codec.of_result(
                 "a card number", configured.settings, key="k", token=1
             )
             assert payload.format == "!json"
@@ -324,21 +324,21 @@ class TestEncryptionKeys:
         assert times_asked == []
 
         for _ in range(2):
-            assert configured.gate
+            assert configured.executor
 
         assert len(times_asked) == 1
 
     def test_of_several_tasks_may_differ(self) -> None:
         app = celery()
-        gates = [
+        executors = [
             task_in(
                 app, name=f"shop.{n}", idempotency_encryption_keys=given
-            ).idempotency_configuration.gate
+            ).idempotency_configuration.executor
             for n, given in enumerate([None, (KEY,), [KEY], keys])
         ]
 
-        assert gates[1] is gates[2]
-        assert len(set(map(id, gates))) == 3
+        assert executors[1] is executors[2]
+        assert len(set(map(id, executors))) == 3
 
     @pytest.mark.parametrize(
         "given",
@@ -373,7 +373,7 @@ class TestEncryptionKeys:
         task = task_in(celery(idempotency_encryption_keys=given))
 
         with pytest.raises(ImproperlyConfigured, match="idempotency_encryption_keys") as caught:
-            _ = task.idempotency_configuration.gate
+            _ = task.idempotency_configuration.executor
         assert sentence in str(caught.value)
         assert "secret" not in str(caught.value)
         assert KEY not in str(caught.value)
@@ -417,7 +417,7 @@ class TestRedis:
             | settings
         )
 
-        assert str(task_in(app).idempotency_configuration.gate.store.place) == place
+        assert str(task_in(app).idempotency_configuration.executor.store.config) == place
 
     def test_takes_what_the_result_backend_connects_with(self) -> None:
         app = Celery("shop", set_as_current=False)
@@ -427,7 +427,7 @@ class TestRedis:
             redis_backend_use_ssl={"ssl_ca_certs": "/etc/ca.pem"},
         )
 
-        place = task_in(app).idempotency_configuration.gate.store.place
+        place = task_in(app).idempotency_configuration.executor.store.config
 
         assert place.url == "sentinel://one:1/0;sentinel://two:2/0"
         assert place.options == {
@@ -443,7 +443,7 @@ class TestRedis:
             broker_transport_options={"socket_keepalive": True, "queue_order_strategy": "sorted"},
         )
 
-        place = task_in(app).idempotency_configuration.gate.store.place
+        place = task_in(app).idempotency_configuration.executor.store.config
 
         assert place.url == "rediss://:pw@broker:1/0"
         assert place.options == {"socket_keepalive": True} | (tls if tls is not True else {})
@@ -457,7 +457,7 @@ class TestRedis:
             idempotency_redis_options={"username": "shop"},
         )
 
-        place = task_in(app).idempotency_configuration.gate.store.place
+        place = task_in(app).idempotency_configuration.executor.store.config
 
         assert (place.url, place.options) == ("redis://own", {"username": "shop"})
 
@@ -465,15 +465,15 @@ class TestRedis:
         client = Redis()
         task = task_in(celery(), idempotency_redis_client=lambda: client)
 
-        store = task.idempotency_configuration.gate.store
+        store = task.idempotency_configuration.executor.store
 
         assert store.client is client
-        assert str(store.place) == "function of your own"
+        assert str(store.config) == "function of your own"
 
     def test_may_be_the_path_to_a_client(self) -> None:
         task = task_in(celery(), idempotency_redis_client="redis:Redis")
 
-        assert isinstance(task.idempotency_configuration.gate.store.client, Redis)
+        assert isinstance(task.idempotency_configuration.executor.store.client, Redis)
 
     def test_at_a_path_that_leads_nowhere_is_refused(self) -> None:
         task = task_in(celery(), idempotency_redis_client="shop.nowhere:client")
@@ -500,11 +500,11 @@ class TestRedis:
         two = task_in(app, name="shop.refund")
         other = task_in(app, name="shop.ship", idempotency_key_prefix="ship")
 
-        gates = [task.idempotency_configuration.gate for task in (one, two, other)]
+        executors = [task.idempotency_configuration.executor for task in (one, two, other)]
 
-        assert gates[0] is gates[1]
-        assert gates[0] is not gates[2]
-        assert task_in(celery()).idempotency_configuration.gate is not gates[0]
+        assert executors[0] is executors[1]
+        assert executors[0] is not executors[2]
+        assert task_in(celery()).idempotency_configuration.executor is not executors[0]
 
     def test_is_not_asked_for_by_a_task_that_goes_ungated(self) -> None:
         app = Celery("shop", set_as_current=False)

@@ -12,10 +12,10 @@ from kombu import Exchange, Queue
 
 from celery_idempotent import TASK_ID, IdempotentTask
 from celery_idempotent.doctor import Finding, broker, server, tasks, versions
-from celery_idempotent.store.server_info import ServerFacts
+from celery_idempotent.store.server_info import ServerInfo
 
 #: Nothing to find.
-SOUND = ServerFacts(
+SOUND = ServerInfo(
     flavour="redis",
     version=(7, 2, 4),
     maxmemory_policy="noeviction",

@@ -6,18 +6,19 @@ from itertools import pairwise
 
 import pytest
 
-from celery_idempotent.executor.conflict import return_delay
+from celery_idempotent.executor.conflict import requeue_delay
 
 
-def delays(returns: int, lease: float) -> list[float]:
-    return [return_delay(returns, lease) for _ in range(200)]
+def delays(requeue_count: int, lease: float) -> list[float]:
+    return [requeue_delay(requeue_count, lease) for _ in range(200)]
 
 
 @pytest.mark.parametrize(
-    ("returns", "longest"), [(0, 1), (1, 2), (2, 4), (3, 8), (4, 16), (5, 32), (6, 60), (7, 60)]
+    ("requeue_count", "longest"),
+    [(0, 1), (1, 2), (2, 4), (3, 8), (4, 16), (5, 32), (6, 60), (7, 60)],
 )
-def test_a_second_then_twice_that_up_to_one_lease(returns: int, longest: float) -> None:
-    several = delays(returns, lease=60)
+def test_a_second_then_twice_that_up_to_one_lease(requeue_count: int, longest: float) -> None:
+    several = delays(requeue_count, lease=60)
 
     assert max(several) <= longest
     assert min(several) >= 0.75 * longest
@@ -36,10 +37,10 @@ def test_a_lease_of_less_than_a_second_makes_it_no_shorter() -> None:
 
 
 def test_a_message_that_has_come_back_for_years_has_a_delay() -> None:
-    assert 45 <= return_delay(10_000_000, 60) <= 60
+    assert 45 <= requeue_delay(10_000_000, 60) <= 60
 
 
 def test_it_never_gets_shorter_but_by_chance() -> None:
-    longest = [max(delays(returns, lease=60)) for returns in range(12)]
+    longest = [max(delays(requeue_count, lease=60)) for requeue_count in range(12)]
 
     assert all(later >= 0.98 * sooner for sooner, later in pairwise(longest))

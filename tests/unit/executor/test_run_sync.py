@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-from celery_idempotent.executor.runtime.run_sync import at_once
+from celery_idempotent.executor.runtime.run_sync import run_sync
 
 
 async def answer() -> int:
@@ -28,9 +28,9 @@ async def waiting() -> None:
 
 
 def test_it_returns_what_the_flow_returns() -> None:
-    assert at_once(flow()) == 42
+    assert run_sync(flow()) == 42
 
 
 def test_one_that_would_wait_is_a_mistake() -> None:
     with pytest.raises(RuntimeError, match="awaited something of an event loop"):
-        at_once(waiting())
+        run_sync(waiting())

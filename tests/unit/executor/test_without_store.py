@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
-from celery_idempotent.executor import executor as gate
+from celery_idempotent.executor import executor
 from celery_idempotent.settings import Settings
-from celery_idempotent.store.config import Place
-from celery_idempotent.store.outage import Outage
+from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.outage import OutageLogger
 
 
 class Message:
@@ -18,19 +18,21 @@ class Message:
     sender = None
     key = "shop.charge:digest"
     task_id = "1"
-    prior = b""
-    returns = 20
-    settings = Settings(lease=7200.0, breaker_pause=30.0)
+    unanswered_ids = b""
+    requeue_count = 20
+    settings = Settings(lease=7200.0, breaker_max_delay=30.0)
 
-    def come_back(self, seconds: float, prior: bytes, reason: IdempotencyError) -> None:
-        self.seconds, self.prior = seconds, prior
+    def requeue(self, seconds: float, unanswered_ids: bytes, reason: IdempotencyError) -> None:
+        self.seconds, self.unanswered_ids = seconds, unanswered_ids
 
 
 def test_not_much_after_the_store_however_long_the_lease() -> None:
     message: Any = Message()
-    world: Any = SimpleNamespace(store=SimpleNamespace(outage=Outage(Place(url="redis://shop"))))
+    world: Any = SimpleNamespace(
+        store=SimpleNamespace(outage=OutageLogger(StoreConfig(url="redis://shop")))
+    )
 
-    gate.without_store(message, world, b"this pass", StoreUnavailableError("away"))
+    executor.without_store(message, world, b"this pass", StoreUnavailableError("away"))
 
     assert 0.75 * 30 <= message.seconds <= 30
-    assert message.prior == b"this pass"
+    assert message.unanswered_ids == b"this pass"

@@ -182,7 +182,7 @@ class Point:
 
 
 @dataclass
-class Place:
+class StoreConfig:
     x: Any
 
 
@@ -194,7 +194,7 @@ def test_a_subclass_is_what_it_holds_not_what_it_prints() -> None:
 
 
 def test_enums_and_dataclasses_are_of_their_own_kind() -> None:
-    alike = ["red", Colour.RED, Tone.RED, Level.LOW, 1, Point(1), Place(1), {"x": 1}, Point]
+    alike = ["red", Colour.RED, Tone.RED, Level.LOW, 1, Point(1), StoreConfig(1), {"x": 1}, Point]
 
     assert len({canonical(value) for value in alike[:-1]}) == len(alike) - 1
     with pytest.raises(NotCanonicalError, match="type type"):

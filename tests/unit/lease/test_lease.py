@@ -12,7 +12,7 @@ import pytest
 from celery_idempotent.errors import LeaseLostError
 from celery_idempotent.executor.execution import Execution, unprotected
 from celery_idempotent.key.key import Key
-from celery_idempotent.lease import lease as held
+from celery_idempotent.lease import lease
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.interrupt import Interrupt
 from celery_idempotent.lease.lease import Lease
@@ -38,7 +38,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(held, "monotonic", clock)
+    monkeypatch.setattr(lease, "monotonic", clock)
     return clock
 
 
@@ -94,7 +94,13 @@ class TestClock:
 
     @pytest.mark.parametrize(
         "module",
-        ["gate.gate", "gate.many", "lease.heartbeat", "lease.loop_heartbeat", "lease.held"],
+        [
+            "executor.executor",
+            "executor.batch",
+            "lease.heartbeat",
+            "lease.asyncio_heartbeat",
+            "lease.lease",
+        ],
     )
     def test_is_the_one_of_all_that_count_the_time_of_a_lease(self, module: str) -> None:
         """Two clocks would differ by all the time that the machine was ever suspended."""
@@ -179,7 +185,7 @@ class TestInterrupt:
         thread = threading.Thread(target=work)
         thread.start()
         ready.wait()
-        interrupts[0].strike()
+        interrupts[0].trigger()
         thread.join(5)
 
         assert [type(error) for error in seen] == [LeaseLostError]
@@ -188,8 +194,8 @@ class TestInterrupt:
     def test_strikes_nobody_once_the_work_is_over(self) -> None:
         interrupt = Interrupt(LeaseLostError)
 
-        interrupt.over()
-        interrupt.strike()
+        interrupt.disarm()
+        interrupt.trigger()
 
         for _ in range(1000):
             pass  # It would be raised between two of these.

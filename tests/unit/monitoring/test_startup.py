@@ -19,6 +19,6 @@ from celery_idempotent.settings import Settings
     ],
 )
 def test_policy(on_store_error: str, said: str | None, policy: str) -> None:
-    settings = Settings(on_store_error=on_store_error, on_start_without_store=said)
+    settings = Settings(on_store_error=on_store_error, on_store_unavailable_at_start=said)
 
     assert policy_of(settings) == policy

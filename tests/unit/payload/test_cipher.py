@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from celery_idempotent.errors import CorruptRecordError, DecryptionError, SettingsError
 from celery_idempotent.payload.cipher import Cipher
-from celery_idempotent.payload.codec import ERROR, RESULT, step_part
+from celery_idempotent.payload.codec import ERROR, RESULT, step_field
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
 from tests.unit.payload.test_codec import (
     KEY,
     PLAIN,
+    BaseRecordStore,
     OutOfStockError,
-    Shelf,
+    codec,
     error_written,
-    payloads,
     read,
     written,
 )
@@ -30,7 +30,7 @@ from tests.unit.serializers import SERIALIZERS
 OLD, NEW, LOST = (Fernet.generate_key() for _ in range(3))
 SECRET = "4111-1111-1111-1111"
 
-desk = payloads(cipher=Cipher([NEW]))
+desk = codec(cipher=Cipher([NEW]))
 
 
 @pytest.mark.parametrize("serializer", SERIALIZERS)
@@ -72,8 +72,8 @@ def test_compression_comes_first() -> None:
 
 
 def test_what_is_in_the_depot_is_encrypted_there() -> None:
-    shelf = Shelf()
-    keeper = payloads(depot=shelf, cipher=Cipher([NEW]))
+    shelf = BaseRecordStore()
+    keeper = codec(offload_storage=shelf, cipher=Cipher([NEW]))
 
     payload = written(SECRET, max_size=10, by=keeper)
 
@@ -89,15 +89,15 @@ def test_the_size_that_counts_is_that_of_the_encrypted_bytes() -> None:
 
 class TestRotation:
     def test_the_first_key_encrypts_and_all_decrypt(self) -> None:
-        before = written(SECRET, by=payloads(cipher=Cipher([OLD])))
-        both = payloads(cipher=Cipher([NEW, OLD]))
+        before = written(SECRET, by=codec(cipher=Cipher([OLD])))
+        both = codec(cipher=Cipher([NEW, OLD]))
         after = written(SECRET, by=both)
 
         assert read(before, by=both) == read(after, by=both) == SECRET
         assert read(after, by=desk) == SECRET
 
     def test_a_key_that_is_taken_away_takes_its_results_along(self) -> None:
-        before = written(SECRET, by=payloads(cipher=Cipher([OLD])))
+        before = written(SECRET, by=codec(cipher=Cipher([OLD])))
 
         with pytest.raises(DecryptionError) as caught:
             read(before, by=desk)
@@ -124,9 +124,9 @@ class TestTampering:
     def test_with_any_byte_is_found_out(self) -> None:
         payload = written("x", by=desk)
 
-        for place in range(len(payload.body)):
+        for context in range(len(payload.body)):
             body = bytearray(payload.body)
-            body[place] ^= 1
+            body[context] ^= 1
             with pytest.raises(DecryptionError):
                 read(Payload(payload.format, bytes(body)), by=desk)
 
@@ -147,16 +147,16 @@ class TestTampering:
             read(written("theirs", key="shop.charge:other", by=desk), by=desk)
 
     def test_a_body_of_another_part_is_refused(self) -> None:
-        parts = [RESULT, ERROR, step_part("a"), step_part("b")]
-        payload = {part: written("x", part=part, by=desk) for part in parts}
+        parts = [RESULT, ERROR, step_field("a"), step_field("b")]
+        payload = {field: written("x", field=field, by=desk) for field in parts}
 
-        for part in parts:
+        for field in parts:
             for other in parts:
-                if other == part:
-                    assert desk.load(payload[part], KEY, other) == "x"
+                if other == field:
+                    assert desk.load(payload[field], KEY, other) == "x"
                     continue
                 with pytest.raises(DecryptionError):
-                    desk.load(payload[part], KEY, other)
+                    desk.load(payload[field], KEY, other)
 
     def test_a_result_does_not_pass_for_an_error(self) -> None:
         forged = {"exc_type": "ValueError", "exc_module": "builtins", "exc_message": []}

@@ -26,17 +26,17 @@ from celery_idempotent.errors import (
     ResultNotStoredError,
     StoreUnavailableError,
 )
-from celery_idempotent.payload.backend_result_codec import BackendDialect
+from celery_idempotent.payload.backend_result_codec import BackendResultCodec
 from celery_idempotent.payload.cipher import Cipher
 from celery_idempotent.payload.codec import (
     DELEGATED,
-    NOT_WANTED,
+    NOT_STORED,
     RESULT,
-    Dialect,
-    Payloads,
-    step_part,
+    PayloadCodec,
+    ResultCodec,
+    step_field,
 )
-from celery_idempotent.payload.plain_result_codec import PlainDialect
+from celery_idempotent.payload.plain_result_codec import PlainResultCodec
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
@@ -48,7 +48,7 @@ app = Celery("payloads", backend="cache+memory://", set_as_current=False)
 KEY = "shop.charge:digest"
 
 
-class Shelf:
+class BaseRecordStore:
     """A depot in memory, which may be full."""
 
     def __init__(self, full: bool = False) -> None:
@@ -72,10 +72,14 @@ class Shelf:
         self.kept.pop(name, None)
 
 
-def payloads(
-    accept: Iterable[str] = SERIALIZERS, depot: Shelf | None = None, cipher: Cipher | None = None
-) -> Payloads:
-    return Payloads(BackendDialect(app), prepare_accept_content(list(accept)), depot, cipher)
+def codec(
+    accept: Iterable[str] = SERIALIZERS,
+    offload_storage: BaseRecordStore | None = None,
+    cipher: Cipher | None = None,
+) -> PayloadCodec:
+    return PayloadCodec(
+        BackendResultCodec(app), prepare_accept_content(list(accept)), offload_storage, cipher
+    )
 
 
 def written(
@@ -86,8 +90,8 @@ def written(
     threshold: int = 0,
     max_size: int = 1_000_000,
     key: str = KEY,
-    part: str = RESULT,
-    by: Payloads | None = None,
+    field: str = RESULT,
+    by: PayloadCodec | None = None,
 ) -> Payload:
     settings = Settings(
         serializer=serializer,
@@ -95,14 +99,14 @@ def written(
         compression_threshold=threshold,
         max_result_size=max_size,
     )
-    return (by or payloads()).of_result(value, settings, key=key, token=17, part=part)
+    return (by or codec()).of_result(value, settings, key=key, token=17, field=field)
 
 
 def error_written(
-    error: BaseException, *, by: Payloads | None = None, max_size: int = 1_000_000
+    error: BaseException, *, by: PayloadCodec | None = None, max_size: int = 1_000_000
 ) -> Payload:
     settings = Settings(serializer="json", max_result_size=max_size)
-    return (by or payloads()).of_error(error, settings, key=KEY, token=17)
+    return (by or codec()).of_error(error, settings, key=KEY, token=17)
 
 
 def record_with(payload: Payload, state: State = State.COMPLETED) -> Record:
@@ -119,8 +123,8 @@ def record_with(payload: Payload, state: State = State.COMPLETED) -> Record:
     )
 
 
-def read(payload: Payload, by: Payloads | None = None, state: State = State.COMPLETED) -> Any:
-    return (by or payloads()).decode(record_with(payload, state))
+def read(payload: Payload, by: PayloadCodec | None = None, state: State = State.COMPLETED) -> Any:
+    return (by or codec()).decode(record_with(payload, state))
 
 
 PLAIN: list[Any] = [
@@ -289,13 +293,13 @@ def test_a_value_that_cannot_be_written_leaves_the_reason(value: Any, serializer
 
 def test_a_value_that_was_not_wanted_leaves_the_reason() -> None:
     with pytest.raises(ResultNotStoredError, match="idempotency_store_result is off"):
-        read(Payload("", NOT_WANTED))
+        read(Payload("", NOT_STORED))
 
 
 class TestDepot:
     def test_takes_what_is_too_large(self) -> None:
-        shelf = Shelf()
-        desk = payloads(depot=shelf)
+        shelf = BaseRecordStore()
+        desk = codec(offload_storage=shelf)
 
         payload = written("x" * 1000, max_size=100, by=desk)
 
@@ -305,16 +309,16 @@ class TestDepot:
         assert read(payload, by=desk) == "x" * 1000
 
     def test_is_left_alone_by_what_is_small(self) -> None:
-        shelf = Shelf()
+        shelf = BaseRecordStore()
 
-        written("x", by=payloads(depot=shelf))
+        written("x", by=codec(offload_storage=shelf))
 
         assert shelf.kept == {}
 
     def test_that_does_not_take_it_leaves_the_reason(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        desk = payloads(depot=Shelf(full=True))
+        desk = codec(offload_storage=BaseRecordStore(full=True))
 
         payload = written("x" * 1000, max_size=100, by=desk)
 
@@ -323,50 +327,50 @@ class TestDepot:
         assert "shop.charge:digest:17" in caplog.text
 
     def test_that_no_longer_has_it_is_told(self) -> None:
-        payload = written("x" * 1000, max_size=100, by=payloads(depot=Shelf()))
+        payload = written("x" * 1000, max_size=100, by=codec(offload_storage=BaseRecordStore()))
 
         with pytest.raises(ResultNotStoredError) as caught:
-            read(payload, by=payloads(depot=Shelf()))
+            read(payload, by=codec(offload_storage=BaseRecordStore()))
         assert str(caught.value) == (
             "shop.charge:digest has completed, but its result is not in "
             "idempotency_offload_backend (any more): shop.charge:digest:17"
         )
 
     def test_that_is_not_set_here_is_told(self) -> None:
-        payload = written("x" * 1000, max_size=100, by=payloads(depot=Shelf()))
+        payload = written("x" * 1000, max_size=100, by=codec(offload_storage=BaseRecordStore()))
 
         with pytest.raises(ResultNotStoredError, match="no idempotency_offload_backend is set"):
             read(payload)
 
     def test_that_cannot_be_asked_is_no_reason_to_say_that_it_is_gone(self) -> None:
-        shelf = Shelf()
-        payload = written("x" * 1000, max_size=100, by=payloads(depot=shelf))
+        shelf = BaseRecordStore()
+        payload = written("x" * 1000, max_size=100, by=codec(offload_storage=shelf))
         shelf.full = True
 
         with pytest.raises(StoreUnavailableError) as caught:
-            read(payload, by=payloads(depot=shelf))
+            read(payload, by=codec(offload_storage=shelf))
         assert str(caught.value) == (
             "idempotency_offload_backend cannot be asked for the result of shop.charge:digest: "
             "OSError"
         )
 
     def test_is_told_how_long_to_keep_it(self) -> None:
-        shelf = Shelf()
+        shelf = BaseRecordStore()
         settings = Settings(serializer="json", max_result_size=0, result_ttl=60, error_ttl=90)
 
-        desk = payloads(depot=shelf)
+        desk = codec(offload_storage=shelf)
         desk.of_result(1, settings, key=KEY, token=17)
         assert shelf.seconds == 60
         desk.of_error(ValueError(), settings, key=KEY, token=17)
         assert shelf.seconds == 90
 
     def test_gives_each_part_a_name_of_its_own(self) -> None:
-        shelf = Shelf()
-        desk = payloads(depot=shelf)
-        parts = [RESULT, step_part("a"), step_part("a/../../b"), step_part("x" * 1000)]
-        for part in parts:
-            payload = written(part, max_size=0, part=part, by=desk)
-            assert desk.load(payload, KEY, part) == part
+        shelf = BaseRecordStore()
+        desk = codec(offload_storage=shelf)
+        parts = [RESULT, step_field("a"), step_field("a/../../b"), step_field("x" * 1000)]
+        for field in parts:
+            payload = written(field, max_size=0, field=field, by=desk)
+            assert desk.load(payload, KEY, field) == field
         error = error_written(ValueError("a"), max_size=0, by=desk)
         assert read(error, by=desk, state=State.FAILED).args == ("a",)
 
@@ -389,9 +393,9 @@ class TestDepot:
         ],
     )
     def test_is_never_asked_for_what_a_record_cannot_have_put_there(self, name: str) -> None:
-        shelf = Shelf()
+        shelf = BaseRecordStore()
         shelf.kept[name] = b"1"
-        desk = payloads(depot=shelf)
+        desk = codec(offload_storage=shelf)
         forged = Payload("@json", name.encode())
 
         with pytest.raises(CorruptRecordError, match="said to be where it cannot be"):
@@ -400,15 +404,15 @@ class TestDepot:
         assert shelf.kept == {name: b"1"}
 
     def test_forgets_what_a_forgotten_record_had_there(self) -> None:
-        shelf = Shelf()
-        desk = payloads(depot=shelf)
+        shelf = BaseRecordStore()
+        desk = codec(offload_storage=shelf)
         for number, state in enumerate([State.COMPLETED, State.FAILED, State.STARTED]):
             if state is State.COMPLETED:
                 payload = written(1, max_size=0, by=desk)
             elif state is State.FAILED:
                 payload = error_written(ValueError(), max_size=0, by=desk)
             else:
-                kept = written(1, max_size=0, part=step_part("a"), by=desk)
+                kept = written(1, max_size=0, field=step_field("a"), by=desk)
                 payload = Payload("", steps.write("a", *kept) + steps.write("b", "json", b"1"))
             shelf.kept["another"] = b""
             assert len(shelf.kept) == 2, number
@@ -420,14 +424,14 @@ class TestDepot:
     def test_that_cannot_forget_is_no_reason_to_fail(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        shelf = Shelf()
-        desk = payloads(depot=shelf)
+        shelf = BaseRecordStore()
+        desk = codec(offload_storage=shelf)
         payload = written(1, max_size=0, by=desk)
         shelf.full = True
 
         desk.discard(record_with(payload))
         desk.discard(record_with(Payload("", b"\0\0\0\x09cut"), State.STARTED))
-        payloads().discard(record_with(payload))
+        codec().discard(record_with(payload))
 
         assert caplog.messages == [
             "shop.charge:digest: its result stays in idempotency_offload_backend: OSError"
@@ -438,7 +442,7 @@ def test_a_content_type_that_the_app_does_not_accept_is_not_read() -> None:
     payload = written({"a": 1}, "pickle")
 
     with pytest.raises(CorruptRecordError) as caught:
-        read(payload, by=payloads(accept=["json"]))
+        read(payload, by=codec(accept=["json"]))
     assert str(caught.value) == (
         "the result of shop.charge:digest cannot be read as pickle: result_accept_content (or "
         "accept_content) does not accept it"
@@ -463,11 +467,11 @@ def test_a_content_type_that_the_app_does_not_accept_is_not_read() -> None:
     ids=lambda payload: payload.format + repr(payload.body)[:6],
 )
 def test_a_tampered_body_is_corrupt(payload: Payload) -> None:
-    shelf = Shelf()
+    shelf = BaseRecordStore()
     shelf.kept["shop.charge:digest:17"] = b"1"
 
     with pytest.raises(CorruptRecordError, match="shop.charge:digest cannot be read as"):
-        read(payload, by=payloads(depot=shelf))
+        read(payload, by=codec(offload_storage=shelf))
 
 
 def test_a_tampered_reason_is_told_as_it_is() -> None:
@@ -482,7 +486,7 @@ class TestReplacedTask:
     def delegated(task_id: str, seconds: float = 0) -> Record:
         payload = Payload(DELEGATED, layout.write_replacement(1, task_id, b""))
         at_ms = round((datetime.now(timezone.utc).timestamp() - seconds) * 1000)
-        return replace(record_with(payload), decode=payloads().decode, at_ms=at_ms)
+        return replace(record_with(payload), decode=codec().decode, at_ms=at_ms)
 
     def test_has_no_result_while_the_other_has_none(self) -> None:
         record = self.delegated(str(uuid4()))
@@ -520,14 +524,14 @@ class TestReplacedTask:
 
     @pytest.mark.parametrize("body", [b"", bytes(8), bytes(7) + b"\0\5four"])
     def test_cannot_be_read_if_it_is_cut_short(self, body: bytes) -> None:
-        record = replace(record_with(Payload(DELEGATED, body)), decode=payloads().decode)
+        record = replace(record_with(Payload(DELEGATED, body)), decode=codec().decode)
 
         with pytest.raises(CorruptRecordError):
             record.outcome()
 
     def test_has_none_where_the_backend_keeps_none(self) -> None:
         without = Celery("without", backend="disabled://", set_as_current=False)
-        desk = Payloads(BackendDialect(without), prepare_accept_content(["json"]))
+        desk = PayloadCodec(BackendResultCodec(without), prepare_accept_content(["json"]))
 
         with pytest.raises(ResultNotStoredError, match="the result backend cannot tell"):
             desk.decode(self.delegated(str(uuid4())))
@@ -600,10 +604,14 @@ class TestErrors:
         assert type(again) is OutOfStockError
         assert again.args == ("sku-7", 5)
 
-    @pytest.mark.parametrize("dialect", [BackendDialect(app), PlainDialect()], ids=["app", "plain"])
-    def test_keep_their_arguments_however_often_they_are_passed_on(self, dialect: Dialect) -> None:
+    @pytest.mark.parametrize(
+        "result_codec", [BackendResultCodec(app), PlainResultCodec()], ids=["app", "plain"]
+    )
+    def test_keep_their_arguments_however_often_they_are_passed_on(
+        self, result_codec: ResultCodec
+    ) -> None:
         # A duplicate's worker stores again what it was given, for the duplicate's caller.
-        desk = Payloads(dialect, prepare_accept_content(["json"]))
+        desk = PayloadCodec(result_codec, prepare_accept_content(["json"]))
         error: BaseException = WordyError(5)
         for _ in range(3):
             error = read(error_written(error, by=desk), by=desk, state=State.FAILED)
@@ -614,7 +622,7 @@ class TestErrors:
     def test_are_kept_where_the_result_backend_writes_anything(self) -> None:
         pickling = Celery("pickling", backend="cache+memory://", set_as_current=False)
         pickling.conf.result_serializer = "pickle"
-        desk = Payloads(BackendDialect(pickling), prepare_accept_content(["pickle"]))
+        desk = PayloadCodec(BackendResultCodec(pickling), prepare_accept_content(["pickle"]))
 
         again = read(error_written(ValueError(object), by=desk), by=desk, state=State.FAILED)
 
@@ -629,7 +637,7 @@ class TestErrors:
     def test_are_read_even_where_the_app_accepts_no_json(self) -> None:
         payload = error_written(ValueError("a"))
 
-        assert read(payload, by=payloads(accept=["pickle"]), state=State.FAILED).args == ("a",)
+        assert read(payload, by=codec(accept=["pickle"]), state=State.FAILED).args == ("a",)
 
     def test_are_never_unpickled(self) -> None:
         with pytest.raises(CorruptRecordError):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent.payload.offload import BackendDepot
+from celery_idempotent.payload.offload import BackendOffloadStorage
 from tests.s3 import Bucket
 
 NAME = "shop.charge%2Fx:PN0MlSPt3FmEwTzQ5dHvBQ:1763726400123457"
@@ -36,12 +36,12 @@ def bucket() -> Iterator[Bucket]:
 
 
 @pytest.fixture(params=["file", "s3", "memory"])
-def depot(request: pytest.FixtureRequest, tmp_path: Path) -> BackendDepot:
+def offload_storage(request: pytest.FixtureRequest, tmp_path: Path) -> BackendOffloadStorage:
     if request.param == "s3":
         settings = request.getfixturevalue("bucket").settings
-        return BackendDepot(celery(**settings), "s3://")
+        return BackendOffloadStorage(celery(**settings), "s3://")
     url = {"file": f"file://{tmp_path}", "memory": "cache+memory://"}[request.param]
-    return BackendDepot(celery(), url)
+    return BackendOffloadStorage(celery(), url)
 
 
 def celery(**settings: Any) -> Celery:
@@ -50,58 +50,58 @@ def celery(**settings: Any) -> Celery:
     return app
 
 
-def test_any_bytes_come_back_as_they_were(depot: BackendDepot) -> None:
+def test_any_bytes_come_back_as_they_were(offload_storage: BackendOffloadStorage) -> None:
     for number, data in enumerate(DATA):
-        depot.put(f"{NAME}{number}", data, 60)
+        offload_storage.put(f"{NAME}{number}", data, 60)
     for number, data in enumerate(DATA):
-        assert depot.get(f"{NAME}{number}") == data
+        assert offload_storage.get(f"{NAME}{number}") == data
 
 
-def test_what_was_never_put_is_not_there(depot: BackendDepot) -> None:
-    assert depot.get(f"{NAME}-never") is None
+def test_what_was_never_put_is_not_there(offload_storage: BackendOffloadStorage) -> None:
+    assert offload_storage.get(f"{NAME}-never") is None
 
 
-def test_what_was_deleted_is_not_there_any_more(depot: BackendDepot) -> None:
-    depot.put(NAME, b"1", 60)
-    depot.delete(NAME)
+def test_what_was_deleted_is_not_there_any_more(offload_storage: BackendOffloadStorage) -> None:
+    offload_storage.put(NAME, b"1", 60)
+    offload_storage.delete(NAME)
 
-    assert depot.get(NAME) is None
+    assert offload_storage.get(NAME) is None
 
 
-def test_each_thread_has_a_client_of_its_own(depot: BackendDepot) -> None:
+def test_each_thread_has_a_client_of_its_own(offload_storage: BackendOffloadStorage) -> None:
     opened = []
 
     def use() -> None:
-        depot.get(NAME)
-        opened.append(depot._open())
+        offload_storage.get(NAME)
+        opened.append(offload_storage._open())
 
     use()
     thread = threading.Thread(target=use)
     thread.start()
     thread.join()
 
-    assert depot._open() is opened[0]
+    assert offload_storage._open() is opened[0]
     assert opened[0] is not opened[1]
 
 
 def test_the_backend_is_told_how_long_to_keep_it() -> None:
-    depot = BackendDepot(celery(), "cache+memory://")
-    depot.put(NAME, b"1", 59.5)
-    depot.put(NAME, b"1", 120)
+    offload_storage = BackendOffloadStorage(celery(), "cache+memory://")
+    offload_storage.put(NAME, b"1", 59.5)
+    offload_storage.put(NAME, b"1", 120)
 
-    assert [depot._open(seconds).expires for seconds in (60, 120)] == [60, 120]
+    assert [offload_storage._open(seconds).expires for seconds in (60, 120)] == [60, 120]
 
 
 def test_a_directory_holds_text_as_it_is(tmp_path: Path) -> None:
-    BackendDepot(celery(), f"file://{tmp_path}").put(NAME, b'{"a": 1}', 60)
+    BackendOffloadStorage(celery(), f"file://{tmp_path}").put(NAME, b'{"a": 1}', 60)
 
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(NAME, '{"a": 1}')]
 
 
 def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    depot = BackendDepot(celery(), f"file://{tmp_path}/nowhere")
+    offload_storage = BackendOffloadStorage(celery(), f"file://{tmp_path}/nowhere")
 
-    for use in (lambda: depot.put(NAME, b"1", 60), lambda: depot.get(NAME)):
+    for use in (lambda: offload_storage.put(NAME, b"1", 60), lambda: offload_storage.get(NAME)):
         with pytest.raises(Exception, match="path"):
             use()
 
@@ -110,4 +110,4 @@ def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 def test_damage_is_left_to_the_reader(tmp_path: Path, damage: str) -> None:
     (tmp_path / NAME).write_text(damage)
 
-    assert BackendDepot(celery(), f"file://{tmp_path}").get(NAME) == damage.encode()
+    assert BackendOffloadStorage(celery(), f"file://{tmp_path}").get(NAME) == damage.encode()

@@ -16,7 +16,7 @@ def raw_record(
     fingerprint: bytes = b"8 bytes!",
     task_id: bytes = b"\0" + UUID(UUID_ID).bytes,
     worker: bytes = b"celery@host/4711",
-    owner: bytes = b"an execution id!",
+    execution_id: bytes = b"an execution id!",
     form: bytes = b"",
     body: bytes = b"",
 ) -> bytes:
@@ -29,7 +29,7 @@ def raw_record(
             bytes([len(fingerprint)]) + fingerprint,
             len(task_id).to_bytes(2, "big") + task_id,
             bytes([len(worker)]) + worker,
-            bytes([len(owner)]) + owner,
+            bytes([len(execution_id)]) + execution_id,
             bytes([len(form)]) + form,
             body,
         )

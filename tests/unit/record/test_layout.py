@@ -38,13 +38,13 @@ def test_every_field_is_read_from_its_place() -> None:
 
 
 def test_an_outcome_is_read_with_its_format() -> None:
-    record = read(raw_record(b"C", owner=b"", form=b"json+gzip", body=b"\0binary\xff"))
+    record = read(raw_record(b"C", execution_id=b"", form=b"json+gzip", body=b"\0binary\xff"))
 
     assert (record.format, record.body) == ("json+gzip", b"\0binary\xff")
 
 
 @pytest.mark.parametrize(
-    ("letter", "state", "continued"),
+    ("letter", "state", "continuation_sent"),
     [
         (b"R", State.RESERVED, False),
         (b"E", State.RESERVED, False),
@@ -55,11 +55,11 @@ def test_an_outcome_is_read_with_its_format() -> None:
         (b"G", State.FAILED, True),
     ],
 )
-def test_the_letter_tells_the_state(letter: bytes, state: State, continued: bool) -> None:
+def test_the_letter_tells_the_state(letter: bytes, state: State, continuation_sent: bool) -> None:
     record = read(raw_record(letter))
 
     assert record.state is state
-    assert record.continued is continued
+    assert record.continuation_sent is continuation_sent
 
 
 def test_every_other_letter_is_of_a_newer_version() -> None:
@@ -101,7 +101,7 @@ records = st.builds(
     fingerprint=st.binary(max_size=255),
     task_id=st.binary(max_size=40),
     worker=st.binary(max_size=255),
-    owner=st.binary(max_size=255),
+    execution_id=st.binary(max_size=255),
     form=st.binary(max_size=10),
     body=st.binary(max_size=40),
 )

@@ -53,7 +53,7 @@ def breaker(redis: Redis, clock: Clock) -> Breaker:
 def fail(breaker: Breaker, times: int = 2) -> None:
     for _ in range(times):
         breaker.enter()
-        breaker.failed()
+        breaker.record_failure()
 
 
 def refused(breaker: Breaker) -> bool:
@@ -67,7 +67,7 @@ def refused(breaker: Breaker) -> bool:
 def test_everything_goes_through_a_closed_one(breaker: Breaker) -> None:
     for _ in range(100):
         breaker.enter()
-        breaker.answered()
+        breaker.record_success()
 
     assert not breaker.open
 
@@ -84,7 +84,7 @@ def test_failures_in_a_row_open_it(breaker: Breaker, redis: Redis) -> None:
 
 def test_an_answer_in_between_starts_the_count_anew(breaker: Breaker) -> None:
     fail(breaker, 1)
-    breaker.answered()
+    breaker.record_success()
     fail(breaker, 1)
 
     assert not refused(breaker)
@@ -142,7 +142,7 @@ def test_one_probes_while_all_others_are_refused_at_once(
 
 def test_others_may_hear_of_the_end_first(breaker: Breaker, redis: Redis) -> None:
     fail(breaker)
-    breaker.answered()  # a heartbeat's, say
+    breaker.record_success()  # a heartbeat's, say
 
     assert not refused(breaker)
     assert redis.probes == 0

@@ -12,14 +12,14 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.errors import CorruptRecordError, SettingsError, StoreUnavailableError
-from celery_idempotent.store.config import Place
-from celery_idempotent.store.transport.connection import connect, explained
+from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.transport.connection import connect, translate_error
 from celery_idempotent.store.url import is_redis_url, redacted
 
 
 def connection_of(url: str) -> Any:
     """The connection that a client for `url` would open; not opened yet."""
-    return connect(Place(url=url)).connection_pool.make_connection()
+    return connect(StoreConfig(url=url)).connection_pool.make_connection()
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_lost_reply_is_asked_for_again() -> None:
 def test_an_unknown_scheme_is_told_with_the_known_ones(url: str, scheme: str) -> None:
     assert not is_redis_url(url)
     with pytest.raises(SettingsError, match="idempotency_redis_url has the scheme") as caught:
-        connect(Place(url=url))
+        connect(StoreConfig(url=url))
 
     sentence = str(caught.value)
     assert repr(scheme) in sentence
@@ -128,7 +128,7 @@ def test_an_unknown_scheme_is_told_with_the_known_ones(url: str, scheme: str) ->
 )
 def test_a_url_that_cannot_work_is_refused_at_once_and_never_shown(url: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        connect(Place(url=url))
+        connect(StoreConfig(url=url))
 
     sentence = str(caught.value)
     assert "idempotency_redis_url" in sentence
@@ -167,7 +167,7 @@ class TestSentinels:
     URL = "sentinel://shop:s%40cret@one:1/3;sentinel://two;sentinel://:other@three:3/4"
 
     def master(self, url: str = URL, **options: Any) -> Any:
-        return connect(Place(url=url, options={"master_name": "shop", **options}))
+        return connect(StoreConfig(url=url, options={"master_name": "shop", **options}))
 
     def test_are_asked_for_the_master(self) -> None:
         pool = self.master().connection_pool
@@ -201,7 +201,7 @@ class TestSentinels:
         with pytest.raises(
             SettingsError, match="idempotency_redis_options must have the 'master_n"
         ):
-            connect(Place(url=self.URL))
+            connect(StoreConfig(url=self.URL))
 
     @pytest.mark.parametrize("url", ["sentinel://one:port", "sentinel://one:1/secret"])
     def test_with_a_part_that_cannot_be_used_are_refused(self, url: str) -> None:
@@ -213,46 +213,48 @@ class TestAClientOfOnesOwn:
     def test_is_taken_as_it_is(self) -> None:
         client = Redis()
 
-        assert connect(Place(client=client)) is client
+        assert connect(StoreConfig(client=client)) is client
 
     def test_may_be_made_when_it_is_needed(self) -> None:
         client = Redis()
 
-        assert connect(Place(client=lambda: client)) is client
+        assert connect(StoreConfig(client=lambda: client)) is client
 
     def test_that_is_none_is_refused(self) -> None:
         with pytest.raises(SettingsError, match="idempotency_redis_client gave a dict"):
-            connect(Place(client=dict))
+            connect(StoreConfig(client=dict))
 
     def test_that_decodes_is_refused(self) -> None:
         with pytest.raises(SettingsError, match="decode_responses"):
-            connect(Place(client=Redis(decode_responses=True)))
+            connect(StoreConfig(client=Redis(decode_responses=True)))
 
 
 def test_options_go_to_the_client() -> None:
-    place = Place(url="redis://", options={"username": "shop", "socket_keepalive": True})
+    config = StoreConfig(url="redis://", options={"username": "shop", "socket_keepalive": True})
 
-    connection = connect(place).connection_pool.make_connection()
+    connection = connect(config).connection_pool.make_connection()
 
     assert (connection.username, connection.socket_keepalive) == ("shop", True)
 
 
 def test_an_option_that_redis_py_does_not_have_is_refused() -> None:
     with pytest.raises(SettingsError, match="idempotency_redis_options"):
-        connect(Place(url="redis://", options={"nonesuch": "secret"}))
+        connect(StoreConfig(url="redis://", options={"nonesuch": "secret"}))
 
 
 def test_a_place_does_not_show_its_secrets() -> None:
-    place = Place(url="redis://:secret@host/0", options={"password": "secret"})
+    config = StoreConfig(url="redis://:secret@host/0", options={"password": "secret"})
 
-    assert "secret" not in f"{place} {place!r}"
+    assert "secret" not in f"{config} {config!r}"
 
 
 def test_what_redis_says_is_told_in_our_words() -> None:
-    wrong_type = explained(ResponseError("WRONGTYPE Operation against a key"), "shop.charge:a")
-    no_memory = explained(ResponseError("OOM command not allowed"), "shop.charge:a")
-    refused = explained(RedisConnectionError("Connection refused"), "shop.charge:a")
-    late = explained(RedisTimeoutError("Timeout reading from socket"), "shop.charge:a")
+    wrong_type = translate_error(
+        ResponseError("WRONGTYPE Operation against a key"), "shop.charge:a"
+    )
+    no_memory = translate_error(ResponseError("OOM command not allowed"), "shop.charge:a")
+    refused = translate_error(RedisConnectionError("Connection refused"), "shop.charge:a")
+    late = translate_error(RedisTimeoutError("Timeout reading from socket"), "shop.charge:a")
 
     assert isinstance(wrong_type, CorruptRecordError)
     assert "shop.charge:a" in str(wrong_type)

@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_idempotent.store.transport.reply_reader import Answers
+from celery_idempotent.store.transport.reply_reader import ReplyReader
 
 LONG = b"x" * 200_000
 #: As a server writes them, and the values.
@@ -31,13 +31,13 @@ SAID: dict[bytes, Any] = {
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, Answers]]:
+def pair() -> Iterator[tuple[socket.socket, ReplyReader]]:
     """The server's end, and what is read at the other."""
     server, client = socket.socketpair()
     client.settimeout(5)
     with server, client:
         parser = Connection()._parser
-        yield server, Answers(SimpleNamespace(_sock=client, _parser=parser))
+        yield server, ReplyReader(SimpleNamespace(_sock=client, _parser=parser))
 
 
 class Slow:
@@ -54,13 +54,13 @@ class Slow:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 65536])
 def test_every_value_is_read_whatever_the_pieces(size: int) -> None:
-    answers = Answers(Slow(b"".join(SAID), size))
+    answers = ReplyReader(Slow(b"".join(SAID), size))
 
     assert [answers.next() for _ in SAID] == list(SAID.values())
 
 
 def test_an_error_is_a_value_of_its_kind() -> None:
-    answers = Answers(Slow(b"-NOSCRIPT No matching script.\r\n-ERR unknown command\r\n", 65536))
+    answers = ReplyReader(Slow(b"-NOSCRIPT No matching script.\r\n-ERR unknown command\r\n", 65536))
 
     known, other = answers.next(), answers.next()
 
@@ -71,10 +71,10 @@ def test_an_error_is_a_value_of_its_kind() -> None:
 
 def test_what_is_no_answer_is_refused() -> None:
     with pytest.raises(InvalidResponse, match="begins with b'H'"):
-        Answers(Slow(b"HTTP/1.1 400 Bad Request\r\n", 65536)).next()
+        ReplyReader(Slow(b"HTTP/1.1 400 Bad Request\r\n", 65536)).next()
 
 
-def test_a_server_that_hangs_up_is_told(pair: tuple[socket.socket, Answers]) -> None:
+def test_a_server_that_hangs_up_is_told(pair: tuple[socket.socket, ReplyReader]) -> None:
     server, answers = pair
     server.sendall(b"$10\r\nhalf")
     server.close()
@@ -87,10 +87,10 @@ def test_so_is_one_that_says_nothing() -> None:
     server, client = socket.socketpair()
     client.settimeout(0.01)
     with server, client, pytest.raises(RedisTimeoutError):
-        Answers(SimpleNamespace(_sock=client, _parser=Connection()._parser)).next()
+        ReplyReader(SimpleNamespace(_sock=client, _parser=Connection()._parser)).next()
 
 
-def test_and_a_connection_that_breaks(pair: tuple[socket.socket, Answers]) -> None:
+def test_and_a_connection_that_breaks(pair: tuple[socket.socket, ReplyReader]) -> None:
     _, answers = pair
     answers._receive.__self__.close()  # type: ignore[attr-defined]
 

@@ -18,7 +18,7 @@ NAMES = sorted({path.stem for path in FOLDER.glob("*.lua")} - {PRELUDE, *ENDS})
 def head_and_body(name: str) -> tuple[dict[str, tuple[str, ...]], str]:
     text = scripts.read_source(name)
     head = scripts.read_head(text)
-    whole = "\n".join([text, *map(scripts.read_source, head["THEN"])])
+    whole = "\n".join([text, *map(scripts.read_source, head["INCLUDE"])])
     return head, re.sub(r"--.*", "", whole)
 
 
@@ -31,7 +31,7 @@ def taken_from(array: str, body: str) -> list[str]:
         return [name.strip() for name in names.split(",")]
     single = re.findall(rf"local (\w+)\s*=\s*{array}\[(\d+)\]", body)
     assert len(single) == len(re.findall(rf"{array}\b", body))
-    assert [int(place) for _, place in single] == list(range(1, len(single) + 1))
+    assert [int(config) for _, config in single] == list(range(1, len(single) + 1))
     return [name for name, _ in single]
 
 
@@ -76,10 +76,14 @@ class TestEachScript:
 
     def test_every_name_in_its_head_is_explained(self, name: str) -> None:
         head, _ = head_and_body(name)
-        lines = [line for line in scripts.read_source(name).splitlines() if line.startswith("--")]
+        lines = [
+            transport
+            for transport in scripts.read_source(name).splitlines()
+            if transport.startswith("--")
+        ]
 
         for entry in (*head["KEYS"], *head["ARGV"], *head["REPLIES"]):
-            assert any(re.match(rf"--   {entry} +\S", line) for line in lines), entry
+            assert any(re.match(rf"--   {entry} +\S", transport) for transport in lines), entry
 
     def test_asks_no_clock_of_its_own(self, name: str) -> None:
         # The prelude reads the server's once, for the whole script.
@@ -102,7 +106,7 @@ class TestEachScript:
 
 
 def test_every_end_is_the_end_of_some() -> None:
-    ends = {name for script in NAMES for name in head_and_body(script)[0]["THEN"]}
+    ends = {name for script in NAMES for name in head_and_body(script)[0]["INCLUDE"]}
 
     assert sorted(ends) == ENDS
 

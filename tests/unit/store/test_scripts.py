@@ -17,7 +17,7 @@ HEAD = """\
 -- Words before the lists are no entries:
 --   none of these
 --
--- THEN
+-- INCLUDE
 --   part               that others have too
 -- KEYS
 --   record             the key's record
@@ -36,7 +36,7 @@ local record = KEYS[1]
 
 def test_a_head_is_read_up_to_the_first_line_of_code() -> None:
     assert scripts.read_head(HEAD) == {
-        "THEN": ("part",),
+        "INCLUDE": ("part",),
         "KEYS": ("record",),
         "ARGV": ("token", "hold_ms"),
         "REPLIES": ("ok",),

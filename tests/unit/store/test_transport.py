@@ -8,8 +8,8 @@ from redis._parsers import Encoder
 from redis.connection import PythonRespSerializer
 
 from celery_idempotent.store import scripts
-from celery_idempotent.store.transport import sync as line
-from celery_idempotent.store.transport.sync import Call
+from celery_idempotent.store.transport import sync as transport
+from celery_idempotent.store.transport.sync import ScriptCall
 
 
 def as_redis_py_packs_it(*command: Any) -> bytes:
@@ -21,13 +21,13 @@ def as_redis_py_packs_it(*command: Any) -> bytes:
 def test_a_command() -> None:
     words = ("WAIT", 2, b"\xff\r\n", "ä", "")
 
-    assert line.packed(words) == as_redis_py_packs_it(*words)
+    assert transport.packed(words) == as_redis_py_packs_it(*words)
 
 
 def test_a_script_by_its_digest() -> None:
     script = scripts.load("forget")
 
-    sent = line.by_sha(Call(script, "idem:a", [7]))
+    sent = transport.by_sha(ScriptCall(script, "idem:a", [7]))
 
     assert sent == as_redis_py_packs_it("EVALSHA", script.sha, 1, "idem:a", 7)
 
@@ -35,6 +35,6 @@ def test_a_script_by_its_digest() -> None:
 def test_a_script_by_its_source() -> None:
     script = scripts.load("forget")
 
-    sent = line.by_source(Call(script, "idem:ä", [7]))
+    sent = transport.by_source(ScriptCall(script, "idem:ä", [7]))
 
     assert sent == as_redis_py_packs_it("EVAL", script.source, 1, "idem:ä", 7)

@@ -11,8 +11,8 @@ import pytest
 
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.key import Key
-from celery_idempotent.task import message_headers as passage
-from celery_idempotent.task.message_headers import Passage, bound
+from celery_idempotent.task import message_headers
+from celery_idempotent.task.message_headers import MessageHeaders, bound
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 
@@ -21,47 +21,49 @@ ID = "8416e7e8-c045-46d0-9617-5bdf6316b681"
 ANOTHER = "0d2f8a0e-9f6c-4a3e-8d61-3b1c6d1f2a77"
 
 
-def read(headers: Any, task: str = "shop.charge", task_id: str = ID) -> Passage:
-    return Passage.read(task, task_id, headers)
+def read(headers: Any, task: str = "shop.charge", task_id: str = ID) -> MessageHeaders:
+    return MessageHeaders.read(task, task_id, headers)
 
 
 def with_own_key(headers: Any, key: Any) -> dict[str, Any]:
-    return passage.with_own_key("shop.charge", ID, headers, key)
+    return message_headers.with_own_key("shop.charge", ID, headers, key)
 
 
 def kept(headers: Any, given: Any) -> dict[str, Any]:
-    return passage.kept("shop.charge", ID, headers, given)
+    return message_headers.kept("shop.charge", ID, headers, given)
 
 
-def put_back(headers: Any, key: Key, *, returns: int = 0, prior: bytes = b"") -> dict[str, Any]:
-    return passage.put_back(headers, key, ID, returns, prior)
+def put_back(
+    headers: Any, key: Key, *, requeue_count: int = 0, unanswered_ids: bytes = b""
+) -> dict[str, Any]:
+    return message_headers.put_back(headers, key, ID, requeue_count, unanswered_ids)
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"other": 1}], ids=repr)
 def test_a_first_message_carries_nothing(headers: Any) -> None:
-    assert read(headers) == Passage()
+    assert read(headers) == MessageHeaders()
 
 
 def test_a_message_put_back_carries_its_key_through_any_broker() -> None:
-    headers = put_back({"other": 1}, KEY, returns=3, prior=b"\xff" * 16)
+    headers = put_back({"other": 1}, KEY, requeue_count=3, unanswered_ids=b"\xff" * 16)
 
-    carried = read(json.loads(json.dumps(headers)))
+    headers_read = read(json.loads(json.dumps(headers)))
 
-    assert carried == Passage(key=KEY, returns=3, prior=b"\xff" * 16)
+    assert headers_read == MessageHeaders(key=KEY, requeue_count=3, unanswered_ids=b"\xff" * 16)
     assert headers["other"] == 1
 
 
 def test_a_message_put_back_keeps_the_key_of_its_call() -> None:
     headers = put_back(with_own_key(None, "req-7"), KEY)
 
-    assert read(headers) == Passage("req-7", key=KEY)
+    assert read(headers) == MessageHeaders("req-7", key=KEY)
 
 
 def test_a_retry_keeps_the_key_of_its_call_whatever_headers_it_is_given() -> None:
     headers = with_own_key({"other": 1}, "req-7")
 
     given = kept(headers, {"mine": 2})
-    assert (read(given), given["mine"]) == (Passage("req-7"), 2)
+    assert (read(given), given["mine"]) == (MessageHeaders("req-7"), 2)
     assert "other" not in given
     assert kept(headers, None) == headers
     assert kept(None, {"mine": 2}) == {"mine": 2}
@@ -82,7 +84,7 @@ class Level(IntEnum):
 
 
 @pytest.mark.parametrize(
-    ("key", "carried"),
+    ("key", "headers_read"),
     [
         ("req-7", "req-7"),
         (7, "7"),
@@ -91,17 +93,17 @@ class Level(IntEnum):
         (UUID(int=1), str(UUID(int=1))),
     ],
 )
-def test_a_call_may_carry_its_own_key(key: Any, carried: str) -> None:
+def test_a_call_may_carry_its_own_key(key: Any, headers_read: str) -> None:
     given = {"other": 1}
 
     headers = with_own_key(given, key)
 
-    assert read(headers) == Passage(carried)
+    assert read(headers) == MessageHeaders(headers_read)
     assert given == {"other": 1}
 
 
 def test_a_call_may_go_ungated() -> None:
-    assert read(with_own_key(None, False)) == Passage(ungated=True)
+    assert read(with_own_key(None, False)) == MessageHeaders(ungated=True)
     assert read({**put_back(None, KEY), "idempotency_key": False}).ungated
 
 
@@ -122,7 +124,7 @@ class TestAnotherMessagesHeaders:
         params=[
             with_own_key({"other": 1}, "req-7"),
             with_own_key({"other": 1}, False),
-            put_back({"other": 1}, KEY, returns=3, prior=b"\xff" * 16),
+            put_back({"other": 1}, KEY, requeue_count=3, unanswered_ids=b"\xff" * 16),
             put_back(with_own_key({"other": 1}, "req-7"), KEY),
             bound("shop.charge", ID, {"other": 1, "idempotency_key": "req-7"}),
         ],
@@ -137,35 +139,39 @@ class TestAnotherMessagesHeaders:
         ids=["another task", "another call of the task", "another task under the id"],
     )
     def test_say_nothing(self, headers: dict[str, Any], task: str, task_id: str) -> None:
-        assert read(headers, task, task_id) == Passage()
+        assert read(headers, task, task_id) == MessageHeaders()
         assert bound(task, task_id, headers) == {"other": 1}
-        assert read(headers) != Passage()
+        assert read(headers) != MessageHeaders()
 
     def test_say_nothing_in_what_goes_back(self, headers: dict[str, Any]) -> None:
-        back = passage.put_back(headers, KEY, ANOTHER)
+        back = message_headers.put_back(headers, KEY, ANOTHER)
 
-        assert read(back, task_id=ANOTHER) == Passage(key=KEY)
-        assert passage.kept("shop.charge", ANOTHER, headers, None) == {"other": 1}
+        assert read(back, task_id=ANOTHER) == MessageHeaders(key=KEY)
+        assert message_headers.kept("shop.charge", ANOTHER, headers, None) == {"other": 1}
 
     def test_may_be_given_a_key(self, headers: dict[str, Any]) -> None:
         headers["idempotency_key"] = "req-8"
 
-        assert read(headers, task_id=ANOTHER) == Passage("req-8")
-        assert read(bound("shop.charge", ANOTHER, headers), task_id=ANOTHER) == Passage("req-8")
+        assert read(headers, task_id=ANOTHER) == MessageHeaders("req-8")
+        assert read(bound("shop.charge", ANOTHER, headers), task_id=ANOTHER) == MessageHeaders(
+            "req-8"
+        )
 
     def test_may_be_given_the_same_key(self, headers: dict[str, Any]) -> None:
-        given = passage.with_own_key("shop.charge", ANOTHER, headers, "req-7")
+        given = message_headers.with_own_key("shop.charge", ANOTHER, headers, "req-7")
 
-        assert read(given, task_id=ANOTHER) == Passage("req-7")
+        assert read(given, task_id=ANOTHER) == MessageHeaders("req-7")
 
     def test_may_come_from_a_later_version(self, headers: dict[str, Any]) -> None:
         headers["idempotency"] += ".more"
 
-        assert read(headers, task_id=ANOTHER) == Passage()
+        assert read(headers, task_id=ANOTHER) == MessageHeaders()
 
 
 def test_what_is_bound_already_stays_as_it_is() -> None:
-    headers = put_back(with_own_key({"other": 1}, "req-7"), KEY, returns=2, prior=b"\xff" * 16)
+    headers = put_back(
+        with_own_key({"other": 1}, "req-7"), KEY, requeue_count=2, unanswered_ids=b"\xff" * 16
+    )
 
     assert bound("shop.charge", ID, headers) == headers
     assert bound("shop.charge", ID, None) == {}
@@ -175,23 +181,26 @@ def test_a_header_of_the_first_version_counts_as_none() -> None:
     """It was bound to no message."""
     first = {"idempotency": f"{KEY.digest}.{'00' * 8}.3."}
 
-    assert read(first) == Passage()
-    assert read({**first, "idempotency_key": "req-7"}) == Passage("req-7")
-    assert read({**first, "idempotency_key": False}) == Passage(ungated=True)
+    assert read(first) == MessageHeaders()
+    assert read({**first, "idempotency_key": "req-7"}) == MessageHeaders("req-7")
+    assert read({**first, "idempotency_key": False}) == MessageHeaders(ungated=True)
     assert bound("shop.charge", ID, first) == {}
 
 
 BINDING = with_own_key(None, "req-7")["idempotency"]
 
 
-def carried(
-    key: str = KEY.digest, fingerprint: str = "00" * 8, returns: str = "3", prior: str = "00" * 16
+def headers_read(
+    key: str = KEY.digest,
+    fingerprint: str = "00" * 8,
+    requeue_count: str = "3",
+    unanswered_ids: str = "00" * 16,
 ) -> str:
-    return f"{BINDING}.{key}.{fingerprint}.{returns}.{prior}"
+    return f"{BINDING}.{key}.{fingerprint}.{requeue_count}.{unanswered_ids}"
 
 
 def test_a_header_that_is_whole() -> None:
-    assert read({"idempotency": carried()}).returns == 3
+    assert read({"idempotency": headers_read()}).requeue_count == 3
 
 
 @pytest.mark.parametrize(
@@ -204,29 +213,29 @@ def test_a_header_that_is_whole() -> None:
         b"text",
         "text",
         "...",
-        carried(key="short"),
-        carried(key=KEY.digest + "x"),
-        carried(key=KEY.digest + "\n"),
-        carried(key="{" * 22),
-        carried(key="é" * 22),
-        carried(fingerprint="zz"),
-        carried(fingerprint="00" * 300),
-        carried(returns="often"),
-        carried(returns=""),
-        carried(returns="-1"),
-        carried(returns="٣"),
-        carried(returns="9" * 10),
-        carried(prior="zz"),
-        carried(prior="000"),
-        carried() + "\n",
-        carried() + ".more",
-        carried().rpartition(".")[0],
-        carried()[1:],
-        carried().partition(".")[2],
-        "é" + carried()[1:],
+        headers_read(key="short"),
+        headers_read(key=KEY.digest + "x"),
+        headers_read(key=KEY.digest + "\n"),
+        headers_read(key="{" * 22),
+        headers_read(key="é" * 22),
+        headers_read(fingerprint="zz"),
+        headers_read(fingerprint="00" * 300),
+        headers_read(requeue_count="often"),
+        headers_read(requeue_count=""),
+        headers_read(requeue_count="-1"),
+        headers_read(requeue_count="٣"),
+        headers_read(requeue_count="9" * 10),
+        headers_read(unanswered_ids="zz"),
+        headers_read(unanswered_ids="000"),
+        headers_read() + "\n",
+        headers_read() + ".more",
+        headers_read().rpartition(".")[0],
+        headers_read()[1:],
+        headers_read().partition(".")[2],
+        "é" + headers_read()[1:],
     ],
     ids=lambda damaged: repr(damaged).replace(KEY.digest, "KEY")[:100],
 )
 def test_a_damaged_header_counts_as_none(damaged: Any) -> None:
-    assert read({"idempotency": damaged}) == Passage()
-    assert read({"idempotency": damaged, "idempotency_key": "req-7"}) == Passage("req-7")
+    assert read({"idempotency": damaged}) == MessageHeaders()
+    assert read({"idempotency": damaged, "idempotency_key": "req-7"}) == MessageHeaders("req-7")

@@ -12,7 +12,7 @@ from tests.labs.benchmarks.measures.end_to_end import EndToEnd
 from tests.labs.benchmarks.measures.growth import Growth
 from tests.labs.benchmarks.measures.heartbeat import HeartbeatOfMany
 from tests.labs.benchmarks.measures.memory import Memory
-from tests.labs.benchmarks.measures.outage import Outage
+from tests.labs.benchmarks.measures.outage import OutageLogger
 from tests.labs.benchmarks.measures.publishing import Publishing
 from tests.labs.benchmarks.measures.round_trips import RoundTrips
 from tests.labs.benchmarks.measures.server_time import ServerTime
@@ -33,7 +33,7 @@ MEASURES: tuple[Measure, ...] = (
     HeartbeatOfMany(),
     Waiting(),
     Burst(),
-    Outage(),
+    OutageLogger(),
     Sizing(),
     Slots(),
     Growth(),

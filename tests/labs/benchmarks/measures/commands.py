@@ -29,10 +29,10 @@ class Commands(Measure):
     def measure(self, show: Show) -> Finding:
         counts: dict[str, dict[str, int]] = {}
         with server_for(self.entries) as server, arenas(server, self.entries) as field:
-            for number, (name, arena) in enumerate(field.items()):
-                _work(arena, self.TASKS // 10)
+            for number, (name, environment) in enumerate(field.items()):
+                _work(environment, self.TASKS // 10)
                 with Ear(server) as ear:
-                    _work(arena, self.TASKS)
+                    _work(environment, self.TASKS)
                 counts[name] = dict(ear.commands.most_common())
                 show((number + 1) / len(field))
         # What the clock makes them send, such as polls of an empty queue, is rounded away.
@@ -51,7 +51,7 @@ class Commands(Measure):
         )
 
 
-def _work(arena: Arena, tasks: int) -> None:
-    publish = arena.task("no_op").delay
+def _work(environment: Arena, tasks: int) -> None:
+    publish = environment.task("no_op").delay
     for _ in range(tasks):
-        publish(arena.order()).get(timeout=SOON)
+        publish(environment.order()).get(timeout=SOON)

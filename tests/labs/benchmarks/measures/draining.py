@@ -30,8 +30,8 @@ class Draining(Measure):
     def measure(self, show: Show) -> Finding:
         rates: Rounds = {name: [] for name in self.entries}
         with server_for(self.entries) as server, arenas(server, self.entries) as field:
-            for arena in field.values():
-                _drain(arena, self.TASKS // 10)
+            for environment in field.values():
+                _drain(environment, self.TASKS // 10)
             for number in range(self.ROUNDS):
                 for name in in_turn(rates, number):
                     rates[name].append(_drain(field[name], self.TASKS))
@@ -51,10 +51,10 @@ class Draining(Measure):
         )
 
 
-def _drain(arena: Arena, tasks: int) -> float:
-    with arena.frozen():
+def _drain(environment: Arena, tasks: int) -> float:
+    with environment.frozen():
         for _ in range(tasks):
-            arena.publish("no_op", arena.order())
+            environment.publish("no_op", environment.order())
         began_at = time.perf_counter()
-    eventually(lambda: not arena.messages(), "the queue is drained")
+    eventually(lambda: not environment.messages(), "the queue is drained")
     return tasks / (time.perf_counter() - began_at)

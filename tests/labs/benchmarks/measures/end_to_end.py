@@ -22,7 +22,7 @@ class EndToEnd(Measure):
 
     name = "live"
     title = "live end to end, no-op task"
-    patience = 240.0
+    timeout = 240.0
 
     HEATS, ROUNDS, EACH = 5, 30, 6
 
@@ -33,7 +33,7 @@ class EndToEnd(Measure):
         with server_for(self.entries) as server:
             for heat in range(self.HEATS):
                 with arenas(server, self.entries) as field:
-                    calls = {name: _round_trip(arena) for name, arena in field.items()}
+                    calls = {name: _round_trip(environment) for name, environment in field.items()}
                     for name, each in take_turns(
                         calls, self.ROUNDS, self.EACH,
                         lambda done, at=heat: show((at + done) / self.HEATS),
@@ -60,6 +60,6 @@ class EndToEnd(Measure):
         )
 
 
-def _round_trip(arena: Arena) -> Call:
-    publish = arena.task("no_op").delay
-    return lambda: publish(arena.order()).get(timeout=SOON)
+def _round_trip(environment: Arena) -> Call:
+    publish = environment.task("no_op").delay
+    return lambda: publish(environment.order()).get(timeout=SOON)

@@ -27,7 +27,7 @@ class Growth(Measure):
 
     name = "growth"
     title = "time of an operation, by records"
-    patience = 300.0
+    timeout = 300.0
 
     SIZES = (1_000, 10_000, 100_000, 1_000_000, 5_000_000)
     ROUNDS, EACH = 30, 100

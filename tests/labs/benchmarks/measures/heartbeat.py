@@ -13,7 +13,7 @@ from celery_idempotent.lease.heartbeat import Heartbeat
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.store.transport.sync import Line
+from celery_idempotent.store.transport.sync import SyncTransport
 from celery_idempotent.testing.process import wait_until
 from celery_idempotent.testing.server import RedisServer
 from tests.labs.benchmarks.bench import RETENTION_MS, Bench, own_server
@@ -54,16 +54,16 @@ class HeartbeatOfMany(Measure):
     def _extended_in_a_trip(self, server: RedisServer) -> float:
         """How many leases the heartbeat's line sends at a time, before it reads answers."""
         trips: list[int] = []
-        send = Line.send
+        send = SyncTransport.send
 
-        def counting(line: Line, requests: Sequence[bytes]) -> list[Any]:
+        def counting(line: SyncTransport, requests: Sequence[bytes]) -> list[Any]:
             trips.append(sum(b"EVALSHA" in request for request in requests))
             return send(line, requests)
 
         with self._leases(server):
             # The first beat teaches the script, and takes two.
             wait_until(lambda: _extensions(server) >= 2 * self.LEASES, "no beats came")
-            with patch.object(Line, "send", counting):
+            with patch.object(SyncTransport, "send", counting):
                 wait_until(lambda: len(trips) >= 4, "four beats did not come")
         return median(trips[:4])
 
@@ -92,14 +92,14 @@ class HeartbeatOfMany(Measure):
         together = time.monotonic()
         for lease in leases:
             lease.renewed(together)
-            heart.hold(lease)
+            heart.start_renewal(lease)
         try:
             assert heart._thread is not None
             assert heart._thread.ident is not None
             yield time.pthread_getcpuclockid(heart._thread.ident)
         finally:
             for lease in leases:
-                heart.let_go(lease)
+                heart.stop_renewal(lease)
             bench.close()
 
     def _lease(self, bench: Bench) -> Lease[RecordStore]:

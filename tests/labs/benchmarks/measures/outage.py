@@ -10,11 +10,11 @@ from tests.labs.benchmarks.figure import Figure, Finding, Goal, Spread
 from tests.labs.benchmarks.measure import Measure, Show
 from tests.labs.benchmarks.turns import Call, take_turns
 
-REFUSED, UNPROTECTED = "a gated call, refused", "a gated call, run without protection"
+REJECTED, UNPROTECTED = "a gated call, refused", "a gated call, run without protection"
 STORE = "… of it the store's refusal"
 
 
-class Outage(Measure):
+class OutageLogger(Measure):
     """A call of a gated function while the breaker is open, from the call to its end.
 
     Key, signal and log record included; the log is written nowhere. The few calls that ask whether
@@ -32,16 +32,16 @@ class Outage(Measure):
             refused = idem.idempotent(_nothing, name="shop.charge", on_store_error="raise")
             unprotected = idem.idempotent(_nothing, name="shop.charge", on_store_error="run")
             server.kill()
-            store, fresh = idem.gate.store, keys()
+            store, fresh = idem.executor.store, keys()
             calls = {
-                REFUSED: _refused(lambda: refused(1)),
+                REJECTED: _refused(lambda: refused(1)),
                 UNPROTECTED: lambda: unprotected(1),
                 STORE: _refused(lambda: store.execute(beginning(next(fresh)))),
             }
             while not store.breaker.open:
-                calls[REFUSED]()
+                calls[REJECTED]()
             times = take_turns(calls, self.ROUNDS, self.EACH, show)
-        goals = {REFUSED: Goal(50), UNPROTECTED: Goal(50)}
+        goals = {REJECTED: Goal(50), UNPROTECTED: Goal(50)}
         return Finding(
             [
                 Figure.spread_of(name, Spread.of(each), "µs", goals.get(name))

@@ -34,7 +34,7 @@ class Publishing(Measure):
             server_for(self.entries) as server,
             arenas(server, self.entries, concurrency=0) as field,
         ):
-            calls = {name: _publishing(arena) for name, arena in field.items()}
+            calls = {name: _publishing(environment) for name, environment in field.items()}
             times = take_turns(calls, self.ROUNDS, self.EACH, show)
         return Finding(
             ratios(times, GOALS),
@@ -50,6 +50,6 @@ class Publishing(Measure):
         )
 
 
-def _publishing(arena: Arena) -> Call:
-    publish = arena.task("no_op").delay
-    return lambda: publish(arena.order())
+def _publishing(environment: Arena) -> Call:
+    publish = environment.task("no_op").delay
+    return lambda: publish(environment.order())

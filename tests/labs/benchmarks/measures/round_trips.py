@@ -37,7 +37,7 @@ class RoundTrips(Measure):
             with idem.execution("held") as holder:
                 refused = trips(conflict)
                 holder.complete()
-            idem.gate.store.close()
+            idem.executor.store.close()
         return Finding(
             [
                 Figure("run", run, goal=Goal(2, "=")),

@@ -39,15 +39,17 @@ class ServerTime(Measure):
     ROUNDS, ROUNDS_OF_OTHERS, EACH = 15, 5, 200
 
     def measure(self, show: Show) -> Finding:
-        kinds = [kind for kind, found in find_servers().items() if not isinstance(found, External)]
+        discovery = [
+            kind for kind, found in find_servers().items() if not isinstance(found, External)
+        ]
         figures: list[Figure] = []
         raw = {}
-        for number, kind in enumerate(kinds):
+        for number, kind in enumerate(discovery):
             with own_server(kind) as server:
                 rounds = self.ROUNDS if number == 0 else self.ROUNDS_OF_OTHERS
                 times = self._rounds(Bench(server), rounds)
                 told = f"{server.flavour} {server.version}"
-            show((number + 1) / len(kinds))
+            show((number + 1) / len(discovery))
             raw[told] = times
             goals = GOALS if number == 0 else {}
             figures += [

@@ -52,7 +52,7 @@ class Waiting(Measure):
                     done += 1
                     show(done / steps)
                 sent[held] = sum(asked) / len(asked)
-            idem.gate.store.close()
+            idem.executor.store.close()
         longest = max(self.HELD)
         spreads = {held: Spread.of(each) for held, each in late.items()}
         every = Spread.of([each for some in late.values() for each in some])

@@ -16,21 +16,23 @@ class ChordWithDuplicate(Scenario):
     title = "chord with a duplicate header"
     asked = "body once"
 
-    def measure(self, arena: Arena) -> Cell:
-        order, after = arena.order(), arena.order()
-        same = arena.task("work").s(order, 1.0)
+    def measure(self, environment: Arena) -> Cell:
+        order, after = environment.order(), environment.order()
+        same = environment.task("work").s(order, 1.0)
         error = result = None
         try:
-            result = chord([same, same.clone()], app=arena.app)(arena.task("follow").s(after))
+            result = chord([same, same.clone()], app=environment.app)(
+                environment.task("follow").s(after)
+            )
         except Exception as refusal:
             error = type(refusal).__name__
-        arena.ledger.wait_for_run(order)
+        environment.ledger.wait_for_run(order)
         eventually(
-            lambda: (result is not None and result.ready()) or arena.settled(),
+            lambda: (result is not None and result.ready()) or environment.settled(),
             "it ends, or nothing is left to do",
         )
-        arena.wait_until_settled()
-        bodies = len(arena.ledger.completions(after))
+        environment.wait_until_settled()
+        bodies = len(environment.ledger.completions(after))
         state = result.state if result is not None else None
         text = {0: "no body", 1: "body once"}.get(bodies, f"body {bodies} times")
         if bodies == 0:
@@ -45,18 +47,18 @@ class SecondChain(Scenario):
     title = "second chain with the same head"
     asked = "both chains end"
 
-    def measure(self, arena: Arena) -> Cell:
-        head, tails = arena.order(), [arena.order(), arena.order()]
-        work, follow = arena.task("work"), arena.task("follow")
+    def measure(self, environment: Arena) -> Cell:
+        head, tails = environment.order(), [environment.order(), environment.order()]
+        work, follow = environment.task("work"), environment.task("follow")
         error = None
-        chain(work.s(head, 2.0), follow.s(tails[0]), app=arena.app).apply_async()
-        arena.ledger.wait_for_run(head)
+        chain(work.s(head, 2.0), follow.s(tails[0]), app=environment.app).apply_async()
+        environment.ledger.wait_for_run(head)
         try:
-            chain(work.s(head, 2.0), follow.s(tails[1]), app=arena.app).apply_async()
+            chain(work.s(head, 2.0), follow.s(tails[1]), app=environment.app).apply_async()
         except Exception as refusal:
             error = type(refusal).__name__
-        arena.wait_until_settled()
-        ended = sum(bool(arena.ledger.completions(tail)) for tail in tails)
-        heads = len(arena.ledger.completions(head))
+        environment.wait_until_settled()
+        ended = sum(bool(environment.ledger.completions(tail)) for tail in tails)
+        heads = len(environment.ledger.completions(head))
         text = "both chains end" if ended == 2 else error or "the second is lost"
         return Cell(text, {"chains ended": ended, "heads run": heads, "error": error})

@@ -35,8 +35,8 @@ class ChildKilled(Scenario):
     #: Seconds by which two contestants that do the same may differ.
     NOISE = 0.15
 
-    def measure(self, arena: Arena) -> Cell:
-        times = [self._once(arena) for _ in range(self.REPEATS)]
+    def measure(self, environment: Arena) -> Cell:
+        times = [self._once(environment) for _ in range(self.REPEATS)]
         took, once_noticed = (
             [round(seconds, 2) for seconds in each] for each in zip(*times, strict=True)
         )
@@ -50,16 +50,16 @@ class ChildKilled(Scenario):
         later = "seconds once noticed"
         return median(ours.facts[later]) <= median(plain.facts[later]) + self.NOISE
 
-    def _once(self, arena: Arena) -> tuple[float, float]:
-        order = arena.order()
-        arena.publish("work", order, self.SECONDS)
-        run = arena.ledger.wait_for_run(order)
+    def _once(self, environment: Arena) -> tuple[float, float]:
+        order = environment.order()
+        environment.publish("work", order, self.SECONDS)
+        run = environment.ledger.wait_for_run(order)
         killed_at = time.monotonic()
         os.kill(run.pid, signal.SIGKILL)
-        eventually(lambda: f"pid:{run.pid} exited" in arena.log(), "the worker notices")
+        eventually(lambda: f"pid:{run.pid} exited" in environment.log(), "the worker notices")
         noticed_at = time.monotonic()
-        (again,) = eventually(lambda: arena.ledger.completions(order), "it is run again")
-        arena.wait_until_settled()
+        (again,) = eventually(lambda: environment.ledger.completions(order), "it is run again")
+        environment.wait_until_settled()
         assert again.ended_at is not None
         return again.ended_at - killed_at, again.ended_at - noticed_at
 
@@ -72,15 +72,15 @@ class WithoutRequeue(Scenario):
     asked = "runs"
     given = {"task_options": {"reject_on_worker_lost": False}}
 
-    def measure(self, arena: Arena) -> Cell:
-        order = arena.order()
-        arena.ledger.hold(order)
-        first = arena.publish("work", order)
-        os.kill(arena.ledger.wait_for_run(order).pid, signal.SIGKILL)
+    def measure(self, environment: Arena) -> Cell:
+        order = environment.order()
+        environment.ledger.hold(order)
+        first = environment.publish("work", order)
+        os.kill(environment.ledger.wait_for_run(order).pid, signal.SIGKILL)
         eventually(first.ready, "the first one is lost")
-        arena.wait_until_settled()
-        arena.ledger.release(order)
-        return Cell(*what_comes_of_another(arena, order, first))
+        environment.wait_until_settled()
+        environment.ledger.release(order)
+        return Cell(*what_comes_of_another(environment, order, first))
 
 
 class Stopped(Scenario):
@@ -94,13 +94,13 @@ class Stopped(Scenario):
 
     TIME_LIMIT = 1
 
-    def measure(self, arena: Arena) -> Cell:
+    def measure(self, environment: Arena) -> Cell:
         stops = {
             "revoked waiting": self._revoked_waiting,
             "revoked running": self._revoked_running,
             "hard-limited": self._limited,
         }
-        outcomes = {name: self._after(arena, stop) for name, stop in stops.items()}
+        outcomes = {name: self._after(environment, stop) for name, stop in stops.items()}
         words = {name: word for name, (word, _) in outcomes.items()}
         # Three times the same is said once.
         text = " / ".join(words.values() if len(set(words.values())) > 1 else set(words.values()))
@@ -110,31 +110,31 @@ class Stopped(Scenario):
 
     @staticmethod
     def _after(
-        arena: Arena, stop: Callable[[Arena, str], AsyncResult]
+        environment: Arena, stop: Callable[[Arena, str], AsyncResult]
     ) -> tuple[str, dict[str, object]]:
-        order = arena.order()
-        arena.ledger.hold(order)
-        first = stop(arena, order)
+        order = environment.order()
+        environment.ledger.hold(order)
+        first = stop(environment, order)
         eventually(first.ready, "the first one is stopped")
-        arena.wait_until_settled()
-        arena.ledger.release(order)
-        return what_comes_of_another(arena, order, first)
+        environment.wait_until_settled()
+        environment.ledger.release(order)
+        return what_comes_of_another(environment, order, first)
 
     @staticmethod
-    def _revoked_waiting(arena: Arena, order: str) -> AsyncResult:
-        task_id = arena.order()
-        arena.app.control.revoke(task_id, reply=True, timeout=SOON, limit=1)
-        return arena.publish("work", order, task_id=task_id)
+    def _revoked_waiting(environment: Arena, order: str) -> AsyncResult:
+        task_id = environment.order()
+        environment.app.control.revoke(task_id, reply=True, timeout=SOON, limit=1)
+        return environment.publish("work", order, task_id=task_id)
 
     @staticmethod
-    def _revoked_running(arena: Arena, order: str) -> AsyncResult:
-        result = arena.publish("work", order)
-        arena.ledger.wait_for_run(order)
+    def _revoked_running(environment: Arena, order: str) -> AsyncResult:
+        result = environment.publish("work", order)
+        environment.ledger.wait_for_run(order)
         result.revoke(terminate=True)
         return result
 
-    def _limited(self, arena: Arena, order: str) -> AsyncResult:
-        return arena.publish("work", order, time_limit=self.TIME_LIMIT)
+    def _limited(self, environment: Arena, order: str) -> AsyncResult:
+        return environment.publish("work", order, time_limit=self.TIME_LIMIT)
 
 
 class ConnectionDropped(Scenario):
@@ -148,14 +148,14 @@ class ConnectionDropped(Scenario):
 
     SECONDS = 3.0
 
-    def measure(self, arena: Arena) -> Cell:
-        order = arena.order()
-        arena.publish("work", order, self.SECONDS)
-        arena.ledger.wait_for_run(order)
-        dropped = arena.drop_broker_connections()
-        eventually(lambda: arena.ledger.completions(order), "it completes")
-        arena.wait_until_settled()
-        completions = len(arena.ledger.completions(order))
+    def measure(self, environment: Arena) -> Cell:
+        order = environment.order()
+        environment.publish("work", order, self.SECONDS)
+        environment.ledger.wait_for_run(order)
+        dropped = environment.drop_broker_connections()
+        eventually(lambda: environment.ledger.completions(order), "it completes")
+        environment.wait_until_settled()
+        completions = len(environment.ledger.completions(order))
         return Cell(str(completions), {"completions": completions, "connections dropped": dropped})
 
 
@@ -166,26 +166,30 @@ class Retried(Scenario):
     title = "retry once"
     asked = "SUCCESS"
 
-    def measure(self, arena: Arena) -> Cell:
-        order = arena.order()
-        result = arena.publish("retry_once", order)
-        arena.ledger.wait_for_run(order)
-        eventually(lambda: result.ready() or arena.settled(), "it ends, or nothing is left to do")
+    def measure(self, environment: Arena) -> Cell:
+        order = environment.order()
+        result = environment.publish("retry_once", order)
+        environment.ledger.wait_for_run(order)
+        eventually(
+            lambda: result.ready() or environment.settled(), "it ends, or nothing is left to do"
+        )
         state = result.state
         text = state if result.ready() else f"stuck in {state}"
-        return Cell(text, {"state": state, "executions": len(arena.ledger.runs(order))})
+        return Cell(text, {"state": state, "executions": len(environment.ledger.runs(order))})
 
 
 def what_comes_of_another(
-    arena: Arena, order: str, first: AsyncResult
+    environment: Arena, order: str, first: AsyncResult
 ) -> tuple[str, dict[str, object]]:
     """Publish the same call again, after the `first` one came to nothing: in words, and facts."""
-    before = len(arena.ledger.runs(order))
-    again = arena.publish("work", order)
+    before = len(environment.ledger.runs(order))
+    again = environment.publish("work", order)
     if isinstance(again, Refusal):
-        return f"refused ({again.name})", {"error": repr(again.error), "lock, s": arena.lock}
+        return f"refused ({again.name})", {"error": repr(again.error), "lock, s": environment.lock}
     if again.id == first.id:
-        return "the dead id", {"state": again.state, "lock, s": arena.lock}
-    eventually(lambda: again.ready() or arena.settled(), "it ends, or nothing is left to do")
-    ran = len(arena.ledger.completions(order)) and len(arena.ledger.runs(order)) > before
+        return "the dead id", {"state": again.state, "lock, s": environment.lock}
+    eventually(lambda: again.ready() or environment.settled(), "it ends, or nothing is left to do")
+    ran = (
+        len(environment.ledger.completions(order)) and len(environment.ledger.runs(order)) > before
+    )
     return "runs" if ran else f"{again.state}, does not run", {"state": again.state}

@@ -22,13 +22,13 @@ class Burst(Scenario):
     title = "1 running + 20 duplicates: executions"
     asked = "1"
 
-    def measure(self, arena: Arena) -> Cell:
-        order = arena.order()
-        arena.publish("work", order, A_WHILE)
-        arena.ledger.wait_for_run(order)
-        duplicates = [arena.publish("work", order, A_WHILE) for _ in range(20)]
-        arena.wait_until_settled()
-        executions = len(arena.ledger.completions(order))
+    def measure(self, environment: Arena) -> Cell:
+        order = environment.order()
+        environment.publish("work", order, A_WHILE)
+        environment.ledger.wait_for_run(order)
+        duplicates = [environment.publish("work", order, A_WHILE) for _ in range(20)]
+        environment.wait_until_settled()
+        executions = len(environment.ledger.completions(order))
         refused = sum(isinstance(duplicate, Refusal) for duplicate in duplicates)
         return Cell(str(executions), {"executions": executions, "refused": refused})
 
@@ -40,28 +40,28 @@ class OtherSpelling(Scenario):
     title = "the same call as kwargs / through `send_task`"
     asked = "blocked / blocked"
 
-    def measure(self, arena: Arena) -> Cell:
+    def measure(self, environment: Arena) -> Cell:
         by_keywords = self._executions(
-            arena,
-            lambda order: arena.task("work").delay(order=order, seconds=A_WHILE),
+            environment,
+            lambda order: environment.task("work").delay(order=order, seconds=A_WHILE),
         )
         by_name = self._executions(
-            arena,
-            lambda order: arena.app.send_task("peers.work", (order, A_WHILE)),
+            environment,
+            lambda order: environment.app.send_task("peers.work", (order, A_WHILE)),
         )
         found = {"kwargs": by_keywords, "send_task": by_name}
         words = ("extra" if executions > 1 else "blocked" for executions in found.values())
         return Cell(" / ".join(words), found)
 
     @staticmethod
-    def _executions(arena: Arena, publish: Callable[[str], object]) -> int:
-        order = arena.order()
-        arena.publish("work", order, A_WHILE)
-        arena.ledger.wait_for_run(order)
+    def _executions(environment: Arena, publish: Callable[[str], object]) -> int:
+        order = environment.order()
+        environment.publish("work", order, A_WHILE)
+        environment.ledger.wait_for_run(order)
         with suppress(Exception):
             publish(order)
-        arena.wait_until_settled()
-        return len(arena.ledger.completions(order))
+        environment.wait_until_settled()
+        return len(environment.ledger.completions(order))
 
 
 class WhatDuplicatesGet(Scenario):
@@ -71,11 +71,11 @@ class WhatDuplicatesGet(Scenario):
     title = "a duplicate gets"
     asked = "the result"
 
-    def measure(self, arena: Arena) -> Cell:
-        order = arena.order()
-        first = arena.publish("work", order, A_WHILE)
-        arena.ledger.wait_for_run(order)
-        second = arena.publish("work", order, A_WHILE)
+    def measure(self, environment: Arena) -> Cell:
+        order = environment.order()
+        first = environment.publish("work", order, A_WHILE)
+        environment.ledger.wait_for_run(order)
+        second = environment.publish("work", order, A_WHILE)
         assert isinstance(first, AsyncResult)
         if isinstance(second, Refusal):
             return Cell(second.name, {"error": repr(second.error)})
@@ -92,12 +92,12 @@ class AfterCompletion(Scenario):
     title = "publish after completion"
     asked = "replays"
 
-    def measure(self, arena: Arena) -> Cell:
-        order = arena.order()
-        first = arena.publish("work", order).get(timeout=SOON)
-        arena.wait_until_settled()
-        second = arena.publish("work", order).get(timeout=SOON)
-        executions = len(arena.ledger.runs(order))
+    def measure(self, environment: Arena) -> Cell:
+        order = environment.order()
+        first = environment.publish("work", order).get(timeout=SOON)
+        environment.wait_until_settled()
+        second = environment.publish("work", order).get(timeout=SOON)
+        executions = len(environment.ledger.runs(order))
         if executions > 1:
             return Cell("runs", {"executions": executions})
         return Cell("replays" if first == second else "another value", {"executions": executions})

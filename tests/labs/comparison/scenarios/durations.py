@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tests.labs.comparison.environment import Arena
-from tests.labs.comparison.ledger import at_once
+from tests.labs.comparison.ledger import run_sync
 from tests.labs.comparison.scenario import Cell, Scenario
 
 
@@ -24,13 +24,13 @@ class LongerThanTheLock(Scenario):
     PUBLISHES = 6
     APART = 1.6
 
-    def measure(self, arena: Arena) -> Cell:
-        order = arena.order()
+    def measure(self, environment: Arena) -> Cell:
+        order = environment.order()
         first_at = time.monotonic()
         for number in range(self.PUBLISHES):
             time.sleep(max(0.0, first_at + number * self.APART - time.monotonic()))
-            arena.publish("work", order, self.SECONDS)
-        return _runs_and_at_once(arena, order)
+            environment.publish("work", order, self.SECONDS)
+        return _runs_and_at_once(environment, order)
 
 
 class LongerThanTheVisibilityTimeout(Scenario):
@@ -55,15 +55,15 @@ class LongerThanTheVisibilityTimeout(Scenario):
 
     SECONDS = 12.0
 
-    def measure(self, arena: Arena) -> Cell:
-        order = arena.order()
-        arena.publish("work", order, self.SECONDS)
-        return _runs_and_at_once(arena, order)
+    def measure(self, environment: Arena) -> Cell:
+        order = environment.order()
+        environment.publish("work", order, self.SECONDS)
+        return _runs_and_at_once(environment, order)
 
 
-def _runs_and_at_once(arena: Arena, order: str) -> Cell:
-    arena.ledger.wait_for_run(order)
-    arena.wait_until_settled(seconds=60)
-    runs = arena.ledger.completions(order)
-    facts = {"runs": len(runs), "at once": at_once(runs)}
+def _runs_and_at_once(environment: Arena, order: str) -> Cell:
+    environment.ledger.wait_for_run(order)
+    environment.wait_until_settled(seconds=60)
+    runs = environment.ledger.completions(order)
+    facts = {"runs": len(runs), "at once": run_sync(runs)}
     return Cell("{runs} / {at once}".format(**facts), facts)

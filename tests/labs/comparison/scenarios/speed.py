@@ -38,7 +38,9 @@ class Publishing(Race):
     AT_MOST, AT_MOST_WITH_DEDUPE = 1.05, 1.30
 
     def run(self, arenas: Mapping[str, Arena]) -> Times:
-        return take_turns({e: arena.task("no_op").delay for e, arena in arenas.items()}, self.CALLS)
+        return take_turns(
+            {e: environment.task("no_op").delay for e, environment in arenas.items()}, self.CALLS
+        )
 
     def measure(self, times: Times) -> dict[str, Cell]:
         cells = compared(times)
@@ -73,7 +75,9 @@ class EndToEnd(Race):
     AT_MOST = 1.10
 
     def run(self, arenas: Mapping[str, Arena]) -> Times:
-        return take_turns({e: _round_trip(arena) for e, arena in arenas.items()}, self.CALLS)
+        return take_turns(
+            {e: _round_trip(environment) for e, environment in arenas.items()}, self.CALLS
+        )
 
     def measure(self, times: Times) -> dict[str, Cell]:
         return compared(times)
@@ -83,8 +87,8 @@ class EndToEnd(Race):
         return not ours.broken and ours.facts["ratio"] <= self.AT_MOST
 
 
-def _round_trip(arena: Arena) -> Callable[[str], object]:
-    publish = arena.task("no_op").delay
+def _round_trip(environment: Arena) -> Callable[[str], object]:
+    publish = environment.task("no_op").delay
     return lambda order: publish(order).get(timeout=SOON)
 
 
