@@ -170,7 +170,7 @@ def _assignment(source: str, node: astnodes.Assign) -> _Changes:
         yield *_span(value), "nil"
 
 
-def _statements(source: str, node: astnodes.ExecutionContext) -> _Changes:
+def _statements(source: str, node: astnodes.Block) -> _Changes:
     for statement in node.body:
         if isinstance(statement, (astnodes.Call, astnodes.Invoke, astnodes.If)):
             yield *_span(statement), ""
@@ -199,6 +199,6 @@ _CHANGES: dict[type, Callable[..., _Changes]] = {
     astnodes.String: _string,
     astnodes.Call: _call,
     astnodes.Assign: _assignment,
-    astnodes.ExecutionContext: _statements,
+    astnodes.Block: _statements,
     astnodes.Return: _return,
 }

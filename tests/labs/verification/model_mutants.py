@@ -165,7 +165,7 @@ class NoHold(Protocol):
         return super().begin(there, clock, **arguments)
 
 
-@mutant("a release forgets finished steps", save_step=1, error=1, retry=1)
+@mutant("a release forgets finished steps", step=1, error=1, retry=1)
 class LosesSteps(Protocol):
     def release(self, there: Record | None, clock: Clock, **arguments: Any) -> Answer:
         return super().release(there and there._replace(body=b""), clock, **arguments)
