@@ -1,51 +1,51 @@
--- abandon: ends a dead execution's lease, so that the next begin takes over.
+-- abandon: ends the lease of a dead execution, so that the next begin takes over.
 --
--- The parent process saw its child die, or is about to kill it. The token was in the child's memory,
--- so the execution is named by task id and worker; a child that has begun something else since is not
--- touched. The record gets a token that nobody holds: a child that lives a moment longer can neither
+-- The parent process has seen its child die, or is about to kill it. The token was in the child's memory,
+-- so task id and worker identify the execution; if the child has begun another one since, that one is left
+-- alone. The record gets a token that no execution has: a child that lives a moment longer can neither
 -- extend the lease nor complete.
 --
--- Where the message does not go back to the broker, the death is the last word for its task id: copies
--- of the message get the error, as after `release`. It is a death all the same, and is counted.
+-- If the message does not return to the broker, the death is final for its task id: copies of the message
+-- get the error, as after `release`. It still counts as a death.
 --
 -- KEYS
 --   record             the key's record
 -- ARGV
 --   task_id            of the task that the child ran
 --   worker             the child
---   grace_ms           how long the child may yet live; 0 when it is dead
+--   grace_ms           how long the child may still live; 0 if it is dead
 --   generation         of the message
---   format             how the error is written
---   error              the error, or the reason why it is not kept; '' where the message goes back
---   error_ms           how long it is kept
+--   format             encoding of the error
+--   error              the error, or the reason why it is not stored; '' if the message returns
+--   error_ms           how long the error is kept
 -- REPLIES
 --   ok                 the lease has ended
---   lost               that child does not hold the record; here is who does
+--   lost               that child does not hold the record; the current record
 
 local record = KEYS[1]
 local task_id, worker, grace_ms, generation, format, error, error_ms = unpack(ARGV)
 
-local now = ask_time()
+local now = read_clock()
 local raw = redis.call('GET', record)
-local state, attempt, token, at, fingerprint, holder, last_worker, _, _, position =
+local state, attempt, token, at, fingerprint, stored_task_id, stored_worker, _, _, position =
   unpack_record(raw or '')
-if not state or finished(state) or holder ~= task_id or last_worker ~= worker then
+if not state or is_finished(state) or stored_task_id ~= task_id or stored_worker ~= worker then
   return reply('lost', raw)
 elseif state ~= 'S' then
-  -- Only an abandoned execution leaves its worker in a record that nobody has the lease of.
+  -- A worker in a record that is not STARTED means that this call was made before.
   return reply('ok')
 end
-local left, body = 'S', string.sub(raw, position)
+local new_state, body = 'S', string.sub(raw, position)
 if error ~= '' then
-  left, body = 'R', with_error(raw, position, task_id, generation, now, format, error)
-  if no_steps(body, 1) then
-    left, fingerprint = 'E', ''
+  new_state, body = 'R', prepend_error(raw, position, task_id, generation, now, format, error)
+  if has_no_steps(body, 1) then
+    new_state, fingerprint = 'E', ''
   end
 end
-local abandoned = pack(left, attempt, token + 1, math.min(at, now + grace_ms), fingerprint, holder,
-  last_worker, left == 'S' and '' or NOBODY, '', body)
+local abandoned = pack(new_state, attempt, token + 1, math.min(at, now + grace_ms), fingerprint, stored_task_id,
+  stored_worker, new_state == 'S' and '' or NOBODY, '', body)
 redis.call('SET', record, abandoned, 'KEEPTTL')
-if left == 'E' then
+if new_state == 'E' then
   redis.call('PEXPIRE', record, error_ms)
 end
 return reply('ok')

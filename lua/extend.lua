@@ -1,23 +1,23 @@
--- extend: the heartbeat; the lease ends `lease_ms` from now.
+-- extend: renews the lease, which then expires `lease_ms` from now.
 --
--- A lease that ran out and was not taken over is still its holder's.
+-- An expired lease that was not taken over still belongs to its execution.
 --
 -- KEYS
 --   record             the key's record
 -- ARGV
 --   token              of the execution
 --   lease_ms           right to run without another heartbeat
---   ttl_ms             lease_ms, and then how long an execution that died is remembered
+--   ttl_ms             lease_ms plus the time for which a dead execution is remembered
 -- REPLIES
---   ok                 the lease is longer now
---   lost               the token does not hold the record; here is what does
+--   ok                 the lease has been extended
+--   lost               the token does not hold the record; the current record
 
 local record = KEYS[1]
 local token, lease_ms, ttl_ms = unpack(ARGV)
 
-local now = ask_time()
+local now = read_clock()
 local raw = redis.call('GET', record)
-if not holds(raw, token) then
+if not is_held_by(raw, token) then
   return reply('lost', raw)
 end
 redis.call('SET', record, with_time(raw, now + lease_ms), 'PX', ttl_ms)

@@ -1,17 +1,17 @@
--- get: reads the record, and says how long it is kept.
+-- get: reads the record and its remaining time to live.
 --
 -- KEYS
 --   record             the key's record
 -- ARGV
 -- REPLIES
---   there              the milliseconds that it has left (-1: for ever), a space, and the record
---   absent             there is none, or errors of ended task ids alone, in this record
+--   found              its time to live in milliseconds (-1: no expiry), a space, and the record
+--   absent             there is no record, or one with errors of ended task ids only, which follows
 
 local record = KEYS[1]
 
-ask_time()
+read_clock()
 local raw = redis.call('GET', record)
 if not raw or string.sub(raw, 1, 1) == 'E' then
   return reply('absent', raw)
 end
-return reply('there', redis.call('PTTL', record) .. ' ' .. raw)
+return reply('found', redis.call('PTTL', record) .. ' ' .. raw)

@@ -1,30 +1,31 @@
--- The record's bytes and what every script needs of them. The loader puts this before each script.
--- Every call makes these functions anew, and pays for each name that one takes from outside itself.
+-- The record's layout and the functions that the scripts share. The loader puts this file before each
+-- script. Every call creates these functions again and pays for each outer name that one of them uses.
 --
--- One string a key, in the layout that celery_idempotent/record/layout.py describes: the letter of
--- the state, attempt, token, a time in milliseconds, and six strings. The token and the time stand
--- at fixed places, so that a heartbeat changes six bytes and reads none of the rest.
+-- A record is one string, in the layout that celery_idempotent/record/layout.py describes: a letter for
+-- the state, attempt, token, a time in milliseconds, five strings with their lengths, and the body. The
+-- token and the time are at fixed positions, so that extend changes six bytes and parses nothing else.
 --
--- R reserved, S started, C completed, F failed. D and G are C and F once the continuation (callbacks,
--- the rest of a chain, a chord's count) has gone out, so that a redelivered message sends no second.
--- E released: only the errors of ended task ids are left, and to every other task id it is absent.
+-- R reserved, S started, C completed, F failed. D and G are C and F after the continuation (callbacks,
+-- the rest of a chain, a chord's count) has been sent, so that a redelivered message does not send it
+-- again. E released: the body holds only errors of ended task ids; for every other task id the key is
+-- absent.
 
 local LAYOUT = '>c1BI7I6Bc0I2c0Bc0Bc0Bc0'
 
--- Errors that ended one task id's execution and not the key. They stand before the steps in the body
--- of R, S and E, the latest first: each is an entry as a step's is, without a name. Length of the rest,
--- length of the name (0), F or G, generation of the message, time of the end, task id, format, error.
+-- An error that ended one task id, but not the key. These errors precede the steps in the body of R, S
+-- and E, newest first. Each is an entry like a step's, without a name: length of the rest, length of the
+-- name (0), F or G, generation of the message, time of the end, task id, format, error.
 local ERROR = '>I4I2c1I7I6I2c0Bc0'
--- Bytes that the older ones may take when another is added.
+-- Bytes that older errors may take when another one is added.
 local OLDER_ERRORS = 16384
 
--- In place of the generation that a record of R waits for.
+-- Owner of an R or E record that is not reserved for any message.
 local NOBODY = '-'
 
--- Server time, the only clock, in milliseconds and in microseconds. A token is the latter, so that it
--- grows even across forgotten records. Who goes by no time asks for none: a replay is a quarter faster.
+-- Server time, in milliseconds and in microseconds. A token is the latter, so that it grows even across
+-- forgotten records. Scripts that need no clock skip TIME: that makes a replay a quarter faster.
 local seconds, microseconds = '0', '0'
-local function ask_time()
+local function read_clock()
   local clock = redis.call('TIME')
   seconds, microseconds = clock[1], clock[2]
   local now_us = seconds * 1000000 + microseconds
@@ -36,8 +37,8 @@ local function pack(state, attempt, token, at, fingerprint, task_id, worker, own
     #worker, worker, #owner, owner, #format, format) .. body
 end
 
--- state, attempt, token, at, fingerprint, task_id, worker, owner, format, position of the body.
--- A state of nil: not a record of this layout.
+-- Returns state, attempt, token, at, fingerprint, task_id, worker, owner, format and the position of the
+-- body; nothing if `raw` is not a record of this layout.
 local function unpack_record(raw)
   local readable, state, attempt, token, at, fingerprint, task_id, worker, owner, format, body =
     pcall(struct.unpack, LAYOUT, raw)
@@ -46,13 +47,13 @@ local function unpack_record(raw)
   end
 end
 
-local function finished(state)
+local function is_finished(state)
   return string.find('CDFG', state)
 end
 
--- The error at `position`: where the next entry starts, letter, generation, time, task id, format,
--- position of the error. Nothing, if what is there is a step or the end.
-local function error_at(raw, position)
+-- Reads the error at `position`. Returns the position of the next entry, letter, generation, time, task
+-- id, format and the position of the error; nothing if a step or the end of the record is there.
+local function read_error(raw, position)
   local _, length, name, letter, generation, at, task_id, format, start =
     pcall(struct.unpack, ERROR, raw, position)
   if name == 0 then
@@ -60,52 +61,53 @@ local function error_at(raw, position)
   end
 end
 
--- The error of `task_id` in the body at `position`: where it starts, and then as `error_at`.
+-- Finds the error of `task_id` in the body at `position`. Returns its position, then what `read_error`
+-- returns.
 local function find_error(raw, position, task_id)
   for _ = 1, #raw do
-    local after, letter, generation, at, ended, format, start = error_at(raw, position)
-    if not after then
+    local next_entry, letter, generation, at, ended_task_id, format, start = read_error(raw, position)
+    if not next_entry then
       return
-    elseif ended == task_id then
-      return position, after, letter, generation, at, format, start
+    elseif ended_task_id == task_id then
+      return position, next_entry, letter, generation, at, format, start
     end
-    position = after
+    position = next_entry
   end
 end
 
--- Where the steps start in the body at `position`, and where the errors end that have room beside
--- another one.
+-- Returns where the steps start in the body at `position`, and where the errors end that may stay when
+-- another one is added.
 local function skip_errors(raw, position)
-  local steps, older = position, position
+  local steps, kept_end = position, position
   for _ = 1, #raw do
-    local after = error_at(raw, steps)
-    if not after then
+    local next_entry = read_error(raw, steps)
+    if not next_entry then
       break
     end
-    steps = after
-    if after - position <= OLDER_ERRORS then
-      older = after
+    steps = next_entry
+    if next_entry - position <= OLDER_ERRORS then
+      kept_end = next_entry
     end
   end
-  return steps, older
+  return steps, kept_end
 end
 
--- Whether the body at `position` holds errors at most: who sent no message that they answer finds
--- the key absent, once nobody has it.
-local function no_steps(raw, position)
+-- Whether the body at `position` holds at most errors. Once its lease or reservation has ended, such a
+-- record counts as absent for every task id that has no error in it.
+local function has_no_steps(raw, position)
   return skip_errors(raw, position) > #raw
 end
 
--- The body at `position` with one more error before the others.
-local function with_error(raw, position, task_id, generation, now, format, error)
-  local steps, older = skip_errors(raw, position)
+-- Returns the body at `position` with one more error before the others.
+local function prepend_error(raw, position, task_id, generation, now, format, error)
+  local steps, kept_end = skip_errors(raw, position)
   return struct.pack(ERROR, 19 + #task_id + #format + #error, 0, 'F', generation, now, #task_id,
-    task_id, #format, format) .. error .. string.sub(raw, position, older - 1) .. string.sub(raw, steps)
+    task_id, #format, format) .. error .. string.sub(raw, position, kept_end - 1) .. string.sub(raw, steps)
 end
 
--- What the outcome of a task that has replaced itself is made of: the generation from which on a message
--- of its id goes on under the key, and where its finished steps start. Nothing, if it is another outcome.
-local function replacement(raw, format, position)
+-- Reads the outcome of a task that replaced itself. Returns the generation of the first message that
+-- continues under the key, and where the finished steps start; nothing for any other outcome.
+local function read_replacement(raw, format, position)
   if string.sub(format, 1, 1) == '=' then
     local readable, generation, _, steps = pcall(struct.unpack, '>I7I2c0', raw, position)
     if readable then
@@ -114,9 +116,9 @@ local function replacement(raw, format, position)
   end
 end
 
--- Whether `raw` is STARTED under `token`; reads those two fields alone. Numbers are exact up to 2^53,
+-- Whether `raw` is STARTED under `token`; parses those two fields only. Numbers are exact up to 2^53,
 -- which microseconds reach in 2255.
-local function holds(raw, token)
+local function is_held_by(raw, token)
   return raw and #raw >= 16 and string.sub(raw, 1, 1) == 'S'
     and struct.unpack('>I7', raw, 3) == tonumber(token)
 end
@@ -125,14 +127,14 @@ local function with_time(raw, at)
   return string.sub(raw, 1, 9) .. struct.pack('>I6', at) .. string.sub(raw, 16)
 end
 
-local function differ(one, other)
-  return one ~= '' and other ~= '' and one ~= other
+local function differ(fingerprint, other)
+  return fingerprint ~= '' and other ~= '' and fingerprint ~= other
 end
 
--- Each reply names its case first, then the time that it goes by, then gives what is there: a caller
--- that measures how long something still lasts must not ask its own clock. One string, since a list
--- costs a client more to read than all the rest of it; the time as Redis gave it, since Lua is slow to
--- write a number.
+-- Builds a reply: the case, the server time that the script used, and a record. The time is included
+-- because a caller must not use its own clock to compute how long a lease still lasts. The reply is one
+-- string, since clients parse lists much more slowly; the time is copied as Redis wrote it, since Lua
+-- formats numbers slowly.
 local function reply(case, raw)
   return case .. ' ' .. seconds .. ' ' .. microseconds .. ' ' .. (raw or '')
 end

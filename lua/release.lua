@@ -1,12 +1,11 @@
--- release: gives the key back after an error that may be tried again.
+-- release: gives the key back after an error that may be retried.
 --
--- With a hold the key stays reserved for a retry of the same task id, so that it meets no conflict and
--- neither a duplicate nor a copy of an earlier message slips in between. Attempts count deaths in a row:
--- a release is a life sign and sets them back. Steps that are finished stay so: where there are any,
--- the record stays to hold them, reserved for nobody. No record is what a release is for, so `ok` then
--- too.
+-- With a hold the key stays reserved for a retry of the same task id, so that the retry meets no conflict
+-- and neither a duplicate nor a copy of an earlier message begins before it. Attempts count deaths in a
+-- row: a release resets them. Finished steps are kept: if there are any, the record stays, reserved for no
+-- message. If there is no record, the reply is `ok`, since the key is free.
 --
--- An error that is the last word for its task id, though not for the key, stays: copies of its message
+-- An error that is final for its task id, but not for the key, stays in the record: copies of its message
 -- get it from begin instead of an execution.
 --
 -- KEYS
@@ -15,45 +14,45 @@
 --   token              of the execution
 --   hold_ms            how long the key stays reserved for its task id; 0: not at all
 --   retention_ms       how long finished steps are kept
---   generation         of the retry that the key is held for; else of the message that ended
---   format             how the error is written
---   error              the error, or the reason why it is not kept; '' where it is not the last word
---   error_ms           how long it is kept
+--   generation         of the retry for which the key is held; else of the message that ended
+--   format             encoding of the error
+--   error              the error, or the reason why it is not stored; '' if it is not final
+--   error_ms           how long the error is kept
 -- REPLIES
---   ok                 the execution no longer holds the key
---   lost               someone else does; here is who
+--   ok                 the execution does not hold the key any more
+--   lost               another execution holds it, or it has an outcome; the current record
 
 local record = KEYS[1]
 local token, hold_ms, retention_ms, generation, format, error, error_ms = unpack(ARGV)
 
-local now = ask_time()
+local now = read_clock()
 local raw = redis.call('GET', record)
 if not raw then
   return reply('ok')
 end
-local state, _, last_token, _, fingerprint, task_id, _, _, _, position = unpack_record(raw)
-if state ~= 'S' or last_token ~= tonumber(token) then
-  local resent = (state == 'R' or state == 'E') and last_token == tonumber(token)
+local state, _, stored_token, _, fingerprint, task_id, _, _, _, position = unpack_record(raw)
+if state ~= 'S' or stored_token ~= tonumber(token) then
+  local resent = (state == 'R' or state == 'E') and stored_token == tonumber(token)
   return reply(resent and 'ok' or 'lost', raw)
 end
 local body = string.sub(raw, position)
 if error ~= '' then
-  body = with_error(raw, position, task_id, generation, now, format, error)
+  body = prepend_error(raw, position, task_id, generation, now, format, error)
 end
-local left, awaited, ttl_ms = 'R', NOBODY, hold_ms + retention_ms
+local new_state, owner, ttl_ms = 'R', NOBODY, hold_ms + retention_ms
 if tonumber(hold_ms) ~= 0 then
-  awaited = generation
+  owner = generation
   ttl_ms = body == '' and hold_ms or ttl_ms
 elseif body == '' then
   redis.call('DEL', record)
   return reply('ok')
-elseif no_steps(body, 1) then
-  left, fingerprint = 'E', ''
+elseif has_no_steps(body, 1) then
+  new_state, fingerprint = 'E', ''
 end
 if error ~= '' then
-  ttl_ms = left == 'E' and error_ms or math.max(error_ms, ttl_ms)
+  ttl_ms = new_state == 'E' and error_ms or math.max(error_ms, ttl_ms)
 end
 local released =
-  pack(left, 0, last_token, now + hold_ms, fingerprint, task_id, '', awaited, '', body)
+  pack(new_state, 0, stored_token, now + hold_ms, fingerprint, task_id, '', owner, '', body)
 redis.call('SET', record, released, 'PX', ttl_ms)
 return reply('ok')

@@ -1,26 +1,26 @@
--- save_step: keeps what one part of an execution has done, for the execution that may have to take over.
+-- save_step: stores a finished step of an execution, for an execution that may take over.
 --
 -- KEYS
 --   record             the key's record
 -- ARGV
 --   token              of the execution
---   entry              the step, as celery_idempotent/record/steps.py writes it
---   lease_ms           a step is a life sign: the lease ends this long from now
---   ttl_ms             lease_ms, and then how long an execution that died is remembered
+--   entry              the step, as encoded by celery_idempotent/record/steps.py
+--   lease_ms           a step also renews the lease, which then expires this long from now
+--   ttl_ms             lease_ms plus the time for which a dead execution is remembered
 -- REPLIES
---   ok                 kept
---   lost               the token does not hold the record; here is what does
+--   ok                 stored
+--   lost               the token does not hold the record; the current record
 
 local record = KEYS[1]
 local token, entry, lease_ms, ttl_ms = unpack(ARGV)
 
-local now = ask_time()
+local now = read_clock()
 local raw = redis.call('GET', record)
-local state, _, last_token = unpack_record(raw or '')
-if state ~= 'S' or last_token ~= tonumber(token) then
+local state, _, stored_token = unpack_record(raw or '')
+if state ~= 'S' or stored_token ~= tonumber(token) then
   return reply('lost', raw)
 end
--- Sent twice because the first reply was lost, it is there already.
-local kept = string.sub(raw, -#entry) == entry and raw or raw .. entry
-redis.call('SET', record, with_time(kept, now + lease_ms), 'PX', ttl_ms)
+-- If the first reply was lost, the client resends a step that is stored already.
+local extended = string.sub(raw, -#entry) == entry and raw or raw .. entry
+redis.call('SET', record, with_time(extended, now + lease_ms), 'PX', ttl_ms)
 return reply('ok')

@@ -174,7 +174,7 @@ def reserve(key: Key, task_id: str, hold_ms: int) -> Command:
 
 
 def get(key: Key) -> Command:
-    """Read the record: ``there``, with the time that it has left, or ``absent``."""
+    """Read the record: ``found``, with its time to live, or ``absent``."""
     return _command("get", key)
 
 

@@ -1,30 +1,29 @@
-"""Mutants of the Lua that compute the same as the original, each with the reason.
+"""Lists the mutants of the Lua scripts that are equivalent to the original, each with the reason.
 
-By name, as `lua_mutants.Mutant.name` writes it, so that a reason outlives a move of its line.
+Mutants are listed by `lua_mutants.Mutant.name`, which does not change when a line moves.
 """
 
 from __future__ import annotations
 
 _BY_REASON = {
-    # Where there is no record, whatever is no record will do.
-    "nil, like any text that is no record, cannot be read": """
+    "nil cannot be unpacked, just as any string that is not a record": """
 abandon: unpack_record(raw or '')  ⟶  raw or '' becomes raw
 abandon: unpack_record(raw or '')  ⟶  '' becomes '?'
-mark_continued: local state, _, _, _, _, holder, _, _, _, position = unpack_record(raw or '')  ⟶  raw or '' becomes raw
-mark_continued: local state, _, _, _, _, holder, _, _, _, position = unpack_record(raw or '')  ⟶  '' becomes '?'
-epilogue: local state, attempt, last_token, _, fingerprint, task_id, worker = unpack_record(raw or '')  ⟶  raw or '' becomes raw
-epilogue: local state, attempt, last_token, _, fingerprint, task_id, worker = unpack_record(raw or '')  ⟶  '' becomes '?'
-save_step: local state, _, last_token = unpack_record(raw or '')  ⟶  raw or '' becomes raw
-save_step: local state, _, last_token = unpack_record(raw or '')  ⟶  '' becomes '?'
+mark_continued: local state, _, _, _, _, stored_task_id, _, _, _, position = unpack_record(raw or '')  ⟶  raw or '' becomes raw
+mark_continued: local state, _, _, _, _, stored_task_id, _, _, _, position = unpack_record(raw or '')  ⟶  '' becomes '?'
+epilogue: local state, attempt, stored_token, _, fingerprint, task_id, worker = unpack_record(raw or '')  ⟶  raw or '' becomes raw
+epilogue: local state, attempt, stored_token, _, fingerprint, task_id, worker = unpack_record(raw or '')  ⟶  '' becomes '?'
+save_step: local state, _, stored_token = unpack_record(raw or '')  ⟶  raw or '' becomes raw
+save_step: local state, _, stored_token = unpack_record(raw or '')  ⟶  '' becomes '?'
 """,
-    "two fingerprints differ, whichever is named first": """
-begin: if differ(known, fingerprint)  ⟶  known, fingerprint becomes fingerprint, known
-reserve: elseif differ(known, fingerprint)  ⟶  known, fingerprint becomes fingerprint, known
+    "the comparison of two fingerprints is symmetric": """
+begin: if differ(stored_fingerprint, fingerprint)  ⟶  stored_fingerprint, fingerprint becomes fingerprint, stored_fingerprint
+reserve: elseif differ(stored_fingerprint, fingerprint)  ⟶  stored_fingerprint, fingerprint becomes fingerprint, stored_fingerprint
 """,
-    "Lua takes a position of 0, or none, for the first": """
-begin: local unanswered = state == 'S' and last_execution_id ~= '' and string.find(unanswered_ids, last_execution_id, 1, true)  ⟶  1 becomes 0
-begin: local unanswered = state == 'S' and last_execution_id ~= '' and string.find(unanswered_ids, last_execution_id, 1, true)  ⟶  1 becomes nil
-mark_continued: redis.call('SET', record, string.sub(raw, 1, at - 1) .. letter .. string.sub(raw, at + 1), 'KEEPTTL')  ⟶  1 becomes 0
+    "Lua treats position 0, or none, as the first position": """
+begin: local unanswered = state == 'S' and owner ~= '' and string.find(unanswered_ids, owner, 1, true)  ⟶  1 becomes 0
+begin: local unanswered = state == 'S' and owner ~= '' and string.find(unanswered_ids, owner, 1, true)  ⟶  1 becomes nil
+mark_continued: redis.call('SET', record, string.sub(raw, 1, letter_position - 1) .. letter .. string.sub(raw, letter_position + 1),  ⟶  1 becomes 0
 get: if not raw or string.sub(raw, 1, 1) == 'E' then  ⟶  1 becomes 0
 prelude: if string.sub(format, 1, 1) == '=' then  ⟶  1 becomes 0
 prelude: if readable and string.find('RSCDFGE', state, 1, true) then  ⟶  1 becomes 0
@@ -32,23 +31,23 @@ prelude: if readable and string.find('RSCDFGE', state, 1, true) then  ⟶  1 bec
 prelude: return raw and #raw >= 16 and string.sub(raw, 1, 1) == 'S'  ⟶  1 becomes 0
 prelude: return string.sub(raw, 1, 9) .. struct.pack('>I6', at) .. string.sub(raw, 16)  ⟶  1 becomes 0
 """,
-    "a number is a format that yields itself": """
-begin: idle = string.format('%.0f', math.max(0, now - at))  ⟶  '%.0f', math.max(0, now - at) becomes math.max(0, now - at), '%.0f'
+    "a number used as the format string yields itself": """
+begin: orphaned_ms = string.format('%.0f', math.max(0, now - at))  ⟶  '%.0f', math.max(0, now - at) becomes math.max(0, now - at), '%.0f'
 """,
-    "no generation is below 0": """
-begin: awaited = last_execution_id == '' and 0 or tonumber(last_execution_id)  ⟶  0 becomes -1
+    "generations are never negative": """
+begin: awaited_generation = owner == '' and 0 or tonumber(owner)  ⟶  0 becomes -1
 """,
-    "an error takes many bytes: the loop always ends before its turns are used up": """
+    "an error takes many bytes, so the loop always breaks before its last iteration": """
 prelude: for _ = 1, #raw do  ⟶  1 becomes 0
 prelude: for _ = 1, #raw do  ⟶  1 becomes 2
 """,
-    "nothing is found at no position, in however many turns": """
-prelude: if not after then  ⟶  not after becomes false
+    "find_error returns nothing for a nil position in every further iteration": """
+prelude: if not next_entry then  ⟶  not next_entry becomes false
 """,
-    "what stands in place of the state of an unreadable record is an error's text, no letter": """
+    "for an unreadable record pcall returns an error message, which is not a state letter": """
 prelude: if readable and string.find('RSCDFGE', state, 1, true) then  ⟶  readable and string.find('RSCDFGE', state, 1, true) becomes string.find('RSCDFGE', state, 1, true)
 """,
-    "the shortest record has 21 bytes; what is cut to 15 is no better than what is cut to 16": """
+    "the shortest record has 21 bytes, so one cut to 15 or 16 bytes is damaged either way": """
 prelude: return raw and #raw >= 16 and string.sub(raw, 1, 1) == 'S'  ⟶  16 becomes 15
 prelude: return raw and #raw >= 16 and string.sub(raw, 1, 1) == 'S'  ⟶  16 becomes 17
 prelude: return raw and #raw >= 16 and string.sub(raw, 1, 1) == 'S'  ⟶  >= becomes >

@@ -280,7 +280,7 @@ class Protocol:
     def get(self, there: Record | None, clock: Clock) -> Answer:
         if there is None or there.state == RELEASED:
             return Answer("absent", there, there)
-        return Answer("there", there, there)
+        return Answer("found", there, there)
 
     # What several of them ask
 

@@ -131,7 +131,7 @@ DAMAGED = [
     b"", b"S", b"S" * 14, b"S" * 15, b"Z" * 40, b"s" + bytes(39), bytes(range(200)), b"{}",
     b"." + bytes(39), b"%" + bytes(39), b"S" + bytes(14) + b"\xff" * 9,
 ]  # fmt: skip
-_DAMAGED_CASES = {"begin": "corrupt", "reserve": "corrupt", "get": "there"}
+_DAMAGED_CASES = {"begin": "corrupt", "reserve": "corrupt", "get": "found"}
 
 
 class Case(NamedTuple):
@@ -244,7 +244,7 @@ def _judge(
     if not isinstance(answer, bytes):
         return f"answers {answer!r}"
     reply = script.reply(answer)
-    if script.name == "get" and reply.case == "there":
+    if script.name == "get" and reply.case == "found":
         # It tells the time that is left before it tells the record.
         told_ms, _, rest = reply.raw.partition(b" ")
         if abs(int(told_ms) - left_ms) > TOLERANCE_MS:
