@@ -22,10 +22,10 @@ from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.executor.executor import Executor
 from celery_idempotent.key.rule import KeyRule
-from celery_idempotent.payload import encryption_keys, offload
+from celery_idempotent.payload import encryption_keys, offload_storage
 from celery_idempotent.payload.backend_result_codec import BackendResultCodec
 from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.payload.offload import BackendOffloadStorage
+from celery_idempotent.payload.offload_storage import BackendOffloadStorage
 from celery_idempotent.settings import OPTIONS, PREFIX, Settings
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
@@ -71,7 +71,7 @@ def check(task: type[Task], app: Celery) -> tuple[Settings, KeyRule]:
         options = settings.build(dict(_values(task, app)), task.name)
         options = with_serializer(options, task.name, app.conf.result_serializer, accepted(app))
         if options.offload_backend:
-            offload.check(app, options.offload_backend)
+            offload_storage.check(app, options.offload_backend)
         encryption_keys.check(options)
         if options.enabled:
             _check_call(task)

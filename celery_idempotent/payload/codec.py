@@ -1,28 +1,28 @@
-"""Outcomes, and values of steps, on their way into a record and out of it.
+"""Encodes results, errors and values of steps into payloads, and decodes them.
 
-A record says in its `format` how its body is to be read, from the outside to the inside:
+The format of a payload says how to read its body, from the outside to the inside:
 
 =============================  ================================================================
-``json``                       written by kombu's serializer of that name
-``json+gzip``                  … and then compressed by kombu's compression of that name
-``!json+gzip``                 … and then encrypted (:mod:`celery_idempotent.payload.cipher`)
-``@json``, ``@!json+gzip``     … and then put into the depot: the body is its name there
-``=task``                      another task gives the result: the body names it, see
-                               :func:`celery_idempotent.record.layout.write_replacement`
-``=untold``                    … and nobody is told what that is
-empty                          no value is kept: the body says why
+``json``                       serialized by kombu's serializer of that name
+``json+gzip``                  … and compressed by kombu's compression of that name
+``!json+gzip``                 … and encrypted (:mod:`celery_idempotent.payload.cipher`)
+``@json``, ``@!json+gzip``     … and offloaded: the body is the name of the object
+                               (:mod:`celery_idempotent.payload.offload`)
+``=task``                      the result of another task counts; the body holds its id
+                               (:func:`celery_idempotent.record.layout.write_replacement`)
+``=untold``                    … and that task ignores its result
+empty                          the value is not stored; the body says why
 =============================  ================================================================
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import logging
-import re
 import time
-from base64 import urlsafe_b64encode
-from collections.abc import Collection
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from functools import partial
+from typing import Any
 
 from kombu import serialization
 from kombu.exceptions import ContentDisallowed
@@ -32,84 +32,51 @@ from celery_idempotent.errors import (
     DecryptionError,
     PoisonedTaskError,
     ResultNotStoredError,
-    StoreUnavailableError,
 )
-from celery_idempotent.key.canonical import digest
-from celery_idempotent.payload import serializer
+from celery_idempotent.payload import offload, serializer
 from celery_idempotent.payload.cipher import Cipher
+from celery_idempotent.payload.fields import ERROR, RESULT, step_field, subject
+from celery_idempotent.payload.offload_storage import OffloadStorage
+from celery_idempotent.payload.result_codec import ResultCodec
 from celery_idempotent.record import layout, steps
-from celery_idempotent.record.payload import ELSEWHERE, Payload
+from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 
-logger = logging.getLogger(__name__)
+__all__ = ["ERROR", "RESULT", "PayloadCodec", "ResultCodec", "step_field"]
 
-#: Errors are always written so: readable by anyone, and never executable.
+#: Errors are always JSON: every process can read it, and reading it never executes code.
 _ERROR_SERIALIZER = "json"
 
 NOT_STORED = b"idempotency_store_result is off"
-TOO_LARGE = b"it is larger than idempotency_max_result_size"
-NOT_SERIALISABLE = b"idempotency_serializer cannot write it"
-NOT_OFFLOADED = b"idempotency_offload_backend did not take it"
-#: Format of a result that another task will give.
+NOT_SERIALIZABLE = b"idempotency_serializer cannot serialize it"
+#: Format of a result that another task will return.
 DELEGATED = "=task"
-#: … and no backend will have.
+#: … and that task ignores its result.
 RESULT_IGNORED = "=untold"
 _ENCRYPTED = "!"
 _POISONED = b"poisoned"
 
-#: What a payload is of its record; a step is a third.
-RESULT, ERROR = "result", "error"
+RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
-def step_field(name: str) -> str:
-    """What the value of a step is of its record."""
-    return f"step {name!r}"
-
-
-class ResultCodec(Protocol):
-    """How the app's result backend hands results and errors over."""
-
-    def prepare_value(self, value: Any, serializer: str) -> Any:
-        """What the backend would make of `value` before it writes it by `serializer`."""
-
-    def prepare_error(self, error: BaseException) -> dict[str, Any]:
-        """`error` as type, module and arguments."""
-
-    def result_of(self, task_id: str, seconds: float) -> Any:
-        """The result of another task, which has taken a place `seconds` ago.
-
-        Raises:
-            NotReadyError: while there is none.
-            ResultNotStoredError: if there may have been one, and it is gone.
-            BaseException: what that task raised.
-        """
-
-    def restore_error(self, prepared: dict[str, Any]) -> BaseException:
-        """The exception that ``AsyncResult.get()`` would raise."""
-
-
-class OffloadStorage(Protocol):
-    """A place outside Redis for large payloads. Its errors may be of any kind."""
-
-    def put(self, name: str, data: bytes, seconds: float) -> None:
-        """Keep `data` under `name`, for so many seconds where it can forget by itself."""
-
-    def get(self, name: str) -> bytes | None:
-        """The data under `name`, or None if there is none any more."""
-
-    def delete(self, name: str) -> None:
-        """Forget `name`."""
+async def _run_here(work: Callable[[], Any]) -> Any:
+    return work()
 
 
 class PayloadCodec:
-    """Writes outcomes, and reads them back as the first caller got them.
+    """Encodes what a record holds, and decodes it to what the first caller got.
+
+    Its coroutines wait only for the offload storage and, where another task's result counts, for
+    the result backend. They block while they do: nothing ever suspends them, except those of
+    :meth:`for_asyncio`, which do so in a thread.
 
     Args:
-        dialect: the app's result backend's.
-        accept: content types that reading trusts.
-        depot: where goes what is too large for Redis, if anywhere.
-        cipher: encrypts all that is written, if given. What was written without it is still read.
+        result_codec: prepares values and errors as the app's result backend does.
+        accept: content types that may be decoded.
+        offload_storage: stores payloads that are too large for Redis.
+        cipher: encrypts every payload. Payloads that are not encrypted can still be decoded.
+        run_in_thread: runs what blocks.
     """
 
     def __init__(
@@ -118,50 +85,72 @@ class PayloadCodec:
         accept: Collection[str],
         offload_storage: OffloadStorage | None = None,
         cipher: Cipher | None = None,
+        run_in_thread: RunInThread = _run_here,
     ) -> None:
-        self._dialect = result_codec
+        self._result_codec = result_codec
         self._accept = accept
-        self._depot = offload_storage
+        self._storage = offload_storage
         self._cipher = cipher
+        self._run_in_thread = run_in_thread
 
-    def of_result(
+    def for_asyncio(self) -> PayloadCodec:
+        """Return the same codec for code on an event loop: what blocks runs in a thread."""
+        return PayloadCodec(
+            self._result_codec, self._accept, self._storage, self._cipher, asyncio.to_thread
+        )
+
+    async def encode_result(
         self, value: Any, settings: Settings, *, key: str, token: int, field: str = RESULT
     ) -> Payload:
-        """`value` as bytes, or the reason why it cannot be kept. Never raises.
+        """Encode a result. Never raises.
 
         Args:
-            key: of the record that it is for.
-            token: of the execution; no two put anything under one name.
-            part: what it is of the record.
+            key: of the record that will hold the payload.
+            token: of the execution; makes the name of an offloaded object unique.
+            field: which holds the payload.
+
+        Returns:
+            The payload, or the reason why there is none.
         """
+        if field == RESULT and not settings.store_result:
+            return Payload("", NOT_STORED)
         assert settings.serializer is not None
         try:
             form, body = serializer.dump(
-                self._dialect.prepare_value(value, settings.serializer),
+                self._result_codec.prepare_value(value, settings.serializer),
                 settings.serializer,
                 settings.compression,
                 settings.compression_threshold,
             )
         except Exception:
-            return Payload("", NOT_SERIALISABLE)
-        return self._stored(form, body, settings, key, token, field, settings.result_ttl)
+            return Payload("", NOT_SERIALIZABLE)
+        if self._cipher is None and len(body) <= settings.max_result_size:
+            return Payload(form, body)
+        return await self._protect(form, body, settings, key, token, field, settings.result_ttl)
 
-    def of_error(
+    async def encode_step(
+        self, value: Any, settings: Settings, *, key: str, token: int, name: str
+    ) -> Payload:
+        """Encode the value of the step `name`; as :meth:`encode_result`."""
+        field = step_field(name)
+        return await self.encode_result(value, settings, key=key, token=token, field=field)
+
+    async def encode_error(
         self, error: BaseException, settings: Settings, *, key: str, token: int
     ) -> Payload:
-        """`error` as type, module and arguments, or the reason why not. Never raises."""
+        """Encode the type, module and arguments of `error`; as :meth:`encode_result`."""
         try:
             form, body = serializer.dump(
-                self._dialect.prepare_error(error),
+                self._result_codec.prepare_error(error),
                 _ERROR_SERIALIZER,
                 settings.compression,
                 settings.compression_threshold,
             )
         except Exception:
-            return Payload("", NOT_SERIALISABLE)
-        return self._stored(form, body, settings, key, token, ERROR, settings.error_ttl)
+            return Payload("", NOT_SERIALIZABLE)
+        return await self._protect(form, body, settings, key, token, ERROR, settings.error_ttl)
 
-    def _stored(
+    async def _protect(
         self,
         form: str,
         body: bytes,
@@ -171,190 +160,202 @@ class PayloadCodec:
         field: str,
         seconds: float,
     ) -> Payload:
-        """Encrypted and offloaded, as need be."""
+        """Encrypt and offload a payload, as configured."""
         if self._cipher is not None:
             body = self._cipher.encrypt(body, key, field, form)
             form = _ENCRYPTED + form
+        payload = Payload(form, body)
         if len(body) <= settings.max_result_size:
-            return Payload(form, body)
-        if self._depot is None:
-            return Payload("", TOO_LARGE)
-        name = _offload_name(key, token, field)
-        try:
-            self._depot.put(name, body, seconds)
-        except Exception:
-            logger.exception("idempotency_offload_backend did not take the %s %s", field, name)
-            return Payload("", NOT_OFFLOADED)
-        return Payload(ELSEWHERE + form, name.encode())
+            return payload
+        if self._storage is None:
+            return Payload("", offload.TOO_LARGE)
+        stored: Payload = await self._run_in_thread(
+            partial(offload.put, self._storage, payload, key, token, field, seconds)
+        )
+        return stored
 
-    def decode(self, record: Record) -> Any:
-        """The value of a COMPLETED record, the exception of a FAILED one.
+    async def decode_outcome(self, record: Record) -> Any:
+        """Return the value of a COMPLETED record, or the exception of a FAILED one.
 
         Raises:
-            ResultNotStoredError: if the value was not kept, or the depot has it no more.
-            CorruptRecordError: if it cannot be read, or is of a type that the app does not accept.
-            DecryptionError: if no key decrypts it.
-            StoreUnavailableError: if the depot cannot be asked.
+            As :meth:`decode`.
+        """
+        if record.format[:1] in _FORMATS_THAT_BLOCK:
+            return await self._run_in_thread(partial(self.decode, record))
+        return self.decode(record)
+
+    async def decode_step(self, payload: Payload, key: str, name: str) -> Any:
+        """Return the value of a step.
+
+        Raises:
+            As :meth:`decode`.
+        """
+        decode = partial(self._decode, payload, key, step_field(name), self._accept)
+        return await self._run_in_thread(decode) if payload.elsewhere else decode()
+
+    async def delete_object(self, payload: Payload, key: str, field: str = RESULT) -> None:
+        """Delete the offloaded object of a payload that no record holds. Never raises."""
+        await self._delete([(payload, field)], key)
+
+    async def delete_step_objects(self, body: bytes, key: str) -> None:
+        """Delete the offloaded objects of the steps, and errors, in `body`. Never raises."""
+        if body and self._storage is not None:
+            await self._delete(_payloads_in(body, key), key)
+
+    async def delete_record_objects(self, record: Record) -> None:
+        """Delete the offloaded objects of a record that was deleted. Never raises."""
+        if record.state.finished:
+            field = ERROR if record.state is State.FAILED else RESULT
+            await self.delete_object(Payload(record.format, record.body), record.key, field)
+        else:
+            await self.delete_step_objects(record.body, record.key)
+
+    async def _delete(self, payloads: Iterable[tuple[Payload, str]], key: str) -> None:
+        offloaded = [pair for pair in payloads if pair[0].elsewhere]
+        if offloaded and self._storage is not None:
+            await self._run_in_thread(partial(offload.delete, self._storage, offloaded, key))
+
+    def decode(self, record: Record) -> Any:
+        """Return the value of a COMPLETED record, or the exception of a FAILED one. May block.
+
+        Raises:
+            ResultNotStoredError: if the value was not stored, or no longer exists.
+            NotReadyError: if the outcome is that of a task which has not finished.
+            CorruptRecordError: if it cannot be decoded, or the app does not accept its type.
+            DecryptionError: if none of the keys decrypts it.
+            StoreUnavailableError: if the offload storage cannot be read.
         """
         if record.state is State.FAILED:
             return self._decode_error(record)
         if record.format == RESULT_IGNORED:
             raise ResultNotStoredError(
-                f"{_done(record.key, RESULT)} was not kept: the task that took its place has "
-                "ignore_result"
+                f"{subject(record.key, RESULT)} was not stored: the task that replaced it ignores "
+                "its result (ignore_result)"
             )
         if record.format == DELEGATED:
             task_id = layout.read_replacement(record.body, record.key)
-            return self._dialect.result_of(task_id, time.time() - record.at_ms / 1000)
-        return self.load(Payload(record.format, record.body), record.key)
+            return self._result_codec.result_of(task_id, time.time() - record.at_ms / 1000)
+        payload = Payload(record.format, record.body)
+        return self._decode(payload, record.key, RESULT, self._accept)
+
+    # The blocking methods that follow go as soon as nothing calls them.
+
+    def of_result(
+        self, value: Any, settings: Settings, *, key: str, token: int, field: str = RESULT
+    ) -> Payload:
+        """As :meth:`encode_result`; blocks."""
+        payload: Payload = _drive(
+            self.encode_result(value, settings, key=key, token=token, field=field)
+        )
+        return payload
+
+    def of_error(
+        self, error: BaseException, settings: Settings, *, key: str, token: int
+    ) -> Payload:
+        """As :meth:`encode_error`; blocks."""
+        payload: Payload = _drive(self.encode_error(error, settings, key=key, token=token))
+        return payload
 
     def load(self, payload: Payload, key: str, field: str = RESULT) -> Any:
-        """The value in `payload`, which stands in the record of `key` as its `part`.
-
-        Raises:
-            As :meth:`decode`.
-        """
-        if not payload.kept:
-            reason = payload.body.decode(errors="replace")
-            raise ResultNotStoredError(f"{_done(key, field)} was not kept: {reason}")
-        return self._load(payload, key, field, self._accept)
+        """As :meth:`decode_step`; blocks."""
+        return self._decode(payload, key, field, self._accept)
 
     @property
     def offloads(self) -> bool:
-        """Whether anything may be outside the records."""
-        return self._depot is not None
+        """Whether an offload storage is configured."""
+        return self._storage is not None
 
     def discard(self, record: Record) -> None:
-        """Delete from the depot what a `record` has there that is gone. Never raises."""
-        if record.state.finished:
-            field = ERROR if record.state is State.FAILED else RESULT
-            self.discard_payload(Payload(record.format, record.body), record.key, field)
-        else:
-            self.discard_steps(record.body, record.key)
+        """As :meth:`delete_record_objects`; blocks."""
+        _drive(self.delete_record_objects(record))
 
     def discard_steps(self, body: bytes, key: str) -> None:
-        """As :meth:`discard`, for steps that are not needed any more, and errors beside them."""
-        with contextlib.suppress(CorruptRecordError):
-            for error in steps.errors(body, key):
-                self.discard_payload(Payload(*error), key, ERROR)
-            for name, kept in steps.read(body, key).items():
-                self.discard_payload(Payload(*kept), key, step_field(name))
+        """As :meth:`delete_step_objects`; blocks."""
+        _drive(self.delete_step_objects(body, key))
 
     def discard_payload(self, payload: Payload, key: str, field: str = RESULT) -> None:
-        """As :meth:`discard`, for one payload that no record points to."""
-        if not payload.elsewhere or self._depot is None:
-            return
-        try:
-            self._depot.delete(_verified_name(payload.body, key, field))
-        except Exception as error:
-            logger.warning(
-                "%s: its %s stays in idempotency_offload_backend: %s",
-                key,
-                field,
-                type(error).__name__,
-            )
-
-    def _load(self, payload: Payload, key: str, field: str, accept: Collection[str]) -> Any:
-        form, body = payload
-        if payload.elsewhere:
-            form, body = form.removeprefix(ELSEWHERE), self._fetched(body, key, field)
-        if form.startswith(_ENCRYPTED):
-            form = form.removeprefix(_ENCRYPTED)
-            body = self._decrypted(body, key, field, form)
-        try:
-            return serializer.load(form, body, accept)
-        except ContentDisallowed:
-            why = "result_accept_content (or accept_content) does not accept it"
-        except Exception as error:
-            why = type(error).__name__
-        raise CorruptRecordError(f"the {field} of {key} cannot be read as {form}: {why}")
-
-    def _fetched(self, body: bytes, key: str, field: str) -> bytes:
-        name = _verified_name(body, key, field)
-        if self._depot is None:
-            raise ResultNotStoredError(
-                f"{_done(key, field)} was offloaded, and no idempotency_offload_backend is set "
-                f"here: {name}"
-            )
-        try:
-            data = self._depot.get(name)
-        except Exception as error:
-            raise StoreUnavailableError(
-                f"idempotency_offload_backend cannot be asked for the {field} of {key}: "
-                f"{type(error).__name__}"
-            ) from error
-        if data is None:
-            raise ResultNotStoredError(
-                f"{_done(key, field)} is not in idempotency_offload_backend (any more): {name}"
-            )
-        return data
-
-    def _decrypted(self, body: bytes, key: str, field: str, form: str) -> bytes:
-        if self._cipher is None:
-            raise DecryptionError(
-                f"the {field} of {key} is encrypted, and idempotency_encryption_keys is not "
-                "set here"
-            )
-        plain = self._cipher.decrypt(body, key, field, form)
-        if plain is None:
-            raise DecryptionError(
-                f"the {field} of {key} cannot be decrypted: the key that it was written under is "
-                "not in idempotency_encryption_keys (any more), or it was tampered with; put the "
-                "key back there, or forget the record to start afresh"
-            )
-        return plain
+        """As :meth:`delete_object`; blocks."""
+        _drive(self.delete_object(payload, key, field))
 
     def _decode_error(self, record: Record) -> BaseException:
-        if record.format:
+        payload = Payload(record.format, record.body)
+        if payload.kept:
             accept = {serialization.registry.name_to_type[_ERROR_SERIALIZER]}
-            payload = Payload(record.format, record.body)
-            prepared = self._load(payload, record.key, ERROR, accept)
+            prepared = self._decode(payload, record.key, ERROR, accept)
             try:
-                error = self._dialect.restore_error(prepared)
+                error = self._result_codec.restore_error(prepared)
             except Exception:
                 error = None
             if not isinstance(error, BaseException):
-                raise CorruptRecordError(f"the error of {record.key} cannot be read")
+                raise CorruptRecordError(
+                    f"the error of {record.key} cannot be decoded; forget the key to start afresh"
+                )
             return error
         if record.body == _POISONED:
             return PoisonedTaskError(
                 f"{record.key} has begun {record.attempt} times, and each time its worker died "
                 "without an outcome; forget the key to let it run again"
             )
-        reason = record.body.decode(errors="replace")
-        return ResultNotStoredError(
-            f"{_done(record.key, ERROR)} was not kept" + (reason and f": {reason}")
-        )
+        return _not_stored(payload, record.key, ERROR)
+
+    def _decode(self, payload: Payload, key: str, field: str, accept: Collection[str]) -> Any:
+        if not payload.kept:
+            raise _not_stored(payload, key, field)
+        if payload.elsewhere:
+            payload = offload.get(self._storage, payload, key, field)
+        form, body = payload
+        if form.startswith(_ENCRYPTED):
+            form = form.removeprefix(_ENCRYPTED)
+            body = self._decrypt(body, key, field, form)
+        try:
+            return serializer.load(form, body, accept)
+        except ContentDisallowed:
+            reason = "result_accept_content (or accept_content) does not accept it"
+        except Exception as error:
+            reason = type(error).__name__
+        raise CorruptRecordError(f"the {field} of {key} cannot be decoded as {form}: {reason}")
+
+    def _decrypt(self, body: bytes, key: str, field: str, form: str) -> bytes:
+        if self._cipher is None:
+            raise DecryptionError(
+                f"the {field} of {key} is encrypted, and this process has no "
+                "idempotency_encryption_keys"
+            )
+        decrypted = self._cipher.decrypt(body, key, field, form)
+        if decrypted is None:
+            raise DecryptionError(
+                f"the {field} of {key} cannot be decrypted: its key is not in "
+                "idempotency_encryption_keys, or it was tampered with; add the key, or forget the "
+                "record to start afresh"
+            )
+        return decrypted
 
 
-def _done(key: str, field: str) -> str:
-    """The beginning of a sentence on what is missing."""
-    if field == RESULT:
-        return f"{key} has completed, but its result"
-    if field == ERROR:
-        return f"{key} has failed, but its error"
-    return f"{field} of {key} has completed, but its value"
+def _drive(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise RuntimeError("the codec of an event loop cannot be used in blocking code")
 
 
-def _offload_name(key: str, token: int, field: str) -> str:
-    """A step's name may hold anything; what a depot makes of that is not ours to find out."""
-    name = f"{key}:{token}"
-    return name if field == RESULT else f"{name}:{_code(field)}"
+#: First characters of formats whose decoding reads the offload storage or the result backend.
+_FORMATS_THAT_BLOCK = ("@", "=")
 
 
-def _verified_name(body: bytes, key: str, field: str) -> str:
-    """The name in the depot that a record gives.
-
-    Raises:
-        CorruptRecordError: if it can be no name of this part's: nobody who writes to Redis shall
-            choose what is read from the depot, or deleted.
-    """
-    name = body.decode(errors="replace")
-    end = "" if field == RESULT else f":{_code(field)}"
-    if not re.fullmatch(rf"{re.escape(key)}:\d{{1,20}}{re.escape(end)}", name, re.ASCII):
-        raise CorruptRecordError(f"the {field} of {key} is said to be where it cannot be")
-    return name
+def _not_stored(payload: Payload, key: str, field: str) -> ResultNotStoredError:
+    reason = payload.body.decode(errors="replace")
+    return ResultNotStoredError(
+        f"{subject(key, field)} was not stored" + (reason and f": {reason}")
+    )
 
 
-def _code(field: str) -> str:
-    return urlsafe_b64encode(digest(field.encode("utf-8", "surrogatepass"), 9)).decode()
+def _payloads_in(body: bytes, key: str) -> list[tuple[Payload, str]]:
+    """Return the steps in `body`, and the errors of single task ids, each with its field."""
+    payloads: list[tuple[Payload, str]] = []
+    with contextlib.suppress(CorruptRecordError):
+        payloads += [(Payload(*error), ERROR) for error in steps.errors(body, key)]
+        payloads += [
+            (Payload(*value), step_field(name)) for name, value in steps.read(body, key).items()
+        ]
+    return payloads

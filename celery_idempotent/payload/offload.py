@@ -1,95 +1,105 @@
-"""Large payloads in one of Celery's key-value backends, outside Redis."""
+"""Payloads that are too large for a record: the record holds the name of an object elsewhere."""
 
 from __future__ import annotations
 
-import os
-import threading
-from base64 import b64decode, b64encode
-from math import ceil
-from typing import Any
+import logging
+import re
+from base64 import urlsafe_b64encode
+from collections.abc import Iterable
 
-from celery import Celery
-from celery.app.backends import by_url
-from celery.backends.base import KeyValueStoreBackend
-from celery.exceptions import ImproperlyConfigured
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    ResultNotStoredError,
+    StoreUnavailableError,
+)
+from celery_idempotent.key.canonical import digest
+from celery_idempotent.payload.fields import RESULT, subject
+from celery_idempotent.payload.offload_storage import OffloadStorage
+from celery_idempotent.record.payload import ELSEWHERE, Payload
 
-from celery_idempotent.errors import SettingsError
+logger = logging.getLogger(__name__)
 
-#: Before data that is no ASCII: every backend takes text, some make text of all they are given.
-_BASE64 = "base64:"
-
-
-class BackendOffloadStorage:
-    """Objects by name in the backend that a URL names: ``file://``, ``s3://``, ``gs://`` …
-
-    The backend is opened in the process and thread that need it: clients in there are seldom made
-    for several threads, and never for both sides of a fork.
-    """
-
-    def __init__(self, app: Celery, url: str) -> None:
-        self._app = app
-        self._url = url
-        self._opened = threading.local()
-
-    def put(self, name: str, data: bytes, seconds: float) -> None:
-        """Keep `data` under `name`; whatever the backend raises comes out.
-
-        `seconds` is told to the backend as its ``expires``; some go by it, most do not.
-        """
-        backend = self._open(ceil(seconds))
-        backend.set(backend.key_t(name), _as_text(data))
-
-    def get(self, name: str) -> bytes | None:
-        """The data under `name`, or None if there is none any more."""
-        backend = self._open()
-        data = backend.get(backend.key_t(name))
-        return None if data is None else _from_text(data)
-
-    def delete(self, name: str) -> None:
-        """Forget `name`."""
-        backend = self._open()
-        backend.delete(backend.key_t(name))
-
-    def _open(self, seconds: int | None = None) -> Any:
-        opened: dict[Any, Any] = vars(self._opened)
-        context = os.getpid(), seconds
-        if context not in opened:
-            backend, url = by_url(self._url, self._app.loader)
-            opened[context] = backend(app=self._app, url=url, expires=seconds)
-        return opened[context]
+TOO_LARGE = b"it is larger than idempotency_max_result_size"
+NOT_OFFLOADED = b"idempotency_offload_backend could not store it"
 
 
-def _as_text(data: bytes) -> str:
-    if data.isascii() and not data.startswith(_BASE64.encode()):
-        return data.decode("ascii")
-    return _BASE64 + b64encode(data).decode()
-
-
-def _from_text(data: bytes | str) -> bytes:
-    text = data.encode() if isinstance(data, str) else bytes(data)
-    mark = _BASE64.encode()
-    if not text.startswith(mark):
-        return text
+def put(
+    storage: OffloadStorage, payload: Payload, key: str, token: int, field: str, seconds: float
+) -> Payload:
+    """Store the body of `payload`; return what the record holds in its place. Never raises."""
+    name = _object_name(key, token, field)
     try:
-        return b64decode(text[len(mark) :], validate=True)
-    except ValueError:
-        return text  # damage, which the reader will find out and tell
+        storage.put(name, payload.body, seconds)
+    except Exception:
+        logger.exception("idempotency_offload_backend could not store the %s %s", field, name)
+        return Payload("", NOT_OFFLOADED)
+    return Payload(ELSEWHERE + payload.format, name.encode())
 
 
-def check(app: Celery, url: str) -> None:
-    """Refuse a URL that names no key-value backend.
+def get(storage: OffloadStorage | None, payload: Payload, key: str, field: str) -> Payload:
+    """Return what :func:`put` was given.
 
     Raises:
-        SettingsError: naming the scheme, never the URL, which may hold a password.
+        CorruptRecordError: if the record names an object that cannot be its own.
+        ResultNotStoredError: if the object no longer exists, or no storage is configured.
+        StoreUnavailableError: if the storage cannot be read.
     """
-    scheme, separator, _ = url.partition("://")
-    try:
-        backend, _ = by_url(url if separator else "", app.loader)
-    except (ImproperlyConfigured, ImportError):
-        backend = None
-    if not (isinstance(backend, type) and issubclass(backend, KeyValueStoreBackend)):
-        found = f"the scheme {scheme!r}" if separator else "no scheme"
-        raise SettingsError(
-            f"idempotency_offload_backend has {found}; it must be the URL of a key-value backend "
-            "of Celery"
+    name = _checked_name(payload.body, key, field)
+    if storage is None:
+        raise ResultNotStoredError(
+            f"{subject(key, field)} was offloaded, and this process has no "
+            f"idempotency_offload_backend to read it from: {name}"
         )
+    try:
+        body = storage.get(name)
+    except Exception as error:
+        raise StoreUnavailableError(
+            f"idempotency_offload_backend cannot be read for the {field} of {key}: "
+            f"{type(error).__name__}"
+        ) from error
+    if body is None:
+        raise ResultNotStoredError(
+            f"{subject(key, field)} is no longer in idempotency_offload_backend: {name}"
+        )
+    return Payload(payload.format.removeprefix(ELSEWHERE), body)
+
+
+def delete(storage: OffloadStorage, payloads: Iterable[tuple[Payload, str]], key: str) -> None:
+    """Delete the objects of `payloads`, each with its field. Never raises."""
+    for payload, field in payloads:
+        try:
+            storage.delete(_checked_name(payload.body, key, field))
+        except Exception as error:
+            logger.warning(
+                "%s: its %s could not be deleted from idempotency_offload_backend: %s",
+                key,
+                field,
+                type(error).__name__,
+            )
+
+
+def _object_name(key: str, token: int, field: str) -> str:
+    name = f"{key}:{token}"
+    return name if field == RESULT else f"{name}:{_field_code(field)}"
+
+
+def _checked_name(body: bytes, key: str, field: str) -> str:
+    """Return the object's name in `body`.
+
+    Raises:
+        CorruptRecordError: if :func:`put` cannot have written it: whoever can write to Redis must
+            not be able to choose which object is read or deleted.
+    """
+    name = body.decode(errors="replace")
+    end = "" if field == RESULT else f":{_field_code(field)}"
+    if not re.fullmatch(rf"{re.escape(key)}:\d{{1,20}}{re.escape(end)}", name, re.ASCII):
+        raise CorruptRecordError(
+            f"the {field} of {key} names an object that is not its own in "
+            "idempotency_offload_backend; forget the key to start afresh"
+        )
+    return name
+
+
+def _field_code(field: str) -> str:
+    """Return a name of fixed length: the name of a step may hold any character."""
+    return urlsafe_b64encode(digest(field.encode("utf-8", "surrogatepass"), 9)).decode()

@@ -1,4 +1,4 @@
-"""Values as bytes, and back: kombu's serializers and compressions."""
+"""Serializes and compresses values with kombu's serializers and compressions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from kombu import serialization
 from kombu.compression import compress, decompress
 
-#: As kombu's JSON writes plain values, in a tenth of the time.
-_JSON: dict[type, Callable[[Any], str]] = {
+#: Writes plain values exactly as kombu's JSON serializer does, in a tenth of the time.
+_PLAIN_JSON: dict[type, Callable[[Any], str]] = {
     str: encode_basestring_ascii,
     int: int.__repr__,
     bool: lambda value: "true" if value else "false",
@@ -21,12 +21,16 @@ _JSON: dict[type, Callable[[Any], str]] = {
 def dump(
     value: Any, serializer: str, compression: str | None = None, threshold: int = 0
 ) -> tuple[str, bytes]:
-    """The format and the bytes of `value`; whatever a serializer raises comes out.
+    """Return the format and the bytes of `value`; errors of the serializer are raised unchanged.
 
     Args:
-        threshold: bytes; fewer are not compressed, and none that compression makes more.
+        threshold: bytes; shorter data is not compressed. Neither is data that would not shrink.
     """
-    body = _serialised(value, serializer)
+    if serializer == "json" and (write := _PLAIN_JSON.get(type(value))):
+        body = write(value).encode()
+    else:
+        _, _, data = serialization.dumps(value, serializer)
+        body = data.encode("utf-8") if isinstance(data, str) else bytes(data)
     if compression and len(body) >= threshold:
         compressed = compress(body, compression)[0]
         if len(compressed) < len(body):
@@ -35,20 +39,13 @@ def dump(
 
 
 def load(form: str, body: bytes, accept: Collection[str]) -> Any:
-    """The value that :func:`dump` wrote; whatever goes wrong in reading comes out.
+    """Return the value that :func:`dump` wrote; errors of the serializer are raised unchanged.
 
     Raises:
-        ContentDisallowed: if `accept` has not its content type.
+        ContentDisallowed: if `accept` does not contain its content type.
     """
     serializer, _, compression = form.partition("+")
     content_type = serialization.registry.name_to_type[serializer]
     if compression:
         body = decompress(body, compression)
     return serialization.loads(body, content_type, "binary", accept=accept)
-
-
-def _serialised(value: Any, serializer: str) -> bytes:
-    if serializer == "json" and (write := _JSON.get(type(value))):
-        return write(value).encode()
-    _, _, data = serialization.dumps(value, serializer)
-    return data.encode("utf-8") if isinstance(data, str) else bytes(data)

@@ -130,7 +130,7 @@ def test_a_lost_key_is_told_and_nothing_runs_until_it_is_back(
     deploy(task)
 
     for _ in range(2):
-        with pytest.raises(DecryptionError, match="put the key back there") as caught:
+        with pytest.raises(DecryptionError, match="add the key, or forget") as caught:
             task.delay("1")
         assert SECRET not in str(caught.value)
     assert runs == ["1"]

@@ -84,9 +84,7 @@ def test_an_object_that_is_gone_is_told_and_nothing_runs(offloading: Make, place
     for path in place.iterdir():
         path.unlink()
 
-    with pytest.raises(
-        ResultNotStoredError, match=r"not in idempotency_offload_backend \(any more"
-    ):
+    with pytest.raises(ResultNotStoredError, match="no longer in idempotency_offload_backend"):
         task.delay("1")
     assert runs == ["1"]
     assert task.idempotency_forget("1")
@@ -107,7 +105,7 @@ def test_a_depot_that_is_away_is_told_and_nothing_runs(offloading: Make, place: 
     found.unlink()
     found.mkdir()
 
-    with pytest.raises(StoreUnavailableError, match="cannot be asked for the result of"):
+    with pytest.raises(StoreUnavailableError, match="cannot be read for the result of"):
         task.delay("1")
     assert runs == ["1"]
     found.rmdir()
@@ -118,7 +116,7 @@ def test_a_depot_that_does_not_take_it_leaves_the_fact(offloading: Make, place: 
     place.rmdir()
 
     assert task.delay("1").get() == f"{LARGE}1"
-    with pytest.raises(ResultNotStoredError, match="did not take it"):
+    with pytest.raises(ResultNotStoredError, match="could not store it"):
         task.delay("1")
 
 
@@ -189,7 +187,7 @@ class TestSteps:
         with pytest.raises(ValueError, match="each time"):
             task.delay("1")
 
-        with pytest.raises(ResultNotStoredError, match="step 'a' of .* not in idempotency_offload"):
+        with pytest.raises(ResultNotStoredError, match="step 'a' of .* no longer in idempotency"):
             task.delay("1")
         assert task.idempotency_forget("1")
         with pytest.raises(ValueError, match="each time"):

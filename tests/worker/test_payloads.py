@@ -128,8 +128,8 @@ class TestInS3:
 
         record = give.idempotency_record(order, LARGE)
         assert str(caught.value) == (
-            f"{record.key} has completed, but its result is not in idempotency_offload_backend "
-            f"(any more): {record.key}:{record.token}"
+            f"{record.key} has completed, but its result is no longer in "
+            f"idempotency_offload_backend: {record.key}:{record.token}"
         )
         assert len(ledger.runs(order)) == 1
 

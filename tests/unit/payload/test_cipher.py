@@ -102,9 +102,9 @@ class TestRotation:
         with pytest.raises(DecryptionError) as caught:
             read(before, by=desk)
         assert str(caught.value) == (
-            "the result of shop.charge:digest cannot be decrypted: the key that it was written "
-            "under is not in idempotency_encryption_keys (any more), or it was tampered with; put "
-            "the key back there, or forget the record to start afresh"
+            "the result of shop.charge:digest cannot be decrypted: its key is not in "
+            "idempotency_encryption_keys, or it was tampered with; add the key, or forget the "
+            "record to start afresh"
         )
 
     def test_without_any_key_it_is_said_which_setting_is_missing(self) -> None:
@@ -112,7 +112,7 @@ class TestRotation:
             (written(SECRET, by=desk), State.COMPLETED),
             (error_written(ValueError(SECRET), by=desk), State.FAILED),
         ]:
-            with pytest.raises(DecryptionError, match="idempotency_encryption_keys is not set"):
+            with pytest.raises(DecryptionError, match="has no idempotency_encryption_keys"):
                 read(payload, state=state)
 
     def test_what_was_written_before_encryption_is_still_read(self) -> None:
@@ -172,7 +172,7 @@ class TestTampering:
             read(Payload(form, payload.body), by=desk)
 
     def test_a_body_that_is_said_to_be_plain_is_corrupt(self) -> None:
-        with pytest.raises(CorruptRecordError, match="cannot be read as json"):
+        with pytest.raises(CorruptRecordError, match="cannot be decoded as json"):
             read(Payload("json", written("x", by=desk).body), by=desk)
 
 

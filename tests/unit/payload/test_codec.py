@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -251,7 +252,7 @@ def test_a_value_too_large_leaves_the_reason() -> None:
     with pytest.raises(ResultNotStoredError) as caught:
         read(payload)
     assert str(caught.value) == (
-        "shop.charge:digest has completed, but its result was not kept: "
+        "shop.charge:digest has completed, but its result was not stored: "
         "it is larger than idempotency_max_result_size"
     )
 
@@ -287,7 +288,7 @@ def test_a_value_that_cannot_be_written_leaves_the_reason(value: Any, serializer
     payload = written(value, serializer)
 
     assert not payload.kept
-    with pytest.raises(ResultNotStoredError, match="idempotency_serializer cannot write it"):
+    with pytest.raises(ResultNotStoredError, match="idempotency_serializer cannot serialize it"):
         read(payload)
 
 
@@ -322,7 +323,7 @@ class TestDepot:
 
         payload = written("x" * 1000, max_size=100, by=desk)
 
-        with pytest.raises(ResultNotStoredError, match="idempotency_offload_backend did not take"):
+        with pytest.raises(ResultNotStoredError, match="offload_backend could not store"):
             read(payload, by=desk)
         assert "shop.charge:digest:17" in caplog.text
 
@@ -332,14 +333,14 @@ class TestDepot:
         with pytest.raises(ResultNotStoredError) as caught:
             read(payload, by=codec(offload_storage=BaseRecordStore()))
         assert str(caught.value) == (
-            "shop.charge:digest has completed, but its result is not in "
-            "idempotency_offload_backend (any more): shop.charge:digest:17"
+            "shop.charge:digest has completed, but its result is no longer in "
+            "idempotency_offload_backend: shop.charge:digest:17"
         )
 
     def test_that_is_not_set_here_is_told(self) -> None:
         payload = written("x" * 1000, max_size=100, by=codec(offload_storage=BaseRecordStore()))
 
-        with pytest.raises(ResultNotStoredError, match="no idempotency_offload_backend is set"):
+        with pytest.raises(ResultNotStoredError, match="has no idempotency_offload_backend"):
             read(payload)
 
     def test_that_cannot_be_asked_is_no_reason_to_say_that_it_is_gone(self) -> None:
@@ -350,7 +351,7 @@ class TestDepot:
         with pytest.raises(StoreUnavailableError) as caught:
             read(payload, by=codec(offload_storage=shelf))
         assert str(caught.value) == (
-            "idempotency_offload_backend cannot be asked for the result of shop.charge:digest: "
+            "idempotency_offload_backend cannot be read for the result of shop.charge:digest: "
             "OSError"
         )
 
@@ -398,7 +399,7 @@ class TestDepot:
         desk = codec(offload_storage=shelf)
         forged = Payload("@json", name.encode())
 
-        with pytest.raises(CorruptRecordError, match="said to be where it cannot be"):
+        with pytest.raises(CorruptRecordError, match="names an object that is not its own"):
             read(forged, by=desk)
         desk.discard(record_with(forged))
         assert shelf.kept == {name: b"1"}
@@ -433,9 +434,11 @@ class TestDepot:
         desk.discard(record_with(Payload("", b"\0\0\0\x09cut"), State.STARTED))
         codec().discard(record_with(payload))
 
-        assert caplog.messages == [
-            "shop.charge:digest: its result stays in idempotency_offload_backend: OSError"
-        ]
+        (message,) = caplog.messages
+        assert message == (
+            "shop.charge:digest: its result could not be deleted from "
+            "idempotency_offload_backend: OSError"
+        )
 
 
 def test_a_content_type_that_the_app_does_not_accept_is_not_read() -> None:
@@ -444,7 +447,7 @@ def test_a_content_type_that_the_app_does_not_accept_is_not_read() -> None:
     with pytest.raises(CorruptRecordError) as caught:
         read(payload, by=codec(accept=["json"]))
     assert str(caught.value) == (
-        "the result of shop.charge:digest cannot be read as pickle: result_accept_content (or "
+        "the result of shop.charge:digest cannot be decoded as pickle: result_accept_content (or "
         "accept_content) does not accept it"
     )
 
@@ -470,7 +473,7 @@ def test_a_tampered_body_is_corrupt(payload: Payload) -> None:
     shelf = BaseRecordStore()
     shelf.kept["shop.charge:digest:17"] = b"1"
 
-    with pytest.raises(CorruptRecordError, match="shop.charge:digest cannot be read as"):
+    with pytest.raises(CorruptRecordError, match="shop.charge:digest cannot be decoded as"):
         read(payload, by=codec(offload_storage=shelf))
 
 
@@ -673,7 +676,7 @@ class TestErrors:
 
         assert type(error) is ResultNotStoredError
         assert str(error) == (
-            "shop.charge:digest has failed, but its error was not kept: "
+            "shop.charge:digest has failed, but its error was not stored: "
             "it is larger than idempotency_max_result_size"
         )
 
@@ -688,3 +691,45 @@ class TestErrors:
         error = read(Payload("", b""), state=State.FAILED)
 
         assert type(error) is ResultNotStoredError
+
+
+def test_on_an_event_loop_only_the_offload_storage_is_used_in_a_thread() -> None:
+    threads = []
+
+    class Recording(BaseRecordStore):
+        def put(self, name: str, data: bytes, seconds: float) -> None:
+            threads.append(get_ident())
+            super().put(name, data, seconds)
+
+        def get(self, name: str) -> bytes | None:
+            threads.append(get_ident())
+            return super().get(name)
+
+        def delete(self, name: str) -> None:
+            threads.append(get_ident())
+            super().delete(name)
+
+    storage = Recording()
+    settings = Settings(serializer="json", max_result_size=10)
+
+    async def use(codec: PayloadCodec) -> None:
+        small = await codec.encode_result("x", settings, key=KEY, token=17)
+        assert await codec.decode_outcome(record_with(small)) == "x"
+        await codec.delete_record_objects(record_with(small))
+        assert threads == []
+
+        large = await codec.encode_result("x" * 10, settings, key=KEY, token=17)
+        assert await codec.decode_outcome(record_with(large)) == "x" * 10
+        step = await codec.encode_step("y" * 10, settings, key=KEY, token=17, name="a")
+        assert await codec.decode_step(step, KEY, "a") == "y" * 10
+        await codec.delete_record_objects(record_with(large))
+        await codec.delete_step_objects(steps.write("a", *step), KEY)
+        assert storage.kept == {}
+        assert len(threads) == 6
+
+    asyncio.run(use(codec(offload_storage=storage)))
+    assert set(threads) == {get_ident()}
+
+    threads.clear()
+    asyncio.run(use(codec(offload_storage=storage).for_asyncio()))
+    assert get_ident() not in threads

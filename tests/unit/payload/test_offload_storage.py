@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent.payload.offload import BackendOffloadStorage
+from celery_idempotent.payload.offload_storage import BackendOffloadStorage
 from tests.s3 import Bucket
 
 NAME = "shop.charge%2Fx:PN0MlSPt3FmEwTzQ5dHvBQ:1763726400123457"
@@ -73,14 +73,14 @@ def test_each_thread_has_a_client_of_its_own(offload_storage: BackendOffloadStor
 
     def use() -> None:
         offload_storage.get(NAME)
-        opened.append(offload_storage._open())
+        opened.append(offload_storage._backend())
 
     use()
     thread = threading.Thread(target=use)
     thread.start()
     thread.join()
 
-    assert offload_storage._open() is opened[0]
+    assert offload_storage._backend() is opened[0]
     assert opened[0] is not opened[1]
 
 
@@ -89,7 +89,7 @@ def test_the_backend_is_told_how_long_to_keep_it() -> None:
     offload_storage.put(NAME, b"1", 59.5)
     offload_storage.put(NAME, b"1", 120)
 
-    assert [offload_storage._open(seconds).expires for seconds in (60, 120)] == [60, 120]
+    assert [offload_storage._backend(seconds).expires for seconds in (60, 120)] == [60, 120]
 
 
 def test_a_directory_holds_text_as_it_is(tmp_path: Path) -> None:
