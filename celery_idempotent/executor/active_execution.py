@@ -109,7 +109,7 @@ class ActiveExecution:
     async def discard_outcome(self) -> None:
         """It came too late: no record will ever point to it."""
         payload, field = self.outcome
-        if payload.elsewhere:
+        if payload.is_offloaded:
             key = self.execution.key
             await self.runtime.run_in_thread(
                 lambda: self.codec.discard_payload(payload, key, field)

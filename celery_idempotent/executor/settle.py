@@ -112,7 +112,7 @@ async def _payload(active: ActiveExecution, value: Any) -> Payload:
 
 
 def _told(active: ActiveExecution, payload: Payload, field: str) -> Payload:
-    if not payload.kept:
+    if not payload.has_value:
         logger.error(
             "%s: the %s of task %s is not kept: %s; duplicates will get ResultNotStoredError",
             active.execution.key,

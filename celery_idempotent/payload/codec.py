@@ -191,7 +191,7 @@ class PayloadCodec:
             As :meth:`decode`.
         """
         decode = partial(self._decode, payload, key, step_field(name), self._accept)
-        return await self._run_in_thread(decode) if payload.elsewhere else decode()
+        return await self._run_in_thread(decode) if payload.is_offloaded else decode()
 
     async def delete_object(self, payload: Payload, key: str, field: str = RESULT) -> None:
         """Delete the offloaded object of a payload that no record holds. Never raises."""
@@ -211,7 +211,7 @@ class PayloadCodec:
             await self.delete_step_objects(record.body, record.key)
 
     async def _delete(self, payloads: Iterable[tuple[Payload, str]], key: str) -> None:
-        offloaded = [pair for pair in payloads if pair[0].elsewhere]
+        offloaded = [pair for pair in payloads if pair[0].is_offloaded]
         if offloaded and self._storage is not None:
             await self._run_in_thread(partial(offload.delete, self._storage, offloaded, key))
 
@@ -279,7 +279,7 @@ class PayloadCodec:
 
     def _decode_error(self, record: Record) -> BaseException:
         payload = Payload(record.format, record.body)
-        if payload.kept:
+        if payload.has_value:
             accept = {serialization.registry.name_to_type[_ERROR_SERIALIZER]}
             prepared = self._decode(payload, record.key, ERROR, accept)
             try:
@@ -299,9 +299,9 @@ class PayloadCodec:
         return _not_stored(payload, record.key, ERROR)
 
     def _decode(self, payload: Payload, key: str, field: str, accept: Collection[str]) -> Any:
-        if not payload.kept:
+        if not payload.has_value:
             raise _not_stored(payload, key, field)
-        if payload.elsewhere:
+        if payload.is_offloaded:
             payload = offload.get(self._storage, payload, key, field)
         form, body = payload
         if form.startswith(_ENCRYPTED):

@@ -15,7 +15,7 @@ from celery_idempotent.errors import (
 from celery_idempotent.key.canonical import digest
 from celery_idempotent.payload.fields import RESULT, subject
 from celery_idempotent.payload.offload_storage import OffloadStorage
-from celery_idempotent.record.payload import ELSEWHERE, Payload
+from celery_idempotent.record.payload import OFFLOADED, Payload
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def put(
     except Exception:
         logger.exception("idempotency_offload_backend could not store the %s %s", field, name)
         return Payload("", NOT_OFFLOADED)
-    return Payload(ELSEWHERE + payload.format, name.encode())
+    return Payload(OFFLOADED + payload.format, name.encode())
 
 
 def get(storage: OffloadStorage | None, payload: Payload, key: str, field: str) -> Payload:
@@ -61,7 +61,7 @@ def get(storage: OffloadStorage | None, payload: Payload, key: str, field: str) 
         raise ResultNotStoredError(
             f"{subject(key, field)} is no longer in idempotency_offload_backend: {name}"
         )
-    return Payload(payload.format.removeprefix(ELSEWHERE), body)
+    return Payload(payload.format.removeprefix(OFFLOADED), body)
 
 
 def delete(storage: OffloadStorage, payloads: Iterable[tuple[Payload, str]], key: str) -> None:

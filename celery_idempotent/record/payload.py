@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 #: Begins the format of a value that is kept outside Redis.
-ELSEWHERE = "@"
+OFFLOADED = "@"
 
 
 class Payload(NamedTuple):
@@ -16,11 +16,11 @@ class Payload(NamedTuple):
     body: bytes
 
     @property
-    def kept(self) -> bool:
+    def has_value(self) -> bool:
         """Whether there is a value in it."""
         return bool(self.format)
 
     @property
-    def elsewhere(self) -> bool:
+    def is_offloaded(self) -> bool:
         """Whether the value is in the depot."""
-        return self.format.startswith(ELSEWHERE)
+        return self.format.startswith(OFFLOADED)

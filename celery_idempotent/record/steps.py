@@ -67,7 +67,7 @@ def errors(body: bytes, key: str) -> list[tuple[str, bytes]]:
     return [(form, error) for _, form, error in _errors(body, key)]
 
 
-def ended(body: bytes, key: str) -> list[bytes]:
+def ended_task_ids(body: bytes, key: str) -> list[bytes]:
     """The task ids, as `layout.write_task_id` has them, that the errors in `body` have ended.
 
     Raises:

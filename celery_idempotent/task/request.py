@@ -82,7 +82,7 @@ class IdempotentRequest(Request):
                 return not revoked or record.at_ms > answer.now_ms
             if record.state.finished:
                 return bool(record.task_id == self.id)
-            return layout.write_task_id(self.id) in steps.ended(record.body, record.key)
+            return layout.write_task_id(self.id) in steps.ended_task_ids(record.body, record.key)
         except Exception as trouble:
             logger.warning(
                 "Task %s is expired or revoked, and is discarded even if a copy of it runs: %s",

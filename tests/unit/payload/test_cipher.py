@@ -83,8 +83,8 @@ def test_what_is_in_the_depot_is_encrypted_there() -> None:
 
 
 def test_the_size_that_counts_is_that_of_the_encrypted_bytes() -> None:
-    assert written("x" * 50, max_size=60).kept
-    assert not written("x" * 50, max_size=60, by=desk).kept
+    assert written("x" * 50, max_size=60).has_value
+    assert not written("x" * 50, max_size=60, by=desk).has_value
 
 
 class TestRotation:

@@ -240,15 +240,15 @@ def test_what_compression_makes_larger_is_not_compressed() -> None:
 def test_the_size_that_counts_is_that_of_the_bytes_to_be_kept() -> None:
     value = "x" * 98
 
-    assert written(value, max_size=100).kept
-    assert not written(value + "x", max_size=100).kept
-    assert written("x" * 10_000, max_size=100, compression="gzip").kept
+    assert written(value, max_size=100).has_value
+    assert not written(value + "x", max_size=100).has_value
+    assert written("x" * 10_000, max_size=100, compression="gzip").has_value
 
 
 def test_a_value_too_large_leaves_the_reason() -> None:
     payload = written("x" * 1000, max_size=100)
 
-    assert not payload.kept
+    assert not payload.has_value
     with pytest.raises(ResultNotStoredError) as caught:
         read(payload)
     assert str(caught.value) == (
@@ -287,7 +287,7 @@ def contains_itself() -> list[Any]:
 def test_a_value_that_cannot_be_written_leaves_the_reason(value: Any, serializer: str) -> None:
     payload = written(value, serializer)
 
-    assert not payload.kept
+    assert not payload.has_value
     with pytest.raises(ResultNotStoredError, match="idempotency_serializer cannot serialize it"):
         read(payload)
 
@@ -304,7 +304,7 @@ class TestDepot:
 
         payload = written("x" * 1000, max_size=100, by=desk)
 
-        assert payload.kept
+        assert payload.has_value
         assert len(payload.body) < 100
         assert shelf.kept == {"shop.charge:digest:17": b'"' + b"x" * 1000 + b'"'}
         assert read(payload, by=desk) == "x" * 1000
