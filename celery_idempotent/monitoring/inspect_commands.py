@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any
 
 from celery import Celery, signature
+from celery.app.task import Context
 from celery.worker import state as worker_state
 from celery.worker.control import inspect_command
 
@@ -25,6 +26,8 @@ from celery_idempotent.lease.lease import MARGIN
 from celery_idempotent.record.record import State
 from celery_idempotent.store.record_query import RecordView
 from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.task.key_resolution import resolve_key
+from celery_idempotent.task.map_item import item_id
 
 logger = logging.getLogger(__name__)
 
@@ -120,11 +123,15 @@ def _items(request: Any) -> Iterator[tuple[IdempotentTaskLike, Key, str]]:
     """Those of a ``map``, ``starmap`` or ``chunks``, each of which passes the gate by itself."""
     called = request.kwargs
     task = signature(called["task"], app=request.app).type
-    rule = task.idempotency_configuration.rule
+    context = Context(request.request_dict)
     for number, item in enumerate(called["it"], 1):
         args = MAPPING[request.task.name](item)
-        task_id = f"{request.id}/{number}"
-        yield task, rule.derive(args, {}, task_id=task_id), task_id
+        task_id = item_id(request.id, number)
+        key, _ = resolve_key(
+            task, request.id, context.headers, args, {}, request=context, item_id=task_id
+        )
+        if key is not None:
+            yield task, key, task_id
 
 
 def _look(store: RecordStore, keys: Iterable[Key]) -> list[RecordView]:

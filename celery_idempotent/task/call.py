@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -43,12 +44,6 @@ class TaskCall:
         """The call that stands at the gate, or has passed it, under `request`."""
         return getattr(request, "idempotency_call", None)
 
-    @staticmethod
-    def id_for_key(request: Context) -> str:
-        """What the rule TASK_ID makes its key of."""
-        task_id: str = request.id
-        return task_id
-
     def __init__(
         self,
         task: IdempotentTask,
@@ -56,16 +51,17 @@ class TaskCall:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         key: Key,
-        headers_read: MessageHeaders,
+        headers: MessageHeaders,
         settings: Settings,
+        task_id: str,
     ) -> None:
         self.sender = task
-        self.task_id: str = request.id
+        self.task_id = task_id
         self.worker = worker_name(request.hostname, os.getpid())
         self.key = key
         self.settings = settings
-        self.unanswered_ids = headers_read.unanswered_ids
-        self.requeue_count = headers_read.requeue_count
+        self.unanswered_ids = headers.unanswered_ids
+        self.requeue_count = headers.requeue_count
         self.generation = generation_of(request)
         self.own_outcome = False
         self.rescheduled: Release | None = None
@@ -248,6 +244,7 @@ def acknowledged(task: Task, after: str) -> bool:
     return not task.acks_late or bool(acks)
 
 
+@lru_cache(16)
 def worker_name(nodename: str | None, pid: int) -> str:
     """``nodename/pid``: the process that runs an execution."""
     return f"{nodename or gethostname()}/{pid}"

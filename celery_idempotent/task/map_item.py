@@ -26,6 +26,17 @@ def message_under_way() -> Context | None:
     return request
 
 
+def next_item_id(request: Context) -> str:
+    """Returns the id of the next item of the message of `request`; called once for each item."""
+    request.idempotency_items = getattr(request, "idempotency_items", 0) + 1
+    return item_id(request.id, request.idempotency_items)
+
+
+def item_id(task_id: str, number: int) -> str:
+    """Returns the id of an item of the message `task_id`; the first item has the number 1."""
+    return f"{task_id}/{number}"
+
+
 class MapItemIgnoredError(Exception):
     """One item has no outcome; the others of the message go on."""
 
@@ -36,16 +47,6 @@ class MapItemCall(TaskCall):
     Its id is the message's and its place in it, which is the same in every copy of the message. The
     result backend has the message's result under the message's id, and none under this.
     """
-
-    def __init__(self, task: Any, request: Context, *args: Any) -> None:
-        super().__init__(task, request, *args)
-        self.task_id = f"{request.id}/{request.idempotency_items}"
-
-    @staticmethod
-    def id_for_key(request: Context) -> str:
-        """The item's id; asked for once, when its turn comes."""
-        request.idempotency_items = getattr(request, "idempotency_items", 0) + 1
-        return f"{request.id}/{request.idempotency_items}"
 
     @property
     def soft_limit(self) -> None:

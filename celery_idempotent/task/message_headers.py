@@ -42,8 +42,8 @@ class MessageHeaders:
 
     #: The caller's own key.
     explicit: str | None = None
-    #: The caller wants no gate for this call.
-    ungated: bool = False
+    #: The caller has switched protection off for this call.
+    unprotected: bool = False
     #: What an earlier pass derived.
     key: Key | None = None
     requeue_count: int = 0
@@ -56,10 +56,10 @@ class MessageHeaders:
         What belongs to another message, is damaged or of another version counts as none.
         """
         if not _speaks(headers):
-            return _FIRST
+            return NO_HEADERS
         explicit, headers_read = _meant_for(task, task_id, headers)
         if explicit is False:
-            return cls(ungated=True)
+            return cls(unprotected=True)
         parts = _CARRIED.fullmatch(headers_read)
         if parts is None:
             return cls(explicit)
@@ -72,7 +72,8 @@ class MessageHeaders:
         )
 
 
-_FIRST = MessageHeaders()
+#: Of a message that carries nothing for this package.
+NO_HEADERS = MessageHeaders()
 
 
 def bound(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
 from celery_idempotent.task import message_headers
 from celery_idempotent.task.eta import hold_for
-from celery_idempotent.task.message_headers import MessageHeaders
+from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.result import RecordResult
 
 if TYPE_CHECKING:
@@ -35,17 +35,6 @@ _CONTINUATIONS = (
 )
 
 
-def should_dedupe(task: IdempotentTask, task_id: str, options: Mapping[str, Any]) -> bool:
-    """Whether the publishing of this call is to be deduplicated."""
-    settings = task.idempotency_configuration.settings
-    if not (settings.dedupe_publish and settings.enabled):
-        return False
-    headers_read = MessageHeaders.read(task.name, task_id, options.get("headers"))
-    if headers_read.key is not None or headers_read.ungated:
-        return False
-    return not any(options.get(name) for name in _CONTINUATIONS)
-
-
 def publish(
     task: IdempotentTask,
     args: Any,
@@ -54,7 +43,7 @@ def publish(
     options: dict[str, Any],
     send: Callable[[dict[str, Any]], AsyncResult],
 ) -> AsyncResult:
-    """Reserve the key and `send` the message; or return the result of whoever has the key.
+    """Reserves the key and sends the message, or returns the result of the call that has the key.
 
     Args:
         send: publishes, given the options.
@@ -64,8 +53,11 @@ def publish(
         CorruptRecordError: there is something under the key that cannot be read.
     """
     configured = task.idempotency_configuration
-    explicit = MessageHeaders.read(task.name, task_id, options.get("headers")).explicit
-    key = configured.rule.derive(args or (), kwargs or {}, task_id=task_id, explicit=explicit)
+    if not configured.settings.dedupe_publish or any(map(options.get, _CONTINUATIONS)):
+        return send(options)
+    key, headers = resolve_key(task, task_id, options.get("headers"), args or (), kwargs or {})
+    if key is None or headers.key is not None:
+        return send(options)
     options = {**options, "headers": message_headers.put_back(options.get("headers"), key, task_id)}
     store = configured.executor.store
     hold = hold_for({"expires": task.expires, **options}, configured.settings.lease)

@@ -18,10 +18,10 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
-from celery_idempotent.task import canvas, replacement
+from celery_idempotent.task import canvas
 from celery_idempotent.task.call import acknowledged, generation_of, worker_name
 from celery_idempotent.task.eta import seconds_until
-from celery_idempotent.task.message_headers import MessageHeaders
+from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.republish import CONTENT_TYPE
 
 #: Seconds between Celery's word that a time limit is over and the end of the child, at most.
@@ -141,21 +141,16 @@ class IdempotentRequest(Request):
         return returned
 
     def idempotency_key(self) -> Key | None:
-        """The key that this message has at the gate; None if it goes through ungated.
+        """Returns the key of this message, None if it is not protected.
 
         Raises:
-            KeyRuleError: if there is none for its arguments.
+            KeyRuleError: if the rule cannot derive a key from the arguments.
         """
-        configured = self.task.idempotency_configuration
-        headers_read = MessageHeaders.read(self.task.name, self.id, self._context.headers)
-        if headers_read.ungated or not configured.settings.enabled:
-            return None
-        if headers_read.key is not None:
-            return headers_read.key
-        key: Key = configured.rule.derive(
-            self.args, self.kwargs, task_id=self.id, explicit=headers_read.explicit
+        context = self._context
+        key, _ = resolve_key(
+            self.task, self.id, context.headers, self.args, self.kwargs, request=context
         )
-        return replacement.key_in_canvas(key, self._context, self.id)
+        return key
 
     def _goes_back(self) -> bool:
         """Whether the message of a lost worker process is handed out, or published, again."""

@@ -34,6 +34,7 @@ from celery_idempotent.task import (
     soft_limits,
 )
 from celery_idempotent.task.call import TaskCall
+from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.requeue import RequeuePause
 
@@ -111,7 +112,7 @@ class IdempotentTask(Task):
             if message is None:
                 return super().__call__(*args, **kwargs)
             try:
-                return self._execute(message, args, kwargs, map_item.MapItemCall)
+                return self._execute(message, args, kwargs, map_item.next_item_id(message))
             except map_item.MapItemIgnoredError:
                 return None
         request._protected = 1  # noqa: SLF001
@@ -122,29 +123,28 @@ class IdempotentTask(Task):
         request: Context,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        kind: type[TaskCall] = TaskCall,
+        item_id: str | None = None,
     ) -> Any:
-        configured = self.idempotency_configuration
-        headers_read = MessageHeaders.read(self.name, request.id, request.headers)
         if request.headers:
             # The body may pass them on: a key that was published by name is not bound yet.
             request.headers = message_headers.bound(self.name, request.id, request.headers)
-        if headers_read.ungated or not configured.settings.enabled:
-            if kind is not TaskCall:
+        request.idempotency_without_body = True
+        key, headers = resolve_key(
+            self, request.id, request.headers, args, kwargs, request=request, item_id=item_id
+        )
+        if key is None:
+            request.idempotency_without_body = False
+            if item_id is not None:
                 return super().__call__(*args, **kwargs)
             soft_limits.let_through(request)
             self.before_start(request.id, args, kwargs)
             return self.run(*args, **kwargs)
-        request.idempotency_without_body = True
-        key = headers_read.key
-        if key is None:
-            member = kind.id_for_key(request)
-            key = configured.rule.derive(
-                args, kwargs, task_id=member, explicit=headers_read.explicit
-            )
-            key = replacement.key_in_canvas(key, request, member)
-        call = kind(self, request, args, kwargs, key, headers_read, configured.settings)
-        return in_thread.enter(configured.executor, call, eager=bool(request.is_eager))
+        configuration = self._configuration or self.idempotency_configuration
+        new_call = TaskCall if item_id is None else map_item.MapItemCall
+        call = new_call(
+            self, request, args, kwargs, key, headers, configuration.settings, item_id or request.id
+        )
+        return in_thread.enter(configuration.executor, call, eager=bool(request.is_eager))
 
     @property
     def idempotency(self) -> Execution:
@@ -197,9 +197,7 @@ class IdempotentTask(Task):
         def send(options: dict[str, Any]) -> AsyncResult:
             return publish_now(args, kwargs, task_id, producer, shadow=shadow, **options)
 
-        if publish.should_dedupe(self, task_id, options):
-            return publish.publish(self, args, kwargs, task_id, options, send)
-        return send(options)
+        return publish.publish(self, args, kwargs, task_id, options, send)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> EagerResult:
         """As Celery's, with ``idempotency_key``; the gate stands before an eager run too."""
@@ -277,14 +275,10 @@ class IdempotentTask(Task):
         try:
             task_id = self.request.id
             headers = self._with_own_key(task_id, dict(sig.options)).get("headers")
-            headers_read = MessageHeaders.read(self.name, task_id, headers)
-            theirs = self.idempotency_configuration.rule.derive(
-                sig.args, sig.kwargs, task_id=task_id, explicit=headers_read.explicit
-            )
+            own, _ = resolve_key(self, task_id, headers, sig.args, sig.kwargs, request=self.request)
         except (IdempotencyError, TypeError):
-            return False  # it has none, and its own pass will tell
-        theirs = replacement.key_in_canvas(theirs, self.request, task_id)
-        return not headers_read.ungated and theirs.digest == key.digest
+            return False  # its own execution will raise the error
+        return own is not None and own.digest == key.digest
 
     def idempotency_record(self, *args: Any, **kwargs: Any) -> Record | None:
         """The record of a call with these arguments, or None if there is none.

@@ -103,8 +103,8 @@ def test_a_call_may_carry_its_own_key(key: Any, headers_read: str) -> None:
 
 
 def test_a_call_may_go_ungated() -> None:
-    assert read(with_own_key(None, False)) == MessageHeaders(ungated=True)
-    assert read({**put_back(None, KEY), "idempotency_key": False}).ungated
+    assert read(with_own_key(None, False)) == MessageHeaders(unprotected=True)
+    assert read({**put_back(None, KEY), "idempotency_key": False}).unprotected
 
 
 @pytest.mark.parametrize("key", ["", b"req", True, 1.5, [], ["a"], {}, object], ids=repr)
@@ -183,7 +183,7 @@ def test_a_header_of_the_first_version_counts_as_none() -> None:
 
     assert read(first) == MessageHeaders()
     assert read({**first, "idempotency_key": "req-7"}) == MessageHeaders("req-7")
-    assert read({**first, "idempotency_key": False}) == MessageHeaders(ungated=True)
+    assert read({**first, "idempotency_key": False}) == MessageHeaders(unprotected=True)
     assert bound("shop.charge", ID, first) == {}
 
 

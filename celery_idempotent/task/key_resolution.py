@@ -1,0 +1,57 @@
+"""The key of a call: the one place where it is resolved from a message.
+
+The task, the worker's request, publishing and the items of ``map`` all resolve keys here, so they
+cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from celery.app.task import Context
+
+from celery_idempotent.key.key import Key
+from celery_idempotent.task import replacement
+from celery_idempotent.task.message_headers import NO_HEADERS, MessageHeaders
+
+if TYPE_CHECKING:
+    from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+
+
+def resolve_key(
+    task: IdempotentTaskLike,
+    task_id: str,
+    headers: Mapping[str, Any] | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    request: Context | None = None,
+    item_id: str | None = None,
+) -> tuple[Key | None, MessageHeaders]:
+    """Returns the key of a call, None if the call is not protected, and its parsed headers.
+
+    A key that the message carries wins over the task's rule: a message that is published again
+    keeps its key, even if the rule has changed since.
+
+    Args:
+        headers: the custom headers of the message.
+        request: the request of the message, if it was received: the call may be a part of a canvas
+            that has replaced a task with the same key.
+        item_id: the id of one item of ``map``, whose message has `task_id`.
+
+    Raises:
+        KeyRuleError: if the rule cannot derive a key from the arguments.
+        TypeError: if the arguments do not fit the task's signature.
+    """
+    configuration = task.idempotency_configuration
+    parsed = MessageHeaders.read(task.name, task_id, headers) if headers else NO_HEADERS
+    if parsed.unprotected or not configuration.settings.enabled:
+        return None, parsed
+    if parsed.key is not None:
+        return parsed.key, parsed
+    call_id = item_id or task_id
+    key = configuration.rule.derive(args, kwargs, task_id=call_id, explicit=parsed.explicit)
+    if request is not None and request.headers:
+        key = replacement.key_in_canvas(key, request, call_id)
+    return key, parsed
