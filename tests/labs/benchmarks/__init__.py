@@ -1,6 +1,7 @@
-"""What the gate costs: counts first, seconds second, each beside what was asked.
+"""Measures the overhead of celery-idempotent and compares it with goals and other libraries.
 
-``make bench`` runs every measure of :mod:`tests.labs.benchmarks.measures`, each in a process and on
-servers of its own, and says which goals are met. A measure lets all contestants take turns in
-rounds, so that each of them sees the machine as it is, and gives medians with their middle half.
+``make bench`` runs every measure of :mod:`tests.labs.benchmarks.measures`, each in its own process
+and on its own servers, and reports which goals are met. A measure interleaves its contestants in
+rounds, so that background load affects all of them alike, and reports medians with their
+interquartile range. Exact counts come first, timings second.
 """

@@ -1,4 +1,4 @@
-"""A workbench: a private server, a store on it, and keys that nothing has had before."""
+"""The common setup of most measures: a private server, a store on it, and new keys."""
 
 from __future__ import annotations
 
@@ -28,82 +28,77 @@ LEASE_MS, RETENTION_MS = 60_000, 86_400_000
 NO_OP = "return 1"
 
 
-def own_server(kind: str = "any", **config: str) -> RedisServer:
-    """A private server; never the one that REDIS_URL names, since measures empty theirs."""
+def private_server(kind: str = "any", **config: str) -> RedisServer:
+    """Starts a server; measures never use that of REDIS_URL, because they delete its data."""
     return RedisServer.start(kind, config=config)
 
 
 class Bench:
-    """What most measures stand on. The client has the connection settings of the store."""
+    """A store, and a redis-py client with the same connection settings."""
 
     def __init__(self, server: RedisServer) -> None:
         self.server = server
         self.config = StoreConfig(url=server.url)
         self.client: Redis = connect(self.config)
         self.store = RecordStore(self.config, lambda record: record.body)
-        self.fresh = keys()
-        #: The no-op, as both clients call it.
+        self.new_keys = keys()
         self.no_op_sha: str = self.client.script_load(NO_OP)
-        line = transport_for(self.config)
-        assert isinstance(line, SyncTransport)
-        self._line = line
+        transport = transport_for(self.config)
+        assert isinstance(transport, SyncTransport)
+        self._transport = transport
         self._no_op = ScriptCall(
             Script("no_op", NO_OP, (), frozenset(), self.no_op_sha), "idem:-", ()
         )
 
-    # What contestants do
-
     def begin(self, key: Key) -> Reply:
-        """Ask for the right to run."""
-        return self.store.execute(beginning(key))
+        """Sends a begin."""
+        return self.store.execute(begin_command(key))
 
     def run(self, key: Key | None = None, size: int = 100, store: RecordStore | None = None) -> Key:
-        """Begin and complete, as an execution does, with nothing in between; whose key it was."""
-        key = next(self.fresh) if key is None else key
+        """Begins and completes an execution that does nothing; returns its key."""
+        key = next(self.new_keys) if key is None else key
         store = store or self.store
-        token = store.record(key, store.execute(beginning(key)).raw).token
-        store.execute(completing(key, token, result_of(size)))
+        token = store.record(key, store.execute(begin_command(key)).raw).token
+        store.execute(complete_command(key, token, make_result(size)))
         return key
 
-    def begun(self, key: Key) -> int:
-        """Begin, and give the token."""
+    def begin_token(self, key: Key) -> int:
+        """Begins an execution; returns its token."""
         return self.store.record(key, self.begin(key).raw).token
 
     def no_op(self) -> None:
-        """One script that does nothing, through redis-py's client."""
+        """Calls a script that does nothing through redis-py's client."""
         self.client.evalsha(self.no_op_sha, 1, "idem:-")
 
-    def no_op_on_line(self) -> None:
-        """The same through what the store itself speaks with, which is the harder floor."""
-        self._line.call(self._no_op)
+    def no_op_by_transport(self) -> None:
+        """Calls a script that does nothing through the store's transport."""
+        self._transport.call(self._no_op)
 
     def close(self) -> None:
-        """Hang up."""
+        """Closes all connections."""
         self.store.close()
-        self._line.close()
+        self._transport.close()
         self.client.close()
 
-    def run_for_nothing(self) -> None:
-        """What a run sends, to a script that does nothing: the rest is the server's work."""
-        key = next(self.fresh)
-        for command in (beginning(key), completing(key, 1)):
+    def run_no_op_scripts(self) -> None:
+        """Sends the arguments of a run to a script that does nothing."""
+        key = next(self.new_keys)
+        for command in (begin_command(key), complete_command(key, 1)):
             name = self.store.name(key)
-            self._line.call(ScriptCall(self._no_op.script, name, command.arguments))
-
-    # What the server says
+            self._transport.call(ScriptCall(self._no_op.script, name, command.arguments))
 
     def usec_per_call(self, command: str = "evalsha") -> float:
-        """Mean microseconds that the server has spent in `command` since it was last reset."""
+        """Returns the mean server time of `command` since ``CONFIG RESETSTAT``."""
         stats: dict[str, Any] = self.client.info("commandstats")
         return float(stats[f"cmdstat_{command}"]["usec_per_call"])
 
-    def bytes_of(self, key: Key) -> int:
-        """What the record takes, its name included."""
-        return memory(self.client, self.store.name(key))
+    def record_size(self, key: Key) -> int:
+        """Returns the bytes of the record, its name included."""
+        return memory_usage(self.client, self.store.name(key))
 
 
 def keys(task: str = TASK) -> Iterator[Key]:
-    """Keys as a rule derives them, each once in this process."""
+    """Yields keys as a rule derives them, none twice."""
     salt = os.urandom(8)
     number = 0
     while True:
@@ -111,8 +106,8 @@ def keys(task: str = TASK) -> Iterator[Key]:
         yield Key.of(task, salt + number.to_bytes(8, "big"), FINGERPRINT)
 
 
-def beginning(key: Key) -> Command:
-    """What every execution asks first."""
+def begin_command(key: Key) -> Command:
+    """Returns the begin of a new execution."""
     return commands.begin(
         key,
         execution_id=os.urandom(16),
@@ -126,18 +121,18 @@ def beginning(key: Key) -> Command:
     )
 
 
-def completing(key: Key, token: int, result: Payload | None = None) -> Command:
-    """What every execution says last."""
-    return commands.complete(key, token, result or result_of(100), RETENTION_MS)
+def complete_command(key: Key, token: int, result: Payload | None = None) -> Command:
+    """Returns the complete of an execution."""
+    return commands.complete(key, token, result or make_result(100), RETENTION_MS)
 
 
-def result_of(size: int) -> Payload:
-    """A result that takes so many bytes as JSON."""
+def make_result(size: int) -> Payload:
+    """Returns a result of `size` bytes as JSON."""
     return Payload("json", b'"' + b"x" * (size - 2) + b'"')
 
 
-def memory(client: Redis, name: str | bytes) -> int:
-    """Bytes of what is under `name`, which must be there."""
+def memory_usage(client: Redis, name: str | bytes) -> int:
+    """Returns the bytes of an existing key."""
     usage = client.memory_usage(name)
     assert usage is not None, name
     return int(usage)

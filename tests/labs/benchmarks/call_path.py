@@ -1,7 +1,7 @@
-"""``python -m tests.labs.benchmarks.call_path``: the functions that one call passes.
+"""``python -m tests.labs.benchmarks.call_path``: counts the functions that one call enters.
 
-Counted by a profile hook over an eager call, after one that connects. A coroutine that is resumed
-counts again. With ``--list`` each function is printed in order.
+A profile hook counts them in an eager call, after a first call has connected to Redis. A coroutine
+that is resumed counts again. ``--list`` prints the functions in order.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ PACKAGE = Path(celery_idempotent.__file__).parent
 
 
 class CallPath:
-    """Functions entered while the block runs, in order."""
+    """Records the functions that are entered in its ``with`` block, in order."""
 
     def __init__(self) -> None:
         self.functions: list[tuple[Path, str]] = []
 
     def __enter__(self) -> CallPath:
-        sys.setprofile(self._note)
+        sys.setprofile(self._record)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
 
-    def _note(self, frame: FrameType, event: str, _: Any) -> None:
+    def _record(self, frame: FrameType, event: str, _: Any) -> None:
         path = Path(frame.f_code.co_filename)
         if event == "call" and PACKAGE in path.parents:
             self.functions.append((path.relative_to(PACKAGE), frame.f_code.co_qualname))
@@ -47,7 +47,7 @@ class CallPath:
     @property
     def folder_changes(self) -> int:
         folders = [path.parent for path, _ in self.functions]
-        return sum(one != other for one, other in pairwise(folders))
+        return sum(before != after for before, after in pairwise(folders))
 
     def __str__(self) -> str:
         return (
@@ -56,7 +56,7 @@ class CallPath:
 
 
 def measure() -> dict[str, CallPath]:
-    """The path of a call that runs, and of one that is answered from the record."""
+    """Returns the paths of a call that runs and of a call that is replayed."""
     with RedisServer.start() as server:
         app = Celery("path", broker=server.url, backend=server.url, set_as_current=False)
 
@@ -75,9 +75,9 @@ def measure() -> dict[str, CallPath]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--list", action="store_true", help="print each function")
-    wanted = parser.parse_args()
+    parser.add_argument("--list", action="store_true", help="print every function")
+    arguments = parser.parse_args()
     for name, path in measure().items():
         print(f"{name}: {path}")
-        if wanted.list:
+        if arguments.list:
             print(*(f"  {file}: {function}" for file, function in path.functions), sep="\n")

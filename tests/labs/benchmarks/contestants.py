@@ -1,4 +1,4 @@
-"""Who does the same, or less, with one client: each contestant is one call."""
+"""The calls that are compared with one client: celery-idempotent, lower bounds and others."""
 
 from __future__ import annotations
 
@@ -11,48 +11,47 @@ from celery_idempotent import Idempotency
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from tests.labs.benchmarks.bench import Bench
-from tests.labs.benchmarks.turns import Call
+from tests.labs.benchmarks.interleaving import Call
 
 RUN, REPLAY = "begin + complete", "replay"
-GATED, GATED_REPLAY = "a gated function, first call", "a gated function, replay"
-#: Of a run, and of a replay.
-FLOOR, FLOOR_ONE = "two no-op EVALSHA", "one no-op EVALSHA"
-CLIENT_FLOOR, CLIENT_FLOOR_ONE = (
-    f"{FLOOR} by redis-py's client",
-    f"{FLOOR_ONE} by redis-py's client",
+FUNCTION, FUNCTION_REPLAY = "idempotent function, first call", "idempotent function, replay"
+#: The lower bounds of a run and of a replay.
+TWO_NO_OPS, ONE_NO_OP = "two no-op EVALSHA", "one no-op EVALSHA"
+CLIENT_TWO_NO_OPS, CLIENT_ONE_NO_OP = (
+    f"{TWO_NO_OPS} by redis-py's client",
+    f"{ONE_NO_OP} by redis-py's client",
 )
 BY_CLIENT = f"{RUN} by redis-py's client"
-FOR_NOTHING = "what a run sends, to no-op scripts"
-LOCK, OTHER_LOCK = "redis-py Lock, acquire + release", "python-redis-lock, acquire + release"
+RUN_NO_OP = "arguments of begin + complete, no-op scripts"
+LOCK, PYTHON_REDIS_LOCK = "redis-py Lock, acquire + release", "python-redis-lock, acquire + release"
 POWERTOOLS, POWERTOOLS_REPLAY = "Powertools, first call", "Powertools, replay"
 
 VALUE = "x" * 98  # 100 bytes as JSON
 
-Single = Callable[[int], object]
+OrderFunction = Callable[[int], object]
 
 
 def contestants(bench: Bench) -> dict[str, Call]:
-    """All that can be had here; Powertools and python-redis-lock come with the extra `bench`."""
-    done = bench.run()
+    """Returns the installed ones; the extra `bench` has Powertools and python-redis-lock."""
+    completed = bench.run()
     by_client = RecordStore(StoreConfig(client=bench.client), lambda record: record.body)
     calls: dict[str, Call] = {
         RUN: bench.run,
-        FLOOR: lambda: (bench.no_op_on_line(), bench.no_op_on_line()),
-        CLIENT_FLOOR: lambda: (bench.no_op(), bench.no_op()),
-        FOR_NOTHING: bench.run_for_nothing,
+        TWO_NO_OPS: lambda: (bench.no_op_by_transport(), bench.no_op_by_transport()),
+        CLIENT_TWO_NO_OPS: lambda: (bench.no_op(), bench.no_op()),
+        RUN_NO_OP: bench.run_no_op_scripts,
         BY_CLIENT: lambda: bench.run(store=by_client),
-        LOCK: lambda: _hold(bench.client.lock(_name(bench), timeout=60)),
-        REPLAY: lambda: bench.begin(done),
-        FLOOR_ONE: bench.no_op_on_line,
-        CLIENT_FLOOR_ONE: bench.no_op,
+        LOCK: lambda: _acquire_release(bench.client.lock(_lock_name(bench), timeout=60)),
+        REPLAY: lambda: bench.begin(completed),
+        ONE_NO_OP: bench.no_op_by_transport,
+        CLIENT_ONE_NO_OP: bench.no_op,
     }
-    calls |= _first_and_again(app_tasks(bench), GATED, GATED_REPLAY)
-    calls |= _other_lock(bench)
+    calls |= _first_and_replay(_idempotent_function(bench), FUNCTION, FUNCTION_REPLAY)
+    calls |= _python_redis_lock(bench)
     return calls | _powertools(bench)
 
 
-def app_tasks(bench: Bench) -> Single:
-    """A function behind the gate, its key derived from its argument."""
+def _idempotent_function(bench: Bench) -> OrderFunction:
     idem = Idempotency(bench.server.url)
 
     @idem.idempotent(name="shop.charge")
@@ -62,18 +61,22 @@ def app_tasks(bench: Bench) -> Single:
     return charge
 
 
-def _first_and_again(call: Single, first: str, again: str) -> dict[str, Call]:
+def _first_and_replay(call: OrderFunction, first: str, replay: str) -> dict[str, Call]:
     orders = count(1)
     call(0)
-    return {first: lambda: call(next(orders)), again: lambda: call(0)}
+    return {first: lambda: call(next(orders)), replay: lambda: call(0)}
 
 
-def _other_lock(bench: Bench) -> dict[str, Call]:
+def _python_redis_lock(bench: Bench) -> dict[str, Call]:
     try:
         import redis_lock
     except ImportError:
         return {}
-    return {OTHER_LOCK: lambda: _hold(redis_lock.Lock(bench.client, _name(bench), expire=60))}
+
+    def call() -> None:
+        _acquire_release(redis_lock.Lock(bench.client, _lock_name(bench), expire=60))
+
+    return {PYTHON_REDIS_LOCK: call}
 
 
 def _powertools(bench: Bench) -> dict[str, Call]:
@@ -88,7 +91,7 @@ def _powertools(bench: Bench) -> dict[str, Call]:
     except ImportError:
         return {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # its own class bears the old name
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Powertools itself
         layer = CachePersistenceLayer(client=bench.client)
     config = IdempotencyConfig(expires_after_seconds=86_400, lambda_context=_Context())
 
@@ -96,21 +99,21 @@ def _powertools(bench: Bench) -> dict[str, Call]:
     def charge(order: int) -> str:
         return VALUE
 
-    return _first_and_again(lambda n: charge(order=n), POWERTOOLS, POWERTOOLS_REPLAY)
+    return _first_and_replay(lambda n: charge(order=n), POWERTOOLS, POWERTOOLS_REPLAY)
 
 
 class _Context:
-    """All that Powertools asks of AWS Lambda: how long the run may still take."""
+    """The part of AWS Lambda's context that Powertools uses."""
 
     @staticmethod
     def get_remaining_time_in_millis() -> int:
         return 60_000
 
 
-def _hold(lock: Any) -> None:
+def _acquire_release(lock: Any) -> None:
     lock.acquire()
     lock.release()
 
 
-def _name(bench: Bench) -> str:
-    return f"lock:{next(bench.fresh)}"
+def _lock_name(bench: Bench) -> str:
+    return f"lock:{next(bench.new_keys)}"

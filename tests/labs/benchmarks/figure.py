@@ -1,4 +1,4 @@
-"""A figure: what was measured, how far it spread, and what was asked of it."""
+"""Figures: a measured value, its spread and its goal."""
 
 from __future__ import annotations
 
@@ -11,60 +11,65 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of many, and their middle half."""
+    """The median and the interquartile range of several values."""
 
-    middle: float
+    median: float
     low: float
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """The one of `values`; a single value spreads nowhere."""
+    def from_values(cls, values: Sequence[float]) -> Spread:
+        """Returns the spread of `values`; that of a single value is empty."""
         if len(values) == 1:
             return cls(values[0], values[0], values[0])
         low, _, high = quantiles(values, n=4, method="inclusive")
         return cls(median(values), low, high)
 
     @classmethod
-    def of_ratios(cls, values: Sequence[float], units: Sequence[float]) -> Spread:
-        """Round by round: what else the machine did in a round strikes both sides of a ratio."""
-        return cls.of([value / unit for value, unit in zip(values, units, strict=True)])
+    def from_ratios(cls, values: Sequence[float], units: Sequence[float]) -> Spread:
+        """Returns the spread of the ratios within each round.
+
+        Background load in a round affects both sides of its ratio.
+        """
+        return cls.from_values([value / unit for value, unit in zip(values, units, strict=True)])
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A bound that a figure must keep."""
+    """A bound for a figure."""
 
     bound: float
-    #: One of those that are compared below.
+    #: A key of `_COMPARISONS`.
     sign: str = "≤"
 
     def is_met_by(self, value: float) -> bool:
-        """By `value` as measured, not as printed."""
-        compare = {"≤": operator.le, "<": operator.lt, "=": operator.eq, "≥": operator.ge}
-        return bool(compare[self.sign](value, self.bound))
+        """Compares `value` as measured, not as printed."""
+        return bool(_COMPARISONS[self.sign](value, self.bound))
+
+
+_COMPARISONS = {"≤": operator.le, "<": operator.lt, "=": operator.eq, "≥": operator.ge}
 
 
 @dataclass(frozen=True)
 class Figure:
     """One line of the table."""
 
-    what: str
+    label: str
     value: float
     unit: str = ""
     goal: Goal | None = None
     spread: Spread | None = None
 
     @classmethod
-    def spread_of(
-        cls, what: str, spread: Spread, unit: str = "", goal: Goal | None = None
+    def from_spread(
+        cls, label: str, spread: Spread, unit: str = "", goal: Goal | None = None
     ) -> Figure:
-        """The median of `spread`, with the rest of it beside."""
-        return cls(what, spread.middle, unit, goal, spread)
+        """Returns a figure whose value is the median of `spread`."""
+        return cls(label, spread.median, unit, goal, spread)
 
     @property
     def is_met(self) -> bool | None:
-        """None where nothing was asked."""
+        """None if the figure has no goal."""
         return None if self.goal is None else self.goal.is_met_by(self.value)
 
     @property
@@ -73,18 +78,18 @@ class Figure:
         return with_unit(self.value, self.unit)
 
     def with_value(self, value: float) -> Figure:
-        """The same of another run."""
+        """Returns the same figure with the value of another run."""
         return replace(self, value=value)
 
     @property
-    def around(self) -> str:
-        """The middle half; nothing for a count."""
+    def interval(self) -> str:
+        """The interquartile range; empty for a count."""
         if self.spread is None:
             return ""
-        return f"{number(self.spread.low)}–{number(self.spread.high)}"
+        return f"{format_number(self.spread.low)}–{format_number(self.spread.high)}"
 
     @property
-    def asked(self) -> str:
+    def goal_text(self) -> str:
         """The goal with its unit."""
         if self.goal is None:
             return ""
@@ -93,58 +98,55 @@ class Figure:
 
 @dataclass(frozen=True)
 class Bars:
-    """For a plot: contestants beside each other."""
+    """A bar chart that compares contestants."""
 
     title: str
     unit: str
     bars: dict[str, Spread]
-    #: Those of this library.
+    #: Names of the bars that belong to celery-idempotent.
     ours: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Curves:
-    """For a plot: how something grows with something else."""
+    """A line chart: values over another quantity."""
 
     title: str
     unit: str
-    across: str
+    x_label: str
     curves: dict[str, list[tuple[float, Spread]]]
-    #: Whether the numbers across are powers rather than steps.
-    powers: bool = False
+    logarithmic: bool = False
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What one measure has brought."""
+class MeasureResult:
+    """The figures, plots and raw values of one measure."""
 
     figures: list[Figure] = field(default_factory=list)
     plots: list[Bars | Curves] = field(default_factory=list)
-    #: What the figures were made of.
+    #: The values that the figures are computed from.
     raw: dict[str, Any] = field(default_factory=dict)
-    #: Why there are none, where that is so: what is missing here, or what broke.
-    why_not: str = ""
-    #: The traceback, where it broke.
-    broken: str = ""
+    #: Why there are no figures: a missing dependency, a timeout or an error.
+    missing: str = ""
+    #: The traceback of a measure that failed.
+    failure: str = ""
 
-    def facts(self) -> dict[str, Any]:
-        """For JSON; without the plots, which are made of the rest."""
+    def as_dict(self) -> dict[str, Any]:
+        """Returns everything but the plots, for JSON."""
         return {
             "figures": [{**asdict(each), "met": each.is_met} for each in self.figures],
             "raw": self.raw,
-            "why_not": self.why_not,
+            "missing": self.missing,
         }
 
 
-def number(value: float) -> str:
-    """Three digits, or as many as there are before the point."""
-    if value == round(value):
-        return f"{value:,.0f}"
-    if abs(value) >= 100:
+def format_number(value: float) -> str:
+    """Formats `value` with three significant digits, or all digits of its integral part."""
+    if value == round(value) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def with_unit(value: float, unit: str) -> str:
-    """As one writes it: 1.25 ×, 260 bytes, 8 µs."""
-    return f"{number(value)} {unit}".rstrip()
+    """Formats a value with its unit: 1.25 ×, 260 bytes, 8 µs."""
+    return f"{format_number(value)} {unit}".rstrip()

@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""Describes the machine and the versions that figures were measured with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tests.labs.benchmarks.bench import own_server
+from tests.labs.benchmarks.bench import private_server
 
 LIBRARIES = (
     *("celery", "kombu", "redis", "celery-once", "celery-singleton"),
@@ -15,15 +15,15 @@ LIBRARIES = (
 )
 
 
-def described() -> str:
-    """Machine, versions, and what else kept the machine busy, in a line."""
-    with own_server() as server:
-        told = f"{server.flavour} {server.version}"
+def describe_machine() -> str:
+    """Returns machine, versions and load average in one line."""
+    with private_server() as server:
+        server_version = f"{server.flavour} {server.version}"
     return "; ".join(
         (
-            f"{os.cpu_count()} cores ({_processor()}), {_gigabytes():.0f} GB",
+            f"{os.cpu_count()} cores ({_processor()}), {_memory_gib():.0f} GB",
             f"{platform.system()}, Python {platform.python_version()}",
-            f"{told} on the same machine, TCP on the loopback",
+            f"{server_version} on the same machine, TCP on the loopback",
             ", ".join(f"{name} {_version(name)}" for name in LIBRARIES if _version(name)),
             f"load average before the run: {os.getloadavg()[0]:.1f}",
         )
@@ -38,7 +38,7 @@ def _processor() -> str:
         return platform.machine()
 
 
-def _gigabytes() -> float:
+def _memory_gib() -> float:
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
 
 

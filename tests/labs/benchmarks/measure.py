@@ -1,4 +1,4 @@
-"""A measure: one question, and what is asked of the answer."""
+"""The base class of the measures."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
-from tests.labs.benchmarks.figure import Finding
+from tests.labs.benchmarks.figure import MeasureResult
 
-#: Told how much is done, from 0 to 1.
-Show = Callable[[float], object]
+#: Called with the completed share, from 0 to 1.
+ProgressCallback = Callable[[float], object]
 
 
 class Measure(ABC):
-    """What the measures have in common; each is small enough to be read beside its goal."""
+    """One measurement with its goals; its docstring is published with its figures."""
 
     #: For ``--only``.
     name: ClassVar[str]
     #: For the table.
     title: ClassVar[str]
-    #: The page that tells of it, in docs/.
+    #: The page in docs/ that its figures are written to.
     page: ClassVar[str] = "benchmarks"
-    #: Whether it counts. Counts are the same on a busy machine.
-    counts: ClassVar[bool] = False
-    #: Seconds after which it is given up.
+    #: Whether its figures are counts, which do not depend on the load of the machine.
+    is_exact: ClassVar[bool] = False
+    #: In seconds.
     timeout: ClassVar[float] = 180.0
 
     @abstractmethod
-    def measure(self, show: Show) -> Finding:
-        """Start what it needs, let contestants take turns, and say what came of it.
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
+        """Starts the servers that it needs, measures, and returns the result.
 
         Raises:
-            Missing: if something that it needs is not here.
+            MissingDependency: if a program or package is not installed.
         """
 
 
-class Missing(Exception):
-    """Something that a measure needs is not on this machine; says what, and how to have it."""
+class MissingDependency(Exception):
+    """A program or package that a measure needs is not installed; says how to install it."""

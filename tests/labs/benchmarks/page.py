@@ -1,4 +1,4 @@
-"""Pages in docs/: what is measured stands between marks, what people write around them."""
+"""Writes generated tables into the pages of docs/, between marks."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ from pathlib import Path
 from tests.labs.benchmarks.report import Report
 
 DOCS = Path(__file__).parents[3] / "docs"
-#: Folder of the plots and of the raw values, in docs/.
+#: Folder of the plots and the raw values, in docs/.
 FOLDER = "benchmarks"
 FIGURES = f"{FOLDER}/figures.json"
 
 
 def write(report: Report, images: Mapping[str, list[str]]) -> list[Path]:
-    """Put the tables into their pages, and the raw values beside the plots; what was written."""
-    pages = sorted({measure.page for measure in report.findings})
+    """Writes the tables into their pages and the raw values beside the plots.
+
+    Returns the written files.
+    """
+    pages = sorted({measure.page for measure in report.results})
     for page in pages:
         path = DOCS / f"{page}.md"
         text = path.read_text(encoding="utf-8")
-        text = between(text, "setting", report.setting)
-        text = between(text, "goals", report.goals(page))
-        text = between(text, "figures", report.figures(page, images))
+        text = replace_section(text, "setting", report.setting)
+        text = replace_section(text, "goals", report.goals(page))
+        text = replace_section(text, "figures", report.figures(page, images))
         path.write_text(text, encoding="utf-8")
     (DOCS / FIGURES).write_text(report.json() + "\n", encoding="utf-8")
     return [*(DOCS / f"{page}.md" for page in pages), DOCS / FIGURES]
 
 
-def between(text: str, name: str, content: str) -> str:
-    """`text` with `content` between the marks of that name; as it is, where it has none."""
+def replace_section(text: str, name: str, content: str) -> str:
+    """Returns `text` with `content` between the marks of that name, if it has these marks."""
     first, last = f"<!-- {name} -->", f"<!-- /{name} -->"
     before, found, rest = text.partition(first)
     if not found:
         return text
-    old, found, after = rest.partition(last)
+    _, found, after = rest.partition(last)
     if not found:
-        raise ValueError(f"{first} without {last}")
-    del old
+        raise ValueError(f"{first} has no end mark: add {last}")
     return f"{before}{first}\n\n{content}\n\n{last}{after}"

@@ -1,4 +1,4 @@
-"""Draws what a measure has found."""
+"""Draws the plots of measures as SVG files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.labs.benchmarks.figure import Bars, Curves, Finding, number
-from tests.labs.benchmarks.measure import Measure, Missing
+from tests.labs.benchmarks.figure import Bars, Curves, MeasureResult, format_number
+from tests.labs.benchmarks.measure import Measure, MissingDependency
 
 OURS, OTHERS = "#1f77b4", "#b8c4cf"
 
@@ -21,26 +21,28 @@ _STYLE = {
 }
 
 
-def draw(findings: Mapping[Measure, Finding], docs: Path, folder: str) -> dict[str, list[str]]:
-    """SVG files in a folder of `docs`; their paths from there, by measure.
+def draw(results: Mapping[Measure, MeasureResult], docs: Path, folder: str) -> dict[str, list[str]]:
+    """Writes SVG files into a folder of `docs`.
+
+    Returns their paths relative to `docs`, by measure.
 
     Raises:
-        Missing: if there is no matplotlib.
+        MissingDependency: if matplotlib is not installed.
     """
     try:
         import matplotlib as mpl
     except ImportError:
-        raise Missing("no matplotlib here: pip install -e '.[bench]'") from None
+        raise MissingDependency("matplotlib is not installed: pip install -e '.[bench]'") from None
     mpl.use("svg")
     from matplotlib import pyplot as plt
 
     (docs / folder).mkdir(exist_ok=True)
     paths: dict[str, list[str]] = {}
     with plt.rc_context(_STYLE):
-        for measure, finding in findings.items():
-            for which, plot in enumerate(finding.plots, start=1):
-                of_many = f"-{which}" if len(finding.plots) > 1 else ""
-                path = f"{folder}/{measure.name}{of_many}.svg"
+        for measure, result in results.items():
+            for number, plot in enumerate(result.plots, start=1):
+                suffix = f"-{number}" if len(result.plots) > 1 else ""
+                path = f"{folder}/{measure.name}{suffix}.svg"
                 figure = _bars(plt, plot) if isinstance(plot, Bars) else _curves(plt, plot)
                 figure.savefig(docs / path, bbox_inches="tight", metadata={"Date": None})
                 plt.close(figure)
@@ -54,17 +56,17 @@ def _bars(plt: Any, plot: Bars) -> Any:
     spreads = list(plot.bars.values())
     axes.barh(
         names,
-        [each.middle for each in spreads],
+        [each.median for each in spreads],
         xerr=[
-            [each.middle - each.low for each in spreads],
-            [each.high - each.middle for each in spreads],
+            [each.median - each.low for each in spreads],
+            [each.high - each.median for each in spreads],
         ],
         color=[OURS if name in plot.ours else OTHERS for name in names],
         error_kw={"ecolor": "#444", "elinewidth": 1, "capsize": 2},
     )
-    for place, each in enumerate(spreads):
+    for position, each in enumerate(spreads):
         axes.annotate(
-            number(each.middle), (each.high, place), xytext=(4, 0),
+            format_number(each.median), (each.high, position), xytext=(4, 0),
             textcoords="offset points", va="center", fontsize=8,
         )  # fmt: skip
     axes.invert_yaxis()
@@ -75,16 +77,16 @@ def _bars(plt: Any, plot: Bars) -> Any:
 def _curves(plt: Any, plot: Curves) -> Any:
     figure, axes = plt.subplots(figsize=(7.2, 2.6))
     for name, points in plot.curves.items():
-        across = [x for x, _ in points]
-        (line,) = axes.plot(across, [each.middle for _, each in points], marker="o", label=name)
+        xs = [x for x, _ in points]
+        (line,) = axes.plot(xs, [each.median for _, each in points], marker="o", label=name)
         axes.fill_between(
-            across, [each.low for _, each in points], [each.high for _, each in points],
+            xs, [each.low for _, each in points], [each.high for _, each in points],
             color=line.get_color(), alpha=0.15, linewidth=0,
         )  # fmt: skip
-    if plot.powers:
+    if plot.logarithmic:
         axes.set_xscale("log")
     axes.set_ylim(bottom=0)
-    axes.set_xlabel(plot.across)
+    axes.set_xlabel(plot.x_label)
     axes.set_title(f"{plot.title} ({plot.unit})", loc="left", fontsize=10)
     axes.legend(frameon=False)
     return figure

@@ -1,4 +1,4 @@
-"""Every measure, made small: it measures something, whatever the figures are."""
+"""Runs every measure with small parameters; checks the form of the figures, not their values."""
 
 from __future__ import annotations
 
@@ -9,31 +9,34 @@ from typing import Any
 
 import pytest
 
-from tests.labs.benchmarks.live import AGAIN, DEDUPE
-from tests.labs.benchmarks.measure import Measure, Missing
-from tests.labs.benchmarks.measures import MEASURES, measure_named
-from tests.labs.benchmarks.report import Report, earlier
+from tests.labs.benchmarks.environments import CONTROL, DEDUPE
+from tests.labs.benchmarks.measure import Measure, MissingDependency
+from tests.labs.benchmarks.measures import MEASURES, find_measure
+from tests.labs.benchmarks.report import Report, parse_values
 from tests.labs.comparison.contestants import OURS, PLAIN
 
-#: Celery alone, twice, and this library: the others come with the extra `bench`.
-THREE = {
+#: Without the contestants of the extra `bench`.
+WITH_CONTROL = {
     PLAIN.name: (PLAIN.name, {}),
-    AGAIN: (PLAIN.name, {}),
+    CONTROL: (PLAIN.name, {}),
     OURS.name: (OURS.name, {}),
 }
-TWO = {name: THREE[name] for name in (PLAIN.name, OURS.name)}
-DEDUPED = {**THREE, DEDUPE: (OURS.name, {"task_options": {"idempotency_dedupe_publish": True}})}
+CELERY_AND_OURS = {name: WITH_CONTROL[name] for name in (PLAIN.name, OURS.name)}
+DEDUPED = {
+    **WITH_CONTROL,
+    DEDUPE: (OURS.name, {"task_options": {"idempotency_dedupe_publish": True}}),
+}
 
 SMALL: dict[str, dict[str, Any]] = {
     "trips": {},
-    "commands": {"TASKS": 20, "entries": TWO},
+    "commands": {"TASKS": 20, "entries": CELERY_AND_OURS},
     "memory": {},
     "server": {"ROUNDS": 2, "ROUNDS_OF_OTHERS": 1, "EACH": 3},
     "client": {"ROUNDS": 2, "EACH": 3},
     "keys": {"ROUNDS": 2, "EACH": 3},
     "publish": {"ROUNDS": 2, "EACH": 3, "entries": DEDUPED},
-    "heartbeat": {"LEASES": 20, "LEASE_MS": 600, "BEATS": 2},
-    "wait": {"KEYS": 2, "HELD": {0.05: 2, 0.1: 1}},
+    "heartbeat": {"LEASES": 20, "LEASE_MS": 600, "HEARTBEATS": 2},
+    "wait": {"KEYS": 2, "DURATIONS": {0.05: 2, 0.1: 1}},
     "burst": {"CLIENTS": 5, "REQUESTS": 2, "ROUNDS": 2, "WORK": 0.01},
     "outage": {"ROUNDS": 2, "EACH": 3},
     "growth": {"SIZES": (100, 1_000), "ROUNDS": 2, "EACH": 3},
@@ -41,40 +44,40 @@ SMALL: dict[str, dict[str, Any]] = {
     "sizing": {"RECORDS": 10_000},
     "slots": {"KEYS": 20_000},
 }
-#: What these do is done by `commands` and `publish`, too; each would start workers of its own.
-LEFT_OUT = {"live", "drain"}
+#: Covered by `commands` and `publish`; each of them would start its own workers.
+NOT_RUN = {"live", "drain"}
 
 
-def test_all_are_tried() -> None:
-    assert {measure.name for measure in MEASURES} == SMALL.keys() | LEFT_OUT
+def test_every_measure_is_listed() -> None:
+    assert {measure.name for measure in MEASURES} == SMALL.keys() | NOT_RUN
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_it_measures(name: str) -> None:
+def test_measure_has_figures(name: str) -> None:
     measure = _small(name)
     done: list[float] = []
     try:
-        finding = measure.measure(done.append)
-    except Missing as missing:
+        result = measure.measure(done.append)
+    except MissingDependency as error:
         if os.environ.get("CI") == "true":
-            pytest.fail(str(missing))
-        pytest.skip(str(missing))
+            pytest.fail(str(error))
+        pytest.skip(str(error))
 
-    assert finding.figures
-    assert all(math.isfinite(each.value) for each in finding.figures)
+    assert result.figures
+    assert all(math.isfinite(each.value) for each in result.figures)
     assert all(0 <= share <= 1 for share in done)
     assert done == sorted(done)
-    # An earlier run's values are found again by their names.
-    report = Report({measure: finding}, "", 1)
-    assert len(earlier(report.json())[name]) == len(finding.figures)
+    # Labels are unique, so that the values of an earlier run are matched correctly.
+    report = Report({measure: result}, "", 1)
+    assert len(parse_values(report.json())[name]) == len(result.figures)
     assert json.loads(report.json())
-    assert all(figure.what in report.figures(measure.page, {}) for figure in finding.figures)
-    if measure.counts:
+    assert all(figure.label in report.figures(measure.page, {}) for figure in result.figures)
+    if measure.is_exact:
         assert not report.missed()
 
 
 def _small(name: str) -> Measure:
-    measure = type(measure_named(name))()
+    measure = type(find_measure(name))()
     for option, value in SMALL[name].items():
         assert hasattr(measure, option)
         setattr(measure, option, value)

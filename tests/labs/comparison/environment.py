@@ -44,7 +44,7 @@ class Refusal:
         return type(self.error).__name__
 
 
-class Arena:
+class Environment:
     """An app, and in the ``with`` block its worker.
 
     Args:
@@ -158,7 +158,7 @@ class Arena:
 
     # The worker.
 
-    def __enter__(self) -> Arena:
+    def __enter__(self) -> Environment:
         if self._concurrency:
             self._start_worker()
         return self

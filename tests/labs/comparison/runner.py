@@ -13,7 +13,7 @@ from typing import Any
 
 from celery_idempotent.testing.server import RedisServer
 from tests.labs.comparison.contestants import CONTESTANTS
-from tests.labs.comparison.environment import DATABASES_EACH, Arena
+from tests.labs.comparison.environment import DATABASES_EACH, Environment
 from tests.labs.comparison.scenario import Cell, Race, Row, Scenario
 from tests.labs.comparison.scenarios import row_named
 
@@ -76,7 +76,7 @@ def _submit(
 def _measure(row_name: str, contestant: str, server: str, number: int) -> dict[str, Cell]:
     row = row_named(row_name)
     assert isinstance(row, Scenario)
-    environment = Arena(contestant, server, number, **row.given)
+    environment = Environment(contestant, server, number, **row.given)
     try:
         with environment:
             return {contestant: row.measure(environment)}
@@ -88,7 +88,7 @@ def _race(row_name: str, server: str, heats: Sequence[Sequence[int]]) -> dict[st
     row = row_named(row_name)
     assert isinstance(row, Race)
     times: dict[str, list[float]] = {entry: [] for entry in row.entries}
-    arenas: dict[str, Arena] = {}
+    arenas: dict[str, Environment] = {}
     try:
         for numbers in heats:
             with ExitStack() as stack:
@@ -96,7 +96,7 @@ def _race(row_name: str, server: str, heats: Sequence[Sequence[int]]) -> dict[st
                     numbers, row.entries.items(), strict=True
                 ):
                     arenas[entry] = stack.enter_context(
-                        Arena(contestant, server, number, **{**row.given, **own})
+                        Environment(contestant, server, number, **{**row.given, **own})
                     )
                 for entry, seconds in row.run(arenas).items():
                     times[entry] += seconds
@@ -106,7 +106,7 @@ def _race(row_name: str, server: str, heats: Sequence[Sequence[int]]) -> dict[st
         return {contestant.name: broken for contestant in CONTESTANTS}
 
 
-def _broken(error: Exception, *arenas: Arena) -> Cell:
+def _broken(error: Exception, *arenas: Environment) -> Cell:
     words = [f"{environment.contestant}: {environment.output_tail()}" for environment in arenas]
     facts: dict[str, Any] = {"traceback": traceback.format_exc(), "workers": words}
     return Cell(f"broken: {error}".splitlines()[0], facts, broken=True)

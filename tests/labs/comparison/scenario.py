@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tests.labs.comparison.contestants import OURS
-from tests.labs.comparison.environment import Arena
+from tests.labs.comparison.environment import Environment
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Row(ABC):
     title: ClassVar[str]
     #: What celery-idempotent must come to.
     asked: ClassVar[str]
-    #: What every contestant's `Arena` takes.
+    #: What every contestant's `Environment` takes.
     given: ClassVar[Mapping[str, Any]] = {}
     #: Whether no other row may run at the same time, because durations are compared.
     quiet: ClassVar[bool] = False
@@ -51,7 +51,7 @@ class Scenario(Row):
     """A row in which each contestant has an arena to itself, and all may go at the same time."""
 
     @abstractmethod
-    def measure(self, environment: Arena) -> Cell:
+    def measure(self, environment: Environment) -> Cell:
         """Go through the scenario; the arena's worker runs."""
 
 
@@ -65,7 +65,7 @@ class Race(Row):
     heats: ClassVar[int] = 1
 
     @abstractmethod
-    def run(self, arenas: Mapping[str, Arena]) -> Times:
+    def run(self, arenas: Mapping[str, Environment]) -> Times:
         """Let the entries take turns."""
 
     @abstractmethod

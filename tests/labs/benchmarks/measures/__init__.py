@@ -1,18 +1,18 @@
-"""The measures, in the table's order: counts first."""
+"""All measures, in the order of the table: exact counts first."""
 
 from __future__ import annotations
 
 from tests.labs.benchmarks.measure import Measure
 from tests.labs.benchmarks.measures.burst import Burst
-from tests.labs.benchmarks.measures.client import OneClient
+from tests.labs.benchmarks.measures.client import SingleClient
 from tests.labs.benchmarks.measures.commands import Commands
-from tests.labs.benchmarks.measures.derivation import Derivation
-from tests.labs.benchmarks.measures.draining import Draining
+from tests.labs.benchmarks.measures.derivation import KeyDerivation
+from tests.labs.benchmarks.measures.draining import QueueDrain
 from tests.labs.benchmarks.measures.end_to_end import EndToEnd
 from tests.labs.benchmarks.measures.growth import Growth
-from tests.labs.benchmarks.measures.heartbeat import HeartbeatOfMany
+from tests.labs.benchmarks.measures.heartbeat import ManyLeases
 from tests.labs.benchmarks.measures.memory import Memory
-from tests.labs.benchmarks.measures.outage import OutageLogger
+from tests.labs.benchmarks.measures.outage import OpenBreaker
 from tests.labs.benchmarks.measures.publishing import Publishing
 from tests.labs.benchmarks.measures.round_trips import RoundTrips
 from tests.labs.benchmarks.measures.server_time import ServerTime
@@ -26,22 +26,22 @@ MEASURES: tuple[Measure, ...] = (
     Commands(),
     Memory(),
     ServerTime(),
-    OneClient(),
-    Derivation(),
+    SingleClient(),
+    KeyDerivation(),
     Publishing(),
     EndToEnd(),
-    HeartbeatOfMany(),
+    ManyLeases(),
     Waiting(),
     Burst(),
-    OutageLogger(),
+    OpenBreaker(),
     Sizing(),
     Slots(),
     Growth(),
     Throughput(),
-    Draining(),
+    QueueDrain(),
 )
 
 
-def measure_named(name: str) -> Measure:
-    """The one of that name."""
+def find_measure(name: str) -> Measure:
+    """Returns the measure of that name."""
     return next(measure for measure in MEASURES if measure.name == name)

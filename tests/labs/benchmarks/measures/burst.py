@@ -1,4 +1,4 @@
-"""Many clients, one key: one script against WATCH, MULTI and EXEC."""
+"""Compares one script with WATCH, MULTI and EXEC, for many clients and one key."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from redis.exceptions import WatchError
 
 from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
-from tests.labs.benchmarks.bench import RETENTION_MS, own_server, result_of
-from tests.labs.benchmarks.figure import Bars, Figure, Finding, Goal, Spread
-from tests.labs.benchmarks.measure import Measure, Show
-from tests.labs.benchmarks.turns import Rounds, in_turn
+from tests.labs.benchmarks.bench import RETENTION_MS, make_result, private_server
+from tests.labs.benchmarks.figure import Bars, Figure, Goal, MeasureResult, Spread
+from tests.labs.benchmarks.interleaving import Rounds, round_order
+from tests.labs.benchmarks.measure import Measure, ProgressCallback
 
-GATE, WATCH = "celery-idempotent", "WATCH, MULTI, EXEC"
+OURS, WATCH = "celery-idempotent", "WATCH, MULTI, EXEC"
 
-#: One request for a key; gives the result.
+#: Sends one request for a key and returns its result.
 Request = Callable[[str], object]
 
-#: Seconds between two looks of who waits behind WATCH, where nobody tells him: rarer each time.
-FIRST_LOOK, LAST_LOOK = 0.02, 0.2
+#: The interval at which WATCH clients poll for the result, in seconds: first and longest.
+FIRST_POLL, LONGEST_POLL = 0.02, 0.2
 
-RESULT = result_of(100).body.decode()
+RESULT = make_result(100).body.decode()
 IN_PROGRESS = b"in progress"
 
 
 class Burst(Measure):
-    """200 clients, each with 10 requests in a row for one and the same key; the work takes 50 ms.
+    """200 clients send 10 requests each, one after another, for the same key; the work takes 50 ms.
 
-    Whoever comes while it is done waits: by the gate until he hears of the outcome, behind WATCH
-    until he looks again. The clients are threads of one process, so that is the limit, not Redis.
+    Requests that arrive meanwhile wait: celery-idempotent for a CLIENT TRACKING invalidation, the
+    WATCH implementation for its next poll. The clients are threads of one process, which limits
+    the throughput before Redis does.
     """
 
     name = "burst"
@@ -44,91 +45,98 @@ class Burst(Measure):
     CLIENTS, REQUESTS, ROUNDS = 200, 10, 9
     WORK = 0.05
 
-    def measure(self, show: Show) -> Finding:
-        rates: Rounds = {GATE: [], WATCH: []}
-        slowest: Rounds = {GATE: [], WATCH: []}
-        with own_server(maxclients="2000") as server:
-            requests = {GATE: self._gated(server), WATCH: self._watched(server)}
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
+        rates: Rounds = {OURS: [], WATCH: []}
+        slowest: Rounds = {OURS: [], WATCH: []}
+        with private_server(maxclients="2000") as server:
+            requests = {OURS: self._idempotent(server), WATCH: self._by_watch(server)}
             keys = count()
             with ThreadPoolExecutor(self.CLIENTS) as pool:
-                for number in range(-1, self.ROUNDS):  # the first one connects
-                    for name in in_turn(requests, max(number, 0)):
+                for number in range(-1, self.ROUNDS):  # round -1 connects
+                    for name in round_order(requests, max(number, 0)):
                         rate, p99 = self._round(pool, requests[name], f"key-{next(keys)}")
                         if number >= 0:
                             rates[name].append(rate)
                             slowest[name].append(p99)
-                    show((number + 1) / self.ROUNDS)
-        return Finding(
+                    progress((number + 1) / self.ROUNDS)
+        ratios = {
+            "throughput": (Spread.from_ratios(rates[OURS], rates[WATCH]), Goal(2.3, "≥")),
+            "p99": (Spread.from_ratios(slowest[OURS], slowest[WATCH]), Goal(0.36)),
+        }
+        p99 = {name: Spread.from_values(each) for name, each in slowest.items()}
+        return MeasureResult(
             [
-                Figure.spread_of("throughput, ours / WATCH",
-                                 Spread.of_ratios(rates[GATE], rates[WATCH]), "×", Goal(2.3, "≥")),
-                Figure.spread_of("p99, ours / WATCH",
-                                 Spread.of_ratios(slowest[GATE], slowest[WATCH]), "×", Goal(0.36)),
-                *(Figure.spread_of(f"{name}, throughput", Spread.of(each), "requests/s")
-                  for name, each in rates.items()),
-                *(Figure.spread_of(f"{name}, p99", Spread.of(each), "ms")
-                  for name, each in slowest.items()),
+                *(
+                    Figure.from_spread(f"{name}, ours / WATCH", spread, "×", goal)
+                    for name, (spread, goal) in ratios.items()
+                ),
+                *(
+                    Figure.from_spread(
+                        f"{name}, throughput", Spread.from_values(each), "requests/s"
+                    )
+                    for name, each in rates.items()
+                ),
+                *(Figure.from_spread(f"{name}, p99", each, "ms") for name, each in p99.items()),
             ],
-            [Bars("p99 of 200 clients on one key", "ms",
-                  {name: Spread.of(each) for name, each in slowest.items()}, (GATE,))],
-            {"requests a second": rates, "p99, ms": slowest},
-        )  # fmt: skip
+            [Bars("p99 of 200 clients on one key", "ms", p99, (OURS,))],
+            {"requests per second": rates, "p99, ms": slowest},
+        )
 
     def _round(self, pool: ThreadPoolExecutor, request: Request, key: str) -> tuple[float, float]:
-        """Requests a second, and the p99 of one in milliseconds."""
+        """Returns requests per second, and the p99 of their durations in milliseconds."""
         ready = threading.Barrier(self.CLIENTS + 1)
 
         def client() -> list[float]:
             ready.wait()
-            taken = []
+            durations = []
             for _ in range(self.REQUESTS):
-                began_at = time.perf_counter()
+                started_at = time.perf_counter()
                 request(key)
-                taken.append(time.perf_counter() - began_at)
-            return taken
+                durations.append(time.perf_counter() - started_at)
+            return durations
 
         clients = [pool.submit(client) for _ in range(self.CLIENTS)]
         ready.wait()
-        began_at = time.perf_counter()
-        taken = [seconds for each in clients for seconds in each.result()]
-        rate = len(taken) / (time.perf_counter() - began_at)
-        return rate, 1000 * quantiles(taken, n=100)[98]
+        started_at = time.perf_counter()
+        durations = [seconds for each in clients for seconds in each.result()]
+        rate = len(durations) / (time.perf_counter() - started_at)
+        return rate, 1000 * quantiles(durations, n=100)[98]
 
     def _work(self) -> str:
         time.sleep(self.WORK)
         return RESULT
 
-    def _gated(self, server: RedisServer) -> Request:
+    def _idempotent(self, server: RedisServer) -> Request:
         idem = Idempotency(server.url, on_conflict="wait", wait_timeout=60)
         return idem.idempotent(lambda key: self._work(), name="shop.charge")
 
-    def _watched(self, server: RedisServer) -> Request:
+    def _by_watch(self, server: RedisServer) -> Request:
         client = server.client(max_connections=2 * self.CLIENTS)
 
         def request(key: str) -> object:
-            for pause in _pauses():
-                there = _begin_by_watch(client, key)
-                if there is None:
+            for interval in _poll_intervals():
+                value = _begin_by_watch(client, key)
+                if value is None:
                     result = self._work()
                     client.set(key, result, px=RETENTION_MS)
                     return result
-                if there != IN_PROGRESS:
-                    return there
-                time.sleep(pause)
+                if value != IN_PROGRESS:
+                    return value
+                time.sleep(interval)
             raise AssertionError("unreachable")
 
         return request
 
 
 def _begin_by_watch(client: Redis, key: str) -> object:
-    """What is under `key`; None where nothing was, and this caller is to do the work."""
+    """Returns the value of `key`; None if it had none, so that this client does the work."""
     with client.pipeline() as pipe:
         while True:
             try:
                 pipe.watch(key)
-                there = pipe.get(key)
-                if there is not None:
-                    return there
+                value = pipe.get(key)
+                if value is not None:
+                    return value
                 pipe.multi()
                 pipe.set(key, IN_PROGRESS, px=60_000)
                 pipe.execute()
@@ -137,9 +145,8 @@ def _begin_by_watch(client: Redis, key: str) -> object:
                 continue
 
 
-def _pauses() -> Iterator[float]:
-    """Between the looks of one who waits."""
-    pause = FIRST_LOOK
+def _poll_intervals() -> Iterator[float]:
+    interval = FIRST_POLL
     while True:
-        yield pause
-        pause = min(pause * 1.5, LAST_LOOK)
+        yield interval
+        interval = min(interval * 1.5, LONGEST_POLL)

@@ -1,22 +1,22 @@
-"""One client on the loopback."""
+"""Durations of single calls by one client."""
 
 from __future__ import annotations
 
-from tests.labs.benchmarks import contestants as who
-from tests.labs.benchmarks.bench import Bench, own_server
-from tests.labs.benchmarks.figure import Bars, Figure, Finding, Goal, Spread
-from tests.labs.benchmarks.measure import Measure, Show
-from tests.labs.benchmarks.turns import Rounds, take_turns
+from tests.labs.benchmarks import contestants as names
+from tests.labs.benchmarks.bench import Bench, private_server
+from tests.labs.benchmarks.figure import Bars, Figure, Goal, MeasureResult, Spread
+from tests.labs.benchmarks.interleaving import Rounds, interleave
+from tests.labs.benchmarks.measure import Measure, ProgressCallback
 
 
-class OneClient(Measure):
-    """How long a run and a replay take a caller, beside what must be paid in any case.
+class SingleClient(Measure):
+    """The duration of a run and of a replay, compared with lower bounds and other libraries.
 
-    The floor is the same number of round trips with a script that does nothing and takes no
-    arguments, by the same client: the line that the store speaks through, which is leaner than
-    redis-py's. Between the floor and the run stands what a run sends, to scripts that do nothing:
-    below it is the client's part, above it the server's. Powertools and a gated function derive a
-    key, too, and run something.
+    The lower bound is the same number of round trips with a script that does nothing and takes no
+    arguments, by the same client: the store's transport, which is faster than redis-py's client.
+    The arguments of a run, sent to scripts that do nothing, divide the difference between a run
+    and its lower bound into the client's part and the server's. Powertools and an idempotent
+    function also derive a key and call a function.
     """
 
     name = "client"
@@ -24,48 +24,56 @@ class OneClient(Measure):
 
     ROUNDS, EACH = 60, 60
     RUNS = (
-        who.RUN,
-        who.FLOOR,
-        who.FOR_NOTHING,
-        who.CLIENT_FLOOR,
-        who.BY_CLIENT,
-        who.GATED,
-        who.LOCK,
-        who.OTHER_LOCK,
-        who.POWERTOOLS,
+        names.RUN,
+        names.TWO_NO_OPS,
+        names.RUN_NO_OP,
+        names.CLIENT_TWO_NO_OPS,
+        names.BY_CLIENT,
+        names.FUNCTION,
+        names.LOCK,
+        names.PYTHON_REDIS_LOCK,
+        names.POWERTOOLS,
     )
     REPLAYS = (
-        *(who.REPLAY, who.FLOOR_ONE, who.CLIENT_FLOOR_ONE),
-        *(who.GATED_REPLAY, who.POWERTOOLS_REPLAY),
+        *(names.REPLAY, names.ONE_NO_OP, names.CLIENT_ONE_NO_OP),
+        *(names.FUNCTION_REPLAY, names.POWERTOOLS_REPLAY),
     )
 
-    def measure(self, show: Show) -> Finding:
-        with own_server() as server:
-            times = take_turns(who.contestants(Bench(server)), self.ROUNDS, self.EACH, show)
-        return Finding(
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
+        with private_server() as server:
+            times = interleave(names.contestants(Bench(server)), self.ROUNDS, self.EACH, progress)
+        return MeasureResult(
             [
-                _ratio(times, who.RUN, who.FLOOR, Goal(1.25)),
-                _ratio(times, who.RUN, who.LOCK, Goal(0.8)),
-                _ratio(times, who.REPLAY, who.FLOOR_ONE, Goal(1.25)),
-                _ratio(times, who.BY_CLIENT, who.CLIENT_FLOOR),
-                _ratio(times, who.RUN, who.CLIENT_FLOOR),
-                _ratio(times, who.REPLAY, who.CLIENT_FLOOR_ONE),
-                _ratio(times, who.RUN, who.BY_CLIENT),
-                *(Figure.spread_of(name, Spread.of(each), "µs") for name, each in times.items()),
+                _ratio(times, names.RUN, names.TWO_NO_OPS, Goal(1.25)),
+                _ratio(times, names.RUN, names.LOCK, Goal(0.8)),
+                _ratio(times, names.REPLAY, names.ONE_NO_OP, Goal(1.25)),
+                _ratio(times, names.BY_CLIENT, names.CLIENT_TWO_NO_OPS),
+                _ratio(times, names.RUN, names.CLIENT_TWO_NO_OPS),
+                _ratio(times, names.REPLAY, names.CLIENT_ONE_NO_OP),
+                _ratio(times, names.RUN, names.BY_CLIENT),
+                *(
+                    Figure.from_spread(name, Spread.from_values(each), "µs")
+                    for name, each in times.items()
+                ),
             ],
             [
-                _bars("A run, one client", times, self.RUNS, (who.RUN, who.GATED)),
-                _bars("A replay, one client", times, self.REPLAYS, (who.REPLAY, who.GATED_REPLAY)),
+                _bars("A run, one client", times, self.RUNS, (names.RUN, names.FUNCTION)),
+                _bars(
+                    "A replay, one client",
+                    times,
+                    self.REPLAYS,
+                    (names.REPLAY, names.FUNCTION_REPLAY),
+                ),
             ],
             {"medians of rounds, µs": times},
         )
 
 
 def _ratio(times: Rounds, ours: str, other: str, goal: Goal | None = None) -> Figure:
-    spread = Spread.of_ratios(times[ours], times[other])
-    return Figure.spread_of(f"{ours} / {other}", spread, "×", goal)
+    spread = Spread.from_ratios(times[ours], times[other])
+    return Figure.from_spread(f"{ours} / {other}", spread, "×", goal)
 
 
 def _bars(title: str, times: Rounds, names: tuple[str, ...], ours: tuple[str, ...]) -> Bars:
-    spreads = {name: Spread.of(times[name]) for name in names if name in times}
+    spreads = {name: Spread.from_values(times[name]) for name in names if name in times}
     return Bars(title, "µs", spreads, ours)

@@ -1,57 +1,59 @@
-"""Commands that a task costs Redis."""
+"""Redis commands per task."""
 
 from __future__ import annotations
 
-from tests.labs.benchmarks.figure import Figure, Finding, Goal
-from tests.labs.benchmarks.listener import Ear
-from tests.labs.benchmarks.live import ALONE, arenas, server_for
-from tests.labs.benchmarks.measure import Measure, Show
+from tests.labs.benchmarks.command_monitor import CommandMonitor
+from tests.labs.benchmarks.environments import CONTESTANTS_ONLY, server_for, start_environments
+from tests.labs.benchmarks.figure import Figure, Goal, MeasureResult
+from tests.labs.benchmarks.measure import Measure, ProgressCallback
 from tests.labs.comparison.contestants import OURS, PLAIN
-from tests.labs.comparison.environment import Arena
+from tests.labs.comparison.environment import Environment
 from tests.waiting import SOON
 
 
 class Commands(Measure):
-    """What broker, backend and records are sent for one no-op task that is waited for.
+    """The commands sent to broker, result backend and store for one no-op task and its result.
 
-    All three are on one server, which tells by MONITOR. Commands that a script runs inside the
-    server are not counted: nobody waits for them on a wire, and the server's time has them.
+    All three are on one server, and MONITOR counts the commands. Those that a script runs inside
+    the server are not counted: they need no round trip, and the measure of server time has them.
     """
 
     name = "commands"
-    title = "Redis commands of a task"
-    counts = True
+    title = "Redis commands per task"
+    is_exact = True
 
     TASKS = 100
 
-    entries = ALONE
+    entries = CONTESTANTS_ONLY
 
-    def measure(self, show: Show) -> Finding:
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
         counts: dict[str, dict[str, int]] = {}
-        with server_for(self.entries) as server, arenas(server, self.entries) as field:
-            for number, (name, environment) in enumerate(field.items()):
+        with (
+            server_for(self.entries) as server,
+            start_environments(server, self.entries) as environments,
+        ):
+            for number, (name, environment) in enumerate(environments.items()):
                 _work(environment, self.TASKS // 10)
-                with Ear(server) as ear:
+                with CommandMonitor(server) as monitor:
                     _work(environment, self.TASKS)
-                counts[name] = dict(ear.commands.most_common())
-                show((number + 1) / len(field))
-        # What the clock makes them send, such as polls of an empty queue, is rounded away.
-        a_task = {
-            name: {command: round(sent / self.TASKS) for command, sent in of.items()}
-            for name, of in counts.items()
+                counts[name] = dict(monitor.commands.most_common())
+                progress((number + 1) / len(environments))
+        # Rounding drops periodic commands, such as polls of an empty queue.
+        sums = {
+            name: sum(round(sent / self.TASKS) for sent in commands.values())
+            for name, commands in counts.items()
         }
-        sums = {name: sum(of.values()) for name, of in a_task.items()}
         extra = sums[OURS.name] - sums[PLAIN.name]
-        return Finding(
+        return MeasureResult(
             [
-                Figure(f"{OURS.name}, more than {PLAIN.name}", extra, goal=Goal(2)),
+                Figure(f"{OURS.name} − {PLAIN.name}", extra, goal=Goal(2)),
                 *(Figure(name, count) for name, count in sums.items()),
             ],
             raw={"commands": counts, "tasks": self.TASKS},
         )
 
 
-def _work(environment: Arena, tasks: int) -> None:
+def _work(environment: Environment, tasks: int) -> None:
     publish = environment.task("no_op").delay
     for _ in range(tasks):
         publish(environment.order()).get(timeout=SOON)

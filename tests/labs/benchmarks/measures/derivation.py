@@ -1,38 +1,38 @@
-"""Keys."""
+"""The duration of key derivation."""
 
 from __future__ import annotations
 
 from inspect import signature
 
 from celery_idempotent.key.rule import KeyRule
-from tests.labs.benchmarks.figure import Figure, Finding, Goal, Spread
-from tests.labs.benchmarks.measure import Measure, Show
-from tests.labs.benchmarks.turns import Call, take_turns
+from tests.labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
+from tests.labs.benchmarks.interleaving import Call, interleave
+from tests.labs.benchmarks.measure import Measure, ProgressCallback
 
 ARGUMENTS = (17, "order-42", 9.99, "EUR", True)
-ALL, TEMPLATE, ONE = "all arguments", "a template", "one argument by name"
+ALL, TEMPLATE, ONE = "all arguments", "a template", "one named argument"
 
 
 def charge(customer: int, order: str, amount: float, currency: str, live: bool) -> None:
-    """What a rule looks at."""
+    """Has the signature that keys are derived from."""
 
 
-class Derivation(Measure):
-    """How long it takes to make a key of five scalars, the fingerprint of all included."""
+class KeyDerivation(Measure):
+    """The time to derive the key and the fingerprint of five scalar arguments."""
 
     name = "keys"
-    title = "key of five scalars"
+    title = "key derivation, five scalars"
 
     ROUNDS, EACH = 40, 500
 
-    def measure(self, show: Show) -> Finding:
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
         rules = {ALL: None, TEMPLATE: "order:{order}", ONE: ("order",)}
         calls = {name: _deriving(rule) for name, rule in rules.items()}
-        times = take_turns(calls, self.ROUNDS, self.EACH, show)
+        times = interleave(calls, self.ROUNDS, self.EACH, progress)
         goals = {ALL: Goal(10)}
-        return Finding(
+        return MeasureResult(
             [
-                Figure.spread_of(name, Spread.of(each), "µs", goals.get(name))
+                Figure.from_spread(name, Spread.from_values(each), "µs", goals.get(name))
                 for name, each in times.items()
             ],
             raw={"medians of rounds, µs": times},

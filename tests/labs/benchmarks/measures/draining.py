@@ -1,60 +1,63 @@
-"""How fast a worker drains a queue: where Celery itself is the limit."""
+"""The throughput of one worker process."""
 
 from __future__ import annotations
 
 import time
 
-from tests.labs.benchmarks.figure import Bars, Figure, Finding, Spread
-from tests.labs.benchmarks.live import ENTRIES, arenas, server_for
-from tests.labs.benchmarks.measure import Measure, Show
-from tests.labs.benchmarks.turns import Rounds, in_turn
+from tests.labs.benchmarks.environments import WITH_CONTROL, server_for, start_environments
+from tests.labs.benchmarks.figure import Bars, Figure, MeasureResult, Spread
+from tests.labs.benchmarks.interleaving import Rounds, round_order
+from tests.labs.benchmarks.measure import Measure, ProgressCallback
 from tests.labs.comparison.contestants import OURS
-from tests.labs.comparison.environment import Arena
+from tests.labs.comparison.environment import Environment
 from tests.waiting import eventually
 
 
-class Draining(Measure):
-    """No-op tasks that one worker process gets through in a second, from a full queue.
+class QueueDrain(Measure):
+    """No-op tasks per second that one worker process takes from a full queue.
 
-    The worker is frozen while the queue is filled. Results are stored, nobody waits for them.
+    The worker is paused while the queue is filled. Results are stored and not read.
     """
 
     name = "drain"
-    title = "a worker process drains a queue"
+    title = "throughput of one worker process"
     page = "scaling"
 
     ROUNDS, TASKS = 6, 300
 
-    entries = ENTRIES
+    entries = WITH_CONTROL
 
-    def measure(self, show: Show) -> Finding:
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
         rates: Rounds = {name: [] for name in self.entries}
-        with server_for(self.entries) as server, arenas(server, self.entries) as field:
-            for environment in field.values():
+        with (
+            server_for(self.entries) as server,
+            start_environments(server, self.entries) as environments,
+        ):
+            for environment in environments.values():
                 _drain(environment, self.TASKS // 10)
             for number in range(self.ROUNDS):
-                for name in in_turn(rates, number):
-                    rates[name].append(_drain(field[name], self.TASKS))
-                show((number + 1) / self.ROUNDS)
-        spreads = {name: Spread.of(each) for name, each in rates.items()}
-        return Finding(
-            [Figure.spread_of(name, each, "tasks/s") for name, each in spreads.items()],
+                for name in round_order(rates, number):
+                    rates[name].append(_drain(environments[name], self.TASKS))
+                progress((number + 1) / self.ROUNDS)
+        spreads = {name: Spread.from_values(each) for name, each in rates.items()}
+        return MeasureResult(
+            [Figure.from_spread(name, each, "tasks/s") for name, each in spreads.items()],
             [
                 Bars(
-                    "No-op tasks that one worker process gets through",
+                    "No-op tasks by one worker process",
                     "tasks/s",
                     spreads,
                     (OURS.name,),
                 )
             ],
-            {"tasks a second": rates},
+            {"tasks per second": rates},
         )
 
 
-def _drain(environment: Arena, tasks: int) -> float:
+def _drain(environment: Environment, tasks: int) -> float:
     with environment.frozen():
         for _ in range(tasks):
             environment.publish("no_op", environment.order())
-        began_at = time.perf_counter()
+        started_at = time.perf_counter()
     eventually(lambda: not environment.messages(), "the queue is drained")
-    return tasks / (time.perf_counter() - began_at)
+    return tasks / (time.perf_counter() - started_at)

@@ -1,4 +1,4 @@
-"""Whether it matters how many records there are."""
+"""The duration of operations by the number of records."""
 
 from __future__ import annotations
 
@@ -7,97 +7,99 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from celery_idempotent.key.key import Key
-from tests.labs.benchmarks.bench import FINGERPRINT, TASK, Bench, own_server
-from tests.labs.benchmarks.figure import Curves, Figure, Finding, Goal, Spread
-from tests.labs.benchmarks.measure import Measure, Show
-from tests.labs.benchmarks.records import added_by, digest_of, fill
-from tests.labs.benchmarks.turns import Rounds, in_turn, median_us
+from tests.labs.benchmarks.bench import FINGERPRINT, TASK, Bench, private_server
+from tests.labs.benchmarks.figure import Curves, Figure, Goal, MeasureResult, Spread
+from tests.labs.benchmarks.interleaving import Rounds, median_microseconds, round_order
+from tests.labs.benchmarks.measure import Measure, ProgressCallback
+from tests.labs.benchmarks.records import added_memory, digest_of, fill
 
-RUN, REPLAY, GET = "begin + complete", "replay of a random one", "plain GET of a random one"
+RUN, REPLAY, GET = "begin + complete", "replay of a random record", "GET of a random record"
 GOALS = {RUN: Goal(1.1), REPLAY: Goal(1.1)}
 
 
 class Growth(Measure):
-    """The same operations on servers with a thousand to five million records, in turn.
+    """The same operations on servers with a thousand to five million records.
 
-    All servers are there at the same time, so that each round has all sizes in it. What a replay
-    asks for is drawn at random: its record is in no cache of the processor's. The plain GET tells
-    what of that is Redis's own.
+    All servers run at the same time, so that each round includes every size. Replays read random
+    records, which are in no cache of the processor. A plain GET shows which part of the difference
+    is due to Redis itself.
     """
 
     name = "growth"
-    title = "time of an operation, by records"
+    title = "duration by number of records"
     timeout = 300.0
 
     SIZES = (1_000, 10_000, 100_000, 1_000_000, 5_000_000)
     ROUNDS, EACH = 30, 100
 
-    def measure(self, show: Show) -> Finding:
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
         with ExitStack() as stack:
             benches: dict[str, Bench] = {}
             for size in self.SIZES:
-                bench = Bench(stack.enter_context(own_server()))
-                _filled(bench, size)
+                bench = Bench(stack.enter_context(private_server()))
+                _fill(bench, size)
                 benches[f"{size}"] = bench
-                show(0.5 * sum(map(int, benches)) / sum(self.SIZES))
-            clients, servers = self._rounds(benches, show)
+                progress(0.5 * sum(map(int, benches)) / sum(self.SIZES))
+            clients, servers = self._rounds(benches, progress)
         least, most = f"{min(self.SIZES)}", f"{max(self.SIZES)}"
         figures = [
-            Figure.spread_of(
-                f"{what}, {int(most):,} / {int(least):,} records, {where}",
-                Spread.of_ratios(times[what][most], times[what][least]),
+            Figure.from_spread(
+                f"{operation}, {int(most):,} / {int(least):,} records, {clock}",
+                Spread.from_ratios(times[operation][most], times[operation][least]),
                 "×",
-                GOALS.get(what),
+                GOALS.get(operation),
             )
-            for where, times in (("client's time", clients), ("server's time", servers))
-            for what in times
+            for clock, times in (("client time", clients), ("server time", servers))
+            for operation in times
         ]
-        return Finding(
+        return MeasureResult(
             figures,
             [
-                _curves("Time of an operation, one client", clients),
-                _curves("Time of a script on the server", servers),
+                _curves("Duration of an operation, one client", clients),
+                _curves("Server time of a command", servers),
             ],
             {"µs": clients, "µs on the server": servers},
         )
 
     def _rounds(
-        self, benches: Mapping[str, Bench], show: Show
+        self, benches: Mapping[str, Bench], progress: ProgressCallback
     ) -> tuple[dict[str, Rounds], dict[str, Rounds]]:
-        """Microseconds by operation and size: of a client's call, and of a script in the server."""
+        """Returns client and server microseconds, by operation and size."""
         clients, servers = (
-            {what: {size: [] for size in benches} for what in (RUN, REPLAY, GET)} for _ in range(2)
+            {operation: {size: [] for size in benches} for operation in (RUN, REPLAY, GET)}
+            for _ in range(2)
         )
-        for number in range(-1, self.ROUNDS):  # the first one warms up
-            for size in in_turn(benches, max(number, 0)):
-                for what, (of_client, of_server) in self._timed(benches[size], int(size)).items():
+        for number in range(-1, self.ROUNDS):  # round -1 is a warm-up
+            for size in round_order(benches, max(number, 0)):
+                for operation, (client, server) in self._time(benches[size], int(size)).items():
                     if number >= 0:
-                        clients[what][size].append(of_client)
-                        servers[what][size].append(of_server)
-            show(0.5 + 0.5 * (number + 1) / self.ROUNDS)
+                        clients[operation][size].append(client)
+                        servers[operation][size].append(server)
+            progress(0.5 + 0.5 * (number + 1) / self.ROUNDS)
         return clients, servers
 
-    def _timed(self, bench: Bench, size: int) -> dict[str, tuple[float, float]]:
-        new = [next(bench.fresh) for _ in range(self.EACH)]
-        some, others = ([_key(random.randrange(size)) for _ in range(self.EACH)] for _ in range(2))
+    def _time(self, bench: Bench, size: int) -> dict[str, tuple[float, float]]:
+        new = [next(bench.new_keys) for _ in range(self.EACH)]
+        replayed, read = (
+            [_key(random.randrange(size)) for _ in range(self.EACH)] for _ in range(2)
+        )
         times = {}
-        for what, keys, act, command in (
+        for operation, keys, call, command in (
             (RUN, new, bench.run, "evalsha"),
-            (REPLAY, some, bench.begin, "evalsha"),
-            (GET, others, lambda key: bench.client.get(bench.store.name(key)), "get"),
+            (REPLAY, replayed, bench.begin, "evalsha"),
+            (GET, read, lambda key: bench.client.get(bench.store.name(key)), "get"),
         ):
-            left = iter(keys)
+            rest = iter(keys)
             bench.client.config_resetstat()
-            of_client = median_us(lambda act=act, left=left: act(next(left)), self.EACH)
-            times[what] = (of_client, bench.usec_per_call(command))
+            client = median_microseconds(lambda call=call, rest=rest: call(next(rest)), self.EACH)
+            times[operation] = (client, bench.usec_per_call(command))
         bench.client.unlink(*map(bench.store.name, new))
         return times
 
 
-def _filled(bench: Bench, size: int) -> None:
-    """Put so many completed records there."""
+def _fill(bench: Bench, size: int) -> None:
     template = bench.store.name(bench.run())
-    added_by(bench.client, lambda: fill(bench.client, template, size))
+    added_memory(bench.client, lambda: fill(bench.client, template, size))
 
 
 def _key(number: int) -> Key:
@@ -106,7 +108,7 @@ def _key(number: int) -> Key:
 
 def _curves(title: str, times: Mapping[str, Rounds]) -> Curves:
     curves = {
-        what: [(float(size), Spread.of(each)) for size, each in of.items()]
-        for what, of in times.items()
+        operation: [(float(size), Spread.from_values(each)) for size, each in by_size.items()]
+        for operation, by_size in times.items()
     }
-    return Curves(title, "µs", "records", curves, powers=True)
+    return Curves(title, "µs", "records", curves, logarithmic=True)

@@ -1,4 +1,4 @@
-"""Many leases in one process."""
+"""The cost of a heartbeat that renews many leases."""
 
 from __future__ import annotations
 
@@ -16,99 +16,102 @@ from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.transport.sync import SyncTransport
 from celery_idempotent.testing.process import wait_until
 from celery_idempotent.testing.server import RedisServer
-from tests.labs.benchmarks.bench import RETENTION_MS, Bench, own_server
-from tests.labs.benchmarks.figure import Figure, Finding, Goal, Spread
-from tests.labs.benchmarks.measure import Measure, Show
+from tests.labs.benchmarks.bench import RETENTION_MS, Bench, private_server
+from tests.labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
+from tests.labs.benchmarks.measure import Measure, ProgressCallback
 
-#: The default lease, and how often it is extended.
-LEASE, BEATS_A_LEASE = 60.0, 3
+#: The default lease in seconds, and its renewals per lease.
+LEASE, RENEWALS_PER_LEASE = 60.0, 3
 
 
-class HeartbeatOfMany(Measure):
-    """What the heartbeat of a process that holds a thousand leases sends, and what it computes.
+class ManyLeases(Measure):
+    """Round trips and CPU time of the heartbeat of a process that holds a thousand leases.
 
-    The leases are short, so that there are beats enough to count; the share of a core is what
-    such beats come to with leases of a minute, the default.
+    The measure uses short leases to observe enough heartbeats; the CPU share is computed from
+    their cost for leases of a minute, the default.
     """
 
     name = "heartbeat"
     title = "heartbeat, 1,000 leases in one process"
 
-    LEASES, LEASE_MS, BEATS = 1_000, 3_000, 8
+    LEASES, LEASE_MS, HEARTBEATS = 1_000, 3_000, 8
 
-    def measure(self, show: Show) -> Finding:
-        with own_server() as server:
-            in_a_trip = self._extended_in_a_trip(server)
-            show(0.3)
-            beats = self._seconds_of_beats(server, show)
-        share = [100 * beat * BEATS_A_LEASE / LEASE for beat in beats]
-        return Finding(
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
+        with private_server() as server:
+            per_trip = self._renewals_per_round_trip(server)
+            progress(0.3)
+            seconds = self._cpu_seconds(server, progress)
+        share = [100 * each * RENEWALS_PER_LEASE / LEASE for each in seconds]
+        milliseconds = [1000 * each for each in seconds]
+        return MeasureResult(
             [
-                Figure("round trips for all that are due", self.LEASES / in_a_trip, goal=Goal(1)),
-                Figure.spread_of("of a core, leases of 60 s", Spread.of(share), "%", Goal(1)),
-                Figure.spread_of("a beat", Spread.of([1000 * each for each in beats]), "ms of CPU"),
+                Figure("round trips per heartbeat", self.LEASES / per_trip, goal=Goal(1)),
+                Figure.from_spread(
+                    "CPU of one core, leases of 60 s", Spread.from_values(share), "%", Goal(1)
+                ),
+                Figure.from_spread("CPU per heartbeat", Spread.from_values(milliseconds), "ms"),
             ],
-            raw={"CPU seconds of beats": beats, "leases in a round trip": in_a_trip},
+            raw={"CPU seconds of heartbeats": seconds, "leases per round trip": per_trip},
         )
 
-    def _extended_in_a_trip(self, server: RedisServer) -> float:
-        """How many leases the heartbeat's line sends at a time, before it reads answers."""
+    def _renewals_per_round_trip(self, server: RedisServer) -> float:
+        """Returns the renewals that the transport sends before it reads replies."""
         trips: list[int] = []
         send = SyncTransport.send
 
-        def counting(line: SyncTransport, requests: Sequence[bytes]) -> list[Any]:
+        def counting(transport: SyncTransport, requests: Sequence[bytes]) -> list[Any]:
             trips.append(sum(b"EVALSHA" in request for request in requests))
-            return send(line, requests)
+            return send(transport, requests)
 
         with self._leases(server):
-            # The first beat teaches the script, and takes two.
-            wait_until(lambda: _extensions(server) >= 2 * self.LEASES, "no beats came")
+            # The first heartbeat loads the script and needs two round trips.
+            wait_until(lambda: _renewals(server) >= 2 * self.LEASES, "no leases were renewed")
             with patch.object(SyncTransport, "send", counting):
-                wait_until(lambda: len(trips) >= 4, "four beats did not come")
+                wait_until(lambda: len(trips) >= 4, "leases were renewed less than four times")
         return median(trips[:4])
 
-    def _seconds_of_beats(self, server: RedisServer, show: Show) -> list[float]:
-        """CPU seconds of each beat, by the clock of the heartbeat's own thread."""
-        beats: list[float] = []
+    def _cpu_seconds(self, server: RedisServer, progress: ProgressCallback) -> list[float]:
+        """Returns the CPU seconds of each heartbeat, by the CPU clock of its thread."""
+        seconds: list[float] = []
         with server.client() as client, self._leases(server) as clock:
             client.config_resetstat()
-            for number in range(self.BEATS):
+            for number in range(self.HEARTBEATS):
                 before = time.clock_gettime(clock)
                 wait_until(
-                    lambda last=number: _extensions(server) >= (last + 1) * self.LEASES,
-                    "no beat came",
+                    lambda previous=number: _renewals(server) >= (previous + 1) * self.LEASES,
+                    "leases were not renewed",
                 )
-                # The server has answered; the thread has yet to read it all.
-                time.sleep(self.LEASE_MS / 1000 / BEATS_A_LEASE / 2)
-                beats.append(time.clock_gettime(clock) - before)
-                show(0.3 + 0.7 * (number + 1) / self.BEATS)
-        return beats
+                # The server has replied; leave the thread time to read all replies.
+                time.sleep(self.LEASE_MS / 1000 / RENEWALS_PER_LEASE / 2)
+                seconds.append(time.clock_gettime(clock) - before)
+                progress(0.3 + 0.7 * (number + 1) / self.HEARTBEATS)
+        return seconds
 
     @contextmanager
     def _leases(self, server: RedisServer) -> Iterator[int]:
-        """So many leases with a heartbeat, all due together; gives the clock of its thread."""
-        bench, heart = Bench(server), Heartbeat()
+        """Holds leases that are renewed together; yields the CPU clock of the heartbeat."""
+        bench, heartbeat = Bench(server), Heartbeat()
         leases = [self._lease(bench) for _ in range(self.LEASES)]
-        together = time.monotonic()
+        renewed_at = time.monotonic()
         for lease in leases:
-            lease.renewed(together)
-            heart.start_renewal(lease)
+            lease.renewed(renewed_at)
+            heartbeat.start_renewal(lease)
         try:
-            assert heart._thread is not None
-            assert heart._thread.ident is not None
-            yield time.pthread_getcpuclockid(heart._thread.ident)
+            assert heartbeat._thread is not None
+            assert heartbeat._thread.ident is not None
+            yield time.pthread_getcpuclockid(heartbeat._thread.ident)
         finally:
             for lease in leases:
-                heart.stop_renewal(lease)
+                heartbeat.stop_renewal(lease)
             bench.close()
 
     def _lease(self, bench: Bench) -> Lease[RecordStore]:
-        key = next(bench.fresh)
-        extension = Extension(key, bench.begun(key), self.LEASE_MS, RETENTION_MS)
+        key = next(bench.new_keys)
+        extension = Extension(key, bench.begin_token(key), self.LEASE_MS, RETENTION_MS)
         return Lease(bench.store, extension, time.monotonic(), lambda: None)
 
 
-def _extensions(server: RedisServer) -> int:
+def _renewals(server: RedisServer) -> int:
     with server.client() as client:
         stats: dict[str, Any] = client.info("commandstats")
     return int(stats.get("cmdstat_evalsha", {"calls": 0})["calls"])

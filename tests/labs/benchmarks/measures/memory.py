@@ -1,4 +1,4 @@
-"""Bytes."""
+"""The size of records."""
 
 from __future__ import annotations
 
@@ -6,50 +6,56 @@ from uuid import uuid4
 
 from celery import Celery
 
-from tests.labs.benchmarks.bench import Bench, memory, own_server
-from tests.labs.benchmarks.figure import Bars, Figure, Finding, Goal, Spread
-from tests.labs.benchmarks.measure import Measure, Show
+from tests.labs.benchmarks.bench import Bench, memory_usage, private_server
+from tests.labs.benchmarks.figure import Bars, Figure, Goal, MeasureResult, Spread
+from tests.labs.benchmarks.measure import Measure, ProgressCallback
 
 #: Bytes of results as JSON.
 SIZES = (16, 100, 500, 2048)
-ASKED = 100
+DOCUMENTED_SIZE = 100
 
 
 class Memory(Measure):
-    """What a record takes by ``MEMORY USAGE``, its name included, beside Celery's own result."""
+    """The size of a record by ``MEMORY USAGE``, its name included, and that of Celery's result."""
 
     name = "memory"
-    title = "bytes of a record"
-    counts = True
+    title = "record size"
+    is_exact = True
 
-    def measure(self, show: Show) -> Finding:
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
         figures: list[Figure] = []
         bars: dict[str, Spread] = {}
         ours: list[str] = []
-        with own_server() as server:
+        with private_server() as server:
             bench = Bench(server)
             app = Celery("shop", backend=server.url, set_as_current=False)
             for size in SIZES:
-                theirs = _celerys(app, bench, size)
-                taken = bench.bytes_of(bench.run(size=size))
-                told = f"result of {size} bytes"
-                if size == ASKED:
-                    figures.append(Figure(told, taken, "bytes", Goal(260)))
-                below = Goal(theirs, "<")
-                figures.append(Figure(f"{told}, beside Celery's meta", taken, "bytes", below))
-                ours.append(f"record, {told}")
+                celery_size = _celery_result_size(app, bench, size)
+                record_size = bench.record_size(bench.run(size=size))
+                label = f"result of {size} bytes"
+                if size == DOCUMENTED_SIZE:
+                    figures.append(Figure(label, record_size, "bytes", Goal(260)))
+                figures.append(
+                    Figure(
+                        f"{label}, compared with Celery's",
+                        record_size,
+                        "bytes",
+                        Goal(celery_size, "<"),
+                    )
+                )
+                ours.append(f"record, {label}")
                 bars |= {
-                    f"record, {told}": Spread.of([taken]),
-                    f"Celery's meta, {told}": Spread.of([theirs]),
+                    f"record, {label}": Spread.from_values([record_size]),
+                    f"Celery's, {label}": Spread.from_values([celery_size]),
                 }
-            running = next(bench.fresh)
+            running = next(bench.new_keys)
             bench.begin(running)
-            figures.append(Figure("while it runs", bench.bytes_of(running), "bytes"))
+            figures.append(Figure("running execution", bench.record_size(running), "bytes"))
             app.close()
-        return Finding(figures, [Bars("Bytes of a record, its name included", "bytes", bars, ours)])
+        return MeasureResult(figures, [Bars("Record size, its name included", "bytes", bars, ours)])
 
 
-def _celerys(app: Celery, bench: Bench, size: int) -> int:
+def _celery_result_size(app: Celery, bench: Bench, size: int) -> int:
     task_id = str(uuid4())
     app.backend.store_result(task_id, "x" * (size - 2), "SUCCESS")
-    return memory(bench.client, app.backend.get_key_for_task(task_id))
+    return memory_usage(bench.client, app.backend.get_key_for_task(task_id))

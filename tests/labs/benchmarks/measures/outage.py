@@ -1,63 +1,63 @@
-"""What an outage costs a caller."""
+"""The cost of a call during an outage."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 
 from celery_idempotent import Idempotency, StoreUnavailableError
-from tests.labs.benchmarks.bench import beginning, keys, own_server
-from tests.labs.benchmarks.figure import Figure, Finding, Goal, Spread
-from tests.labs.benchmarks.measure import Measure, Show
-from tests.labs.benchmarks.turns import Call, take_turns
+from tests.labs.benchmarks.bench import begin_command, keys, private_server
+from tests.labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
+from tests.labs.benchmarks.interleaving import Call, interleave
+from tests.labs.benchmarks.measure import Measure, ProgressCallback
 
-REJECTED, UNPROTECTED = "a gated call, refused", "a gated call, run without protection"
-STORE = "… of it the store's refusal"
+REJECTED, UNPROTECTED = "rejected call", "unprotected call (on_store_error=run)"
+STORE = "rejection by the store alone"
 
 
-class OutageLogger(Measure):
-    """A call of a gated function while the breaker is open, from the call to its end.
+class OpenBreaker(Measure):
+    """The duration of a call of an idempotent function while the breaker is open.
 
-    Key, signal and log record included; the log is written nowhere. The few calls that ask whether
-    Redis is back do not show in a median.
+    It includes the key, the signal and the log record, which is written nowhere. The few calls
+    that probe Redis do not affect the median.
     """
 
     name = "outage"
-    title = "outage, breaker open"
+    title = "call during an outage, breaker open"
 
     ROUNDS, EACH = 40, 200
 
-    def measure(self, show: Show) -> Finding:
-        with own_server() as server:
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
+        with private_server() as server:
             idem = Idempotency(server.url)
-            refused = idem.idempotent(_nothing, name="shop.charge", on_store_error="raise")
-            unprotected = idem.idempotent(_nothing, name="shop.charge", on_store_error="run")
+            rejected = idem.idempotent(_no_op, name="shop.charge", on_store_error="raise")
+            unprotected = idem.idempotent(_no_op, name="shop.charge", on_store_error="run")
             server.kill()
-            store, fresh = idem.executor.store, keys()
+            store, new_keys = idem.executor.store, keys()
             calls = {
-                REJECTED: _refused(lambda: refused(1)),
+                REJECTED: _suppress(lambda: rejected(1)),
                 UNPROTECTED: lambda: unprotected(1),
-                STORE: _refused(lambda: store.execute(beginning(next(fresh)))),
+                STORE: _suppress(lambda: store.execute(begin_command(next(new_keys)))),
             }
             while not store.breaker.open:
                 calls[REJECTED]()
-            times = take_turns(calls, self.ROUNDS, self.EACH, show)
+            times = interleave(calls, self.ROUNDS, self.EACH, progress)
         goals = {REJECTED: Goal(50), UNPROTECTED: Goal(50)}
-        return Finding(
+        return MeasureResult(
             [
-                Figure.spread_of(name, Spread.of(each), "µs", goals.get(name))
+                Figure.from_spread(name, Spread.from_values(each), "µs", goals.get(name))
                 for name, each in times.items()
             ],
             raw={"medians of rounds, µs": times},
         )
 
 
-def _nothing(order: int) -> None:
-    """What is called."""
+def _no_op(order: int) -> None:
+    """Does nothing."""
 
 
-def _refused(call: Call) -> Call:
-    def refused() -> None:
+def _suppress(call: Call) -> Call:
+    def suppressing() -> None:
         with suppress(StoreUnavailableError):
             call()
 
-    return refused
+    return suppressing

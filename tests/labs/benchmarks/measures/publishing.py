@@ -1,48 +1,48 @@
-"""What publishing takes."""
+"""The duration of publishing."""
 
 from __future__ import annotations
 
-from tests.labs.benchmarks.figure import Bars, Finding, Goal
-from tests.labs.benchmarks.live import (
+from tests.labs.benchmarks.environments import (
     DEDUPE,
-    WITH_DEDUPE,
-    arenas,
-    in_units_of_plain,
-    ratios,
+    WITH_CONTROL_AND_DEDUPE,
+    ratio_figures,
+    relative_to_celery,
     server_for,
+    start_environments,
 )
-from tests.labs.benchmarks.measure import Measure, Show
-from tests.labs.benchmarks.turns import Call, take_turns
+from tests.labs.benchmarks.figure import Bars, Goal, MeasureResult
+from tests.labs.benchmarks.interleaving import Call, interleave
+from tests.labs.benchmarks.measure import Measure, ProgressCallback
 from tests.labs.comparison.contestants import OURS
-from tests.labs.comparison.environment import Arena
+from tests.labs.comparison.environment import Environment
 
 GOALS = {OURS.name: Goal(1.05), DEDUPE: Goal(1.30)}
 
 
 class Publishing(Measure):
-    """``delay`` of a no-op, each with an argument of its own; there is no worker."""
+    """``delay`` of a no-op task, each call with a different argument; no worker runs."""
 
     name = "publish"
     title = "publish"
 
     ROUNDS, EACH = 80, 20
 
-    entries = WITH_DEDUPE
+    entries = WITH_CONTROL_AND_DEDUPE
 
-    def measure(self, show: Show) -> Finding:
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
         with (
             server_for(self.entries) as server,
-            arenas(server, self.entries, concurrency=0) as field,
+            start_environments(server, self.entries, concurrency=0) as environments,
         ):
-            calls = {name: _publishing(environment) for name, environment in field.items()}
-            times = take_turns(calls, self.ROUNDS, self.EACH, show)
-        return Finding(
-            ratios(times, GOALS),
+            calls = {name: _publishing(environment) for name, environment in environments.items()}
+            times = interleave(calls, self.ROUNDS, self.EACH, progress)
+        return MeasureResult(
+            ratio_figures(times, GOALS),
             [
                 Bars(
                     "Publishing, plain Celery = 1",
                     "×",
-                    in_units_of_plain(times),
+                    relative_to_celery(times),
                     (OURS.name, DEDUPE),
                 )
             ],
@@ -50,6 +50,6 @@ class Publishing(Measure):
         )
 
 
-def _publishing(environment: Arena) -> Call:
+def _publishing(environment: Environment) -> Call:
     publish = environment.task("no_op").delay
     return lambda: publish(environment.order())

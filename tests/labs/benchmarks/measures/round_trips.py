@@ -1,4 +1,4 @@
-"""Round trips of the gate."""
+"""Round trips per call."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ from collections.abc import Callable
 
 from celery_idempotent import Decision, Idempotency
 from tests.faults.proxy import Proxy
-from tests.labs.benchmarks.bench import own_server
-from tests.labs.benchmarks.figure import Figure, Finding, Goal
-from tests.labs.benchmarks.measure import Measure, Show
+from tests.labs.benchmarks.bench import private_server
+from tests.labs.benchmarks.figure import Figure, Goal, MeasureResult
+from tests.labs.benchmarks.measure import Measure, ProgressCallback
 
 
 class RoundTrips(Measure):
-    """How often a call waits for Redis, counted by a proxy on the wire."""
+    """The round trips of one call, counted by a proxy between client and server."""
 
     name = "trips"
     title = "round trips"
-    counts = True
+    is_exact = True
 
-    def measure(self, show: Show) -> Finding:
-        with own_server() as server, Proxy(server.url) as proxy:
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
+        with private_server() as server, Proxy(server.url) as proxy:
             idem = Idempotency(proxy.url, on_conflict="raise")
             charge = idem.idempotent(lambda order: order, name="shop.charge")
-            charge("warm")  # connects, and teaches the scripts
+            charge("warm-up")  # connects and loads the scripts
 
-            def trips(call: Callable[[], object]) -> int:
+            def round_trips(call: Callable[[], object]) -> int:
                 before = len(proxy.requests)
                 call()
                 return len(proxy.requests) - before
 
             def conflict() -> None:
-                with idem.execution("held") as execution:
-                    assert execution.decision is Decision.CONFLICT
+                with idem.execution("held") as duplicate:
+                    assert duplicate.decision is Decision.CONFLICT
 
-            run, replay = trips(lambda: charge(1)), trips(lambda: charge(1))
-            with idem.execution("held") as holder:
-                refused = trips(conflict)
-                holder.complete()
+            run, replay = round_trips(lambda: charge(1)), round_trips(lambda: charge(1))
+            with idem.execution("held") as execution:
+                rejected = round_trips(conflict)
+                execution.complete()
             idem.executor.store.close()
-        return Finding(
+        return MeasureResult(
             [
                 Figure("run", run, goal=Goal(2, "=")),
                 Figure("replay", replay, goal=Goal(1, "=")),
-                Figure("conflict", refused, goal=Goal(1, "=")),
+                Figure("conflict", rejected, goal=Goal(1, "=")),
             ]
         )

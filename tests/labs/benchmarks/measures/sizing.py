@@ -1,46 +1,49 @@
-"""What memory a rate and a retention need."""
+"""The memory that a rate and a retention need."""
 
 from __future__ import annotations
 
-from tests.labs.benchmarks.bench import Bench, own_server
-from tests.labs.benchmarks.figure import Figure, Finding
-from tests.labs.benchmarks.measure import Measure, Show
-from tests.labs.benchmarks.records import added_by, fill
+from tests.labs.benchmarks.bench import Bench, private_server
+from tests.labs.benchmarks.figure import Figure, MeasureResult
+from tests.labs.benchmarks.measure import Measure, ProgressCallback
+from tests.labs.benchmarks.records import added_memory, fill
 
 #: Bytes of results as JSON.
 SIZES = (16, 100, 500, 2048)
-ASKED = 100
-#: Different keys a second.
+DOCUMENTED_SIZE = 100
+#: Different keys per second.
 RATES = (1, 10, 100, 1_000)
 DAY = 86_400
 
 
 class Sizing(Measure):
-    """What Redis's memory grows by for each record: name, value, expiry and tables.
+    """The memory that each record adds to Redis: name, value, expiry and hash table entries.
 
-    A rate is one of different keys; duplicates add nothing. A day is the retention that
-    `idempotency_result_ttl` has by default, and memory grows in proportion to either.
+    The rate counts different keys; duplicates add nothing. The retention of a day is the default
+    of `idempotency_result_ttl`; memory is proportional to both.
     """
 
     name = "sizing"
-    title = "memory for a rate and a retention"
+    title = "memory by rate and retention"
     page = "scaling"
-    counts = True
+    is_exact = True
 
     RECORDS = 200_000
 
-    def measure(self, show: Show) -> Finding:
-        each: dict[int, float] = {}
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
+        bytes_per_record: dict[int, float] = {}
         for number, size in enumerate(SIZES):
-            each[size] = round(_added_by(size, self.RECORDS) / self.RECORDS)
-            show((number + 1) / len(SIZES))
-        return Finding(
+            bytes_per_record[size] = round(_memory_of(size, self.RECORDS) / self.RECORDS)
+            progress((number + 1) / len(SIZES))
+        return MeasureResult(
             [
-                *(Figure(f"a record, result of {s} bytes", b, "bytes") for s, b in each.items()),
+                *(
+                    Figure(f"one record, result of {size} bytes", number, "bytes")
+                    for size, number in bytes_per_record.items()
+                ),
                 *(
                     Figure(
-                        f"{rate:,} tasks a second for a day, results of {ASKED} bytes",
-                        rate * DAY * each[ASKED] / 1e9,
+                        f"{rate:,} tasks/s for a day, results of {DOCUMENTED_SIZE} bytes",
+                        rate * DAY * bytes_per_record[DOCUMENTED_SIZE] / 1e9,
                         "GB",
                     )
                     for rate in RATES
@@ -49,8 +52,8 @@ class Sizing(Measure):
         )
 
 
-def _added_by(size: int, records: int) -> float:
-    with own_server() as server:
+def _memory_of(size: int, records: int) -> float:
+    with private_server() as server:
         bench = Bench(server)
         template = bench.store.name(bench.run(size=size))
-        return added_by(bench.client, lambda: fill(bench.client, template, records))
+        return added_memory(bench.client, lambda: fill(bench.client, template, records))

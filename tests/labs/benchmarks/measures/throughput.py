@@ -1,4 +1,4 @@
-"""What one Redis core carries."""
+"""The throughput of one Redis server."""
 
 from __future__ import annotations
 
@@ -10,114 +10,120 @@ from collections.abc import Sequence
 from celery_idempotent.store import scripts
 from celery_idempotent.store.commands import Command
 from celery_idempotent.testing.server import RedisServer
-from tests.labs.benchmarks.bench import RETENTION_MS, TASK, Bench, beginning, completing, own_server
-from tests.labs.benchmarks.figure import Bars, Figure, Finding, Spread
-from tests.labs.benchmarks.measure import Measure, Missing, Show
+from tests.labs.benchmarks.bench import (
+    RETENTION_MS,
+    TASK,
+    Bench,
+    begin_command,
+    complete_command,
+    private_server,
+)
+from tests.labs.benchmarks.figure import Bars, Figure, MeasureResult, Spread
+from tests.labs.benchmarks.interleaving import Rounds, round_order
+from tests.labs.benchmarks.measure import Measure, MissingDependency, ProgressCallback
 from tests.labs.benchmarks.records import fill
-from tests.labs.benchmarks.turns import Rounds, in_turn
 
-#: Of redis-benchmark; it draws a number for each command.
-ANY = "__rand_int__"
+#: redis-benchmark replaces it by a random number in each command.
+RANDOM_NUMBER = "__rand_int__"
 BEGIN, COMPLETE, REPLAY = "begin, key absent", "complete", "replay"
 NO_OP, SET_NX = "no-op script", "SET NX PX"
 NAMES = (BEGIN, COMPLETE, REPLAY, NO_OP, SET_NX)
-ABSENT, RUNNING, DONE = "idem-absent", "idem-running", "idem"
+#: Prefixes of the records that a command applies to.
+ABSENT, RUNNING, COMPLETED = "idem-absent", "idem-running", "idem"
 
 
 class Throughput(Measure):
-    """Operations a second by redis-benchmark: 50 connections, one command at a time or sixteen.
+    """Operations per second by redis-benchmark, with 50 connections and pipelines of 1 and 16.
 
-    Where client and server share two cores, the server has one of them.
+    On a machine of two cores, the client uses one of them and the server the other.
     """
 
     name = "throughput"
-    title = "operations a second, one Redis"
+    title = "operations per second, one Redis"
     page = "scaling"
 
     PIPELINES = (1, 16)
     ROUNDS, CALLS, RECORDS = 3, 40_000, 300_000
 
-    def measure(self, show: Show) -> Finding:
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
         program = shutil.which("redis-benchmark") or shutil.which("valkey-benchmark")
         if program is None:
-            raise Missing("no redis-benchmark here: apt-get install redis-tools")
+            raise MissingDependency("redis-benchmark is not installed: apt-get install redis-tools")
         rates: Rounds = {}
-        with own_server() as server:
+        with private_server() as server:
             bench = Bench(server)
-            jobs = {_job(name, at): (name, at) for name in NAMES for at in self.PIPELINES}
-            rates = {job: [] for job in jobs}
+            jobs = {_label(name, size): (name, size) for name in NAMES for size in self.PIPELINES}
+            rates = {label: [] for label in jobs}
             for number in range(self.ROUNDS):
                 calls = self._calls(bench, self._fill(bench))
-                show((number + 0.2) / self.ROUNDS)
-                for job in in_turn(jobs, number):
-                    name, at_a_time = jobs[job]
-                    rates[job].append(self._rate(program, server, calls[name], at_a_time))
-                show((number + 1) / self.ROUNDS)
-            told = f"{server.flavour} {server.version}"
-        spreads = {name: Spread.of(each) for name, each in rates.items()}
-        return Finding(
-            [Figure.spread_of(name, each, "/s") for name, each in spreads.items()],
+                progress((number + 0.2) / self.ROUNDS)
+                for label in round_order(jobs, number):
+                    name, pipeline = jobs[label]
+                    rates[label].append(self._rate(program, server, calls[name], pipeline))
+                progress((number + 1) / self.ROUNDS)
+            version = f"{server.flavour} {server.version}"
+        spreads = {name: Spread.from_values(each) for name, each in rates.items()}
+        return MeasureResult(
+            [Figure.from_spread(name, each, "/s") for name, each in spreads.items()],
             [
                 Bars(
-                    f"Operations a second, one {told}, {at} at a time",
+                    f"Operations per second, one {version}, pipeline of {size}",
                     "/s",
-                    {name: spreads[_job(name, at)] for name in NAMES},
+                    {name: spreads[_label(name, size)] for name in NAMES},
                     (BEGIN, COMPLETE, REPLAY),
                 )
-                for at in self.PIPELINES
+                for size in self.PIPELINES
             ],
-            {"operations a second": rates},
+            {"operations per second": rates},
         )
 
     def _fill(self, bench: Bench) -> int:
-        """Completed records, and as many that run; gives the token of all these."""
+        """Creates completed and started records; returns the token of the started ones."""
         client, store = bench.client, bench.store
         client.flushall()
-        fill(client, store.name(bench.run()), self.RECORDS, prefix=DONE)
-        running = next(bench.fresh)
-        token = bench.begun(running)
+        fill(client, store.name(bench.run()), self.RECORDS, prefix=COMPLETED)
+        running = next(bench.new_keys)
+        token = bench.begin_token(running)
         fill(client, store.name(running), self.RECORDS, prefix=RUNNING)
         return token
 
     def _calls(self, bench: Bench, token: int) -> dict[str, list[str]]:
-        """Commands, each on a record that is drawn at random."""
+        """Returns the commands, each for random records."""
 
         def script(name: str, prefix: str, arguments: Sequence[object]) -> list[str]:
             bench.client.script_load(scripts.load(name).source)
-            place = f"{prefix}:{TASK}:{ANY}0000000000"
-            return ["EVALSHA", scripts.load(name).sha, "1", place, *map(str, arguments)]
+            record_name = f"{prefix}:{TASK}:{RANDOM_NUMBER}0000000000"
+            return ["EVALSHA", scripts.load(name).sha, "1", record_name, *map(str, arguments)]
 
-        key = next(bench.fresh)
-        begin = _printable(beginning(key))
+        key = next(bench.new_keys)
+        begin = _printable(begin_command(key))
         result = "x" * 98
         return {
             BEGIN: script("begin", ABSENT, begin),
-            COMPLETE: script("complete", RUNNING, _printable(completing(key, token))),
-            REPLAY: script("begin", DONE, begin),
+            COMPLETE: script("complete", RUNNING, _printable(complete_command(key, token))),
+            REPLAY: script("begin", COMPLETED, begin),
             NO_OP: ["EVALSHA", bench.no_op_sha, "1", "idem:-"],
-            SET_NX: ["SET", f"nx:{TASK}:{ANY}", result, "NX", "PX", str(RETENTION_MS)],
+            SET_NX: ["SET", f"nx:{TASK}:{RANDOM_NUMBER}", result, "NX", "PX", str(RETENTION_MS)],
         }
 
-    def _rate(
-        self, program: str, server: RedisServer, call: Sequence[str], at_a_time: int
-    ) -> float:
-        where = ["-p", str(server.port), "-c", "50", "-P", str(at_a_time), "-n", str(self.CALLS)]
-        done = subprocess.run(
-            [program, *where, "-r", str(self.RECORDS), "--csv", *call],
+    def _rate(self, program: str, server: RedisServer, call: Sequence[str], pipeline: int) -> float:
+        options = ["-p", str(server.port), "-c", "50", "-P", str(pipeline), "-n", str(self.CALLS)]
+        process = subprocess.run(
+            [program, *options, "-r", str(self.RECORDS), "--csv", *call],
             capture_output=True, text=True, check=True, timeout=60,
         )  # fmt: skip
-        *_, line = csv.reader(done.stdout.splitlines())
+        *_, line = csv.reader(process.stdout.splitlines())
         return float(line[1])
 
 
-def _job(name: str, at_a_time: int) -> str:
-    return f"{name}, {at_a_time} at a time"
+def _label(name: str, pipeline: int) -> str:
+    return f"{name}, pipeline of {pipeline}"
 
 
 def _printable(command: Command) -> list[str]:
-    """The arguments, each as long as it is, and such that a command line can carry them."""
-    words = [word if isinstance(word, bytes) else str(word).encode() for word in command.arguments]
+    """Returns the arguments, with binary ones replaced by text of the same length."""
+    encoded = [arg if isinstance(arg, bytes) else str(arg).encode() for arg in command.arguments]
     return [
-        word.decode() if word.isascii() and word.decode().isprintable() else "x" * len(word)
-        for word in words
+        arg.decode() if arg.isascii() and arg.decode().isprintable() else "x" * len(arg)
+        for arg in encoded
     ]

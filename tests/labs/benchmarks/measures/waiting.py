@@ -1,4 +1,4 @@
-"""Duplicates that wait for the first one."""
+"""The delay and the cost of waiting for the outcome of another execution."""
 
 from __future__ import annotations
 
@@ -9,99 +9,103 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from celery_idempotent import Decision, Idempotency
-from tests.labs.benchmarks.bench import own_server
-from tests.labs.benchmarks.figure import Curves, Figure, Finding, Goal, Spread
-from tests.labs.benchmarks.listener import Ear
-from tests.labs.benchmarks.measure import Measure, Show
+from tests.labs.benchmarks.bench import private_server
+from tests.labs.benchmarks.command_monitor import CommandMonitor
+from tests.labs.benchmarks.figure import Curves, Figure, Goal, MeasureResult, Spread
+from tests.labs.benchmarks.measure import Measure, ProgressCallback
 
-#: What clients send of their own accord when they connect.
-GREETINGS = ("hello", "client", "script", "echo", "info", "ping")
+#: Commands of connecting clients and of the monitor.
+IGNORED_COMMANDS = ("hello", "client", "script", "echo", "info", "ping")
 
 
 class Waiting(Measure):
-    """How late a waiter learns of the outcome, and what it asks of Redis until then.
+    """The delay until a waiting duplicate returns the outcome, and the commands that it sends.
 
-    Eight keys are held at a time, each with one waiter that comes at once.
+    Eight keys are processed at a time, each by one execution and one waiting duplicate.
     """
 
     name = "wait"
-    title = "a waiter is woken (on_conflict=wait)"
+    title = "waiting duplicate (on_conflict=wait)"
 
     KEYS = 8
-    #: Seconds that the first one takes, and how often that is tried.
-    HELD: ClassVar = {0.05: 12, 0.3: 8, 1.0: 4, 3.0: 2}
+    #: The duration of the execution in seconds, and the number of repetitions.
+    DURATIONS: ClassVar = {0.05: 12, 0.3: 8, 1.0: 4, 3.0: 2}
 
-    def measure(self, show: Show) -> Finding:
-        late: dict[float, list[float]] = {}
-        sent: dict[float, float] = {}
-        steps, done = sum(self.HELD.values()), 0
-        with own_server() as server:
+    def measure(self, progress: ProgressCallback) -> MeasureResult:
+        delays: dict[float, list[float]] = {}
+        commands: dict[float, float] = {}
+        steps, done = sum(self.DURATIONS.values()), 0
+        with private_server() as server:
             idem = Idempotency(server.url, on_conflict="wait", wait_timeout=30)
             self._wait(idem, 0.05)
-            for held, times in self.HELD.items():
-                late[held] = []
-                asked: list[float] = []
-                for _ in range(times):
-                    # Not in step with the looks of those who wait.
-                    seconds = held * random.uniform(0.8, 1.2)
-                    with Ear(server) as ear:
-                        late[held] += self._wait(idem, seconds)
-                    asks = sum(n for name, n in ear.commands.items() if name not in GREETINGS)
-                    # Without those of the holder: begin and complete.
-                    asked.append((asks / self.KEYS - 2) / seconds)
+            for duration, repetitions in self.DURATIONS.items():
+                delays[duration] = []
+                rates: list[float] = []
+                for _ in range(repetitions):
+                    # Varied, so that completions do not coincide with polls.
+                    seconds = duration * random.uniform(0.8, 1.2)
+                    with CommandMonitor(server) as monitor:
+                        delays[duration] += self._wait(idem, seconds)
+                    sent = sum(
+                        count
+                        for name, count in monitor.commands.items()
+                        if name not in IGNORED_COMMANDS
+                    )
+                    # Without begin and complete of the execution.
+                    rates.append((sent / self.KEYS - 2) / seconds)
                     done += 1
-                    show(done / steps)
-                sent[held] = sum(asked) / len(asked)
+                    progress(done / steps)
+                commands[duration] = sum(rates) / len(rates)
             idem.executor.store.close()
-        longest = max(self.HELD)
-        spreads = {held: Spread.of(each) for held, each in late.items()}
-        every = Spread.of([each for some in late.values() for each in some])
-        return Finding(
+        longest = max(self.DURATIONS)
+        spreads = {duration: Spread.from_values(each) for duration, each in delays.items()}
+        overall = Spread.from_values([delay for each in delays.values() for delay in each])
+        return MeasureResult(
             [
-                Figure.spread_of("woken after complete", every, "ms", Goal(20)),
+                Figure.from_spread("delay after complete", overall, "ms", Goal(20)),
                 Figure(
-                    f"commands of a waiter, first one takes {longest:g} s",
-                    sent[longest], "a second", Goal(5),
+                    f"commands per duplicate, execution takes {longest:g} s",
+                    commands[longest], "/s", Goal(5),
                 ),
                 *(
-                    Figure.spread_of(f"woken, first one takes {held:g} s", spread, "ms")
-                    for held, spread in spreads.items()
+                    Figure.from_spread(f"delay, execution takes {duration:g} s", spread, "ms")
+                    for duration, spread in spreads.items()
                 ),
                 *(
-                    Figure(f"commands of a waiter, first one takes {held:g} s", each, "a second")
-                    for held, each in sent.items() if held != longest
+                    Figure(f"commands per duplicate, execution takes {duration:g} s", rate, "/s")
+                    for duration, rate in commands.items() if duration != longest
                 ),
             ],
             [
                 Curves(
-                    "A waiter learns of the outcome", "ms late", "seconds that the first one takes",
-                    {"on_conflict=wait": list(spreads.items())}, powers=True,
+                    "Delay of a waiting duplicate", "ms", "duration of the execution, seconds",
+                    {"on_conflict=wait": list(spreads.items())}, logarithmic=True,
                 )
             ],
-            {"ms late": {str(held): each for held, each in late.items()}},
+            {"delay, ms": {str(duration): each for duration, each in delays.items()}},
         )  # fmt: skip
 
     def _wait(self, idem: Idempotency, seconds: float) -> list[float]:
-        """Milliseconds from each complete till its waiter has the value."""
+        """Returns the milliseconds from each complete to the replay of its duplicate."""
         keys = [random.getrandbits(64) for _ in range(self.KEYS)]
-        begun = threading.Barrier(2 * self.KEYS)
-        completed: dict[int, float] = {}
-        known: dict[int, float] = {}
+        started = threading.Barrier(2 * self.KEYS)
+        completed_at: dict[int, float] = {}
+        replayed_at: dict[int, float] = {}
 
-        def hold(key: int) -> None:
+        def execute(key: int) -> None:
             with idem.execution(key) as execution:
-                begun.wait()
+                started.wait()
                 time.sleep(seconds)
                 execution.complete("done")
-                completed[key] = time.perf_counter()
+                completed_at[key] = time.perf_counter()
 
         def wait(key: int) -> None:
-            begun.wait()
+            started.wait()
             with idem.execution(key) as execution:
-                known[key] = time.perf_counter()
+                replayed_at[key] = time.perf_counter()
                 assert execution.decision is Decision.REPLAY
 
         with ThreadPoolExecutor(2 * self.KEYS) as pool:
-            for future in [pool.submit(do, key) for key in keys for do in (hold, wait)]:
+            for future in [pool.submit(call, key) for key in keys for call in (execute, wait)]:
                 future.result()
-        return [1000 * max(0.0, known[key] - completed[key]) for key in keys]
+        return [1000 * max(0.0, replayed_at[key] - completed_at[key]) for key in keys]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery import chain, chord
 
-from tests.labs.comparison.environment import Arena
+from tests.labs.comparison.environment import Environment
 from tests.labs.comparison.scenario import Cell, Scenario
 from tests.waiting import eventually
 
@@ -16,7 +16,7 @@ class ChordWithDuplicate(Scenario):
     title = "chord with a duplicate header"
     asked = "body once"
 
-    def measure(self, environment: Arena) -> Cell:
+    def measure(self, environment: Environment) -> Cell:
         order, after = environment.order(), environment.order()
         same = environment.task("work").s(order, 1.0)
         error = result = None
@@ -47,7 +47,7 @@ class SecondChain(Scenario):
     title = "second chain with the same head"
     asked = "both chains end"
 
-    def measure(self, environment: Arena) -> Cell:
+    def measure(self, environment: Environment) -> Cell:
         head, tails = environment.order(), [environment.order(), environment.order()]
         work, follow = environment.task("work"), environment.task("follow")
         error = None

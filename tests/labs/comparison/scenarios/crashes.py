@@ -11,7 +11,7 @@ from statistics import median
 from celery.result import AsyncResult
 
 from tests.labs.comparison.contestants import OURS, PLAIN
-from tests.labs.comparison.environment import Arena, Refusal
+from tests.labs.comparison.environment import Environment, Refusal
 from tests.labs.comparison.scenario import Cell, Scenario
 from tests.waiting import SOON, eventually
 
@@ -35,7 +35,7 @@ class ChildKilled(Scenario):
     #: Seconds by which two contestants that do the same may differ.
     NOISE = 0.15
 
-    def measure(self, environment: Arena) -> Cell:
+    def measure(self, environment: Environment) -> Cell:
         times = [self._once(environment) for _ in range(self.REPEATS)]
         took, once_noticed = (
             [round(seconds, 2) for seconds in each] for each in zip(*times, strict=True)
@@ -50,7 +50,7 @@ class ChildKilled(Scenario):
         later = "seconds once noticed"
         return median(ours.facts[later]) <= median(plain.facts[later]) + self.NOISE
 
-    def _once(self, environment: Arena) -> tuple[float, float]:
+    def _once(self, environment: Environment) -> tuple[float, float]:
         order = environment.order()
         environment.publish("work", order, self.SECONDS)
         run = environment.ledger.wait_for_run(order)
@@ -72,7 +72,7 @@ class WithoutRequeue(Scenario):
     asked = "runs"
     given = {"task_options": {"reject_on_worker_lost": False}}
 
-    def measure(self, environment: Arena) -> Cell:
+    def measure(self, environment: Environment) -> Cell:
         order = environment.order()
         environment.ledger.hold(order)
         first = environment.publish("work", order)
@@ -94,7 +94,7 @@ class Stopped(Scenario):
 
     TIME_LIMIT = 1
 
-    def measure(self, environment: Arena) -> Cell:
+    def measure(self, environment: Environment) -> Cell:
         stops = {
             "revoked waiting": self._revoked_waiting,
             "revoked running": self._revoked_running,
@@ -110,7 +110,7 @@ class Stopped(Scenario):
 
     @staticmethod
     def _after(
-        environment: Arena, stop: Callable[[Arena, str], AsyncResult]
+        environment: Environment, stop: Callable[[Environment, str], AsyncResult]
     ) -> tuple[str, dict[str, object]]:
         order = environment.order()
         environment.ledger.hold(order)
@@ -121,19 +121,19 @@ class Stopped(Scenario):
         return what_comes_of_another(environment, order, first)
 
     @staticmethod
-    def _revoked_waiting(environment: Arena, order: str) -> AsyncResult:
+    def _revoked_waiting(environment: Environment, order: str) -> AsyncResult:
         task_id = environment.order()
         environment.app.control.revoke(task_id, reply=True, timeout=SOON, limit=1)
         return environment.publish("work", order, task_id=task_id)
 
     @staticmethod
-    def _revoked_running(environment: Arena, order: str) -> AsyncResult:
+    def _revoked_running(environment: Environment, order: str) -> AsyncResult:
         result = environment.publish("work", order)
         environment.ledger.wait_for_run(order)
         result.revoke(terminate=True)
         return result
 
-    def _limited(self, environment: Arena, order: str) -> AsyncResult:
+    def _limited(self, environment: Environment, order: str) -> AsyncResult:
         return environment.publish("work", order, time_limit=self.TIME_LIMIT)
 
 
@@ -148,7 +148,7 @@ class ConnectionDropped(Scenario):
 
     SECONDS = 3.0
 
-    def measure(self, environment: Arena) -> Cell:
+    def measure(self, environment: Environment) -> Cell:
         order = environment.order()
         environment.publish("work", order, self.SECONDS)
         environment.ledger.wait_for_run(order)
@@ -166,7 +166,7 @@ class Retried(Scenario):
     title = "retry once"
     asked = "SUCCESS"
 
-    def measure(self, environment: Arena) -> Cell:
+    def measure(self, environment: Environment) -> Cell:
         order = environment.order()
         result = environment.publish("retry_once", order)
         environment.ledger.wait_for_run(order)
@@ -179,7 +179,7 @@ class Retried(Scenario):
 
 
 def what_comes_of_another(
-    environment: Arena, order: str, first: AsyncResult
+    environment: Environment, order: str, first: AsyncResult
 ) -> tuple[str, dict[str, object]]:
     """Publish the same call again, after the `first` one came to nothing: in words, and facts."""
     before = len(environment.ledger.runs(order))

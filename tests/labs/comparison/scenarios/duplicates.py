@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from celery.result import AsyncResult
 
-from tests.labs.comparison.environment import Arena, Refusal
+from tests.labs.comparison.environment import Environment, Refusal
 from tests.labs.comparison.scenario import Cell, Scenario
 from tests.waiting import SOON
 
@@ -22,7 +22,7 @@ class Burst(Scenario):
     title = "1 running + 20 duplicates: executions"
     asked = "1"
 
-    def measure(self, environment: Arena) -> Cell:
+    def measure(self, environment: Environment) -> Cell:
         order = environment.order()
         environment.publish("work", order, A_WHILE)
         environment.ledger.wait_for_run(order)
@@ -40,7 +40,7 @@ class OtherSpelling(Scenario):
     title = "the same call as kwargs / through `send_task`"
     asked = "blocked / blocked"
 
-    def measure(self, environment: Arena) -> Cell:
+    def measure(self, environment: Environment) -> Cell:
         by_keywords = self._executions(
             environment,
             lambda order: environment.task("work").delay(order=order, seconds=A_WHILE),
@@ -54,7 +54,7 @@ class OtherSpelling(Scenario):
         return Cell(" / ".join(words), found)
 
     @staticmethod
-    def _executions(environment: Arena, publish: Callable[[str], object]) -> int:
+    def _executions(environment: Environment, publish: Callable[[str], object]) -> int:
         order = environment.order()
         environment.publish("work", order, A_WHILE)
         environment.ledger.wait_for_run(order)
@@ -71,7 +71,7 @@ class WhatDuplicatesGet(Scenario):
     title = "a duplicate gets"
     asked = "the result"
 
-    def measure(self, environment: Arena) -> Cell:
+    def measure(self, environment: Environment) -> Cell:
         order = environment.order()
         first = environment.publish("work", order, A_WHILE)
         environment.ledger.wait_for_run(order)
@@ -92,7 +92,7 @@ class AfterCompletion(Scenario):
     title = "publish after completion"
     asked = "replays"
 
-    def measure(self, environment: Arena) -> Cell:
+    def measure(self, environment: Environment) -> Cell:
         order = environment.order()
         first = environment.publish("work", order).get(timeout=SOON)
         environment.wait_until_settled()

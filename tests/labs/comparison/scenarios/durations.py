@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tests.labs.comparison.environment import Arena
+from tests.labs.comparison.environment import Environment
 from tests.labs.comparison.ledger import run_sync
 from tests.labs.comparison.scenario import Cell, Scenario
 
@@ -24,7 +24,7 @@ class LongerThanTheLock(Scenario):
     PUBLISHES = 6
     APART = 1.6
 
-    def measure(self, environment: Arena) -> Cell:
+    def measure(self, environment: Environment) -> Cell:
         order = environment.order()
         first_at = time.monotonic()
         for number in range(self.PUBLISHES):
@@ -55,13 +55,13 @@ class LongerThanTheVisibilityTimeout(Scenario):
 
     SECONDS = 12.0
 
-    def measure(self, environment: Arena) -> Cell:
+    def measure(self, environment: Environment) -> Cell:
         order = environment.order()
         environment.publish("work", order, self.SECONDS)
         return _runs_and_at_once(environment, order)
 
 
-def _runs_and_at_once(environment: Arena, order: str) -> Cell:
+def _runs_and_at_once(environment: Environment, order: str) -> Cell:
     environment.ledger.wait_for_run(order)
     environment.wait_until_settled(seconds=60)
     runs = environment.ledger.completions(order)

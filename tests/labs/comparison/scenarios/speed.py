@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from statistics import median, quantiles
 
 from tests.labs.comparison.contestants import CONTESTANTS, OURS, PLAIN
-from tests.labs.comparison.environment import Arena
+from tests.labs.comparison.environment import Environment
 from tests.labs.comparison.scenario import Cell, Race, Times
 from tests.waiting import SOON
 
@@ -37,7 +37,7 @@ class Publishing(Race):
     CALLS = 1000
     AT_MOST, AT_MOST_WITH_DEDUPE = 1.05, 1.30
 
-    def run(self, arenas: Mapping[str, Arena]) -> Times:
+    def run(self, arenas: Mapping[str, Environment]) -> Times:
         return take_turns(
             {e: environment.task("no_op").delay for e, environment in arenas.items()}, self.CALLS
         )
@@ -74,7 +74,7 @@ class EndToEnd(Race):
     CALLS = 100
     AT_MOST = 1.10
 
-    def run(self, arenas: Mapping[str, Arena]) -> Times:
+    def run(self, arenas: Mapping[str, Environment]) -> Times:
         return take_turns(
             {e: _round_trip(environment) for e, environment in arenas.items()}, self.CALLS
         )
@@ -87,7 +87,7 @@ class EndToEnd(Race):
         return not ours.broken and ours.facts["ratio"] <= self.AT_MOST
 
 
-def _round_trip(environment: Arena) -> Callable[[str], object]:
+def _round_trip(environment: Environment) -> Callable[[str], object]:
     publish = environment.task("no_op").delay
     return lambda order: publish(order).get(timeout=SOON)
 
@@ -97,10 +97,10 @@ def take_turns(calls: Mapping[str, Callable[[str], object]], number: int) -> Tim
     times: dict[str, list[float]] = {entry: [] for entry in calls}
     for call in calls.values():
         for _ in range(WARM_UP):
-            call(Arena.order())
+            call(Environment.order())
     for _ in range(number // TURN):
         for entry in random.sample(list(calls), len(calls)):
-            for order in [Arena.order() for _ in range(TURN)]:
+            for order in [Environment.order() for _ in range(TURN)]:
                 began_at = time.perf_counter()
                 calls[entry](order)
                 times[entry].append(time.perf_counter() - began_at)
