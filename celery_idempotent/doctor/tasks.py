@@ -12,7 +12,7 @@ from celery import Celery
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.doctor.finding import Finding, Severity
-from celery_idempotent.key.canonical import has_form
+from celery_idempotent.key.canonical import has_canonical_bytes
 
 
 def check(app: Celery) -> Iterator[Finding]:
@@ -103,8 +103,12 @@ def _key_rule(task: IdempotentTaskLike) -> Iterator[Finding]:
     for parameter in parameters:
         kind = hints.get(parameter.name)
         default = parameter.default
-        odd = isinstance(kind, type) and not has_form(kind)
-        if not odd and default is not inspect.Parameter.empty and not has_form(type(default)):
+        odd = isinstance(kind, type) and not has_canonical_bytes(kind)
+        if (
+            not odd
+            and default is not inspect.Parameter.empty
+            and not has_canonical_bytes(type(default))
+        ):
             odd, kind = True, type(default)
         if odd and isinstance(kind, type):
             yield Finding(

@@ -1,4 +1,4 @@
-"""How a key came about, for people who wonder why two calls are one, or are not."""
+"""How a key was derived, to find out why two calls have the same key or different ones."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ class Argument(NamedTuple):
     """One argument of a call."""
 
     name: str
-    #: Its canonical bytes; None for a type that has none.
+    #: Its canonical bytes; None if its type has none.
     form: bytes | None
-    #: At its default, given or not: it takes no part.
+    #: Whether it equals its default: it is then left out of key and fingerprint, given or not.
     at_default: bool
-    #: Whether the rule speaks of it; None where only the rule's own code could tell.
+    #: Whether the rule uses it; None where only the rule's own code could answer.
     in_key: bool | None
 
 
 class Explanation(NamedTuple):
-    """A key, and what it was made of."""
+    """A key, and what it was derived from."""
 
-    #: The rule in words.
+    #: A description of the rule.
     rule: str
     arguments: tuple[Argument, ...]
-    #: What was hashed, behind the task's name.
+    #: What was hashed, after the task's name.
     form: bytes
     key: Key

@@ -1,4 +1,4 @@
-"""A task's parameters: binds a call's arguments to them and writes the bound ones canonically."""
+"""Binds the arguments of a call to a task's parameters, and encodes them canonically."""
 
 from __future__ import annotations
 
@@ -7,120 +7,127 @@ from functools import lru_cache
 from inspect import Parameter, Signature
 from typing import Any
 
-from celery_idempotent.key.canonical import NotCanonicalError, canonical
+from celery_idempotent.key.canonical import (
+    SCALAR_ENCODERS,
+    Budget,
+    NotCanonicalError,
+    canonical,
+)
 from celery_idempotent.key.explanation import Argument
 
-_FLAT = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+_NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 class Parameters:
-    """What a task's function takes.
+    """The parameters of a task's function.
 
     ``f(1, b=2)``, ``f(1, 2)`` and ``f(a=1, b=2)`` bind to the same mapping. Extra positional
     arguments are one entry under ``*name``, extra keyword arguments one under ``**name``, so
-    neither can pass for a parameter.
+    neither can be mistaken for a parameter.
 
     Args:
         signature: of what the task runs, without ``self``.
-        as_sent: what a message makes of a value: a default must equal itself when it is given.
+        normalise: what the task's serializer makes of a value: a default must equal itself when
+            it is passed explicitly.
     """
 
-    def __init__(self, signature: Signature, as_sent: Callable[[Any], Any]) -> None:
-        self._signature = signature
-        parameters = tuple(self._signature.parameters.values())
-        self._flat = all(p.kind in _FLAT for p in parameters)
-        self._positional = tuple(p.name for p in parameters if p.kind is _FLAT[0])
-        self._defaults = {
-            p.name: as_sent(p.default) for p in parameters if p.default is not Parameter.empty
-        }
-        self._required = frozenset(
-            p.name for p in parameters if p.kind in _FLAT and p.default is Parameter.empty
-        )
+    def __init__(self, signature: Signature, normalise: Callable[[Any], Any]) -> None:
+        self.signature = signature
+        parameters = tuple(signature.parameters.values())
         self._names = frozenset(p.name for p in parameters)
-        self._default_forms = {
-            name: form for name, value in self._defaults.items() if (form := _form_of(value))
-        }
+        self._all_named = all(p.kind in _NAMED for p in parameters)
+        self._positional = tuple(
+            p.name for p in parameters if p.kind is Parameter.POSITIONAL_OR_KEYWORD
+        )
+        self._required = frozenset(
+            p.name for p in parameters if p.kind in _NAMED and p.default is Parameter.empty
+        )
         self._takes_any_keyword = any(p.kind is Parameter.VAR_KEYWORD for p in parameters)
-
-    @property
-    def signature(self) -> Signature:
-        """As Python sees it."""
-        return self._signature
+        self._defaults = {
+            p.name: normalise(p.default) for p in parameters if p.default is not Parameter.empty
+        }
+        self._encoded_defaults = {
+            name: encoded
+            for name, value in self._defaults.items()
+            if (encoded := _encode_if_possible(value))
+        }
 
     def accepts(self, name: str) -> bool:
-        """Whether a call can have an argument of this name."""
+        """Return whether a call can have an argument of this name."""
         return name in self._names or self._takes_any_keyword
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The given arguments by name, without those left at their default.
+        """Return the arguments that were passed, by name.
 
         Raises:
             TypeError: if the call does not fit the signature, as the call itself would.
         """
-        if self._flat and len(args) <= len(self._positional):
+        if self._all_named and len(args) <= len(self._positional):
             bound = dict(zip(self._positional, args, strict=False))
             if bound.keys().isdisjoint(kwargs) and self._names >= kwargs.keys():
                 bound.update(kwargs)
                 if self._required <= bound.keys():
                     return bound
-        return self._bind_by_python(args, kwargs)
+        return self._bind_by_signature(args, kwargs)
 
-    def _bind_by_python(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        arguments = self._signature.bind(*args, **kwargs).arguments
-        kinds = self._signature.parameters
-        return {_entry_name(kinds[name]): value for name, value in arguments.items()}
+    def _bind_by_signature(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = self.signature.bind(*args, **kwargs).arguments
+        parameters = self.signature.parameters
+        return {_entry_name(parameters[name]): value for name, value in arguments.items()}
 
     def with_defaults(self, bound: Mapping[str, Any]) -> dict[str, Any]:
-        """Every name that a rule may speak of, the defaults and extra keywords included."""
-        names: dict[str, Any] = {}
+        """Return every argument that a rule can name: also defaults and extra keywords."""
+        values: dict[str, Any] = {}
         for name, value in bound.items():
             if name.startswith("**"):
-                names.update(value)
-        # A parameter outranks an extra keyword of its name, which may stand beside one that is
-        # positional only.
-        return names | self._defaults | {name.lstrip("*"): value for name, value in bound.items()}
+                values.update(value)
+        # A parameter outranks an extra keyword of its name, which a positional-only one allows.
+        return values | self._defaults | {name.lstrip("*"): value for name, value in bound.items()}
 
-    def forms(
-        self, bound: Mapping[str, Any], instead: Callable[[str, NotCanonicalError], bytes]
+    def encode(
+        self, bound: Mapping[str, Any], on_error: Callable[[str, NotCanonicalError], bytes]
     ) -> bytes:
-        """Canonical bytes of all arguments.
+        """Return the canonical bytes of all arguments that are not at their default.
 
-        An argument at its default takes no part, so a new parameter with a default changes no
-        key. The comparison is of canonical forms: a message turns a tuple into a list.
-        `instead` gives the bytes for an argument that has no canonical form, or raises.
+        So a new parameter with a default changes no key. Encoded values are compared, because a
+        message turns a tuple into a list.
+
+        Args:
+            on_error: returns the bytes of an argument that cannot be encoded, or raises.
         """
-        defaults, default_forms = self._defaults, self._default_forms
+        defaults, encoded_defaults = self._defaults, self._encoded_defaults
         parts: list[bytes] = []
         for name in sorted(bound):
             value = bound[name]
             if name in defaults and value is defaults[name]:
                 continue
             try:
-                form = canonical(value)
+                # Scalars, the common case, are encoded here and now.
+                encode = SCALAR_ENCODERS.get(type(value))
+                encoded = encode(value, Budget()) if encode else canonical(value)
             except NotCanonicalError as error:
-                form = instead(name, error)
-            if name not in default_forms or form != default_forms[name]:
-                parts += _name_form(name), form
+                encoded = on_error(name, error)
+            if name not in encoded_defaults or encoded != encoded_defaults[name]:
+                parts += _encode_name(name), encoded
         return b"".join(parts)
 
     def explain(
-        self, bound: Mapping[str, Any], references: Collection[str] | None
+        self, bound: Mapping[str, Any], names_in_key: Collection[str] | None
     ) -> Iterator[Argument]:
-        """What becomes of each argument of a call; see :meth:`forms`.
+        """Yield how :meth:`encode` treats each argument of a call.
 
         Args:
-            speaks_of: the names that the key is made of; None where that cannot be told.
+            names_in_key: the arguments that the rule uses; None if that is not known.
         """
         for name in (*bound, *(other for other in self._defaults if other not in bound)):
-            given = bound.get(name, self._defaults.get(name))
-            form = _form_of(given)
-            at_default = name not in bound or form == self._default_forms.get(name, b"")
-            in_key = None if references is None else name.lstrip("*") in references
-            yield Argument(name, form, at_default, in_key)
+            encoded = _encode_if_possible(bound.get(name, self._defaults.get(name)))
+            at_default = name not in bound or encoded == self._encoded_defaults.get(name, b"")
+            in_key = None if names_in_key is None else name.lstrip("*") in names_in_key
+            yield Argument(name, encoded, at_default, in_key)
 
 
 @lru_cache(1024)
-def _name_form(name: str) -> bytes:
+def _encode_name(name: str) -> bytes:
     return canonical(name)
 
 
@@ -132,8 +139,8 @@ def _entry_name(parameter: Parameter) -> str:
     return parameter.name
 
 
-def _form_of(default: Any) -> bytes | None:
+def _encode_if_possible(value: Any) -> bytes | None:
     try:
-        return canonical(default)
+        return canonical(value)
     except NotCanonicalError:
         return None

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from inspect import Signature
-from string import Formatter
 from typing import Any, Final
 from uuid import UUID
 
@@ -15,6 +12,7 @@ from celery_idempotent.key.canonical import NotCanonicalError, canonical
 from celery_idempotent.key.explanation import Explanation
 from celery_idempotent.key.key import Key, fingerprint_of
 from celery_idempotent.key.parameters import Parameters
+from celery_idempotent.key.template import Template
 
 
 class _TaskId:
@@ -22,7 +20,7 @@ class _TaskId:
         return "celery_idempotent.TASK_ID"
 
 
-#: Rule under which only copies of one message are duplicates, as a periodic task wants it.
+#: Rule under which only copies of one message are duplicates, which is what periodic tasks need.
 TASK_ID: Final = _TaskId()
 
 Normalise = Callable[[Sequence[Any], Mapping[str, Any]], tuple[Sequence[Any], Mapping[str, Any]]]
@@ -38,15 +36,16 @@ class KeyRule:
         normalise: what the task's serializer makes of arguments on their way to the worker.
 
     Raises:
-        SettingsError: if the rule is of no known kind, or names an argument the task lacks.
+        SettingsError: if the rule is of an unknown kind, or names an argument the task lacks.
     """
 
     def __init__(self, task: str, rule: Any, signature: Signature, normalise: Normalise) -> None:
-        self._task = task
+        self.task = task
+        self.signature = signature
         self._rule = rule
         self._normalise = normalise
         self._parameters = Parameters(signature, lambda value: normalise((value,), {})[0][0])
-        self._form = self._compile(rule)
+        self._encode, self._names = self._compile(rule)
 
     def derive(
         self,
@@ -56,13 +55,22 @@ class KeyRule:
         task_id: str | None = None,
         explicit: str | None = None,
     ) -> Key:
-        """The key of a call; `explicit` is the key that the call itself carries.
+        """Return the key of a call; `explicit` is the key that the caller passed.
 
         Raises:
-            KeyRuleError: naming the task and the argument, never what it holds.
+            KeyRuleError: naming the task and the argument, never its value.
             TypeError: if the arguments do not fit the task, as calling it would.
         """
-        return Key.of(self._task, *self._forms(args, kwargs, task_id, explicit))
+        if self._rule is TASK_ID and explicit is None:
+            return Key.of(self.task, _encode_task_id(task_id))
+        args, kwargs = self._normalise(args, kwargs)
+        bound = self._parameters.bind(args, kwargs)
+        if self._rule is None and explicit is None:
+            return Key.of(self.task, b"arguments" + self._parameters.encode(bound, self._refuse))
+        fingerprint = fingerprint_of(self._parameters.encode(bound, _encode_any_type))
+        if explicit is None:
+            return Key.of(self.task, self._encode(bound, args, kwargs), fingerprint)
+        return Key.of(self.task, self._encode_explicit(explicit), fingerprint)
 
     def explain(
         self,
@@ -72,248 +80,128 @@ class KeyRule:
         task_id: str | None = None,
         explicit: str | None = None,
     ) -> Explanation:
-        """How :meth:`derive` comes to its key; raises what that would raise."""
-        form, fingerprint = self._forms(args, kwargs, task_id, explicit)
-        by_id = self._rule is TASK_ID and explicit is None
-        bound = {} if by_id else self._parameters.bind(*self._normalise(args, kwargs))
-        references = None
-        if explicit is not None or self._rule is TASK_ID:
-            references = frozenset[str]()
-        elif isinstance(self._rule, str):
-            references = frozenset(_names_in(self._rule))
-        elif isinstance(self._rule, (tuple, list)):
-            references = frozenset(self._rule)
-        elif self._rule is None:
-            references = frozenset(name.lstrip("*") for name in bound)
-        return Explanation(
-            rule="idempotency_key of the call" if explicit is not None else _in_words(self._rule),
-            arguments=tuple(self._parameters.explain(bound, references)),
-            form=form,
-            key=Key.of(self._task, form, fingerprint),
-        )
-
-    def _forms(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        task_id: str | None,
-        explicit: str | None,
-    ) -> tuple[bytes, bytes]:
-        """What makes the key, and the fingerprint."""
+        """Return how :meth:`derive` derives its key; raises what that raises."""
+        key = self.derive(args, kwargs, task_id=task_id, explicit=explicit)
+        names, rule = self._names, _describe(self._rule)
+        bound = {}
         if self._rule is TASK_ID and explicit is None:
-            return b"task-id" + canonical(task_id), b""
-        args, kwargs = self._normalise(args, kwargs)
-        bound = self._parameters.bind(args, kwargs)
-        if explicit is None and self._form is None:
-            return b"arguments" + self._parameters.forms(bound, self._refuse), b""
-        fingerprint = fingerprint_of(self._parameters.forms(bound, _type_only))
-        if explicit is not None:
-            return self._text(explicit, "idempotency_key"), fingerprint
-        assert self._form is not None
-        return self._form(bound, args, kwargs), fingerprint
+            hashed = _encode_task_id(task_id)
+        else:
+            args, kwargs = self._normalise(args, kwargs)
+            bound = self._parameters.bind(args, kwargs)
+            if explicit is not None:
+                hashed = self._encode_explicit(explicit)
+                names, rule = (), "idempotency_key of the call"
+            elif self._rule is None:
+                hashed = b"arguments" + self._parameters.encode(bound, self._refuse)
+                names = [name.lstrip("*") for name in bound]
+            else:
+                hashed = self._encode(bound, args, kwargs)
+        arguments = tuple(self._parameters.explain(bound, names))
+        return Explanation(rule, arguments, hashed, key)
 
     def of_text(self, text: Any) -> Key:
-        """The key that a call carried itself, for looking its record up."""
-        return Key.of(self._task, self._text(text, "idempotency_key"))
+        """Return the key of the calls whose caller passed the key `text`, without fingerprint."""
+        return Key.of(self.task, self._encode_explicit(text))
 
-    def _compile(self, rule: Any) -> Callable[..., bytes] | None:
+    def _compile(self, rule: Any) -> tuple[Callable[[Any, Any, Any], bytes], Sequence[str] | None]:
+        """Return the encoder of a rule, and the arguments that it uses (None: not known).
+
+        The encoder takes the bound arguments, args and kwargs.
+        """
+        parameters = self._parameters
         if rule is None or rule is TASK_ID:
-            return None
+            return (lambda bound, args, kwargs: b""), ()
         if isinstance(rule, str):
-            return _Template(self, rule).form
+            template = Template(self.task, rule)
+            self._check_names(template.names)
+            return (
+                lambda bound, args, kwargs: template.encode(parameters.with_defaults(bound)),
+                template.names,
+            )
         if isinstance(rule, (tuple, list)) and rule and all(isinstance(n, str) for n in rule):
-            self.check_names(rule)
-            return lambda bound, args, kwargs: self._named(rule, bound)
+            self._check_names(rule)
+            return lambda bound, args, kwargs: self._encode_named(rule, bound), rule
         if callable(rule):
-            return lambda bound, args, kwargs: self._called(rule, args, kwargs)
+            return lambda bound, args, kwargs: self._encode_returned(rule, args, kwargs), None
         raise SettingsError(
-            f"{self._task}: idempotency_key must be None, a template, a tuple of argument names, "
+            f"{self.task}: idempotency_key must be None, a template, a tuple of argument names, "
             f"a callable or TASK_ID, not {type(rule).__name__}"
         )
 
-    @property
-    def task(self) -> str:
-        """The task's name."""
-        return self._task
-
-    @property
-    def signature(self) -> Signature:
-        """What the task takes."""
-        return self._parameters.signature
-
-    def check_names(self, names: Sequence[str]) -> None:
-        """Refuse a rule that names an argument which no call can have."""
+    def _check_names(self, names: Sequence[str]) -> None:
         for name in names:
             if not self._parameters.accepts(name):
-                takes = ", ".join(self._parameters.signature.parameters) or "none"
+                takes = ", ".join(self.signature.parameters) or "none"
                 raise SettingsError(
-                    f"{self._task}: idempotency_key names {name!r}, which the task does not take "
+                    f"{self.task}: idempotency_key names {name!r}, which the task does not take "
                     f"(it takes: {takes})"
                 )
 
-    def values(self, bound: Mapping[str, Any]) -> dict[str, Any]:
-        """Every argument that a rule may speak of, by name."""
-        return self._parameters.with_defaults(bound)
-
-    def _named(self, names: Sequence[str], bound: Mapping[str, Any]) -> bytes:
-        values = self.values(bound)
-        forms = []
+    def _encode_named(self, names: Sequence[str], bound: Mapping[str, Any]) -> bytes:
+        values = self._parameters.with_defaults(bound)
+        encoded = []
         for name in names:
             if name not in values:
-                raise KeyRuleError(f"{self._task}: idempotency_key needs argument {name!r}")
+                raise KeyRuleError(f"{self.task}: idempotency_key needs argument {name!r}")
             try:
-                forms.append(canonical(values[name]))
+                encoded.append(canonical(values[name]))
             except NotCanonicalError as error:
                 self._refuse(name, error)
-        return b"named" + b"".join(forms)
+        return b"named" + b"".join(encoded)
 
-    def _called(
+    def _encode_returned(
         self, rule: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> bytes:
         try:
             value = rule(*args, **kwargs)
         except Exception as error:
-            # Not its message: that may quote an argument.
+            # Without its message, which may quote an argument.
             raise KeyRuleError(
-                f"{self._task}: idempotency_key raised {type(error).__name__}; it must give a key "
-                "for every call, or the call carry its own"
+                f"{self.task}: idempotency_key raised {type(error).__name__}; it must return a "
+                "key for every call that does not pass its own"
             ) from error
-        return self._text(value, "what idempotency_key returned")
+        return self._encode_value(value, "what idempotency_key returned")
 
-    def _text(self, value: Any, name: str) -> bytes:
-        """The form of a key given as a value: a number or a UUID is the same key as its text."""
-        if value is None or isinstance(value, bool) or (hasattr(value, "__len__") and not value):
-            raise KeyRuleError(
-                f"{self._task}: {name} is {_kind(value)}, which is no key; it must be text, a "
-                "number, a UUID or a tuple of these"
-            )
+    def _encode_explicit(self, value: Any) -> bytes:
+        return self._encode_value(value, "idempotency_key")
+
+    def _encode_value(self, value: Any, name: str) -> bytes:
+        """Encode a key that is given as a value: a number or a UUID is the same as its text."""
+        kinds = "it must be text, a number, a UUID or a tuple of these"
+        if value is None or isinstance(value, bool):
+            raise KeyRuleError(f"{self.task}: {name} is {value}, which is not a key; {kinds}")
+        if hasattr(value, "__len__") and not value:
+            raise KeyRuleError(f"{self.task}: {name} is empty, which is not a key; {kinds}")
         try:
             return b"key" + canonical(as_text(value))
         except NotCanonicalError as error:
-            raise KeyRuleError(
-                f"{self._task}: {name} {error}; it must be text, a number, a UUID or a tuple of "
-                "these"
-            ) from None
+            raise KeyRuleError(f"{self.task}: {name} {error}; {kinds}") from None
 
     def _refuse(self, name: str, error: NotCanonicalError) -> bytes:
         raise KeyRuleError(
-            f"{self._task}: argument {name!r} {error}; give the task an idempotency_key that "
+            f"{self.task}: argument {name!r} {error}; give the task an idempotency_key that "
             "leaves it out"
         ) from None
 
 
-class _Template:
-    """``"order:{order_id}"``: fields as in :meth:`str.format`, by name.
-
-    The key is the formatted text. Where that alone would be ambiguous (``{a}:{b}`` with a colon
-    inside a value), the lengths of the values go in too, so different values never share a key.
-    """
-
-    _formatter = Formatter()
-
-    def __init__(self, rule: KeyRule, template: str) -> None:
-        self._rule = rule
-        try:
-            self._pieces = tuple(self._formatter.parse(template))
-        except ValueError as error:
-            raise SettingsError(f"{rule.task}: idempotency_key {template!r}: {error}") from None
-        fields = [field for _, field, _, _ in self._pieces if field is not None]
-        if not fields:
-            raise SettingsError(
-                f"{rule.task}: idempotency_key {template!r} has no field, so every call would "
-                "share one key; write the argument that matters in braces"
-            )
-        names = [_first_name(field) for field in fields]
-        if any(not name or name.isdigit() for name in names):
-            raise SettingsError(
-                f"{rule.task}: idempotency_key {template!r}: name the argument in each field"
-            )
-        if any(conversion not in (None, "r", "s", "a") for _, _, _, conversion in self._pieces):
-            raise SettingsError(
-                f"{rule.task}: idempotency_key {template!r}: a conversion is !s, !r or !a"
-            )
-        if any("{" in (spec or "") for _, _, spec, _ in self._pieces):
-            raise SettingsError(
-                f"{rule.task}: idempotency_key {template!r}: a field inside a format is too clever"
-            )
-        rule.check_names(names)
-        self._separators = self._between_fields()
-
-    def _between_fields(self) -> tuple[str, ...]:
-        literals = [literal for literal, field, _, _ in self._pieces if field is not None]
-        return tuple(literals[1:])
-
-    def form(self, bound: Mapping[str, Any], args: Sequence[Any], kwargs: Any) -> bytes:
-        values = self._rule.values(bound)
-        text, parts = [], []
-        for literal, field, spec, conversion in self._pieces:
-            text.append(literal)
-            if field is not None:
-                parts.append(self._part(field, spec or "", conversion, values))
-                text.append(parts[-1])
-        form = b"key" + canonical("".join(text))
-        return form + canonical([len(part) for part in parts]) if self._ambiguous(parts) else form
-
-    def _ambiguous(self, parts: Sequence[str]) -> bool:
-        if not all(self._separators):
-            return True
-        letters = set().union(*self._separators)
-        return any(not letters.isdisjoint(part) for part in parts)
-
-    def _part(
-        self, field: str, spec: str, conversion: str | None, values: Mapping[str, Any]
-    ) -> str:
-        try:
-            value, _ = self._formatter.get_field(field, (), values)
-            if isinstance(value, Enum) and isinstance(value, (str, int)):
-                value = value.value  # whose text is the same in all Pythons
-            _require_text_of_its_own(value, conversion)
-            if conversion:
-                value = self._formatter.convert_field(value, conversion)
-            return format(value, spec)
-        except Exception as error:
-            raise KeyRuleError(
-                f"{self._rule.task}: idempotency_key cannot fill {{{field}}}: "
-                f"{error if isinstance(error, NotCanonicalError) else type(error).__name__}"
-            ) from None
-
-
 def as_text(value: Any) -> Any:
-    """A number or a UUID as text, all else as it is; an IntEnum's own differs between Pythons."""
+    """Return a number or a UUID as text, anything else unchanged."""
     if isinstance(value, int):
-        return int.__repr__(value)
+        return int.__repr__(value)  # the text of an IntEnum differs between Python versions
     return str(value) if isinstance(value, UUID) else value
 
 
-def _require_text_of_its_own(value: Any, conversion: str | None) -> None:
-    """Refuse what prints a memory address, or its members in any order: no two callers agree."""
-    kind: Any = type(value)
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            _require_text_of_its_own(item, "r")
-    elif conversion in (None, "s") and kind.__str__ is not object.__str__:
-        return
-    elif isinstance(value, (set, frozenset, Mapping)) or dataclasses.is_dataclass(value):
-        raise NotCanonicalError(f"a {kind.__name__} has no text of its own")
-    else:
-        canonical(value)
+def _encode_task_id(task_id: str | None) -> bytes:
+    return b"task-id" + canonical(task_id)
 
 
-def _type_only(name: str, error: NotCanonicalError) -> bytes:
-    """Where the rule leaves an argument out of the key, it may be of any type."""
+def _encode_any_type(name: str, error: NotCanonicalError) -> bytes:
+    """Encode an argument of the fingerprint that may be of any type: the key leaves it out."""
     return b"?"
 
 
-def _first_name(field: str) -> str:
-    return field.replace("[", ".").split(".", 1)[0]
-
-
-def _names_in(template: str) -> list[str]:
-    """The arguments that a template speaks of."""
-    return [_first_name(field) for _, field, _, _ in Formatter().parse(template) if field]
-
-
-def _in_words(rule: Any) -> str:
+def _describe(rule: Any) -> str:
     if rule is None:
         return "all arguments"
     if rule is TASK_ID:
@@ -323,7 +211,3 @@ def _in_words(rule: Any) -> str:
     if isinstance(rule, (tuple, list)):
         return f"the arguments {', '.join(rule)}"
     return f"the callable {getattr(rule, '__qualname__', type(rule).__name__)}"
-
-
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"{value}" if isinstance(value, bool) else "empty"

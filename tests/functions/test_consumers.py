@@ -196,7 +196,7 @@ def test_what_has_no_key_or_another_body_is_buried(bench: Bench) -> None:
 
     reasons = [message.headers[REASON_HEADER] for message in bench.left(bench.dead)]
     assert len(reasons) == 2
-    assert "which is no key" in reasons[0]
+    assert "which is not a key" in reasons[0]
     assert "other arguments" in reasons[1]
 
 

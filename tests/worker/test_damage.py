@@ -236,9 +236,12 @@ class TestARuleWithoutAKey:
     @pytest.mark.parametrize(
         ("fault", "sentence"),
         [
-            ("raises", "idempotency_key raised LookupError; it must give a key for every call"),
-            ("none", "what idempotency_key returned is None, which is no key; it must be text"),
-            ("empty", "what idempotency_key returned is empty, which is no key; it must be text"),
+            ("raises", "idempotency_key raised LookupError; it must return a key for every call"),
+            ("none", "what idempotency_key returned is None, which is not a key; it must be text"),
+            (
+                "empty",
+                "what idempotency_key returned is empty, which is not a key; it must be text",
+            ),
             ("nan", "what idempotency_key returned is NaN"),
             ("object", "what idempotency_key returned has no canonical form (type object)"),
         ],

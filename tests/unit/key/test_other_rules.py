@@ -9,8 +9,9 @@ import pytest
 
 from celery_idempotent import TASK_ID
 from celery_idempotent.errors import KeyRuleError, SettingsError
+from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import KeyRule
-from tests.unit.key.rules import Task, rule_of
+from tests.unit.key.rules import TASK, Task, rule_of
 
 pytestmark = pytest.mark.core
 
@@ -106,8 +107,8 @@ class TestCallable:
             Task(charge, rule)("4111-1111")
 
         assert str(caught.value) == (
-            "shop.charge: idempotency_key raised LookupError; it must give a key for every call, "
-            "or the call carry its own"
+            "shop.charge: idempotency_key raised LookupError; it must return a key for every "
+            "call that does not pass its own"
         )
         assert isinstance(caught.value.__cause__, LookupError)
 
@@ -173,3 +174,17 @@ def test_a_key_has_a_text_fit_for_redis_and_urls() -> None:
     assert str(key) == f"shop%3A%20a%20task%2Fwith%20%7Bodd%7D%20name:{key.digest}"
     assert " " not in str(key)
     assert "{" not in str(key)
+
+
+@pytest.mark.parametrize(
+    "rule", [None, "order:{order_id}", ("order_id",), lambda *args: len(args), TASK_ID]
+)
+@pytest.mark.parametrize("explicit", [None, "req-7"])
+def test_an_explanation_shows_what_the_key_was_derived_from(
+    rule: Any, explicit: str | None
+) -> None:
+    key_rule = rule_of(charge, rule)
+    explained = key_rule.explain((1, 2), {}, task_id="a", explicit=explicit)
+
+    assert explained.key == key_rule.derive((1, 2), {}, task_id="a", explicit=explicit)
+    assert explained.key == Key.of(TASK, explained.form, explained.key.fingerprint)

@@ -1,0 +1,109 @@
+"""Key rules written as a template: ``"order:{order_id}"``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from string import Formatter
+from typing import Any
+
+from celery_idempotent.errors import KeyRuleError, SettingsError
+from celery_idempotent.key.canonical import NotCanonicalError, canonical
+
+
+class Template:
+    """A template with fields as in :meth:`str.format`, by name.
+
+    The key is the formatted text. Where that alone would be ambiguous (``{a}:{b}`` with a colon
+    inside a value), the lengths of the values are hashed too, so different values never share a
+    key.
+
+    Raises:
+        SettingsError: if the template cannot make a key.
+    """
+
+    _formatter = Formatter()
+
+    def __init__(self, task: str, template: str) -> None:
+        self._task = task
+        try:
+            self._pieces = tuple(self._formatter.parse(template))
+        except ValueError as error:
+            raise SettingsError(f"{task}: idempotency_key {template!r}: {error}") from None
+        fields = [field for _, field, _, _ in self._pieces if field is not None]
+        if not fields:
+            raise SettingsError(
+                f"{task}: idempotency_key {template!r} has no field, so every call would share "
+                "one key; write the argument that matters in braces"
+            )
+        #: The arguments that the template uses.
+        self.names = [field.replace("[", ".").split(".", 1)[0] for field in fields]
+        if any(not name or name.isdigit() for name in self.names):
+            raise SettingsError(
+                f"{task}: idempotency_key {template!r}: name the argument in each field"
+            )
+        if any(conversion not in (None, "r", "s", "a") for _, _, _, conversion in self._pieces):
+            raise SettingsError(
+                f"{task}: idempotency_key {template!r}: conversions are !s, !r and !a"
+            )
+        if any("{" in (spec or "") for _, _, spec, _ in self._pieces):
+            raise SettingsError(
+                f"{task}: idempotency_key {template!r}: nested format fields are not supported"
+            )
+        literals = [literal for literal, field, _, _ in self._pieces if field is not None]
+        self._separators = literals[1:]
+
+    def encode(self, values: Mapping[str, Any]) -> bytes:
+        """Return the canonical bytes of the template filled with `values`.
+
+        Raises:
+            KeyRuleError: naming the field that cannot be filled.
+        """
+        text, filled = [], []
+        for literal, field, spec, conversion in self._pieces:
+            text.append(literal)
+            if field is not None:
+                filled.append(self._fill(field, spec or "", conversion, values))
+                text.append(filled[-1])
+        encoded = b"key" + canonical("".join(text))
+        if self._is_ambiguous(filled):
+            encoded += canonical([len(part) for part in filled])
+        return encoded
+
+    def _is_ambiguous(self, filled: Sequence[str]) -> bool:
+        if not all(self._separators):
+            return True
+        letters = set().union(*self._separators)
+        return any(not letters.isdisjoint(part) for part in filled)
+
+    def _fill(
+        self, field: str, spec: str, conversion: str | None, values: Mapping[str, Any]
+    ) -> str:
+        try:
+            value, _ = self._formatter.get_field(field, (), values)
+            if isinstance(value, Enum) and isinstance(value, (str, int)):
+                value = value.value  # whose text is the same in all Python versions
+            _check_text_is_stable(value, conversion)
+            if conversion:
+                value = self._formatter.convert_field(value, conversion)
+            return format(value, spec)
+        except Exception as error:
+            reason = error if isinstance(error, NotCanonicalError) else type(error).__name__
+            raise KeyRuleError(
+                f"{self._task}: idempotency_key cannot fill {{{field}}}: {reason}"
+            ) from None
+
+
+def _check_text_is_stable(value: Any, conversion: str | None) -> None:
+    """Refuse a value whose text holds a memory address, or its members in any order."""
+    kind: Any = type(value)
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _check_text_is_stable(item, "r")
+    elif conversion in (None, "s") and kind.__str__ is not object.__str__:
+        return
+    elif isinstance(value, (set, frozenset, Mapping)) or dataclasses.is_dataclass(value):
+        raise NotCanonicalError(f"the text of a {kind.__name__} differs between processes")
+    else:
+        canonical(value)
