@@ -22,7 +22,7 @@ CLIENT_TWO_NO_OPS, CLIENT_ONE_NO_OP = (
     f"{ONE_NO_OP} by redis-py's client",
 )
 BY_CLIENT = f"{RUN} by redis-py's client"
-RUN_NO_OP = "arguments of begin + complete, no-op scripts"
+RUN_NO_OP = "begin + complete as no-op scripts"
 LOCK, PYTHON_REDIS_LOCK = "redis-py Lock, acquire + release", "python-redis-lock, acquire + release"
 POWERTOOLS, POWERTOOLS_REPLAY = "Powertools, first call", "Powertools, replay"
 

@@ -16,7 +16,7 @@ from tests.labs.comparison.contestants import CONTESTANTS, OURS, PLAIN
 from tests.labs.comparison.environment import DATABASES_EACH, Environment
 
 #: A second instance of plain Celery: its distance from the first one shows the noise.
-CONTROL = "celery (second instance)"
+CONTROL = "celery (control)"
 DEDUPE = "celery-idempotent with dedupe_publish"
 
 #: By the name in the table: the contestant, and the arguments of its environment.
