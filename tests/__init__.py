@@ -1,1 +1,1 @@
-"""One folder a kind: unit, store (real servers), worker (real processes), examples."""
+"""Tests, one folder for each kind; see .github/CONTRIBUTING.md."""

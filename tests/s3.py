@@ -1,4 +1,4 @@
-"""An S3 with one bucket in it, played by moto in a thread of this process."""
+"""Runs an S3 server with one bucket, provided by moto in a thread of this process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from moto.server import ThreadedMotoServer
 
 
 class Bucket:
-    """``with Bucket() as bucket:`` — for as long, the settings lead to it from any process."""
+    """A bucket that exists within a `with` block; `settings` reach it from any process."""
 
     def __enter__(self) -> Bucket:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._server.start()
         host, port = self._server.get_host_and_port()
-        #: For Celery's S3 backend.
+        #: Settings of Celery's S3 backend.
         self.settings: dict[str, Any] = {
             "s3_endpoint_url": f"http://{host}:{port}",
             "s3_access_key_id": "testing",
@@ -31,11 +31,11 @@ class Bucket:
         return self
 
     def objects(self) -> dict[str, bytes]:
-        """All that is in it."""
-        return {found.key: found.get()["Body"].read() for found in self._bucket.objects.all()}
+        """Returns the contents of all objects by name."""
+        return {item.key: item.get()["Body"].read() for item in self._bucket.objects.all()}
 
     def empty(self) -> None:
-        """Delete all that is in it."""
+        """Deletes all objects."""
         self._bucket.objects.delete()
 
     def __exit__(self, *_: object) -> None:

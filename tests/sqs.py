@@ -1,4 +1,4 @@
-"""An SQS, played by moto in a thread of this process."""
+"""Runs an SQS server, provided by moto in a thread of this process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ REGION = "us-east-1"
 
 
 class Queues:
-    """``with Queues() as queues:`` — for as long, the settings lead to it from any process."""
+    """A server that exists within a `with` block; `settings` reach it from any process."""
 
     def __enter__(self) -> Queues:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._server.start()
         host, port = self._server.get_host_and_port()
-        #: For Celery.
+        #: Settings of Celery's broker.
         self.settings: dict[str, Any] = {
             "broker_url": f"sqs://testing:testing@{host}:{port}",
             "broker_transport_options": {
@@ -34,12 +34,12 @@ class Queues:
         return self
 
     def messages(self, queue: str) -> int:
-        """How many it has, those that a worker has received included."""
+        """Returns the number of messages, including delivered and delayed ones."""
         url = self.client.get_queue_url(QueueName=queue)["QueueUrl"]
-        found = self.client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])
-        discovery = ("", "NotVisible", "Delayed")
+        response = self.client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])
         return sum(
-            int(found["Attributes"][f"ApproximateNumberOfMessages{kind}"]) for kind in discovery
+            int(response["Attributes"][f"ApproximateNumberOfMessages{suffix}"])
+            for suffix in ("", "NotVisible", "Delayed")
         )
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for what must come, never for a guessed time."""
+"""Waits for conditions, never for a guessed time."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-#: Longest wait for something that is about to happen, in seconds: on a busy machine, too.
+#: Longest wait for an expected event, in seconds, even on a busy machine.
 SOON = 60.0
 POLL_INTERVAL = 0.01
 
 T = TypeVar("T")
 
 
-def eventually(condition: Callable[[], T], what: str = "it came", seconds: float = SOON) -> T:
-    """The first true value of `condition`; `what` says in the error what did not happen."""
+def eventually(condition: Callable[[], T], what: str = "the condition", seconds: float = SOON) -> T:
+    """Polls `condition` and returns its first true value.
+
+    Raises:
+        TimeoutError: there was none within `seconds`; the message names `what`.
+    """
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"after {seconds:g} s still not: {what}")
+            raise TimeoutError(f"not within {seconds:g} s: {what}")
         time.sleep(POLL_INTERVAL)
     return value

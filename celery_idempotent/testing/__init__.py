@@ -1,1 +1,1 @@
-"""What tests, demos and benchmarks stand on: real servers, no fakes."""
+"""Private Redis-compatible servers for the tests of applications."""

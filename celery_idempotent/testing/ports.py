@@ -1,4 +1,4 @@
-"""Ports of one's own, while the servers on them come and go."""
+"""Reserves TCP ports on the loopback interface while servers start, crash and restart."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from celery_idempotent.testing.process import ServerError, Stoppable
 
 __all__ = ["Ports"]
 
-# Each port and the one of its cluster bus, 10,000 above, lie below the range that systems hand out
-# for outgoing connections: while a server is down, no client can be given its port, nor meet
+# Each port and its cluster bus port, 10,000 above, are below the range that systems use for
+# outgoing connections: while a server is down, no client can be assigned its port or connect to
 # itself on it.
 _PORTS = range(20_000, 22_768)
-_BUS = 10_000
+_BUS_OFFSET = 10_000
 
 
 class Ports(Stoppable):
-    """Ports on 127.0.0.1 that nobody listens on, nor on the port of a cluster bus above.
+    """Unused ports on 127.0.0.1 whose cluster bus ports are unused as well.
 
-    On Linux no other process is given them until they are given back: a server can take its time
-    to start, and find its port again after a crash. Elsewhere they are but free at the moment.
+    On Linux the ports stay reserved until `stop`: no other process can be assigned them while a
+    server starts or is down. On other systems they are only unused at the time of the call.
 
     Raises:
-        ServerError: there are not so many.
+        ServerError: fewer than `count` ports are free.
     """
 
     def __init__(self, count: int) -> None:
         self.numbers: list[int] = []
-        with ExitStack() as probes:
+        with ExitStack() as sockets:
             for port in random.sample(_PORTS, len(_PORTS)):
                 try:
-                    for taken in (port, port + _BUS):
-                        _hold(probes.enter_context(socket.socket()), taken)
+                    for number in (port, port + _BUS_OFFSET):
+                        _reserve(sockets.enter_context(socket.socket()), number)
                 except OSError:
                     continue
                 self.numbers.append(port)
@@ -43,19 +43,19 @@ class Ports(Stoppable):
                     break
             else:
                 raise ServerError(f"No free port from {_PORTS.start} to {_PORTS.stop - 1}.")
-            held = probes.pop_all() if sys.platform == "linux" else ExitStack()
-        self._give_back = weakref.finalize(self, held.close)
+            reserved = sockets.pop_all() if sys.platform == "linux" else ExitStack()
+        self._release = weakref.finalize(self, reserved.close)
 
     def stop(self) -> None:
-        """Give them back. Twice is once."""
-        self._give_back()
+        """Releases the ports. A second call has no effect."""
+        self._release()
 
 
-def _hold(probe: socket.socket, port: int) -> None:
-    """Bind a port that nobody else has bound, so that only who insists can listen there.
+def _reserve(holder: socket.socket, port: int) -> None:
+    """Binds a free port in such a way that only a server with SO_REUSEADDR can listen on it.
 
-    On Linux two sockets can share a port if both would reuse it and neither listens. Servers would;
-    this one does not until it has the port, or it could be had twice.
+    On Linux two sockets can share a port if both set SO_REUSEADDR and neither listens. Servers set
+    it; this socket sets it only after bind, so that the same port is not reserved twice.
     """
-    probe.bind(("127.0.0.1", port))
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", port))
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,7 +1,7 @@
-"""A program of one's own: runs in a temporary directory, is gone with its owner.
+"""Runs a server program as a child process with a temporary directory of its own.
 
-What the launchers of private servers share. A program ends when its owner discards it; on Linux
-also when its owner is killed, which leaves the directory behind.
+The program ends when its owner discards it. On Linux it also ends when its owner is killed; the
+temporary directory then remains.
 """
 
 from __future__ import annotations
@@ -12,26 +12,18 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from typing_extensions import Self
 
-__all__ = ["Program", "ServerError", "Stoppable", "wait_until"]
-
-S = TypeVar("S")
+__all__ = ["Program", "ServerError", "Stoppable"]
 
 _STOP_SECONDS = 10.0
-_POLL_SECONDS = 0.01
 
-#: How long servers may take to agree. A Sentinel that finds its timer late, as on a busy machine,
-#: does nothing for 30 seconds (its TILT mode).
-WAIT_SECONDS = 45.0
-
-# Linux kills the child when its parent ends. Set by a program in between, since code between
-# fork and exec is not safe in a process with threads. The parent may be gone already: look.
+# Makes Linux kill the program when its parent ends. A small Python program does this before it
+# executes the server, because code between fork and exec is unsafe in a process with threads. The
+# parent may have ended already, hence the comparison.
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
@@ -42,14 +34,14 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class ServerError(RuntimeError):
-    """A private server cannot be had, did not start, or is not ours to touch."""
+    """A private server is missing, failed to start, or is not owned by this process."""
 
 
 class Stoppable:
-    """What a ``with`` block ends by `stop`."""
+    """A context manager that calls `stop` when its block ends."""
 
     def stop(self) -> None:
-        """End it. Twice is once."""
+        """Stops it. A second call has no effect."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -60,13 +52,13 @@ class Stoppable:
 
 
 class Program:
-    """A program with its directory: can be launched again and again, one process at a time.
+    """A program that can be launched repeatedly, one process at a time.
 
     Args:
-        directory: where it logs; made by the caller, removed by `discard`.
-        name: of its log there.
-        command: the program's absolute path, then its arguments.
-        environment: its variables; its owner's if None.
+        directory: where its log is written; created by the caller, removed by `discard`.
+        name: file name of the log, without its suffix.
+        command: the absolute path of the program, followed by its arguments.
+        environment: its environment variables; those of this process if None.
     """
 
     def __init__(
@@ -81,22 +73,22 @@ class Program:
             wrapper = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
             self._command = wrapper + self._command
         self._environment = environment
-        self._directory = directory
+        self.directory = directory
         self._log = directory / f"{name}.log"
         self._owner_pid = os.getpid()
         self._child: subprocess.Popen[bytes]
-        self._thread = threading.Thread()  # never started: nothing runs yet
+        self._thread = threading.Thread()  # not started: `ended` is true before the first launch
 
     @property
     def pid(self) -> int:
         return self._child.pid
 
     def launch(self) -> None:
-        """Start the child from a thread of its own, which then waits for the child's end.
+        """Starts the child process from a new thread, which waits until the child ends.
 
-        Linux takes the thread that forked, not the process, for the parent whose death kills
-        the child; and the caller's thread may end before the program should. A program that
-        cannot be run is one that `ended`; its `last_words` say why.
+        Linux kills the child when the thread that forked it ends, not when the process does, and
+        the caller's thread may end before the program should. A program that cannot be executed
+        counts as ended; `output_tail` then contains the reason.
         """
         launched = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(launched,), daemon=True)
@@ -107,7 +99,7 @@ class Program:
         try:
             with self._log.open("wb") as log:
                 try:
-                    # A session of its own: Ctrl-C at a terminal is for the owner.
+                    # In a new session, so that Ctrl-C at a terminal reaches the owner only.
                     self._child = subprocess.Popen(
                         self._command,
                         stdin=subprocess.DEVNULL,
@@ -127,10 +119,10 @@ class Program:
         self._child.send_signal(signum)
 
     def end(self, signum: signal.Signals) -> None:
-        """Signal the child, paused or not, and wait for its end; SIGKILL it if it lingers."""
-        for wanted in (signum, signal.SIGKILL):
+        """Sends a signal to the child, paused or not, and waits for its end; then sends SIGKILL."""
+        for number in (signum, signal.SIGKILL):
             if not self.ended():
-                self.send(wanted)
+                self.send(number)
                 self.send(signal.SIGCONT)
                 self._thread.join(_STOP_SECONDS)
 
@@ -138,28 +130,15 @@ class Program:
         return not self._thread.is_alive()
 
     def discard(self) -> None:
-        """End the child and remove the directory; a fork of the owner leaves both alone."""
+        """Kills the child and removes the directory. Does nothing in a forked process."""
         if os.getpid() == self._owner_pid:
             self.end(signal.SIGKILL)
-            shutil.rmtree(self._directory, ignore_errors=True)
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def output(self) -> list[str]:
-        """The lines that the child has printed since it was launched."""
+        """Returns the lines that the child has printed since it was launched."""
         return self._log.read_text(encoding="utf-8", errors="replace").splitlines()
 
     def output_tail(self) -> str:
-        """The last two lines that the child printed: the second alone often does not tell."""
+        """Returns the last two lines of output; the last one alone is often not informative."""
         return " ".join(line.strip() for line in self.output()[-2:]) or "it printed nothing."
-
-
-def wait_until(condition: Callable[[], bool], complaint: str) -> None:
-    """Ask again and again until `condition` holds.
-
-    Raises:
-        ServerError: it did not within 45 s; begins with `complaint`.
-    """
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise ServerError(f"{complaint} within {WAIT_SECONDS:g} s.")
-        time.sleep(_POLL_SECONDS)

@@ -11,6 +11,7 @@ from celery import Celery
 
 from celery_idempotent import IdempotentTask, State, StoreUnavailableError
 from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import ConfigurableRedisServer
 
 Make = Callable[..., IdempotentTask]
 
@@ -20,7 +21,7 @@ WAIT = 1.0
 
 @pytest.fixture(scope="module")
 def running_replica(server: RedisServer) -> Iterator[RedisServer]:
-    with RedisServer.start(replica_of=server) as replica:
+    with ConfigurableRedisServer.start(replica_of=server) as replica:
         yield replica
 
 

@@ -11,13 +11,14 @@ import redis
 
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
+from tests.servers.redis_server import ConfigurableRedisServer
 
 IMPATIENCE = 0.2
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    with RedisServer.start(password="s3cret/@:") as server:
+    with ConfigurableRedisServer.start(password="s3cret/@:") as server:
         yield server
 
 

@@ -1,4 +1,4 @@
-"""A private Redis Cluster: three masters, three replicas, their slots moved at will.
+"""Starts a private Redis Cluster of three masters and three replicas, with movable slots.
 
     with ClusterServers.start() as cluster:
         client = cluster.client()
@@ -6,7 +6,7 @@
         cluster.kill_master_of("key")
         assert client.get("key") == b"value"
 
-It takes two to three seconds to start, and as long to replace a master: share one between tests.
+It takes two to three seconds to start, and as long to fail over: share one between tests.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from celery_idempotent.testing.ports import Ports
-from celery_idempotent.testing.process import Stoppable, wait_until
+from celery_idempotent.testing.process import Stoppable
 from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import ConfigurableRedisServer
+from tests.servers.waiting import wait_until
 
 __all__ = ["ClusterServers", "SlotMove"]
 
@@ -31,7 +33,7 @@ _MIGRATE_MS = 5_000
 
 
 class _Range(NamedTuple):
-    """Consecutive slots as one node sees them: the ports of who has them."""
+    """A range of slots in the view of one node, with the ports of its master and replicas."""
 
     first: int
     last: int
@@ -40,21 +42,20 @@ class _Range(NamedTuple):
 
 
 class ClusterServers(Stoppable):
-    """A running cluster; `start` makes one. Leaving the `with` block stops it.
+    """A running cluster, returned by `start`. The end of a `with` block stops it.
 
     Attributes:
-        url: of some of its nodes, `;` between them; `redis+cluster://` where a single server has
-            `redis://`.
-        nodes: all six, whatever they are at the moment.
+        url: the URLs of two nodes, separated by `;`, with the scheme `redis+cluster://`.
+        nodes: all six, whatever their current roles.
     """
 
     url: str
 
-    def __init__(self, nodes: Iterable[RedisServer], ports: Ports) -> None:
+    def __init__(self, nodes: Iterable[ConfigurableRedisServer], ports: Ports) -> None:
         self.nodes = tuple(nodes)
         self._ports = ports
-        some = self.nodes[:: len(self.nodes) - 1]
-        self.url = ";".join(f"redis+cluster://127.0.0.1:{node.port}" for node in some)
+        first_and_last = self.nodes[:: len(self.nodes) - 1]
+        self.url = ";".join(f"redis+cluster://127.0.0.1:{node.port}" for node in first_and_last)
 
     @classmethod
     def start(
@@ -64,27 +65,27 @@ class ClusterServers(Stoppable):
         node_timeout_ms: int = 1500,
         config: Mapping[str, str] | None = None,
     ) -> ClusterServers:
-        """Start a cluster and return when every node serves and has its replica.
+        """Starts a cluster and returns when it serves all slots and every master has a replica.
 
         Args:
-            kind: as `RedisServer.start` has it.
-            node_timeout_ms: how long a master may be silent before it counts as dead.
-            config: further directives for each node.
+            kind: as in `RedisServer.start`.
+            node_timeout_ms: how long a master may not reply before it counts as failed.
+            config: further redis.conf directives for each node.
 
         Raises:
-            ServerError: there is no such server here, or they did not become a cluster.
+            ServerError: no such server is available, or the nodes did not form a cluster.
         """
         directives = {
             "cluster-enabled": "yes",
             "cluster-node-timeout": str(node_timeout_ms),
-            "repl-ping-replica-period": "1",  # before a master's first ping a replica is hidden
-            "cluster-replica-validity-factor": "0",  # a replica may always take over
-            "cluster-allow-replica-migration": "no",  # and stays with its master
+            "repl-ping-replica-period": "1",  # a replica is listed after its master's first ping
+            "cluster-replica-validity-factor": "0",  # a replica may always be promoted
+            "cluster-allow-replica-migration": "no",  # a replica keeps its master
             **(config or {}),
         }
 
-        def start_node(port: int) -> RedisServer:
-            return RedisServer.start(kind, port=port, config=directives)
+        def start_node(port: int) -> ConfigurableRedisServer:
+            return ConfigurableRedisServer.start(kind, port=port, config=directives)
 
         ports = Ports(2 * _MASTERS)
         with ThreadPoolExecutor() as pool:
@@ -93,99 +94,100 @@ class ClusterServers(Stoppable):
         return cluster
 
     @property
-    def living(self) -> list[RedisServer]:
-        """The nodes that were not killed."""
+    def living(self) -> list[ConfigurableRedisServer]:
+        """The nodes that are running."""
         return [node for node in self.nodes if node.running]
 
     def client(self, **options: Any) -> redis.RedisCluster:
-        """A new redis-py client of the whole cluster."""
+        """Returns a new redis-py client of the whole cluster."""
         return redis.RedisCluster(host="127.0.0.1", port=self.living[0].port, **options)
 
-    def master_of(self, key: str) -> RedisServer:
-        """The node that serves `key`."""
+    def master_of(self, key: str) -> ConfigurableRedisServer:
+        """Returns the master that serves `key`."""
         return self._at(self._range_of(key).master)
 
-    def replica_of(self, key: str) -> RedisServer:
-        """The node that takes over `key` when its master dies."""
+    def replica_of(self, key: str) -> ConfigurableRedisServer:
+        """Returns the replica that is promoted when the master of `key` fails."""
         return self._at(self._range_of(key).replicas[0])
 
-    def other_master(self, key: str) -> RedisServer:
-        """A master that does not serve `key`: somewhere to move its slot to."""
-        ours = self.master_of(key).port
-        return next(self._at(seen.master) for seen in self._view() if seen.master != ours)
+    def other_master(self, key: str) -> ConfigurableRedisServer:
+        """Returns a master that does not serve `key`, to which its slot can be moved."""
+        port = self.master_of(key).port
+        return next(self._at(slots.master) for slots in self._view() if slots.master != port)
 
-    def kill_master_of(self, key: str, *, abrupt: bool = False) -> RedisServer:
-        """Kill the master of `key`, and return it when all others have its replica for master.
+    def kill_master_of(self, key: str, *, abrupt: bool = False) -> ConfigurableRedisServer:
+        """Kills the master of `key`, and returns it when its replica has been promoted.
 
         Args:
-            abrupt: at once, and what the replica has not got yet is forgotten; else nothing is
-                lost.
+            abrupt: kill immediately; data that is not replicated yet is lost.
         """
-        dead, heir = self.master_of(key), self.replica_of(key)
+        failed, replica = self.master_of(key), self.replica_of(key)
         if not abrupt:
-            wait_until(lambda: heir.is_copy_of(dead), "The replica did not get the master's data")
-        dead.kill()
+            wait_until(
+                lambda: replica.is_copy_of(failed), "The replica did not get the master's data"
+            )
+        failed.kill()
         slot = key_slot(key.encode())
         wait_until(
-            lambda: all(_serves(node, slot, heir.port) for node in self.living),
+            lambda: all(_serves(node, slot, replica.port) for node in self.living),
             "The replica was not promoted",
         )
-        return dead
+        return failed
 
     def rejoin(self) -> None:
-        """Bring the dead nodes back, each as a replica of the one that took over from it."""
+        """Restarts the killed nodes, each as a replica of the node that replaced it."""
         for node in self.nodes:
             if not node.running:
                 node.restart()
-        wait_until(self._whole, "The cluster did not become whole again")
+        wait_until(self._complete, "The cluster was not complete again")
 
     def move_slot(self, key: str, to: RedisServer) -> SlotMove:
-        """Begin to move the slot of `key`; leaving the `with` block ends that.
+        """Starts to move the slot of `key`; the end of the `with` block finishes the move.
 
-        Until `SlotMove.carry`, its master answers for the keys that it has, and sends callers for
-        others to the new one (ASK).
+        Until `SlotMove.migrate_keys`, the old master serves the keys that it has, and redirects
+        clients to the new master for other keys (ASK).
         """
         return SlotMove(self, key_slot(key.encode()), self.master_of(key), to)
 
     def stop(self) -> None:
-        """End all nodes and remove their directories. Twice is once."""
+        """Stops all nodes and removes their directories. A second call has no effect."""
         for node in self.nodes:
             node.stop()
         self._ports.stop()
 
     def _join(self) -> None:
-        """Make the nodes one cluster, and return when each of them knows."""
+        """Forms the cluster, and returns when every node reports it as complete."""
         masters, replicas = self.nodes[:_MASTERS], self.nodes[_MASTERS:]
         share = -(-_SLOTS // _MASTERS)
         for number, master in enumerate(masters):
             slots = range(number * share, min((number + 1) * share, _SLOTS))
-            # Masters that share an epoch would have to quarrel about it first.
-            _tell(master, "SET-CONFIG-EPOCH", number + 1)
-            _tell(master, "ADDSLOTS", *slots)
+            # Masters with the same epoch would first have to resolve the collision.
+            _cluster(master, "SET-CONFIG-EPOCH", number + 1)
+            _cluster(master, "ADDSLOTS", *slots)
         for node in self.nodes:
             for other in self.nodes:
-                _tell(node, "MEET", "127.0.0.1", other.port)
-        wait_until(self._acquainted, "The nodes did not meet")
+                _cluster(node, "MEET", "127.0.0.1", other.port)
+        wait_until(self._all_nodes_known, "The nodes did not discover each other")
         for master, replica in zip(masters, replicas, strict=True):
-            _tell(replica, "REPLICATE", _id_of(master))
-        wait_until(self._whole, "The cluster did not come up")
+            _cluster(replica, "REPLICATE", _id_of(master))
+        wait_until(self._complete, "The cluster did not come up")
 
-    def _acquainted(self) -> bool:
+    def _all_nodes_known(self) -> bool:
         return all(
-            f"cluster_known_nodes:{len(self.nodes)}" in _tell(node, "INFO") for node in self.nodes
-        ) and all("handshake" not in _tell(node, "NODES") for node in self.nodes)
+            f"cluster_known_nodes:{len(self.nodes)}" in _cluster(node, "INFO")
+            for node in self.nodes
+        ) and all("handshake" not in _cluster(node, "NODES") for node in self.nodes)
 
-    def _whole(self) -> bool:
-        """Whether every node serves, and sees a replica of every master with all its data."""
+    def _complete(self) -> bool:
+        """Whether every node is up and knows all others, and all replicas are synchronized."""
         for node in self.nodes:
-            view = list(_view_of(node))
-            ports = {port for seen in view for port in (seen.master, *seen.replicas)}
+            ports = {port for slots in _view_of(node) for port in (slots.master, *slots.replicas)}
             if not _is_up(node) or len(ports) != len(self.nodes):
                 return False
         return all(
-            self._at(port).is_copy_of(self._at(seen.master))
-            for seen in self._view()
-            for port in seen.replicas
+            self._at(port).is_copy_of(self._at(slots.master))
+            for slots in self._view()
+            for port in slots.replicas
         )
 
     def _view(self) -> Iterator[_Range]:
@@ -193,14 +195,14 @@ class ClusterServers(Stoppable):
 
     def _range_of(self, key: str) -> _Range:
         slot = key_slot(key.encode())
-        return next(seen for seen in self._view() if seen.first <= slot <= seen.last)
+        return next(slots for slots in self._view() if slots.first <= slot <= slots.last)
 
-    def _at(self, port: int) -> RedisServer:
+    def _at(self, port: int) -> ConfigurableRedisServer:
         return next(node for node in self.nodes if node.port == port)
 
 
 class SlotMove:
-    """A slot on its way from one master to another; leaving the `with` block gets it there."""
+    """Moves a slot from one master to another; the end of a `with` block finishes the move."""
 
     def __init__(
         self, cluster: ClusterServers, slot: int, source: RedisServer, target: RedisServer
@@ -209,12 +211,12 @@ class SlotMove:
         self._slot = slot
         self._source = source
         self._target = target
-        self._done = False
-        _tell(target, "SETSLOT", slot, "IMPORTING", _id_of(source))
-        _tell(source, "SETSLOT", slot, "MIGRATING", _id_of(target))
+        self._finished = False
+        _cluster(target, "SETSLOT", slot, "IMPORTING", _id_of(source))
+        _cluster(source, "SETSLOT", slot, "MIGRATING", _id_of(target))
 
-    def carry(self) -> None:
-        """Take the slot's keys to the new master; the old one sends callers there (ASK)."""
+    def migrate_keys(self) -> None:
+        """Moves the slot's keys to the new master; the old one redirects clients (ASK)."""
         with self._source.client() as client:
             keys = client.execute_command("CLUSTER GETKEYSINSLOT", self._slot, 1_000_000)
             if keys:
@@ -222,18 +224,18 @@ class SlotMove:
                 client.execute_command("MIGRATE", *address, "KEYS", *keys)
 
     def finish(self) -> None:
-        """Make the new master known as such; the old one sends callers there for good (MOVED)."""
-        if self._done:
+        """Assigns the slot to the new master; the old one redirects clients for good (MOVED)."""
+        if self._finished:
             return
-        self.carry()
-        self._done = True
+        self.migrate_keys()
+        self._finished = True
         for node in (self._target, self._source):
-            _tell(node, "SETSLOT", self._slot, "NODE", _id_of(self._target))
+            _cluster(node, "SETSLOT", self._slot, "NODE", _id_of(self._target))
         wait_until(
             lambda: all(
                 _serves(node, self._slot, self._target.port) for node in self._cluster.living
             ),
-            "The slot's move did not get around",
+            "The move of the slot did not reach all nodes",
         )
 
     def __enter__(self) -> SlotMove:
@@ -243,31 +245,31 @@ class SlotMove:
         self.finish()
 
 
-def _tell(node: RedisServer, command: str, *words: object) -> Any:
-    """What `node` answers to CLUSTER `command`, as it answers it."""
+def _cluster(node: RedisServer, command: str, *arguments: object) -> Any:
+    """Sends CLUSTER `command` to `node` and returns the reply, unparsed."""
     with node.client(decode_responses=True) as client:
-        client.response_callbacks.clear()  # redis-py would make something else of it
-        return client.execute_command("CLUSTER", command, *words)
+        client.response_callbacks.clear()  # redis-py would parse the reply
+        return client.execute_command("CLUSTER", command, *arguments)
 
 
 def _id_of(node: RedisServer) -> str:
-    return str(_tell(node, "MYID"))
+    return str(_cluster(node, "MYID"))
 
 
 def _view_of(node: RedisServer) -> Iterator[_Range]:
-    for first, last, (_, master, *_), *replicas in _tell(node, "SLOTS"):
+    for first, last, (_, master, *_), *replicas in _cluster(node, "SLOTS"):
         yield _Range(first, last, master, tuple(port for _, port, *_ in replicas))
 
 
 def _is_up(node: RedisServer) -> bool:
-    return "cluster_state:ok" in _tell(node, "INFO")
+    return "cluster_state:ok" in _cluster(node, "INFO")
 
 
 def _serves(node: RedisServer, slot: int, master: int) -> bool:
-    """Whether in the eyes of `node` the one at port `master` has `slot`, and the cluster serves."""
+    """Whether, in the view of `node`, the cluster is up and `master` (a port) has `slot`."""
     try:
         return _is_up(node) and any(
-            seen.master == master and seen.first <= slot <= seen.last for seen in _view_of(node)
+            slots.master == master and slots.first <= slot <= slots.last for slots in _view_of(node)
         )
-    except RedisError:  # not while it takes over
+    except RedisError:  # during a failover
         return False

@@ -1,13 +1,12 @@
-"""A private RabbitMQ: its own directory, ports and Erlang name service, gone with its owner.
+"""Starts a private RabbitMQ with its own directory, ports and Erlang name service.
 
     with RabbitMQ.start() as broker:
         app = Celery(broker=broker.url)
 
-It is the RabbitMQ that the system installed, run without systemd, as whoever runs it, and without
-anything that the system configured for its own. It listens on the loopback interface only. It
-takes seconds to start, so share one between tests. It is ended when its owner stops it, drops it
-or exits. On Linux it also dies with an owner that is killed; then its temporary directory stays
-behind.
+The installed RabbitMQ is started without systemd, as the current user, and without the system's
+configuration. It listens on the loopback interface only. It takes seconds to start: share one
+between tests. It ends when its owner stops it, drops it or exits. On Linux it also ends when its
+owner is killed; its temporary directory then remains.
 """
 
 from __future__ import annotations
@@ -37,37 +36,37 @@ _CONTROL_SECONDS = 30.0
 _POLL_SECONDS = 0.02
 _NOT_YET = "requires the 'rabbit' app to be running"
 
-# What packages put on PATH is a wrapper that wants to be root, to become the user rabbitmq. This
-# is what it wraps; anybody can run it.
-_BEHIND_THE_WRAPPER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+# The program on PATH is a wrapper that must run as root, to switch to the user rabbitmq. This is
+# the script that it calls; any user can run it.
+_SERVER_SCRIPT = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
-# One scheduler, and none that waits for work by spinning: tests need the processor.
-# A name service that Erlang itself starts would be a daemon, which nobody ends.
+# One scheduler, without busy waiting: tests need the processor. Erlang must not start a name
+# service itself, because that would be a daemon that nothing stops.
 _ERL_FLAGS = (
     "-noinput -start_epmd false -kernel inet_dist_use_interface {127,0,0,1} +S 1:1 +sbwt none"
 )
 
 
 class RabbitMQError(ServerError):
-    """There is no RabbitMQ here, it did not start, or it did not do what it was told."""
+    """RabbitMQ is not installed, failed to start, or rejected a command."""
 
 
 def find_rabbitmq() -> Path | None:
-    """The script that starts the installed RabbitMQ; None if it or Erlang's epmd is missing."""
+    """Returns the script that starts RabbitMQ; None if it or Erlang's epmd is missing."""
     if shutil.which("epmd") is None:
         return None
-    if _BEHIND_THE_WRAPPER.exists():
-        return _BEHIND_THE_WRAPPER
+    if _SERVER_SCRIPT.exists():
+        return _SERVER_SCRIPT
     on_path = shutil.which("rabbitmq-server")
     return Path(on_path) if on_path else None
 
 
 class RabbitMQ(Stoppable):
-    """A running broker; `start` makes one. Leaving the `with` block stops it.
+    """A running broker, returned by `start`. The end of a `with` block stops it.
 
     Attributes:
-        url: what Celery takes as broker; the same after a restart.
-        version: of the broker, such as "3.10.8".
+        url: the URL for Celery's broker; unchanged by a restart.
+        version: version of the broker, such as "3.10.8".
     """
 
     url: str
@@ -82,7 +81,7 @@ class RabbitMQ(Stoppable):
         self._epmd_address = ("127.0.0.1", epmd_port)
         self._control = script.resolve().with_name("rabbitmqctl")
         directory = Path(tempfile.mkdtemp(prefix="rabbitmq-"))
-        self._name = directory.name  # of the node: no other on this machine has it
+        self._node_name = directory.name  # unique on this machine
         _write_configuration(directory, {"listeners.tcp.1": self._address, **config})
         self._environment = _environment(directory, epmd_port, distribution_port)
         epmd = [str(shutil.which("epmd")), "-port", str(epmd_port), "-address", "127.0.0.1"]
@@ -91,20 +90,20 @@ class RabbitMQ(Stoppable):
         self._discard = weakref.finalize(self, _discard, ports, self._server, self._epmd)
         try:
             self._epmd.launch()
-            self._await(self._epmd, self._epmd_answers)
+            self._wait_for(self._epmd, self._epmd_is_ready)
             self._server.launch()
-            self._await(self._server, self._server_answers)
+            self._wait_for(self._server, self._server_is_ready)
         except BaseException:
             self.stop()
             raise
 
     @classmethod
     def start(cls, *, port: int | None = None, config: Mapping[str, str] | None = None) -> RabbitMQ:
-        """Start a broker and return when a client can log in.
+        """Starts a broker and returns when a client can log in.
 
         Args:
             port: TCP port on 127.0.0.1; a free one if None.
-            config: settings as rabbitmq.conf has them, such as `{"consumer_timeout": "60000"}`.
+            config: settings of rabbitmq.conf, such as `{"consumer_timeout": "60000"}`.
 
         Raises:
             RabbitMQError: RabbitMQ is not installed, or no client could log in within 60 s.
@@ -112,69 +111,69 @@ class RabbitMQ(Stoppable):
         script = find_rabbitmq()
         if script is None:
             raise RabbitMQError(
-                "No RabbitMQ here: apt-get install rabbitmq-server, "
+                "RabbitMQ is not installed: apt-get install rabbitmq-server, "
                 "or put rabbitmq-server and Erlang's epmd on PATH."
             )
         return cls(script, port, config or {})
 
     def stop(self) -> None:
-        """End the broker and remove its directory. Twice is once."""
+        """Stops the broker and removes its directory. A second call has no effect."""
         self._discard()
 
     def kill(self) -> None:
-        """End the broker as a crash would (SIGKILL); `restart` brings it back."""
-        self._ours().end(signal.SIGKILL)
+        """Kills the broker with SIGKILL, as a crash would; `restart` starts it again."""
+        self._running_server().end(signal.SIGKILL)
 
     def restart(self) -> None:
-        """Shut the broker down in order, if it runs, and start it on the same URL.
+        """Shuts the broker down, if it runs, and starts it on the same URL.
 
-        Durable queues live on, with the persistent messages that the broker had confirmed.
+        Durable queues survive, with the persistent messages that the broker had confirmed.
         """
-        server = self._ours()
+        server = self._running_server()
         server.end(signal.SIGTERM)
         server.launch()
-        self._await(server, self._server_answers)
+        self._wait_for(server, self._server_is_ready)
 
     def close_connections(self) -> None:
-        """Close every connection from the broker's side: clients are told CONNECTION_FORCED.
+        """Closes every connection from the broker's side, with CONNECTION_FORCED.
 
         Raises:
-            RabbitMQError: the broker does not run.
+            RabbitMQError: the broker is not running.
         """
-        self._ours()
+        self._running_server()
         deadline = time.monotonic() + _CONTROL_SECONDS
-        while complaint := self._tell("close_all_connections", "--global", "for a test"):
-            # It takes clients in a moment before it counts as started.
-            if _NOT_YET not in complaint or time.monotonic() > deadline:
-                raise RabbitMQError(f"The connections were not closed: {complaint}")
+        while error := self._control_error("close_all_connections", "--global", "for a test"):
+            # It accepts clients shortly before it counts as started.
+            if _NOT_YET not in error or time.monotonic() > deadline:
+                raise RabbitMQError(f"The connections were not closed: {error}")
 
     def block_publishers(self) -> None:
-        """Take no messages from now on, as when memory or disk space runs out.
+        """Stops accepting messages, as when memory or disk space runs out.
 
-        Consumers are still served. A publisher waits, until `unblock_publishers`.
+        Deliveries to consumers continue. Publishers block until `unblock_publishers`.
 
         Raises:
-            RabbitMQError: the broker does not run.
+            RabbitMQError: the broker is not running.
         """
         self._set_memory_limit("0")
 
     def unblock_publishers(self) -> None:
-        """Take messages again.
+        """Accepts messages again.
 
         Raises:
-            RabbitMQError: the broker does not run.
+            RabbitMQError: the broker is not running.
         """
         self._set_memory_limit("0.4")  # RabbitMQ's default
 
     def _set_memory_limit(self, fraction: str) -> None:
-        self._ours()
-        if complaint := self._tell("set_vm_memory_high_watermark", fraction):
-            raise RabbitMQError(f"The memory limit was not set: {complaint}")
+        self._running_server()
+        if error := self._control_error("set_vm_memory_high_watermark", fraction):
+            raise RabbitMQError(f"The memory limit was not set: {error}")
 
-    def _tell(self, *words: str) -> str:
-        """What rabbitmqctl has to say against it; "" if it is done."""
-        done = subprocess.run(
-            [str(self._control), *words],
+    def _control_error(self, *arguments: str) -> str:
+        """Runs rabbitmqctl and returns its error message, or "" on success."""
+        result = subprocess.run(
+            [str(self._control), *arguments],
             env=self._environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -182,56 +181,56 @@ class RabbitMQ(Stoppable):
             timeout=_CONTROL_SECONDS,
             check=False,
         )
-        return " ".join(done.stderr.split("\n\n")[0].split()) if done.returncode else ""
+        return " ".join(result.stderr.split("\n\n")[0].split()) if result.returncode else ""
 
-    def _ours(self) -> Program:
+    def _running_server(self) -> Program:
         if not self._discard.alive:
-            raise RabbitMQError("This broker was stopped for good.")
+            raise RabbitMQError("This broker was stopped and its data removed: start a new one.")
         return self._server
 
-    def _await(self, program: Program, answers: Callable[[], bool]) -> None:
+    def _wait_for(self, program: Program, is_ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _START_SECONDS
-        while not answers():
+        while not is_ready():
             if program.ended() or time.monotonic() > deadline:
-                raise RabbitMQError(f"RabbitMQ did not start: {_complaint(program)}")
+                raise RabbitMQError(f"RabbitMQ did not start: {_error_of(program)}")
             time.sleep(_POLL_SECONDS)
 
-    def _epmd_answers(self) -> bool:
+    def _epmd_is_ready(self) -> bool:
         try:
             socket.create_connection(self._epmd_address, _CONNECT_SECONDS).close()
         except OSError:
             return False
         return True
 
-    def _server_answers(self) -> bool:
+    def _server_is_ready(self) -> bool:
         connection = amqp.Connection(
             self._address, login_method="PLAIN", connect_timeout=_CONNECT_SECONDS
         )
         try:
             with connection:
-                about: dict[str, str] = connection.server_properties
-        except (OSError, amqp.AMQPError):  # not yet listening, or somebody else is
+                properties: dict[str, str] = connection.server_properties
+        except (OSError, amqp.AMQPError):  # not listening yet, or another program is
             return False
-        if not about["cluster_name"].startswith(f"{self._name}@"):
-            raise RabbitMQError(f"Another broker answers at {self.url}.")
-        self.version = about["version"]
+        if not properties["cluster_name"].startswith(f"{self._node_name}@"):
+            raise RabbitMQError(f"Another broker listens at {self.url}: choose another port.")
+        self.version = properties["version"]
         return True
 
 
 def _environment(directory: Path, epmd_port: int, distribution_port: int) -> dict[str, str]:
-    """The owner's variables, and nothing from elsewhere that RabbitMQ or Erlang listens to."""
-    foreign = ("RABBITMQ_", "ERL_", "NOTIFY_SOCKET")
-    inherited = {name: v for name, v in os.environ.items() if not name.startswith(foreign)}
+    """Returns this process's variables without those that would configure RabbitMQ or Erlang."""
+    excluded = ("RABBITMQ_", "ERL_", "NOTIFY_SOCKET")
+    inherited = {name: v for name, v in os.environ.items() if not name.startswith(excluded)}
     own = {
-        "HOME": str(directory),  # of Erlang's cookie
+        "HOME": str(directory),  # Erlang stores its cookie there
         "LC_ALL": "C.UTF-8",
-        "ERL_CRASH_DUMP_SECONDS": "0",  # none
+        "ERL_CRASH_DUMP_SECONDS": "0",  # no crash dumps
         "ERL_EPMD_PORT": str(epmd_port),
         "ERL_FLAGS": _ERL_FLAGS,
-        "RABBITMQ_ADVANCED_CONFIG_FILE": str(directory / "advanced.config"),  # there is none
-        "RABBITMQ_ALLOW_INPUT": "1",  # no shell above Erlang that would hide its process
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(directory / "advanced.config"),  # does not exist
+        "RABBITMQ_ALLOW_INPUT": "1",  # no shell between this process and Erlang
         "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
-        "RABBITMQ_CONFIG_FILES": str(directory / "conf.d"),  # there is none
+        "RABBITMQ_CONFIG_FILES": str(directory / "conf.d"),  # does not exist
         "RABBITMQ_CONF_ENV_FILE": os.devnull,
         "RABBITMQ_DIST_PORT": str(distribution_port),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
@@ -257,7 +256,7 @@ def _discard(ports: Ports, *programs: Program) -> None:
     ports.stop()
 
 
-def _complaint(program: Program) -> str:
-    """Its first three errors: what follows them is Erlang's account of how it all came down."""
+def _error_of(program: Program) -> str:
+    """Returns the first three logged errors; what follows is Erlang's report of the shutdown."""
     errors = (re.search(r"\[error\] <[\d.]+> +(\S.*)", line) for line in program.output())
     return " ".join([error[1] for error in errors if error][:3]) or program.output_tail()

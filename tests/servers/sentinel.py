@@ -1,4 +1,4 @@
-"""A private Sentinel group: a master, its replica, and the three Sentinels that watch them.
+"""Starts a private Sentinel group: a master, its replica, and three Sentinels.
 
     with SentinelServers.start() as trio:
         app.conf.update(result_backend=trio.url,
@@ -21,31 +21,33 @@ from redis.exceptions import ResponseError
 from redis.sentinel import Sentinel
 
 from celery_idempotent.testing.ports import Ports
-from celery_idempotent.testing.process import Stoppable, wait_until
+from celery_idempotent.testing.process import Stoppable
 from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import ConfigurableRedisServer
+from tests.servers.waiting import wait_until
 
 __all__ = ["SentinelServers"]
 
-#: The Sentinels that must agree, of three.
+#: How many of the three Sentinels must agree.
 _QUORUM = 2
 _INFO_PERIOD_MS = 500
 
 
 class SentinelServers(Stoppable):
-    """A running group; `start` makes one. Leaving the `with` block stops it.
+    """A running group, returned by `start`. The end of a `with` block stops it.
 
     Attributes:
-        url: of the Sentinels, as Celery takes it as broker or backend.
-        master_name: under which they know the group.
-        nodes: the servers with the data, whichever is master.
-        sentinels: those that watch them.
+        url: the URL of the Sentinels for Celery's broker or result backend.
+        master_name: the name of the master in the Sentinels' configuration.
+        nodes: the two servers with the data, whatever their current roles.
+        sentinels: the three Sentinels.
     """
 
     master_name = "shop"
 
     def __init__(
         self,
-        nodes: Iterable[RedisServer],
+        nodes: Iterable[ConfigurableRedisServer],
         sentinels: Iterable[RedisServer],
         ports: Ports,
         password: str | None,
@@ -63,21 +65,22 @@ class SentinelServers(Stoppable):
     def start(
         cls, kind: str = "any", *, password: str | None = None, down_after_ms: int = 1500
     ) -> SentinelServers:
-        """Start a group and return when all know all.
+        """Starts a group and returns when all of its members have discovered each other.
 
         Args:
-            kind: as `RedisServer.start` has it.
+            kind: as in `RedisServer.start`.
             password: of the servers with the data; the Sentinels have none.
-            down_after_ms: how long the master may be silent before it counts as dead. Sentinels
-                first ask a new master after a second: with less than that, they depose it unasked.
+            down_after_ms: how long the master may not reply before it counts as down. Sentinels
+                send a new master its first PING after a second; with a shorter time they would
+                declare it down before that.
 
         Raises:
-            ServerError: there is no such server here, or they did not find each other.
+            ServerError: no such server is available, or they did not discover each other.
         """
         ports = Ports(4)
         master_port, *sentinel_ports = ports.numbers
-        master = RedisServer.start(kind, port=master_port, password=password)
-        replica = RedisServer.start(kind, password=password, replica_of=master)
+        master = ConfigurableRedisServer.start(kind, port=master_port, password=password)
+        replica = ConfigurableRedisServer.start(kind, password=password, replica_of=master)
         name = cls.master_name
         config = {
             f"sentinel monitor {name}": f"127.0.0.1 {master.port} {_QUORUM}",
@@ -88,65 +91,67 @@ class SentinelServers(Stoppable):
             config[f"sentinel auth-pass {name}"] = password
 
         def start_sentinel(port: int) -> RedisServer:
-            return RedisServer.start(kind, port=port, sentinel=True, config=config)
+            return ConfigurableRedisServer.start(kind, port=port, sentinel=True, config=config)
 
         with ThreadPoolExecutor() as pool:
             sentinels = list(pool.map(start_sentinel, sentinel_ports))
         for sentinel in sentinels:
             with sentinel.client() as client, suppress(ResponseError):  # 6.2 has no such command
-                # How often they look what a server is, instead of every ten seconds.
+                # Interval at which Sentinels query the roles of servers; the default is 10 s.
                 client.execute_command("SENTINEL DEBUG", "INFO-PERIOD", _INFO_PERIOD_MS)
         trio = cls((master, replica), sentinels, ports, password)
-        wait_until(trio._ready, "The Sentinels did not find each other")
+        wait_until(trio._ready, "The Sentinels did not discover each other")
         return trio
 
     @property
-    def master(self) -> RedisServer:
-        """The server that most Sentinels hold for the master."""
+    def master(self) -> ConfigurableRedisServer:
+        """The server that most Sentinels report as master."""
         ports = [self._master_port(sentinel) for sentinel in self.sentinels]
         elected = max(ports, key=ports.count)
         return next(node for node in self.nodes if node.port == elected)
 
     @property
-    def replica(self) -> RedisServer:
-        """The other one; dead after `failover`, until `rejoin`."""
+    def replica(self) -> ConfigurableRedisServer:
+        """The other server; after `failover` it is down until `rejoin`."""
         master = self.master
         return next(node for node in self.nodes if node is not master)
 
     def client(self, **options: Any) -> redis.Redis:
-        """A new redis-py client of whichever server is master."""
+        """Returns a new redis-py client that follows the master."""
         addresses = [("127.0.0.1", sentinel.port) for sentinel in self.sentinels]
         group = Sentinel(addresses)
         client: redis.Redis = group.master_for(self.master_name, password=self._password, **options)
         return client
 
-    def failover(self, *, abrupt: bool = False) -> RedisServer:
-        """Kill the master, and return it when all Sentinels name the other, which takes writes.
+    def failover(self, *, abrupt: bool = False) -> ConfigurableRedisServer:
+        """Kills the master, and returns it when the replica has been promoted.
 
         Args:
-            abrupt: at once, and what the other has not got yet is forgotten; else nothing is lost.
+            abrupt: kill immediately; data that is not replicated yet is lost.
         """
-        dead, heir = self.master, self.replica
+        failed, replica = self.master, self.replica
         if not abrupt:
-            wait_until(lambda: heir.is_copy_of(dead), "The replica did not get the master's data")
-        dead.kill()
+            wait_until(
+                lambda: replica.is_copy_of(failed), "The replica did not get the master's data"
+            )
+        failed.kill()
         wait_until(
             lambda: (
-                all(self._master_port(sentinel) == heir.port for sentinel in self.sentinels)
-                and _role(heir) == "master"
+                all(self._master_port(sentinel) == replica.port for sentinel in self.sentinels)
+                and _role(replica) == "master"
             ),
-            "The Sentinels named no other master",
+            "The Sentinels did not promote the replica",
         )
-        return dead
+        return failed
 
     def rejoin(self) -> None:
-        """Bring the dead server back as a replica, so that there can be another failover."""
+        """Restarts the killed server as a replica, so that another failover is possible."""
         if not self.replica.running:
             self.replica.restart(replica_of=self.master)
-        wait_until(self._ready, "The Sentinels did not see the replica")
+        wait_until(self._ready, "The Sentinels did not discover the replica")
 
     def stop(self) -> None:
-        """End all servers and remove their directories. Twice is once."""
+        """Stops all servers and removes their directories. A second call has no effect."""
         for server in (*self.sentinels, *self.nodes):
             server.stop()
         self._ports.stop()
@@ -157,14 +162,14 @@ class SentinelServers(Stoppable):
         return int(port)
 
     def _ready(self) -> bool:
-        """Whether every Sentinel knows the others, and a replica that it could promote."""
+        """Whether every Sentinel knows the two others and a replica that can be promoted."""
         for sentinel in self.sentinels:
             with sentinel.client(decode_responses=True) as client:
                 (replica, *others) = client.sentinel_slaves(self.master_name) or [None]
-                watched = client.sentinel_master(self.master_name)
-            if others or replica is None or watched["num-other-sentinels"] != 2:
+                master = client.sentinel_master(self.master_name)
+            if others or replica is None or master["num-other-sentinels"] != 2:
                 return False
-            if (watched["flags"], replica["flags"]) != ("master", "slave"):  # and not "s_down"
+            if (master["flags"], replica["flags"]) != ("master", "slave"):  # and not "s_down"
                 return False
             if replica["master-link-status"] != "ok":
                 return False

@@ -1,4 +1,4 @@
-"""The launcher of private clusters."""
+"""Tests of the private Redis Cluster."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def client(cluster: ClusterServers) -> Iterator[redis.RedisCluster]:
         yield client
 
 
-def answer(node: RedisServer, *command: str) -> bytes | str:
-    """What this node says, and where it sends callers of a plain client."""
+def reply(node: RedisServer, *command: str) -> bytes | str:
+    """Returns the node's reply to a plain client, or the redirection as text."""
     with node.client(retry=None) as plain:
         try:
             value = plain.execute_command(*command)
         except (redis.exceptions.AskError, redis.exceptions.MovedError) as error:
-            # To redis-py, the second is a kind of the first.
+            # In redis-py, MovedError is a subclass of AskError.
             kind = "MOVED" if isinstance(error, redis.exceptions.MovedError) else "ASK"
             return f"{kind} {error.port}"
     assert isinstance(value, bytes | None)
@@ -59,30 +59,30 @@ def test_three_masters_share_the_slots(cluster: ClusterServers, client: redis.Re
         assert cluster.master_of(key).client().get(key) == key.encode()
 
 
-def test_a_slot_is_asked_for_and_then_moved(
+def test_a_moving_slot_redirects_with_ask_then_with_moved(
     cluster: ClusterServers, client: redis.RedisCluster
 ) -> None:
     client.set(KEY, "value")
     old, new = cluster.master_of(KEY), cluster.other_master(KEY)
 
     with cluster.move_slot(KEY, new) as move:
-        assert answer(old, "GET", KEY) == b"value"
-        assert answer(old, "GET", NEIGHBOUR) == f"ASK {new.port}"
-        assert answer(new, "GET", KEY) == f"MOVED {old.port}"
+        assert reply(old, "GET", KEY) == b"value"
+        assert reply(old, "GET", NEIGHBOUR) == f"ASK {new.port}"
+        assert reply(new, "GET", KEY) == f"MOVED {old.port}"
 
-        move.carry()
-        assert answer(old, "GET", KEY) == f"ASK {new.port}"
-        assert answer(new, "GET", KEY) == f"MOVED {old.port}"
+        move.migrate_keys()
+        assert reply(old, "GET", KEY) == f"ASK {new.port}"
+        assert reply(new, "GET", KEY) == f"MOVED {old.port}"
         assert client.get(KEY) == b"value"
 
     assert cluster.master_of(KEY) is new
-    assert answer(old, "GET", KEY) == f"MOVED {new.port}"
-    assert answer(new, "GET", KEY) == b"value"
+    assert reply(old, "GET", KEY) == f"MOVED {new.port}"
+    assert reply(new, "GET", KEY) == b"value"
     assert client.get(KEY) == b"value"
     move.finish()
 
 
-def test_the_replica_takes_over_with_all_data_and_the_dead_one_comes_back(
+def test_the_replica_is_promoted_with_all_data_and_the_killed_master_rejoins(
     cluster: ClusterServers, client: redis.RedisCluster
 ) -> None:
     client.set(KEY, "value")
@@ -100,7 +100,7 @@ def test_the_replica_takes_over_with_all_data_and_the_dead_one_comes_back(
     assert cluster.living == list(cluster.nodes)
 
 
-def test_its_nodes_listen_on_loopback_only_and_are_configured(cluster: ClusterServers) -> None:
+def test_nodes_listen_on_loopback_only_and_have_the_given_config(cluster: ClusterServers) -> None:
     for node in cluster.nodes:
         configured = node.client().config_get("bind", "appendonly")
         assert configured == {"bind": "127.0.0.1", "appendonly": "yes"}

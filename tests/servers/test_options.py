@@ -1,4 +1,4 @@
-"""What a private server can be besides plain: with TLS, users, a master, a clock of its own."""
+"""Tests of `ConfigurableRedisServer`: TLS, users, replication, an own clock."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_idempotent.testing import certificate, clock, discovery
 from celery_idempotent.testing.discovery import Binary, find_servers
 from celery_idempotent.testing.process import ServerError
-from celery_idempotent.testing.server import RedisServer, RedisServerError
+from celery_idempotent.testing.server import RedisServerError
+from tests.servers import clock, redis_server, waiting
+from tests.servers.certificate import Certificate
+from tests.servers.redis_server import ConfigurableRedisServer, has_tls
 
 needs_tls = pytest.mark.tls
 needs_clock = pytest.mark.clock
 
 
 @needs_tls
-def test_tls_is_trusted_by_who_knows_its_authority_only() -> None:
-    with RedisServer.start(tls=True) as server:
+def test_tls_clients_must_trust_the_servers_authority() -> None:
+    with ConfigurableRedisServer.start(tls=True) as server:
         assert server.url.startswith("rediss://127.0.0.1:")
         assert server.client().ping()
         assert server.client(db=1).connection_pool.connection_kwargs["db"] == 1
@@ -34,23 +36,23 @@ def test_tls_is_trusted_by_who_knows_its_authority_only() -> None:
         assert server.client().ping()
 
 
-def test_tls_is_not_asked_of_a_server_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    without = [
+def test_tls_with_a_server_that_has_none_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_tls = [
         kind
-        for kind, found in find_servers().items()
-        if isinstance(found, Binary) and not found.has_tls
+        for kind, server in find_servers().items()
+        if isinstance(server, Binary) and not has_tls(server.path)
     ]
-    for kind in without:
+    for kind in without_tls:
         with pytest.raises(RedisServerError, match=f"No {kind} server with TLS here"):
-            RedisServer.start(kind, tls=True)
+            ConfigurableRedisServer.start(kind, tls=True)
 
-    monkeypatch.setattr(discovery, "_has_tls", lambda path: False)
+    monkeypatch.setattr(redis_server, "has_tls", lambda path: False)
     with pytest.raises(RedisServerError, match="apt-get install redis-server"):
-        RedisServer.start(tls=True)
+        ConfigurableRedisServer.start(tls=True)
 
 
-def test_a_program_that_cannot_run_has_no_tls(tmp_path: Path) -> None:
-    assert not Binary(tmp_path / "redis-server").has_tls
+def test_a_program_that_cannot_be_executed_has_no_tls(tmp_path: Path) -> None:
+    assert not has_tls(tmp_path / "redis-server")
 
 
 @needs_tls
@@ -58,12 +60,12 @@ def test_tls_needs_trustme(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setitem(sys.modules, "trustme", None)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ServerError, match="pip install trustme"):
-        RedisServer.start(tls=True)
+        ConfigurableRedisServer.start(tls=True)
     assert not list(tmp_path.iterdir())
 
 
-def test_password_is_in_the_url() -> None:
-    with RedisServer.start(password="s3cret/@:") as server:
+def test_the_url_contains_the_password() -> None:
+    with ConfigurableRedisServer.start(password="s3cret/@:") as server:
         assert server.client().ping()
         with pytest.raises(redis.AuthenticationError):
             redis.Redis(port=server.port, retry=None).ping()
@@ -73,24 +75,24 @@ def test_password_is_in_the_url() -> None:
 
 
 @pytest.mark.parametrize("unix_socket", [False, True], ids=["tcp", "socket"])
-def test_users_may_do_what_their_rules_say(unix_socket: bool) -> None:
+def test_users_have_the_rights_of_their_rules(unix_socket: bool) -> None:
     rules = {"shop": "on >s3cret ~idem:* +get +set"}
-    with RedisServer.start(users=rules, unix_socket=unix_socket) as server:
+    with ConfigurableRedisServer.start(users=rules, unix_socket=unix_socket) as server:
         assert server.client().set("anything", "1")
 
         url = server.url_as("shop", "s3cret").replace("redis+socket", "unix")
         with redis.Redis.from_url(url) as shop:
             assert shop.set("idem:key", "1")
-            for refused in (lambda: shop.get("anything"), lambda: shop.delete("idem:key")):
+            for command in (lambda: shop.get("anything"), lambda: shop.delete("idem:key")):
                 with pytest.raises(redis.exceptions.NoPermissionError):
-                    refused()
+                    command()
 
 
 @pytest.mark.parametrize("password", [None, "s3cret/@:"], ids=["open", "password"])
-def test_a_replica_has_what_its_master_has(password: str | None) -> None:
-    with RedisServer.start(password=password) as master:
+def test_a_replica_copies_its_master(password: str | None) -> None:
+    with ConfigurableRedisServer.start(password=password) as master:
         master.client().set("key", "first")
-        with RedisServer.start(password=password, replica_of=master) as replica:
+        with ConfigurableRedisServer.start(password=password, replica_of=master) as replica:
             assert replica.client().get("key") == b"first"
             with pytest.raises(redis.ReadOnlyError):
                 replica.client().set("key", "mine")
@@ -102,15 +104,16 @@ def test_a_replica_has_what_its_master_has(password: str | None) -> None:
             assert not master.is_copy_of(replica)
 
 
-def test_a_replica_without_its_master_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with RedisServer.start(password="s3cret") as master:
+def test_a_replica_that_cannot_copy_its_master_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ConfigurableRedisServer.start(password="s3cret") as master:
         monkeypatch.setattr(
-            "celery_idempotent.testing.server._following",
+            redis_server,
+            "_replication_directives",
             lambda master: {"replicaof": f"127.0.0.1 {master.port}"},
         )
-        monkeypatch.setattr("celery_idempotent.testing.process.WAIT_SECONDS", 0.1)
+        monkeypatch.setattr(waiting, "WAIT_SECONDS", 0.1)
         with pytest.raises(ServerError, match=r"did not get the master's data within 0\.1 s"):
-            RedisServer.start(replica_of=master)
+            ConfigurableRedisServer.start(replica_of=master)
 
 
 def seconds_of(client: redis.Redis) -> float:
@@ -119,8 +122,11 @@ def seconds_of(client: redis.Redis) -> float:
 
 
 @needs_clock
-def test_a_clock_of_its_own_can_be_stepped() -> None:
-    with RedisServer.start(clock=True) as server, RedisServer.start() as other:
+def test_an_own_clock_can_be_stepped() -> None:
+    with (
+        ConfigurableRedisServer.start(clock=True) as server,
+        ConfigurableRedisServer.start() as other,
+    ):
         client = server.client()
         client.set("key", "value", ex=60)
         before = seconds_of(other.client())
@@ -140,26 +146,31 @@ def test_a_clock_of_its_own_can_be_stepped() -> None:
 
 
 @needs_clock
-def test_a_script_sees_the_stepped_clock() -> None:
-    with RedisServer.start(clock=True) as server:
-        ask = "return redis.call('TIME')[1]"
-        before = int(server.client().eval(ask, 0))
+def test_a_script_reads_the_stepped_clock() -> None:
+    with ConfigurableRedisServer.start(clock=True) as server:
+        script = "return redis.call('TIME')[1]"
+        before = int(server.client().eval(script, 0))
         server.step_clock(0.5 + 1000)
-        assert 999 < int(server.client().eval(ask, 0)) - before < 1010
+        assert 999 < int(server.client().eval(script, 0)) - before < 1010
 
 
-def test_no_clock_to_step_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with RedisServer.start() as server, pytest.raises(RedisServerError, match="clock=True"):
+def test_stepping_the_machines_clock_raises(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with (
+        ConfigurableRedisServer.start() as server,
+        pytest.raises(RedisServerError, match="clock=True"),
+    ):
         server.step_clock(1)
 
-    monkeypatch.setattr(clock, "_PLACES", ("nowhere",))
+    monkeypatch.setattr(clock, "_DIRECTORIES", ("nowhere",))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ServerError, match="apt-get install libfaketime"):
-        RedisServer.start(clock=True)
+        ConfigurableRedisServer.start(clock=True)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_certificate_is_for_the_loopback_interface(tmp_path: Path) -> None:
-    made = certificate.Certificate.make(tmp_path)
-    for path in (made.authority, made.chain, made.key):
+def test_a_certificate_is_written_as_pem_files(tmp_path: Path) -> None:
+    certificate = Certificate.make(tmp_path)
+    for path in (certificate.authority, certificate.chain, certificate.key):
         assert path.read_text().startswith("-----BEGIN ")

@@ -1,4 +1,4 @@
-"""Ports are one's own: while nobody listens, and while one's own server does."""
+"""Tests of port reservation, with and without a server that listens."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from celery_idempotent.testing.ports import Ports
 from celery_idempotent.testing.process import ServerError
 from celery_idempotent.testing.server import RedisServer
 
-held = pytest.mark.skipif(sys.platform != "linux", reason="ports are held on Linux alone")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="ports are reserved on Linux only")
 
 
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch) -> int:
-    """The one port that there is to be had."""
-    # Where no other test looks for one.
+    """Restricts the range of ports to one free port, which it returns."""
+    # A range that no other test uses.
     monkeypatch.setattr(ports_module, "_PORTS", range(19_000, 20_000))
     with Ports(1) as ports:
         (port,) = ports.numbers
@@ -27,8 +27,8 @@ def only(monkeypatch: pytest.MonkeyPatch) -> int:
     return port
 
 
-@held
-def test_nobody_else_is_given_a_port_that_is_held(only: int) -> None:
+@linux_only
+def test_a_reserved_port_is_not_assigned_again(only: int) -> None:
     with Ports(1) as ports:
         assert ports.numbers == [only]
         with pytest.raises(ServerError, match="No free port"):
@@ -37,8 +37,8 @@ def test_nobody_else_is_given_a_port_that_is_held(only: int) -> None:
         assert ports.numbers == [only]
 
 
-@held
-def test_nor_while_the_server_there_is_down(only: int) -> None:
+@linux_only
+def test_a_port_stays_reserved_while_its_server_is_down(only: int) -> None:
     with RedisServer.start(config={}) as server:
         assert server.port == only
         server.kill()
@@ -48,25 +48,25 @@ def test_nor_while_the_server_there_is_down(only: int) -> None:
         assert server.client().ping()
 
 
-def test_a_port_that_somebody_listens_on_is_not_had(only: int) -> None:
+def test_a_port_in_use_is_not_assigned(only: int) -> None:
     with socket.create_server(("127.0.0.1", only)):
-        for taker in (lambda: Ports(1), lambda: RedisServer.start(config={})):
+        for start in (lambda: Ports(1), lambda: RedisServer.start(config={})):
             with pytest.raises(ServerError, match="No free port"):
-                taker()
+                start()
 
 
-def test_the_port_of_a_cluster_bus_is_looked_at_too(only: int) -> None:
+def test_a_port_whose_cluster_bus_port_is_in_use_is_not_assigned(only: int) -> None:
     bus = socket.create_server(("127.0.0.1", only + 10_000))
     with bus, pytest.raises(ServerError, match="No free port"):
         Ports(1)
 
 
-def test_nobody_answers_on_a_port_that_is_held(only: int) -> None:
+def test_a_reserved_port_refuses_connections(only: int) -> None:
     with Ports(1), socket.socket() as client:
         assert client.connect_ex(("127.0.0.1", only)) == errno.ECONNREFUSED
 
 
-def test_giving_back_twice_is_once(only: int) -> None:
+def test_a_second_stop_does_not_release_the_next_reservation(only: int) -> None:
     ports = Ports(1)
     ports.stop()
     with Ports(1):

@@ -1,4 +1,4 @@
-"""The launcher of private RabbitMQs."""
+"""Tests of the private RabbitMQ."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.servers.rabbitmq import RabbitMQ, RabbitMQError, find_rabbitmq
 from tests.waiting import eventually
 
 needs_rabbitmq = pytest.mark.rabbitmq
-needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +33,12 @@ def broker() -> Iterator[RabbitMQ]:
 
 
 def connect(broker: RabbitMQ) -> Connection:
-    """A connection that waits for the broker to confirm what is published."""
+    """Returns a connection that waits for publisher confirms."""
     return Connection(broker.url, transport_options={"confirm_publish": True})
 
 
 def queue(connection: Connection, name: str) -> SimpleQueue:
-    """A durable queue; it makes messages persistent."""
+    """Returns a durable queue, whose messages are persistent."""
     queue: SimpleQueue = connection.SimpleQueue(name)
     return queue
 
@@ -50,12 +50,12 @@ def port_of(broker: RabbitMQ) -> int:
 
 
 def processes_of(broker: RabbitMQ) -> list[int]:
-    """The broker, its name service, and what Erlang started beside it."""
-    return with_variable("HOME", str(broker._server._directory))
+    """Returns the ids of the broker, its name service and Erlang's helper processes."""
+    return with_variable("HOME", str(broker._server.directory))
 
 
 @needs_rabbitmq
-def test_takes_and_hands_out_a_message(broker: RabbitMQ) -> None:
+def test_a_message_is_published_and_delivered(broker: RabbitMQ) -> None:
     assert int(broker.version.split(".")[0]) >= 3
     with connect(broker) as connection:
         messages = queue(connection, "taken")
@@ -66,7 +66,7 @@ def test_takes_and_hands_out_a_message(broker: RabbitMQ) -> None:
 
 
 @needs_rabbitmq
-def test_a_proxy_can_stand_before_it(broker: RabbitMQ) -> None:
+def test_a_proxy_works_in_front_of_it(broker: RabbitMQ) -> None:
     with Proxy(broker.url) as proxy:
         with Connection(proxy.url, transport_options={"confirm_publish": True}) as connection:
             messages = queue(connection, "by proxy")
@@ -83,9 +83,9 @@ def test_a_proxy_can_stand_before_it(broker: RabbitMQ) -> None:
 
         with Connection(proxy.url) as connection:
             messages = queue(connection, "by proxy")
-            for wanted in ("first", "second"):
+            for expected in ("first", "second"):
                 message = messages.get(timeout=10)
-                assert message.payload == wanted
+                assert message.payload == expected
                 message.ack()
 
 
@@ -99,16 +99,16 @@ def test_listens_on_loopback_only(broker: RabbitMQ) -> None:
 
 
 @needs_rabbitmq
-def test_client_notices_connections_closed_from_the_brokers_side(broker: RabbitMQ) -> None:
-    with connect(broker) as orphaned_seconds, connect(broker) as connection:
-        orphaned_seconds.connect()
+def test_clients_see_connections_closed_by_the_broker(broker: RabbitMQ) -> None:
+    with connect(broker) as idle, connect(broker) as connection:
+        idle.connect()
         messages = queue(connection, "closed")
         messages.put("unacknowledged")
         messages.get(timeout=10)
 
         broker.close_connections()
 
-        for dropped in (orphaned_seconds, connection):
+        for dropped in (idle, connection):
             with pytest.raises(dropped.connection_errors, match="CONNECTION_FORCED"):
                 dropped.drain_events(timeout=10)
 
@@ -147,7 +147,7 @@ def test_restart_keeps_the_url_and_durable_messages(broker: RabbitMQ, crash: boo
 @needs_rabbitmq
 @needs_proc
 @pytest.mark.slow
-def test_outlives_the_thread_that_started_it_and_is_gone_after_stop() -> None:
+def test_outlives_the_thread_that_started_it_and_ends_with_stop() -> None:
     brokers: list[RabbitMQ] = []
     thread = threading.Thread(target=lambda: brokers.append(RabbitMQ.start()))
     thread.start()
@@ -164,9 +164,9 @@ def test_outlives_the_thread_that_started_it_and_is_gone_after_stop() -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port_of(broker)))
     broker.stop()
-    for touch in (broker.kill, broker.restart, broker.close_connections):
+    for operation in (broker.kill, broker.restart, broker.close_connections):
         with pytest.raises(RabbitMQError, match="stopped"):
-            touch()
+            operation()
 
 
 START_AND_WAIT = """
@@ -180,14 +180,14 @@ input()
 @needs_rabbitmq
 @needs_proc
 @pytest.mark.slow
-def test_dies_with_an_owner_that_is_killed(tmp_path: Path) -> None:
+def test_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", START_AND_WAIT],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=REPOSITORY,
-        env={**os.environ, "TMPDIR": str(tmp_path)},  # what a killed owner leaves goes there
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # a killed owner leaves files there
     )
     with owner:
         assert owner.stdout is not None
@@ -199,7 +199,7 @@ def test_dies_with_an_owner_that_is_killed(tmp_path: Path) -> None:
     eventually(lambda: not with_variable("HOME", directory))
 
 
-def test_what_the_environment_says_of_other_brokers_is_not_heard(
+def test_environment_variables_of_other_brokers_are_not_passed_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RABBITMQ_NODE_PORT", "1")
@@ -212,14 +212,14 @@ def test_what_the_environment_says_of_other_brokers_is_not_heard(
 
 
 @needs_rabbitmq
-def test_bad_config_is_told_in_the_brokers_words() -> None:
+def test_an_invalid_config_raises_with_the_brokers_message() -> None:
     with pytest.raises(RabbitMQError, match="did not start: .*no_such_setting"):
         RabbitMQ.start(config={"no_such_setting": "1"})
 
 
 @needs_rabbitmq
-def test_port_of_another_broker_is_told(broker: RabbitMQ) -> None:
-    with pytest.raises(RabbitMQError, match=f"Another broker answers at .*:{port_of(broker)}"):
+def test_the_port_of_another_broker_raises(broker: RabbitMQ) -> None:
+    with pytest.raises(RabbitMQError, match=f"Another broker listens at .*:{port_of(broker)}"):
         RabbitMQ.start(port=port_of(broker))
 
 
@@ -229,17 +229,17 @@ def test_script_on_path_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert script is not None
     on_path = tmp_path / "rabbitmq-server"
     on_path.symlink_to(script)
-    monkeypatch.setattr(rabbitmq_module, "_BEHIND_THE_WRAPPER", tmp_path / "nonesuch")
+    monkeypatch.setattr(rabbitmq_module, "_SERVER_SCRIPT", tmp_path / "nonesuch")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert find_rabbitmq() == on_path
 
 
-@pytest.mark.parametrize("there", ["epmd", "rabbitmq-server"])
-def test_missing_rabbitmq_names_the_ways_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, there: str
+@pytest.mark.parametrize("installed", ["epmd", "rabbitmq-server"])
+def test_a_missing_rabbitmq_raises_with_install_instructions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: str
 ) -> None:
-    (tmp_path / there).touch(mode=0o755)
-    monkeypatch.setattr(rabbitmq_module, "_BEHIND_THE_WRAPPER", tmp_path / "nonesuch")
+    (tmp_path / installed).touch(mode=0o755)
+    monkeypatch.setattr(rabbitmq_module, "_SERVER_SCRIPT", tmp_path / "nonesuch")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_rabbitmq() is None
     with pytest.raises(RabbitMQError, match="apt-get install rabbitmq-server.*epmd on PATH"):

@@ -1,4 +1,4 @@
-"""The launcher of private servers, against every server that this machine has."""
+"""Tests of `RedisServer` with every server program on this machine."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from celery_idempotent.testing.server import (
     find_servers,
 )
 from tests.servers.processes import REPOSITORY, is_running
+from tests.servers.redis_server import ConfigurableRedisServer
 from tests.waiting import eventually
 
 KINDS = [kind for kind, server in find_servers().items() if isinstance(server, Binary)]
@@ -37,8 +38,8 @@ def no_redis_url(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("unix_socket", [False, True], ids=["tcp", "socket"])
-def test_starts_answers_and_is_gone_after_stop(kind: str, unix_socket: bool) -> None:
-    with RedisServer.start(kind, unix_socket=unix_socket) as server:
+def test_starts_replies_and_is_removed_by_stop(kind: str, unix_socket: bool) -> None:
+    with ConfigurableRedisServer.start(kind, unix_socket=unix_socket) as server:
         client = server.client()
         assert client.ping()
         assert server.flavour in ("redis", "valkey")
@@ -61,25 +62,25 @@ def test_listens_on_loopback_only(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_restart_keeps_the_url_and_what_was_made_durable(kind: str) -> None:
+def test_restart_keeps_the_url_and_durable_data(kind: str) -> None:
     with RedisServer.start(kind, config={"appendonly": "yes"}) as server:
         server.client().set("key", "value")
         url = server.url
-        for end in (server.restart, server.kill):
-            end()
+        for stop in (server.restart, server.kill):
+            stop()
             server.restart()
             assert server.url == url
             assert server.client().get("key") == b"value"
 
 
-def test_restart_forgets_what_was_not_made_durable(no_redis_url: None) -> None:
+def test_restart_loses_data_that_is_not_durable(no_redis_url: None) -> None:
     with RedisServer.start() as server:
         server.client().set("key", "value")
         server.restart()
         assert server.client().get("key") is None
 
 
-def test_killed_server_refuses_connections_until_restarted(no_redis_url: None) -> None:
+def test_a_killed_server_refuses_connections_until_restarted(no_redis_url: None) -> None:
     with RedisServer.start() as server:
         server.kill()
         with pytest.raises(redis.ConnectionError):
@@ -88,7 +89,7 @@ def test_killed_server_refuses_connections_until_restarted(no_redis_url: None) -
         assert server.client().ping()
 
 
-def test_paused_server_answers_after_resume(no_redis_url: None) -> None:
+def test_a_paused_server_replies_after_resume(no_redis_url: None) -> None:
     with RedisServer.start() as server:
         server.pause()
         with pytest.raises(redis.TimeoutError):
@@ -97,7 +98,7 @@ def test_paused_server_answers_after_resume(no_redis_url: None) -> None:
         assert server.client().ping()
 
 
-def test_paused_server_can_be_restarted_and_stopped(no_redis_url: None) -> None:
+def test_a_paused_server_can_be_restarted_and_stopped(no_redis_url: None) -> None:
     with RedisServer.start() as server:
         server.pause()
         server.restart()
@@ -105,7 +106,7 @@ def test_paused_server_can_be_restarted_and_stopped(no_redis_url: None) -> None:
         server.pause()
 
 
-def test_takes_the_port_asked_for() -> None:
+def test_listens_on_the_requested_port() -> None:
     (port,) = (ports := Ports(1)).numbers
     with ports, RedisServer.start(port=port) as server:
         assert server.url == f"redis://127.0.0.1:{port}/0"
@@ -139,7 +140,7 @@ def owner_of_a_server(kind: str, then: str, directory: Path) -> tuple[subprocess
         stdin=subprocess.PIPE,
         text=True,
         cwd=REPOSITORY,
-        env={**os.environ, "TMPDIR": str(directory)},  # what a killed owner leaves goes there
+        env={**os.environ, "TMPDIR": str(directory)},  # a killed owner leaves files there
     )
     assert owner.stdout is not None
     return owner, int(owner.stdout.readline())
@@ -147,7 +148,7 @@ def owner_of_a_server(kind: str, then: str, directory: Path) -> tuple[subprocess
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
 @pytest.mark.parametrize("kind", KINDS)
-def test_dies_with_an_owner_that_is_killed(kind: str, tmp_path: Path) -> None:
+def test_ends_when_its_owner_is_killed(kind: str, tmp_path: Path) -> None:
     owner, server_pid = owner_of_a_server(kind, "input()", tmp_path)
     with owner:
         assert is_running(server_pid)
@@ -159,14 +160,14 @@ def test_dies_with_an_owner_that_is_killed(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "then", ["", "raise SystemExit(3)", "import gc; del server; gc.collect(); input()"]
 )
-def test_ends_with_an_owner_that_exits_or_drops_it(then: str, tmp_path: Path) -> None:
+def test_ends_when_its_owner_exits_or_drops_it(then: str, tmp_path: Path) -> None:
     owner, server_pid = owner_of_a_server(KINDS[0], then, tmp_path)
     with owner:
         eventually(lambda: not is_running(server_pid))
     assert not list(tmp_path.iterdir())
 
 
-FORK_A_CHILD_THAT_STOPS_IT = """
+STOP_IN_A_FORKED_CHILD = """
 import os
 if os.fork() == 0:
     server.stop()
@@ -177,19 +178,19 @@ server.stop()
 """
 
 
-def test_forked_child_of_the_owner_leaves_the_server_alone(tmp_path: Path) -> None:
-    owner, _ = owner_of_a_server(KINDS[0], FORK_A_CHILD_THAT_STOPS_IT, tmp_path)
+def test_a_forked_child_of_the_owner_does_not_stop_the_server(tmp_path: Path) -> None:
+    owner, _ = owner_of_a_server(KINDS[0], STOP_IN_A_FORKED_CHILD, tmp_path)
     with owner:
         assert owner.wait() == 0
 
 
-def test_bad_config_is_told_in_the_servers_words() -> None:
+def test_an_invalid_config_raises_with_the_servers_message() -> None:
     with pytest.raises(RedisServerError, match="did not start: .*no-such-directive"):
         RedisServer.start(config={"no-such-directive": "1"})
 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
-def test_program_that_cannot_run_is_told(
+def test_a_program_that_cannot_be_executed_raises(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, platform: str
 ) -> None:
     (tmp_path / "redis-server").write_text("not a program")
@@ -200,19 +201,19 @@ def test_program_that_cannot_run_is_told(
         RedisServer.start("redis-server")
 
 
-def test_stopped_server_cannot_be_restarted() -> None:
+def test_a_stopped_server_cannot_be_restarted() -> None:
     server = RedisServer.start(KINDS[0])
     server.stop()
     with pytest.raises(RedisServerError, match="stopped"):
         server.restart()
 
 
-def test_missing_server_names_the_ways_out() -> None:
+def test_an_unknown_kind_raises_with_the_available_kinds() -> None:
     with pytest.raises(RedisServerError, match=r"No nonesuch server here \(found: .*REDIS_URL"):
         RedisServer.start("nonesuch")
 
 
-def test_nothing_found_names_the_ways_out(
+def test_no_available_server_raises_with_install_instructions(
     monkeypatch: pytest.MonkeyPatch, no_redis_url: None
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
@@ -232,26 +233,26 @@ def test_programs_on_path_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         assert server.client().ping()
 
 
-def test_redis_url_comes_first_and_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    with RedisServer.start(KINDS[0]) as somebody_elses:
-        monkeypatch.setenv("REDIS_URL", somebody_elses.url)
-        assert find_servers()["url"] == External(somebody_elses.url)
+def test_redis_url_is_preferred_and_never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RedisServer.start(KINDS[0]) as external:
+        monkeypatch.setenv("REDIS_URL", external.url)
+        assert find_servers()["url"] == External(external.url)
 
         with RedisServer.start() as server:
-            assert server.url == somebody_elses.url
-            assert server.version == somebody_elses.version
+            assert server.url == external.url
+            assert server.version == external.version
             assert not server.owned
-            for touch in (server.kill, server.restart, server.pause, server.resume):
-                with pytest.raises(RedisServerError, match="not ours"):
-                    touch()
-        assert somebody_elses.client().ping()
+            for operation in (server.kill, server.restart, server.pause, server.resume):
+                with pytest.raises(RedisServerError, match="does not own"):
+                    operation()
+        assert external.client().ping()
 
         with RedisServer.start(config={"appendonly": "no"}) as server:
-            assert server.url != somebody_elses.url
+            assert server.url != external.url
             assert server.owned
 
 
-def test_redis_url_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redis_url_that_does_not_reply_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
-    with pytest.raises(RedisServerError, match="REDIS_URL does not answer"):
+    with pytest.raises(RedisServerError, match="REDIS_URL does not reply"):
         RedisServer.start()

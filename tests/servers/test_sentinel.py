@@ -1,4 +1,4 @@
-"""The launcher of private Sentinel groups."""
+"""Tests of the private Sentinel group."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_listens_on_loopback_only(trio: SentinelServers) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")  # by Celery
-def test_its_url_is_what_celery_takes(trio: SentinelServers) -> None:
+def test_the_url_works_as_celerys_backend_and_broker(trio: SentinelServers) -> None:
     options = {"master_name": trio.master_name}
     app = Celery("shop", backend=trio.url, set_as_current=False)
     app.conf.result_backend_transport_options = options
@@ -49,7 +49,7 @@ def test_its_url_is_what_celery_takes(trio: SentinelServers) -> None:
         connection.ensure_connection(max_retries=1)
 
 
-def test_the_replica_takes_over_with_all_data_and_the_dead_one_comes_back(
+def test_the_replica_is_promoted_with_all_data_and_the_killed_master_rejoins(
     trio: SentinelServers,
 ) -> None:
     client = trio.client()

@@ -12,8 +12,8 @@ from celery_idempotent.record.record import State
 from celery_idempotent.store import scripts
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.scripts import Reply
-from celery_idempotent.testing.process import wait_until
 from tests.servers.cluster import ClusterServers, SlotMove
+from tests.servers.waiting import wait_until
 from tests.store import deployments
 from tests.store.deployments import Site
 from tests.store.record_harness import LEASE_MS, RETENTION_MS, SECOND, RecordHarness, store_at
@@ -92,7 +92,7 @@ class TestSlotOnItsWay:
     ) -> None:
         token = harness.started().token
         with cluster.move_slot(harness.name, cluster.other_master(harness.name)) as moving:
-            moving.carry()
+            moving.migrate_keys()
             assert harness.begin(task_id=SECOND).case == "held"
             assert harness.extend(token).case == "ok"
             assert harness.step(token).case == "ok"
@@ -141,7 +141,7 @@ class TestSlotOnItsWay:
 
         with cluster.move_slot(name, cluster.other_master(name)) as moving:
             assert cases() == ["ok"] * 10
-            moving.carry()
+            moving.migrate_keys()
             assert cases() == ["ok"] * 10
         assert cases() == ["ok"] * 10
 
@@ -152,7 +152,7 @@ class TestSlotOnItsWay:
         token = careful.started().token
         with cluster.move_slot(harness.name, cluster.other_master(harness.name)) as moving:
             assert careful.step(token).case == "ok"
-            moving.carry()
+            moving.migrate_keys()
             assert careful.complete(token).case == "ok"
         assert careful.begin(task_id=SECOND).case == "finished"
 

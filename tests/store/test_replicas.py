@@ -15,6 +15,7 @@ from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
+from tests.servers.redis_server import ConfigurableRedisServer
 from tests.store.deployments import KINDS
 from tests.store.record_harness import RecordHarness, close_stores, store_at
 
@@ -29,7 +30,7 @@ TOO_FEW = "only 0 of 1 replicas have it"
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[RedisServer, RedisServer]]:
     with (
         RedisServer.start(request.param, config={}) as master,
-        RedisServer.start(request.param, replica_of=master) as replica,
+        ConfigurableRedisServer.start(request.param, replica_of=master) as replica,
     ):
         yield master, replica
 

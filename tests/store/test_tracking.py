@@ -14,6 +14,7 @@ from celery_idempotent.store.async_record_store import AsyncRecordStore
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.tracking import POLL_INTERVAL
 from celery_idempotent.testing.server import RedisServer
+from tests.servers.redis_server import ConfigurableRedisServer
 from tests.store import deployments
 from tests.store.record_harness import RecordHarness, calls, store_at
 from tests.waiting import eventually
@@ -93,7 +94,7 @@ class TestDeafness:
     @pytest.fixture
     def own(self) -> Iterator[RedisServer]:
         rules = "on nopass ~* &* +@all -subscribe"
-        with RedisServer.start(config={}, users={"deaf": rules}) as server:
+        with ConfigurableRedisServer.start(config={}, users={"deaf": rules}) as server:
             yield server
 
     def test_of_a_user_who_may_not_subscribe(self, own: RedisServer) -> None:

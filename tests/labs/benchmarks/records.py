@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from redis import Redis
 
-from celery_idempotent.testing.process import wait_until
 from tests.labs.benchmarks.bench import RETENTION_MS, TASK
+from tests.servers.waiting import wait_until
 
 #: Copies the record at KEYS[1] to the names numbered ARGV[1] to ARGV[2] - 1.
 _COPY = """

@@ -25,7 +25,6 @@ from celery.result import AsyncResult
 from rich.console import Console
 from rich.table import Table
 
-from celery_idempotent.testing.process import wait_until
 from celery_idempotent.testing.server import RedisServer
 from tests.labs.chaos import downstream
 from tests.labs.chaos.app import NAME, PLAN_VARIABLE, QUEUE, Plan, make_app
@@ -34,6 +33,7 @@ from tests.labs.chaos.schedule import LEASE
 from tests.labs.comparison.contestants import OURS
 from tests.labs.outages.ledger import Ledger
 from tests.servers.sentinel import SentinelServers
+from tests.servers.waiting import wait_until
 from tests.waiting import eventually
 from tests.worker.harness import WorkerProcess
 

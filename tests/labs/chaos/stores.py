@@ -9,12 +9,13 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from celery_idempotent.testing.clock import find_faketime
 from celery_idempotent.testing.process import Stoppable
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.labs.chaos.schedule import Shape
+from tests.servers.clock import find_faketime
 from tests.servers.cluster import ClusterServers
+from tests.servers.redis_server import ConfigurableRedisServer
 from tests.servers.sentinel import SentinelServers
 
 #: Nothing that it has answered to is lost, not by a crash either.
@@ -97,7 +98,7 @@ class Single(Store):
     def __init__(self, away: float = 0.0) -> None:
         self._away = away
         self._has_clock = find_faketime() is not None
-        self._server = RedisServer.start(clock=self._has_clock, config=DURABLE)
+        self._server = ConfigurableRedisServer.start(clock=self._has_clock, config=DURABLE)
         self._proxy = Proxy(self._server.url)
         self.url = self._proxy.url
 

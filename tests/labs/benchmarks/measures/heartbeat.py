@@ -14,11 +14,11 @@ from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.transport.sync import SyncTransport
-from celery_idempotent.testing.process import wait_until
 from celery_idempotent.testing.server import RedisServer
 from tests.labs.benchmarks.bench import RETENTION_MS, Bench, private_server
 from tests.labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
 from tests.labs.benchmarks.measure import Measure, ProgressCallback
+from tests.servers.waiting import wait_until
 
 #: The default lease in seconds, and its renewals per lease.
 LEASE, RENEWALS_PER_LEASE = 60.0, 3
