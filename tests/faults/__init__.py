@@ -1,1 +1,1 @@
-"""Ways to make things go wrong."""
+"""Network faults, injected by a TCP proxy."""

@@ -1,12 +1,13 @@
-"""A TCP proxy before a server that loses, swallows, delays or refuses what it is told to.
+"""A TCP proxy that injects faults between a client and a server.
 
     with Proxy(server.url) as proxy:
         store = RecordStore(proxy.url, …)
         proxy.lose_reply(to="EVALSHA")
 
-It stands before any server that has a URL: Redis, RabbitMQ. Faults of one reply rely on a client
-that waits for its replies: what arrives from the server next is the reply to what the client has
-sent since the last one. What happens to the whole way (`refuse`, `black_hole`) lasts until `heal`.
+It works with any server that has a URL: Redis, RabbitMQ. Faults that affect one reply require a
+client that waits for each reply: the next data from the server is taken as the reply to everything
+that the client has sent since the previous reply. Faults that affect all connections (`refuse`,
+`black_hole`) last until `heal`.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ from celery_idempotent.testing.process import Stoppable
 _CHUNK = 1 << 20
 _DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "amqp": 5672, "amqps": 5671}
 
-#: On, and no time to linger: closing resets the connection.
+#: SO_LINGER with a timeout of zero: close() resets the connection.
 _RESET = struct.pack("ii", 1, 0)
 
 
 @dataclass
 class _Fault:
-    #: "cut": close before the request gets through; "lose": close instead of passing the reply on;
-    #: "swallow": pass nothing on, and leave the connection open; "delay": pass it on later.
+    #: "cut": close instead of forwarding the request; "lose": close instead of forwarding the
+    #: reply; "swallow": drop the reply, and leave the connection open; "delay": forward the reply later.
     kind: str
-    #: Part of the request that it waits for.
+    #: Bytes that identify the request.
     to: bytes
     seconds: float = 0.0
 
 
 class Proxy(Stoppable):
-    """Listens on a port of its own for the server at `url`; leaving the `with` block ends it.
+    """Forwards connections to the server at `url`; the end of a `with` block stops it.
 
     Attributes:
-        url: of the same database or virtual host through the proxy.
-        port: that it listens on.
-        requests: what a client sent before it waited for a reply, all clients', in order.
+        url: the server's URL with the proxy's address.
+        port: the port on which it listens.
+        requests: the requests of all clients, in order; one is what a client sends between replies.
     """
 
     def __init__(self, url: str) -> None:
@@ -66,77 +67,77 @@ class Proxy(Stoppable):
         self._listener: socket.socket | None = None
         self._listen()
 
-    # To one request or reply
+    # Faults of one request or reply
 
     def lose_request(self, to: str) -> None:
-        """The next request with `to` in it never reaches the server; the connection ends."""
+        """Drops the next request that contains `to`, and closes its connection."""
         self._plan(_Fault("cut", to.encode()))
 
     def lose_reply(self, to: str) -> None:
-        """The server acts on the next request with `to` in it; then the connection ends."""
+        """Drops the reply to the next request that contains `to`, and closes its connection."""
         self._plan(_Fault("lose", to.encode()))
 
     def swallow_reply(self, to: str) -> None:
-        """The server acts on the next request with `to` in it, and nothing comes back."""
+        """Drops the reply to the next request that contains `to`; its connection stays open."""
         self._plan(_Fault("swallow", to.encode()))
 
     def delay_reply(self, to: str, seconds: float) -> None:
-        """The reply to the next request with `to` in it comes `seconds` later."""
+        """Delays the reply to the next request that contains `to`."""
         self._plan(_Fault("delay", to.encode(), seconds))
 
-    # To all connections
+    # Faults of all connections
 
     def cut(self) -> int:
-        """End every connection now, in order (FIN); how many there were."""
+        """Closes every connection (FIN), and returns their number."""
         connections = self._connected()
         for connection in connections:
             _shut(connection, socket.SHUT_RDWR)
         return len(connections)
 
     def reset(self) -> int:
-        """End every connection now, as a crash would (RST); how many there were."""
+        """Resets every connection (RST), as a crash would, and returns their number."""
         connections = self._connected()
         for connection in connections:
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            # Its thread reads the end of what comes in, and closes it.
+            # Its thread then reads an end of file, and closes it.
             _shut(connection, socket.SHUT_RD)
         return len(connections)
 
     def refuse(self) -> int:
-        """Take no more connections and end those that there are, as if the server were gone."""
+        """Refuses new connections and closes the others; returns how many were closed."""
         if self._listener is not None:
-            _shut(self._listener, socket.SHUT_RDWR)  # wakes up who waits in accept
+            _shut(self._listener, socket.SHUT_RDWR)  # unblocks accept
             self._listener.close()
             self._acceptor.join()
             self._listener = None
         return self.cut()
 
     def black_hole(self) -> None:
-        """Hold back whatever either side says; connections are taken and stay open."""
+        """Forwards no data, in either direction; connections are accepted and stay open."""
         self._open.clear()
 
     def heal(self) -> None:
-        """Be a mere wire again; what a black hole held back arrives now."""
+        """Ends `refuse` and `black_hole`, and forwards the data that was held back."""
         self._open.set()
         if self._listener is None:
             self._listen()
 
-    # What was there
+    # Observations
 
     def requests_with(self, part: str) -> list[bytes]:
-        """The requests that have `part` in them."""
+        """Returns the requests that contain `part`."""
         with self._lock:
             return [bytes(request) for request in self.requests if part.encode() in request]
 
     @property
     def pending(self) -> int:
-        """How many faults have yet to happen."""
+        """The number of faults that have not happened yet."""
         with self._lock:
             return len(self._faults)
 
     def stop(self) -> None:
-        """End all connections, and take no more."""
+        """Closes all connections and stops listening."""
         self._ended.set()
         self.refuse()
         self._open.set()
@@ -174,17 +175,17 @@ class Proxy(Stoppable):
             threading.Thread(target=self._run, args=(client,), daemon=True).start()
 
     def _run(self, client: socket.socket) -> None:
-        # Whichever side goes, the other goes with it.
+        # The end of either connection closes the other.
         try:
             self._open.wait()
             with contextlib.suppress(OSError), socket.create_connection(self._target) as server:
-                self._pass_on(client, server)
+                self._forward(client, server)
         finally:
             with self._lock:
                 self._connections.discard(client)
             client.close()
 
-    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
+    def _forward(self, client: socket.socket, server: socket.socket) -> None:
         request: bytearray | None = None
         fault: _Fault | None = None
         while True:
@@ -193,7 +194,7 @@ class Proxy(Stoppable):
                 data = client.recv(_CHUNK)
                 if not data:
                     return
-                request = self._noted(request, data)
+                request = self._record(request, data)
                 fault = fault or self._due(request)
                 if fault and fault.kind == "cut":
                     return
@@ -212,7 +213,7 @@ class Proxy(Stoppable):
                 self._open.wait()
                 client.sendall(data)
 
-    def _noted(self, request: bytearray | None, data: bytes) -> bytearray:
+    def _record(self, request: bytearray | None, data: bytes) -> bytearray:
         with self._lock:
             if request is None:
                 request = bytearray()

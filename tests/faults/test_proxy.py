@@ -1,4 +1,4 @@
-"""The proxy does to connections what it says, and nothing else."""
+"""Tests of the proxy's faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import ConfigurableRedisServer
 
-IMPATIENCE = 0.2
+SHORT_TIMEOUT = 0.2
 
 
 @pytest.fixture(scope="module")
@@ -29,16 +29,16 @@ def proxy(server: RedisServer) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def beyond(server: RedisServer) -> Iterator[redis.Redis]:
-    """The server itself."""
+def direct(server: RedisServer) -> Iterator[redis.Redis]:
+    """A client that is connected directly to the server, which is emptied first."""
     with server.client(decode_responses=True) as client:
         client.flushall()
         yield client
 
 
 @pytest.fixture
-def client(proxy: Proxy, beyond: redis.Redis) -> Iterator[redis.Redis]:
-    """By way of the proxy, connected, and without a second try; the server is empty."""
+def client(proxy: Proxy, direct: redis.Redis) -> Iterator[redis.Redis]:
+    """A client that is connected through the proxy and does not retry."""
     with redis.Redis.from_url(
         proxy.url, retry=None, decode_responses=True, socket_timeout=5
     ) as client:
@@ -46,77 +46,79 @@ def client(proxy: Proxy, beyond: redis.Redis) -> Iterator[redis.Redis]:
         yield client
 
 
-def impatient(proxy: Proxy) -> redis.Redis:
-    return redis.Redis.from_url(proxy.url, retry=None, socket_timeout=IMPATIENCE)
+def client_with_short_timeout(proxy: Proxy) -> redis.Redis:
+    return redis.Redis.from_url(proxy.url, retry=None, socket_timeout=SHORT_TIMEOUT)
 
 
-def test_left_alone_it_is_a_wire(proxy: Proxy, client: redis.Redis, beyond: redis.Redis) -> None:
+def test_without_faults_all_data_is_forwarded(
+    proxy: Proxy, client: redis.Redis, direct: redis.Redis
+) -> None:
     value = "x" * 3_000_000
     client.set("key", value)
 
-    assert beyond.get("key") == value
+    assert direct.get("key") == value
     assert client.get("key") == value
     assert [bytes(request)[:40] for request in proxy.requests_with("GET")] == [
         b"*2\r\n$3\r\nGET\r\n$3\r\nkey\r\n"
     ]
 
 
-def test_a_lost_request_never_arrives(
-    proxy: Proxy, client: redis.Redis, beyond: redis.Redis
+def test_a_lost_request_does_not_reach_the_server(
+    proxy: Proxy, client: redis.Redis, direct: redis.Redis
 ) -> None:
-    proxy.lose_request(to="wanted")
+    proxy.lose_request(to="target")
 
     client.incr("other")
     assert proxy.pending == 1
     with pytest.raises(redis.ConnectionError):
-        client.incr("wanted")
+        client.incr("target")
 
     assert proxy.pending == 0
-    assert beyond.get("wanted") is None
-    assert client.incr("wanted") == 1
+    assert direct.get("target") is None
+    assert client.incr("target") == 1
 
 
-def test_a_lost_reply_is_of_a_request_that_arrived(
-    proxy: Proxy, client: redis.Redis, beyond: redis.Redis
+def test_the_request_of_a_lost_reply_reaches_the_server(
+    proxy: Proxy, client: redis.Redis, direct: redis.Redis
 ) -> None:
-    proxy.lose_reply(to="wanted")
+    proxy.lose_reply(to="target")
 
     with pytest.raises(redis.ConnectionError):
-        client.incr("wanted")
+        client.incr("target")
 
-    assert beyond.get("wanted") == "1"
-    assert client.incr("wanted") == 2
+    assert direct.get("target") == "1"
+    assert client.incr("target") == 2
 
 
-def test_a_swallowed_reply_leaves_the_connection_open(proxy: Proxy, beyond: redis.Redis) -> None:
-    proxy.swallow_reply(to="wanted")
+def test_a_swallowed_reply_leaves_the_connection_open(proxy: Proxy, direct: redis.Redis) -> None:
+    proxy.swallow_reply(to="target")
 
     with pytest.raises(redis.TimeoutError):
-        impatient(proxy).incr("wanted")
+        client_with_short_timeout(proxy).incr("target")
 
-    assert beyond.get("wanted") == "1"
+    assert direct.get("target") == "1"
 
 
-def test_a_delayed_reply_comes_later(proxy: Proxy, client: redis.Redis) -> None:
-    proxy.delay_reply(to="wanted", seconds=0.1)
+def test_a_delayed_reply_arrives_later(proxy: Proxy, client: redis.Redis) -> None:
+    proxy.delay_reply(to="target", seconds=0.1)
 
     sent = time.monotonic()
-    assert client.incr("wanted") == 1
+    assert client.incr("target") == 1
     assert time.monotonic() - sent >= 0.1
-    assert client.incr("wanted") == 2
+    assert client.incr("target") == 2
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["cut", "reset"])
-def test_connections_end_and_new_ones_are_taken(
+def test_connections_are_closed_and_new_ones_accepted(
     proxy: Proxy, client: redis.Redis, reset: bool
 ) -> None:
-    waiting: list[Exception] = []
+    errors: list[Exception] = []
 
     def wait() -> None:
         try:
             client.blpop("nothing", timeout=5)
         except redis.ConnectionError as error:
-            waiting.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=wait)
     thread.start()
@@ -125,48 +127,48 @@ def test_connections_end_and_new_ones_are_taken(
     assert (proxy.reset if reset else proxy.cut)() == 1
     thread.join()
 
-    (error,) = waiting
+    (error,) = errors
     assert ("reset by peer" in str(error)) == reset
     assert client.ping()
 
 
-def test_it_refuses_until_healed(proxy: Proxy, client: redis.Redis) -> None:
+def test_connections_are_refused_until_heal(proxy: Proxy, client: redis.Redis) -> None:
     assert proxy.refuse() == 1
     for _ in range(2):
         with pytest.raises(redis.ConnectionError):
             client.ping()
     with pytest.raises(redis.ConnectionError, match="refused"):
-        impatient(proxy).ping()
+        client_with_short_timeout(proxy).ping()
     proxy.refuse()
 
     proxy.heal()
     assert client.ping()
 
 
-def test_a_black_hole_takes_everything_and_healed_gives_it_back(
-    proxy: Proxy, client: redis.Redis, beyond: redis.Redis
+def test_a_black_hole_holds_data_back_until_heal(
+    proxy: Proxy, client: redis.Redis, direct: redis.Redis
 ) -> None:
     proxy.black_hole()
     with pytest.raises(redis.TimeoutError):
-        impatient(proxy).ping()
+        client_with_short_timeout(proxy).ping()
     before = len(proxy.requests)
-    answers: list[int] = []
-    thread = threading.Thread(target=lambda: answers.append(client.incr("key")))
+    replies: list[int] = []
+    thread = threading.Thread(target=lambda: replies.append(client.incr("key")))
     thread.start()
     while len(proxy.requests) == before:
         time.sleep(0.001)
-    assert beyond.get("key") is None
+    assert direct.get("key") is None
 
     proxy.heal()
     thread.join()
-    assert answers == [1]
-    assert beyond.get("key") == "1"
+    assert replies == [1]
+    assert direct.get("key") == "1"
 
 
-def test_a_stopped_one_is_gone(proxy: Proxy, client: redis.Redis) -> None:
+def test_a_stopped_proxy_refuses_connections(proxy: Proxy, client: redis.Redis) -> None:
     proxy.black_hole()
     proxy.stop()
     with pytest.raises(redis.ConnectionError):
         client.ping()
     with pytest.raises(redis.ConnectionError, match="refused"):
-        impatient(proxy).ping()
+        client_with_short_timeout(proxy).ping()

@@ -1,4 +1,4 @@
-"""What is shipped works without the tree that it came from."""
+"""Tests of the source distribution and the wheel, outside of the source tree."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist, and the wheel that was built from it."""
+    """A folder with the sdist and the wheel that was built from it."""
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT]
     subprocess.run(command, check=True, capture_output=True)
     return out
 
 
-def test_the_sdist_holds_what_building_and_testing_needs(built: Path) -> None:
+def test_the_sdist_contains_everything_to_build_and_test(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -37,7 +37,7 @@ def test_the_sdist_holds_what_building_and_testing_needs(built: Path) -> None:
     assert {"README.md", "LICENSE", "pyproject.toml", "tests/__init__.py"} <= names
 
 
-def test_the_wheel_holds_the_package_its_scripts_and_its_types(built: Path) -> None:
+def test_the_wheel_contains_the_package_its_scripts_and_its_types(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
 
@@ -46,7 +46,7 @@ def test_the_wheel_holds_the_package_its_scripts_and_its_types(built: Path) -> N
     assert not [name for name in names if name.startswith(("tests", "examples", "lua"))]
 
 
-def test_the_wheel_alone_runs_the_demo(built: Path, tmp_path: Path) -> None:
+def test_the_demo_runs_with_the_wheel_only(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))

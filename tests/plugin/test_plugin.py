@@ -1,4 +1,4 @@
-"""The fixtures that the pytest plugin gives to users, used as users would."""
+"""Tests of the fixtures of the pytest plugin."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_crash_leaves_no_outcome_and_the_next_call_takes_over(
     assert charge.delay("one").get() == 2
 
 
-def test_an_expired_lease_is_taken_over_from_a_living_execution(
+def test_an_expired_lease_is_taken_over_from_a_running_execution(
     idempotency: Idempotency, charge: Any
 ) -> None:
     app = charge.app
@@ -75,12 +75,12 @@ def test_a_call_that_ran_twice_does_not_pass(idempotency: Idempotency, charge: A
         idempotency.assert_ran_once(charge, "four")
 
 
-def test_a_key_without_a_lease_cannot_lose_one(idempotency: Idempotency, charge: Any) -> None:
+def test_a_key_without_a_lease_cannot_expire(idempotency: Idempotency, charge: Any) -> None:
     with pytest.raises(pytest.fail.Exception, match="is absent"):
         idempotency.expire_lease(charge, "five")
 
 
 def test_a_finished_call_cannot_crash(idempotency: Idempotency, charge: Any) -> None:
     charge.delay("six")
-    with pytest.raises(pytest.fail.Exception, match="its key is finished"):
+    with pytest.raises(pytest.fail.Exception, match="begin replied 'finished'"):
         idempotency.crash(charge, "six")

@@ -1,1 +1,1 @@
-"""The public interface, frozen: a change to it shows up as a difference in ``snapshot.txt``."""
+"""A snapshot of the public interface: every change shows as a difference in ``snapshot.txt``."""

@@ -1,4 +1,4 @@
-"""``python -m tests.public_api``: write the snapshot anew, after a change that is meant."""
+"""``python -m tests.public_api`` rewrites the snapshot after an intended change."""
 
 from tests.public_api.describe import describe
 from tests.public_api.test_public_api import SNAPSHOT

@@ -14,17 +14,16 @@ import click
 import celery_idempotent
 from celery_idempotent import errors, pytest_plugin, settings, signals
 from celery_idempotent.cli import idempotency
-from celery_idempotent.contrib import asgi
-from celery_idempotent.contrib import kombu as consumer
+from celery_idempotent.contrib import asgi, kombu
 from celery_idempotent.executor.execution import AsyncExecution, Execution
 from celery_idempotent.functions.batch import AsyncBatch, Batch
 from celery_idempotent.functions.context import AsyncContextExecution, ContextExecution
 from celery_idempotent.monitoring import inspect_commands
 
 #: Public classes that users import from modules of their own.
-IMPORTED = (asgi.IdempotencyMiddleware, consumer.IdempotentConsumer)
-#: Public classes whose instances the library makes.
-GIVEN = (
+IMPORTED = (asgi.IdempotencyMiddleware, kombu.IdempotentConsumer)
+#: Public classes that users do not instantiate.
+RETURNED = (
     Execution,
     AsyncExecution,
     ContextExecution,
@@ -36,17 +35,17 @@ GIVEN = (
 
 
 def describe() -> str:
-    """All of it, one line each."""
+    """Returns one line for each name."""
     return "\n".join(_lines()) + "\n"
 
 
 def _lines() -> Iterator[str]:
     yield "# Names"
     for name in sorted(celery_idempotent.__all__):
-        yield from _described(name, getattr(celery_idempotent, name))
+        yield from _describe(name, getattr(celery_idempotent, name))
     for cls in IMPORTED:
-        yield from _described(f"{cls.__module__}.{cls.__name__}", cls)
-    for cls in GIVEN:
+        yield from _describe(f"{cls.__module__}.{cls.__name__}", cls)
+    for cls in RETURNED:
         yield cls.__name__
         yield from _attributes(cls)
     yield "# Errors"
@@ -71,7 +70,7 @@ def _lines() -> Iterator[str]:
             yield name
 
 
-def _described(name: str, value: Any) -> Iterator[str]:
+def _describe(name: str, value: Any) -> Iterator[str]:
     if not inspect.isclass(value):
         yield name
         return
@@ -91,7 +90,7 @@ def _attributes(cls: type) -> Iterator[str]:
 
 
 def _public_attributes(cls: type) -> set[str]:
-    """Names that classes of this project define; Celery's own are Celery's to keep."""
+    """Returns the names that classes of this project define, without Celery's own."""
     names: set[str] = set()
     for base in cls.__mro__:
         if base.__module__.startswith("celery_idempotent"):
@@ -114,9 +113,9 @@ def _commands(command: click.Command, path: str) -> Iterator[str]:
             yield from _commands(command.commands[name], f"{path} {name}")
         return
     parameters = sorted(
-        "/".join((*one.opts, *one.secondary_opts))
-        if isinstance(one, click.Option)
-        else f"<{one.name}>"
-        for one in command.params
+        "/".join((*parameter.opts, *parameter.secondary_opts))
+        if isinstance(parameter, click.Option)
+        else f"<{parameter.name}>"
+        for parameter in command.params
     )
     yield f"{path}: {' '.join(parameters)}"

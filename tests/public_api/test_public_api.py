@@ -1,4 +1,4 @@
-"""What other programs are written against changes on purpose, or not at all."""
+"""The public interface changes only on purpose."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.public_api.describe import describe
 SNAPSHOT = Path(__file__).with_name("snapshot.txt")
 
 
-@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="signatures are written as by 3.11")
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="signatures as by Python 3.11")
 def test_the_public_interface_is_as_in_the_snapshot() -> None:
     assert describe() == SNAPSHOT.read_text(encoding="utf-8"), (
-        "if this change is meant, run python -m tests.public_api and describe it in CHANGELOG.md"
+        "if this change is intended, run python -m tests.public_api and describe it in CHANGELOG.md"
     )
