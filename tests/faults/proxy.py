@@ -33,7 +33,8 @@ _RESET = struct.pack("ii", 1, 0)
 @dataclass
 class _Fault:
     #: "cut": close instead of forwarding the request; "lose": close instead of forwarding the
-    #: reply; "swallow": drop the reply, and leave the connection open; "delay": forward the reply later.
+    #: reply; "swallow": drop the reply, and leave the connection open; "delay": forward the reply
+    #: later.
     kind: str
     #: Bytes that identify the request.
     to: bytes
