@@ -1,1 +1,1 @@
-"""Integrations with other libraries, each imported by its user."""
+"""Optional integrations with other libraries, imported by the user."""

@@ -1,19 +1,19 @@
-"""``Idempotency-Key`` for HTTP: a middleware for FastAPI, Starlette, Django and any other ASGI app.
+"""Idempotency-Key middleware for FastAPI, Starlette, Django and other ASGI apps.
 
-The contract is that of the IETF draft "The Idempotency-Key HTTP Header Field":
+It implements the IETF draft "The Idempotency-Key HTTP Header Field":
 
 ==============================================  ===================================================
-no key where one is required, or an unfit one   400
-the first request                               whatever the app answers
-the same again, when it has been answered       the same status, headers and body
-the same again, while it runs                   409, with Retry-After
-the key with another request                    422
-the store is away                               503, with Retry-After
+a required key is missing, or a key is invalid  400
+the first request                               the app's response
+the same request after the first has ended      the same status, headers and body
+the same request while the first one runs       409, with Retry-After
+another request with the same key               422
+Redis is unavailable                            503, with Retry-After
 ==============================================  ===================================================
 
-Answers with a status below 500 are kept; after any other, and after a crash, the request can be
-made again. The whole answer is collected and stored before the client gets any of it: a client that
-has seen it will see it again.
+Responses with a status below 500 are stored; after any other status, and after a crash, a retry
+runs the request again. A response is sent only after it has been stored completely, so a client
+never receives a response that a retry would not get.
 """
 
 from __future__ import annotations
@@ -43,33 +43,42 @@ Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 KEY_HEADER = b"idempotency-key"
-#: In an answer that comes from the record.
+#: Marks a response that is replayed from the record.
 REPLAYED_HEADER = b"idempotency-replayed"
-LONGEST_KEY = 255
+MAX_KEY_LENGTH = 255
+
+INVALID_KEY = f"Send one Idempotency-Key header of 1 to {MAX_KEY_LENGTH} printable characters"
+IN_PROGRESS = "A request with this Idempotency-Key is still in progress"
+KEY_REUSED = "This Idempotency-Key was used for a different request; send a new key"
+LEASE_LOST = "Another execution of this request has taken over; retry to get its response"
+RESPONSE_NOT_STORED = "This request has completed, but its response was not stored"
+CORRUPT_RECORD = "The record of this Idempotency-Key cannot be read"
+STORE_UNAVAILABLE = "It is unknown whether this request was executed; retry with the same key"
 
 
 def by_authorization(scope: Scope) -> str:
-    """Who asks: whoever sends this Authorization header. A key is a secret to all others."""
+    """Identifies a client by its Authorization header, so that clients do not share keys."""
     return ",".join(value.decode("latin-1") for value in _headers(scope, b"authorization"))
 
 
 def always(scope: Scope) -> bool:
-    """A key is required of every request with one of the methods."""
+    """Requires a key for every request with one of the middleware's methods."""
     return True
 
 
 class IdempotencyMiddleware:
-    """Lets each request through once for its key.
+    """Runs each request once for its Idempotency-Key, and replays the response to retries.
 
     Args:
-        app: what answers.
-        idem: where the records are.
-        methods: that may have a key; all others pass.
-        required: whether a request must have a key; by default all with these methods must.
-        client: who makes a request, so that nobody gets another's answer by guessing a key.
-        wait: seconds that a request waits for one under way before it gets 409.
-        retry_after: seconds that a client is told to wait.
-        max_body: bytes of a request's body; a longer one with a key gets 413.
+        app: the ASGI app that handles the requests.
+        idem: the engine that stores the responses.
+        methods: the HTTP methods to which keys apply; other requests are passed to the app.
+        required: returns whether a request must have a key; by default, always.
+        identity: identifies the client of a request, so that no client can read another one's
+            response by guessing its key.
+        wait_timeout: seconds that a request waits for a running one with its key before 409.
+        retry_after: seconds in the Retry-After header.
+        max_body_bytes: the largest body of a request with a key; a larger one gets 413.
     """
 
     def __init__(
@@ -94,7 +103,7 @@ class IdempotencyMiddleware:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """Handles one ASGI connection."""
         if scope["type"] != "http" or scope["method"] not in self._methods:
             await self._app(scope, receive, send)
             return
@@ -102,78 +111,82 @@ class IdempotencyMiddleware:
         if not keys and not self._required(scope):
             await self._app(scope, receive, send)
             return
-        key = _key_in(keys)
+        key = _parse_key(keys)
         if key is None:
-            await self._refuse(send, 400, "Idempotency-Key must be one text of 1 to 255 letters")
+            await self._send_problem(send, 400, INVALID_KEY)
             return
         try:
-            body = await _body(receive, self._max_body_bytes)
+            body = await _read_body(receive, self._max_body_bytes)
         except ClientDisconnect:
             return
         if body is None:
-            await self._refuse(send, 413, "The body is too long for a request with a key")
+            detail = f"The body of a request with a key is limited to {self._max_body_bytes} bytes"
+            await self._send_problem(send, 413, detail)
             return
         try:
-            await self._once(key, body, scope, receive, send)
+            await self._handle(key, body, scope, receive, send)
         except KeyReusedError:
-            await self._refuse(send, 422, "This Idempotency-Key came with another request")
+            await self._send_problem(send, 422, KEY_REUSED)
         except StoreUnavailableError:
-            await self._refuse(send, 503, "It cannot be told whether this was done", later=True)
+            await self._send_problem(send, 503, STORE_UNAVAILABLE, retry=True)
         except LeaseLostError:
-            await self._refuse(send, 409, "Another execution of this has taken over", later=True)
+            await self._send_problem(send, 409, LEASE_LOST, retry=True)
         except ResultNotStoredError:
-            await self._refuse(send, 409, "This was done, and its answer was not kept")
+            await self._send_problem(send, 409, RESPONSE_NOT_STORED)
         except CorruptRecordError:
-            await self._refuse(send, 500, "The record of this Idempotency-Key cannot be read")
+            await self._send_problem(send, 500, CORRUPT_RECORD)
 
-    async def _once(
+    async def _handle(
         self, key: str, body: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        block = self._idem.execution(
+        context = self._idem.execution(
             (self._identity(scope), key),
             fingerprint=[scope["method"], scope["path"], scope["query_string"], body],
             wait_timeout=self._wait_timeout,
         )
-        async with block as execution:
+        async with context as execution:
             if execution.decision is Decision.CONFLICT:
-                await self._refuse(send, 409, "This is being done", later=True)
+                await self._send_problem(send, 409, IN_PROGRESS, retry=True)
                 return
             if execution.decision is Decision.REPLAY:
                 await _respond(send, execution.replay, replayed=True)
                 return
-            collected = _BufferedResponse()
+            response = _BufferedResponse()
 
-            async def collect(message: Message) -> None:
-                if not collected.take(message):
+            async def buffer(message: Message) -> None:
+                if not response.add(message):
                     return
-                value = collected.value
-                if collected.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-                    value = await execution.complete(value)
-                await _respond(send, value)
+                stored = response.as_dict()
+                if response.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                    stored = await execution.complete(stored)
+                await _respond(send, stored)
 
-            # Without extensions: an app must not send its answer by another way.
-            inner = {**scope, "extensions": {}}
-            await self._app(inner, _again(body, receive), collect)
+            # Extensions would let the app send its response past the buffer.
+            await self._app({**scope, "extensions": {}}, _replay_body(body, receive), buffer)
 
-    async def _refuse(self, send: Send, status: int, detail: str, later: bool = False) -> None:
-        """A problem, as RFC 9457 writes it."""
+    async def _send_problem(
+        self, send: Send, status: int, detail: str, *, retry: bool = False
+    ) -> None:
+        """Sends a problem document (RFC 9457)."""
         problem = {"status": status, "title": HTTPStatus(status).phrase, "detail": detail}
         headers = [[b"content-type", b"application/problem+json"]]
-        if later:
+        if retry:
             headers.append([b"retry-after", str(self._retry_after).encode()])
-        await _send(send, status, headers, json.dumps(problem).encode())
+        body = json.dumps(problem).encode()
+        headers.append([b"content-length", str(len(body)).encode()])
+        await _send(send, status, headers, body)
 
 
 class _BufferedResponse:
-    """An app's answer, as it comes."""
+    """Collects the messages of an app's response."""
 
     def __init__(self) -> None:
         self.status = 0
         self._headers: list[list[str]] = []
         self._body = bytearray()
 
-    def take(self, message: Message) -> bool:
-        """Whether it is whole now."""
+    def add(self, message: Message) -> bool:
+        """Adds `message`, and returns whether the response is complete."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self._headers = [
@@ -184,25 +197,20 @@ class _BufferedResponse:
         self._body += message.get("body", b"")
         return message["type"] == "http.response.body" and not message.get("more_body")
 
-    @property
-    def value(self) -> dict[str, Any]:
-        """Fit for any serializer."""
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the response in a form that every serializer accepts."""
         body = b64encode(self._body).decode()
         return {"status": self.status, "headers": self._headers, "body": body}
 
 
-async def _respond(send: Send, kept: dict[str, Any], *, replayed: bool = False) -> None:
-    headers = [[n.encode("latin-1"), v.encode("latin-1")] for n, v in kept["headers"]]
+async def _respond(send: Send, stored: dict[str, Any], *, replayed: bool = False) -> None:
+    headers = [[n.encode("latin-1"), v.encode("latin-1")] for n, v in stored["headers"]]
     if replayed:
         headers.append([REPLAYED_HEADER, b"true"])
-    await _send(send, kept["status"], headers, b64decode(kept["body"]), whole=True)
+    await _send(send, stored["status"], headers, b64decode(stored["body"]))
 
 
-async def _send(
-    send: Send, status: int, headers: list[list[bytes]], body: bytes, *, whole: bool = False
-) -> None:
-    if not whole:
-        headers = [*headers, [b"content-length", str(len(body)).encode()]]
+async def _send(send: Send, status: int, headers: list[list[bytes]], body: bytes) -> None:
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
@@ -211,25 +219,25 @@ def _headers(scope: Scope, name: bytes) -> Iterator[bytes]:
     return (value for header, value in scope["headers"] if header.lower() == name)
 
 
-def _key_in(headers: list[bytes]) -> str | None:
-    """The key; the draft writes it in quotes, most clients do not."""
+def _parse_key(headers: list[bytes]) -> str | None:
+    """Returns the key, with or without the quotes that the draft requires; None if invalid."""
     if len(headers) != 1:
         return None
     key = headers[0].decode("latin-1").strip()
     if len(key) > 1 and key[0] == key[-1] == '"':
         key = key[1:-1]
-    return key if 0 < len(key) <= LONGEST_KEY and key.isprintable() else None
+    return key if 0 < len(key) <= MAX_KEY_LENGTH and key.isprintable() else None
 
 
 class ClientDisconnect(Exception):
-    """The client has closed its connection in the middle of its request."""
+    """The client closed its connection before it had sent the whole request."""
 
 
-async def _body(receive: Receive, most: int) -> bytes | None:
-    """The whole body, or None if it is longer than `most`.
+async def _read_body(receive: Receive, max_bytes: int) -> bytes | None:
+    """Returns the whole body, or None if it is longer than `max_bytes`.
 
     Raises:
-        ClientDisconnect: if the rest of it never comes.
+        ClientDisconnect: if the client closes the connection before the end of the body.
     """
     body = bytearray()
     while True:
@@ -237,21 +245,21 @@ async def _body(receive: Receive, most: int) -> bytes | None:
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         body += message.get("body", b"")
-        if len(body) > most:
+        if len(body) > max_bytes:
             return None
         if not message.get("more_body"):
             return bytes(body)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Gives the app the body that was read already, then what the server has to say."""
-    given = False
+def _replay_body(body: bytes, receive: Receive) -> Receive:
+    """Returns a `receive` that gives the body first, then the server's further messages."""
+    received = False
 
-    async def once() -> Message:
-        nonlocal given
-        if given:
+    async def receive_body_first() -> Message:
+        nonlocal received
+        if received:
             return await receive()
-        given = True
+        received = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return once
+    return receive_body_first

@@ -1,10 +1,9 @@
-"""A kombu consumer behind the gate: each message is handled once, whoever gets its copies.
+"""A kombu consumer that handles each message once, even if the broker delivers it repeatedly.
 
-A message is acknowledged when its key has completed, never before. One that meets a conflict, or
-whose handler has failed, is set aside: it stays unacknowledged in this consumer and is tried again
-after a delay that grows, as Celery does with a countdown. So nothing spins, and if this consumer
-dies meanwhile, the broker gives the message to another. What is set aside counts against
-`prefetch_count`.
+A message is acknowledged only after its key has completed. A message whose key is held, or whose
+handler has failed, is delayed: it stays unacknowledged in this consumer and is retried after a
+growing delay, as Celery does with a countdown. If the consumer dies meanwhile, the broker
+redelivers the message. Delayed messages count against `prefetch_count`.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,8 +32,7 @@ from celery_idempotent.errors import (
     SettingsError,
 )
 from celery_idempotent.executor.conflict import requeue_delay
-from celery_idempotent.executor.execution import BaseExecution
-from celery_idempotent.functions.call import DirectCall, current_execution
+from celery_idempotent.functions.direct_call import DirectCall
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
 from celery_idempotent.settings import Settings
@@ -44,10 +43,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEY_HEADER = "idempotency-key"
-#: In a dead letter: why it is one.
+#: The reason why a message was dead-lettered.
 REASON_HEADER = "idempotency-reason"
 
-_CHOICES = {
+_POLICIES = {
     "on_conflict": ("retry", "ignore", "reject"),
     "on_error": ("retry", "ignore", "reject"),
     "on_store_error": ("retry", "run"),
@@ -57,34 +56,34 @@ KeyOf = Callable[[Any, Message], Any]
 
 
 def header_or_message_id(body: Any, message: Message) -> Any:
-    """The key in the header ``idempotency-key``, else the property ``message_id``."""
+    """Returns the header ``idempotency-key`` or, without one, the property ``message_id``."""
     return message.headers.get(KEY_HEADER) or message.properties.get("message_id")
 
 
 class IdempotentConsumer(ConsumerMixin):
-    """Gives each message of `queues` to `handle`, once for each key. Run it with :meth:`run`.
+    """Calls `handler` once for each key among the messages of `queues`. Start it with :meth:`run`.
 
     Args:
-        idem: where the records are; its ``lease``, ``result_ttl``, ``replay_errors`` and
-            ``max_attempts`` go for messages, too.
-        connection: to the broker.
-        queues: to consume from.
-        handle: called with body and message. What it returns is not kept.
-        key: gives the key of a body and its message.
-        on_conflict: what a message does whose key another one has: ``retry`` later, ``ignore`` it
-            (acknowledge), or ``reject`` it to the dead letters. A copy of the very message that
-            runs always tries again later: it may have to take over.
-        on_error: what a message does whose handler has failed: ``retry`` later, up to
-            ``max_attempts`` in all, then the dead letters; ``reject`` at once; or ``ignore``.
-            An error among ``replay_errors`` is final, and never tried again.
-        on_store_error: ``retry`` later, or ``run`` without protection.
-        dead_letter_queue: a queue for what cannot be handled. None: the message is rejected,
-            where the broker puts such; a Redis drops it.
-        prefetch_count: messages that this consumer has at once, those set aside included.
+        idem: the engine that stores the records; its ``lease``, ``result_ttl``, ``replay_errors``
+            and ``max_attempts`` apply to messages too.
+        connection: the connection to the broker.
+        queues: the queues to consume from.
+        handler: called with the body and the message; its return value is not stored.
+        key: returns the key of a body and its message.
+        on_conflict: applies to a message whose key is held by another message: ``retry`` it later,
+            ``ignore`` it (acknowledge), or ``reject`` it (dead-letter). A redelivery of the very
+            message that is running is always retried, because it may have to take over.
+        on_error: applies to a message whose handler has failed: ``retry`` it later, up to
+            ``max_attempts`` in all, then dead-letter it; ``reject`` it at once; or ``ignore`` it.
+            An error among ``replay_errors`` is final and never retried.
+        on_store_error: ``retry`` the message later, or ``run`` it without protection.
+        dead_letter_queue: the queue for messages that cannot be handled. None: the message is
+            rejected, which leaves it to the broker; a Redis broker drops it.
+        prefetch_count: messages that this consumer holds at once, delayed ones included.
         accept: content types that are decoded.
 
     Raises:
-        SettingsError: for the first option that is wrong, in one line.
+        SettingsError: for the first invalid option, in one line.
     """
 
     def __init__(
@@ -108,8 +107,8 @@ class IdempotentConsumer(ConsumerMixin):
             "on_store_error": on_store_error,
         }
         for name, value in policies.items():
-            if value not in _CHOICES[name]:
-                choices = ", ".join(map(repr, _CHOICES[name]))
+            if value not in _POLICIES[name]:
+                choices = ", ".join(map(repr, _POLICIES[name]))
                 raise SettingsError(f"IdempotentConsumer: {name} must be one of {choices}")
         self.connection = connection
         self.dead_letter_queue = dead_letter_queue
@@ -127,12 +126,12 @@ class IdempotentConsumer(ConsumerMixin):
             on_lease_lost="finish",
             store_result=False,
         )
-        self._waiting: list[_Delivery] = []
-        self._number = itertools.count()
+        self._deliveries: list[_Delivery] = []
+        self._sequence_numbers = itertools.count()
 
     def get_consumers(self, consumer: Any, channel: Any) -> list[Any]:
-        """One for all queues. What came by an earlier connection is the broker's again."""
-        self._waiting.clear()
+        """Returns one consumer for all queues."""
+        self._deliveries.clear()  # the broker redelivers the messages of an earlier connection
         return [
             consumer(
                 list(self._queues),
@@ -143,40 +142,44 @@ class IdempotentConsumer(ConsumerMixin):
         ]
 
     def on_iteration(self) -> None:
-        """Handle what has come, and what was set aside and is due."""
-        while self._waiting and self._waiting[0].due <= monotonic() and not self.should_stop:
-            self._pass(heapq.heappop(self._waiting))
+        """Handles new messages, and delayed ones that are due."""
+        while self._deliveries and self._deliveries[0].due <= monotonic() and not self.should_stop:
+            self._handle(heapq.heappop(self._deliveries))
 
     def on_decode_error(self, message: Message, exc: Exception) -> None:
-        """What cannot be read goes to the dead letters."""
+        """Dead-letters a message that cannot be decoded."""
         self._dead_letter(message, f"its body cannot be decoded: {type(exc).__name__}")
 
     def _receive(self, body: Any, message: Message) -> None:
-        # Handled in between: whoever waits for the broker, as a publisher that wants a confirmation
-        # does, receives the next message meanwhile, and handlers would pile up on the stack.
-        delivery = _Delivery(monotonic(), next(self._number), body, message)
-        heapq.heappush(self._waiting, delivery)
+        # Handled by on_iteration: a handler that waits for the broker (a confirmed publish, for
+        # example) receives further messages meanwhile, and nested handlers would fill the stack.
+        delivery = _Delivery(monotonic(), next(self._sequence_numbers), body, message)
+        heapq.heappush(self._deliveries, delivery)
 
-    def _pass(self, delivery: _Delivery) -> None:
-        """Through the gate, and then acknowledged, set aside or buried."""
+    def _handle(self, delivery: _Delivery) -> None:
+        """Executes a delivery; its message is then acknowledged, delayed or dead-lettered."""
         message = delivery.message
         try:
             call = self._call(delivery)
             self._idem.executor.enter(call)
-        except _ComeBackError as later:
-            delivery.unanswered_ids = later.unanswered_ids
-            self._delay(delivery, later.seconds)
-        except _IgnoredError:
+        except _RequeueError as requeue:
+            delivery.unanswered_ids = requeue.unanswered_ids
+            self._delay(delivery, requeue.seconds)
+        except _IgnoreError:
             message.ack()
-        except _RejectedError as reason:
+        except (
+            _RejectError,
+            KeyRuleError,
+            KeyReusedError,
+            CorruptRecordError,
+            PoisonedTaskError,
+        ) as reason:
             self._dead_letter(message, str(reason))
-        except (KeyRuleError, KeyReusedError, CorruptRecordError, PoisonedTaskError) as refusal:
-            self._dead_letter(message, str(refusal))
         except Exception as error:
             if call.was_replayed:
-                message.ack()  # the first one's end is known; a value was not asked for
+                message.ack()  # the key has an outcome, even if it cannot be replayed
             else:
-                self._failed(delivery, error, final=call.own_outcome)
+                self._handle_failure(delivery, error, final=call.own_outcome)
         else:
             message.ack()
 
@@ -189,32 +192,33 @@ class IdempotentConsumer(ConsumerMixin):
         except KeyRuleError:
             raise
         except Exception as error:
-            # Not its message: that may quote the body.
-            raise KeyRuleError(f"the key of a message raised {type(error).__name__}") from error
+            # The error's own text may quote the body.
+            raise KeyRuleError(
+                f"IdempotentConsumer: key raised {type(error).__name__} for a message; it must "
+                "return a key for every message"
+            ) from error
         return _MessageCall(self._idem, key, self._settings, delivery, self._handler)
 
     def _delay(self, delivery: _Delivery, seconds: float) -> None:
         delivery.requeue_count += 1
         delivery.due = monotonic() + seconds
-        heapq.heappush(self._waiting, delivery)
+        heapq.heappush(self._deliveries, delivery)
 
-    def _failed(self, delivery: _Delivery, error: Exception, *, final: bool) -> None:
+    def _handle_failure(self, delivery: _Delivery, error: Exception, *, final: bool) -> None:
         delivery.failures += 1
-        again = delivery.failures < self._settings.max_attempts and not final
-        if self.on_error == "retry" and again:
-            seconds = requeue_delay(delivery.failures - 1, self._settings.lease)
-            logger.warning(
-                "A message has failed, and is tried again in %.1f s", seconds, exc_info=error
-            )
-            self._delay(delivery, seconds)
+        retries_left = delivery.failures < self._settings.max_attempts and not final
+        if self.on_error == "retry" and retries_left:
+            delay = requeue_delay(delivery.failures - 1, self._settings.lease)
+            logger.warning("A handler failed; retrying in %.1f s", delay, exc_info=error)
+            self._delay(delivery, delay)
         elif self.on_error == "ignore":
-            logger.warning("A message has failed, and is ignored", exc_info=error)
+            logger.warning("A handler failed; ignoring the message", exc_info=error)
             delivery.message.ack()
         else:
             self._dead_letter(delivery.message, f"its handler raised {type(error).__name__}")
 
     def _dead_letter(self, message: Message, reason: str) -> None:
-        logger.error("A message goes to the dead letters: %s", reason)
+        logger.error("Dead-lettering a message: %s", reason)
         if self.dead_letter_queue is None:
             message.reject()
             return
@@ -233,10 +237,11 @@ class IdempotentConsumer(ConsumerMixin):
 
 @dataclass(order=True)
 class _Delivery:
-    """One message in this consumer's hands."""
+    """One unacknowledged message; deliveries are ordered by due time, then by arrival."""
 
+    #: Monotonic seconds.
     due: float
-    number: int
+    sequence_number: int
     body: Any = field(compare=False)
     message: Message = field(compare=False)
     requeue_count: int = field(default=0, compare=False)
@@ -253,48 +258,39 @@ class _MessageCall(DirectCall):
         delivery: _Delivery,
         handler: Callable[[Any, Message], Any],
     ) -> None:
-        super().__init__(sender, key, settings)
+        super().__init__(sender, key, settings, partial(handler, delivery.body, delivery.message))
         self.unanswered_ids = delivery.unanswered_ids
         self.requeue_count = delivery.requeue_count
         self.was_replayed = False
-        # Of one without an id nobody can tell whether it is a copy: then each is taken for one.
+        # Without a message id, every message with the same key counts as a redelivery.
         self.task_id = str(delivery.message.properties.get("message_id") or key.digest)
-        self._delivery = delivery
-        self._handler = handler
-
-    def run(self, execution: BaseExecution) -> None:
-        mark = current_execution.set(execution)
-        try:
-            self._handler(self._delivery.body, self._delivery.message)
-        finally:
-            current_execution.reset(mark)
 
     def recover_result(self, record: Record, error: IdempotencyError) -> None:
-        """That it completed is all that a message wants to know."""
+        """Returns None: a message does not need the value."""
 
     def replayed(self, record: Record) -> None:
         self.was_replayed = True
 
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
-        raise _ComeBackError(seconds, unanswered_ids) from reason
+        raise _RequeueError(seconds, unanswered_ids) from reason
 
     def ignore(self) -> NoReturn:
-        raise _IgnoredError
+        raise _IgnoreError
 
     def reject(self, reason: str) -> NoReturn:
-        raise _RejectedError(reason)
+        raise _RejectError(reason)
 
 
-class _ComeBackError(Exception):
+class _RequeueError(Exception):
     def __init__(self, seconds: float, unanswered_ids: bytes) -> None:
         super().__init__(seconds, unanswered_ids)
         self.seconds = seconds
         self.unanswered_ids = unanswered_ids
 
 
-class _IgnoredError(Exception):
+class _IgnoreError(Exception):
     pass
 
 
-class _RejectedError(Exception):
+class _RejectError(Exception):
     pass

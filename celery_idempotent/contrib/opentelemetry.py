@@ -1,8 +1,8 @@
-"""OpenTelemetry: what the gate decides, on the span that Celery's instrumentation has opened.
+"""OpenTelemetry instrumentation: adds decisions to the spans of Celery's instrumentation.
 
-``opentelemetry-instrument celery -A shop worker`` finds the instrumentor by its entry point;
-otherwise call ``IdempotencyInstrumentor().instrument()`` beside Celery's own. An outcome is stored
-with the trace that it comes from, and a replay links to it.
+``opentelemetry-instrument celery -A shop worker`` loads the instrumentor by its entry point;
+otherwise call ``IdempotencyInstrumentor().instrument()`` next to Celery's own. Outcomes are stored
+with their trace context, and the span of a replay links to the span of the first execution.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
 class IdempotencyInstrumentor(BaseInstrumentor):  # type: ignore[misc,unused-ignore]
-    """Attributes ``idempotency.*`` on the current span; a link from a replay to its original."""
+    """Sets attributes ``idempotency.*`` on the current span, and links replays to originals."""
 
     def instrumentation_dependencies(self) -> Collection[str]:
-        """What must be installed."""
+        """Returns the packages that must be installed."""
         return ("celery >= 5.3",)
 
     def _instrument(self, **_: Any) -> None:
@@ -43,14 +43,14 @@ class IdempotencyInstrumentor(BaseInstrumentor):  # type: ignore[misc,unused-ign
 
 
 def _traceparent() -> str:
-    """The current span, as W3C writes it."""
+    """Returns the context of the current span as a W3C traceparent; empty without a span."""
     context = trace.get_current_span().get_span_context()
     if not context.is_valid:
         return ""
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
-def _link(traceparent: str) -> SpanContext | None:
+def _parse_traceparent(traceparent: str) -> SpanContext | None:
     match = _TRACEPARENT.fullmatch(traceparent)
     if match is None:
         return None
@@ -58,7 +58,7 @@ def _link(traceparent: str) -> SpanContext | None:
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
 
 
-def _set(**attributes: Any) -> None:
+def _set_attributes(**attributes: Any) -> None:
     span = trace.get_current_span()
     for name, value in attributes.items():
         span.set_attribute(f"idempotency.{name}", value)
@@ -66,30 +66,30 @@ def _set(**attributes: Any) -> None:
 
 def _begun(key: str, token: int, attempt: int, **_: Any) -> None:
     decision = "takeover" if attempt > 1 else "run"
-    _set(decision=decision, key=key, token=token, attempt=attempt)
+    _set_attributes(decision=decision, key=key, token=token, attempt=attempt)
 
 
 def _taken_over(orphaned_seconds: float, **_: Any) -> None:
-    _set(idle_seconds=orphaned_seconds)
+    _set_attributes(idle_seconds=orphaned_seconds)
 
 
 def _replayed(key: str, record: Record, **_: Any) -> None:
-    _set(decision="replay", key=key, first_task_id=record.task_id)
-    context = _link(record.traceparent)
+    _set_attributes(decision="replay", key=key, first_task_id=record.task_id)
+    context = _parse_traceparent(record.traceparent)
     if context is not None:
         trace.get_current_span().add_link(context, {"idempotency.link": "first execution"})
 
 
 def _conflicted(key: str, record: Record, policy: str, **_: Any) -> None:
-    _set(decision="conflict", key=key, holder_task_id=record.task_id, policy=policy)
+    _set_attributes(decision="conflict", key=key, holder_task_id=record.task_id, policy=policy)
 
 
 def _store_unavailable(key: str, policy: str, **_: Any) -> None:
-    _set(decision="store_unavailable", key=key, policy=policy)
+    _set_attributes(decision="store_unavailable", key=key, policy=policy)
 
 
 def _ended(signal: Any, **_: Any) -> None:
-    _set(outcome=signal.name.removeprefix(signals.PREFIX))
+    _set_attributes(outcome=signal.name.removeprefix(signals.PREFIX))
 
 
 _HANDLERS = (

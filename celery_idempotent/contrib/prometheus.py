@@ -1,7 +1,8 @@
 """Prometheus metrics of a worker and all processes of its pool.
 
-The setting ``idempotency_metrics`` turns them on: a port, or ``"127.0.0.1:9808"``. The pool's
-processes count in files (prometheus_client's multiprocess mode); the main process serves the sums.
+The setting ``idempotency_metrics`` enables them: a port, or ``"127.0.0.1:9808"``. The pool's
+processes write their values to files (prometheus_client's multiprocess mode), and the main process
+serves the sums.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ logger = logging.getLogger(__name__)
 
 DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
-#: Seconds: from a server next door to one in trouble.
+#: Seconds: from a local server to an overloaded one.
 BEGIN_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-#: Seconds: from a process that its parent saw die to a host that nobody did.
+#: Seconds: from a killed pool process, whose lease ends at once, to a lost host.
 TAKEOVER_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 
-_LIVE = re.compile(r"gauge_live\w*_(\d+)\.db")
+_LIVE_GAUGE_FILE = re.compile(r"gauge_live\w*_(\d+)\.db")
 
 
 def address(setting: Any) -> tuple[str, int]:
-    """Host and port of the setting ``idempotency_metrics``.
+    """Returns the host and the port of the setting ``idempotency_metrics``.
 
     Raises:
-        SettingsError: if it is neither a port nor ``host:port``.
+        SettingsError: if the setting is neither a port nor ``host:port``.
     """
     host, _, port = str(setting).rpartition(":")
     if isinstance(setting, bool) or not port.isdigit() or not 0 < int(port) < 65536:
@@ -50,48 +51,48 @@ def address(setting: Any) -> tuple[str, int]:
 
 
 class Metrics:
-    """What is counted. Made before the pool is, so that its processes have it."""
+    """The metrics of a worker. Created before the pool, whose processes inherit the object."""
 
     def __init__(self) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-        # Values live in files; what is served is made of these, not of a registry of this process.
-        here = CollectorRegistry()
+        # A registry that is never served: the values are served from the files.
+        registry = CollectorRegistry()
         self._decisions = Counter(
             "celery_idempotent_decisions",
-            "Calls at the gate: run, takeover, replay, conflict, store_unavailable.",
+            "Decisions about calls: run, takeover, replay, conflict, store_unavailable.",
             ["task", "decision"],
-            registry=here,
+            registry=registry,
         )
         self._outcomes = Counter(
             "celery_idempotent_outcomes",
             "Ends of executions: completed, failed, released, lease_lost, outcome_unsaved.",
             ["task", "outcome"],
-            registry=here,
+            registry=registry,
         )
-        self._begin = Histogram(
+        self._begin_seconds = Histogram(
             "celery_idempotent_begin_seconds",
-            "Round trip of a begin, by what Redis answered.",
+            "Round-trip time of a begin, by the case of its reply.",
             ["task", "case"],
             buckets=BEGIN_BUCKETS,
-            registry=here,
+            registry=registry,
         )
-        self._takeover = Histogram(
+        self._takeover_seconds = Histogram(
             "celery_idempotent_takeover_seconds",
-            "From the end of a dead execution's lease to the beginning of the next.",
+            "From the expiry of a dead execution's lease to the begin of the next execution.",
             ["task"],
             buckets=TAKEOVER_BUCKETS,
-            registry=here,
+            registry=registry,
         )
-        self._held = Gauge(
+        self._leases_held = Gauge(
             "celery_idempotent_leases_held",
-            "Leases that are held now.",
+            "Leases held now.",
             multiprocess_mode="livesum",
-            registry=here,
+            registry=registry,
         )
 
     def connect(self) -> None:
-        """Count from now on, here and in every process that this one forks."""
+        """Starts counting, in this process and in those that it forks."""
         signals.begun.connect(self._on_begun, weak=False)
         signals.taken_over.connect(self._on_taken_over, weak=False)
         signals.begin_replied.connect(self._on_begin_replied, weak=False)
@@ -100,7 +101,7 @@ class Metrics:
             (signals.conflicted, "conflict"),
             (signals.store_unavailable, "store_unavailable"),
         ):
-            signal.connect(self._counting(self._decisions, decision), weak=False)
+            signal.connect(self._count(self._decisions, decision), weak=False)
         for signal in (
             signals.completed,
             signals.failed,
@@ -109,10 +110,10 @@ class Metrics:
             signals.outcome_unsaved,
         ):
             name = signal.name.removeprefix(signals.PREFIX)
-            signal.connect(self._counting(self._outcomes, name), weak=False)
-        task_postrun.connect(self._on_end, weak=False)
+            signal.connect(self._count(self._outcomes, name), weak=False)
+        task_postrun.connect(self._on_task_end, weak=False)
 
-    def _counting(self, counter: Any, label: str) -> Any:
+    def _count(self, counter: Any, label: str) -> Any:
         def count(sender: Any, **_: Any) -> None:
             counter.labels(sender.name, label).inc()
 
@@ -120,21 +121,21 @@ class Metrics:
 
     def _on_begun(self, sender: Any, attempt: int, **_: Any) -> None:
         self._decisions.labels(sender.name, "takeover" if attempt > 1 else "run").inc()
-        self._held.set(len(heartbeat.held()))
+        self._leases_held.set(len(heartbeat.held()))
 
-    def _on_end(self, **_: Any) -> None:
-        """Of the task, which is after the end of its lease."""
-        self._held.set(len(heartbeat.held()))
+    def _on_task_end(self, **_: Any) -> None:
+        """Updates the gauge; a task ends after its lease."""
+        self._leases_held.set(len(heartbeat.held()))
 
     def _on_taken_over(self, sender: Any, orphaned_seconds: float, **_: Any) -> None:
-        self._takeover.labels(sender.name).observe(orphaned_seconds)
+        self._takeover_seconds.labels(sender.name).observe(orphaned_seconds)
 
     def _on_begin_replied(self, sender: Any, case: str, seconds: float, **_: Any) -> None:
-        self._begin.labels(sender.name, case).observe(seconds)
+        self._begin_seconds.labels(sender.name, case).observe(seconds)
 
 
-class _Sums:
-    """Collects what all processes of the pool have counted, dead ones included."""
+class _PoolCollector:
+    """Sums the metrics of all processes of the pool, dead ones included."""
 
     def __init__(self, directory: str) -> None:
         from prometheus_client import CollectorRegistry
@@ -144,62 +145,62 @@ class _Sums:
         self._collector = MultiProcessCollector(CollectorRegistry(), directory)
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics; a process that was killed holds no leases any more."""
+        """Returns the metrics; the gauges of dead processes are dropped."""
         from prometheus_client.multiprocess import mark_process_dead
 
         for file in Path(self._directory).glob("gauge_live*.db"):
-            match = _LIVE.fullmatch(file.name)
-            if match and not _lives(int(match[1])):
+            match = _LIVE_GAUGE_FILE.fullmatch(file.name)
+            if match and not _is_alive(int(match[1])):
                 mark_process_dead(int(match[1]), self._directory)
         yield from self._collector.collect()
 
 
 def start(setting: Any) -> None:
-    """Count, and serve as soon as the worker is ready.
+    """Starts counting, and serves the metrics once the worker is ready.
 
     Raises:
-        SettingsError: if the setting is wrong.
-        ImportError: if prometheus_client is missing.
+        SettingsError: if the setting is invalid.
+        ImportError: if prometheus_client is not installed.
     """
     host, port = address(setting)
     directory = os.environ.get(DIRECTORY_VARIABLE)
     if directory is None:
         directory = os.environ[DIRECTORY_VARIABLE] = tempfile.mkdtemp(prefix="idempotency-metrics-")
-        worker_shutdown.connect(_removing(directory, os.getpid()), weak=False)
-    _use_files()
+        worker_shutdown.connect(_remove_at_shutdown(directory, os.getpid()), weak=False)
+    _enable_multiprocess_mode()
     Metrics().connect()
 
     def serve(**_: Any) -> None:
-        _serve(host, port, _Sums(directory))
+        _serve(host, port, _PoolCollector(directory))
 
     worker_ready.connect(serve, weak=False)
 
 
-def _use_files() -> None:
-    """prometheus_client decides at its import, and Flower's plugin has imported it already."""
-    already = "prometheus_client" in sys.modules
+def _enable_multiprocess_mode() -> None:
+    """Selects file-backed values even if prometheus_client is already imported (by Flower)."""
+    imported_before = "prometheus_client" in sys.modules
     from prometheus_client import values
 
-    if already:
+    if imported_before:
         values.ValueClass = values.get_value_class()
 
 
-def _serve(host: str, port: int, sums: _Sums) -> None:
+def _serve(host: str, port: int, collector: _PoolCollector) -> None:
     from prometheus_client import CollectorRegistry, start_http_server
 
     registry = CollectorRegistry()
-    registry.register(sums)
+    registry.register(collector)
     try:
         server, _ = start_http_server(port, host, registry)
     except OSError as error:
-        logger.error("The idempotency metrics are not served at %s:%d: %s", host, port, error)
+        logger.error("Cannot serve the idempotency metrics at %s:%d: %s", host, port, error)
         return
-    # A process of the pool that is started later must not keep the port.
+    # Pool processes that start later inherit the socket and must not keep the port in use.
     worker_process_init.connect(lambda **_: server.socket.close(), weak=False)
-    logger.info("Idempotency metrics: http://%s:%d/metrics", host, port)
+    logger.info("Serving idempotency metrics at http://%s:%d/metrics", host, port)
 
 
-def _removing(directory: str, pid: int) -> Any:
+def _remove_at_shutdown(directory: str, pid: int) -> Any:
     def remove(**_: Any) -> None:
         if os.getpid() == pid:
             shutil.rmtree(directory, ignore_errors=True)
@@ -207,7 +208,7 @@ def _removing(directory: str, pid: int) -> Any:
     return remove
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

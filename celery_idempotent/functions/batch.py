@@ -1,8 +1,7 @@
-"""Many keys at once: one round trip begins them all, one completes them."""
+"""Batches: one round trip begins any number of keys, and one completes them."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -17,6 +16,7 @@ from celery_idempotent.executor.executor import Executor
 from celery_idempotent.executor.runtime.asyncio import AsyncioRuntime
 from celery_idempotent.executor.runtime.run_sync import run_sync
 from celery_idempotent.executor.runtime.runtime import Runtime
+from celery_idempotent.functions.asyncio_flow import drive_begin, drive_end
 from celery_idempotent.functions.decision import Decision
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record.record import Record
@@ -26,18 +26,18 @@ class Entry:
     """One key of a batch."""
 
     def __init__(self, key: Hashable) -> None:
-        #: As it was given.
+        #: The key, as passed by the caller.
         self.key = key
         self.decision = Decision.DUPLICATE
-        #: Why it is REFUSED, or who has it under CONFLICT.
+        #: The reason for REJECTED, or the holder of the key under CONFLICT.
         self.error: IdempotencyError | None = None
-        #: What is there under REPLAY.
+        #: The finished record under REPLAY.
         self.record: Record | None = None
         self.active: ActiveExecution | None = None
         self._execution: BaseExecution | None = None
 
     def apply(self, admission: Admission) -> None:
-        """Take what the gate has decided."""
+        """Sets the decision from what the executor returned for the key."""
         if isinstance(admission, ActiveExecution):
             self.decision, self.active = Decision.RUN, admission
             self._execution = admission.execution
@@ -46,44 +46,49 @@ class Entry:
         elif isinstance(admission, Record):
             self.decision, self.record = Decision.REPLAY, admission
         else:
-            self.refuse(admission)
-
-    def refuse(self, error: IdempotencyError) -> None:
-        """This one alone cannot be run."""
-        held = isinstance(error, ConflictError)
-        self.decision, self.error = Decision.CONFLICT if held else Decision.REJECTED, error
+            self.error = admission
+            conflict = isinstance(admission, ConflictError)
+            self.decision = Decision.CONFLICT if conflict else Decision.REJECTED
 
     @property
     def replay(self) -> Any:
-        """The value that the key has under REPLAY; for one that failed the exception.
+        """The stored value under REPLAY; for a key that failed, the exception.
 
         Raises:
-            ResultNotStoredError: if the value was not kept.
-            CorruptRecordError: if it cannot be read.
+            ResultNotStoredError: if the value was not stored.
+            CorruptRecordError: if the value cannot be read.
         """
         return None if self.record is None else self.record.outcome()
 
     @property
     def token(self) -> int:
-        """Fencing token under RUN, else 0."""
+        """The fencing token under RUN, else 0."""
         return 0 if self._execution is None else self._execution.token
 
     @property
     def attempt(self) -> int:
-        """Under RUN 1, and one more for each execution that died before; else 0."""
+        """Under RUN 1, plus 1 for each execution that died before; else 0."""
         return 0 if self._execution is None else self._execution.attempt
 
 
-class _Batch(Sequence[Entry]):
-    """The entries in the order of the keys, and one lease for all that are to be run."""
+class BaseBatch(Sequence[Entry]):
+    """The entries in the order of the keys; the leases of pending keys are renewed."""
 
-    def __init__(self, keys: Sequence[Hashable], calls: Sequence[ExecutorCall]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        codec: PayloadCodec,
+        keys: Sequence[Hashable],
+        calls: Sequence[ExecutorCall],
+    ) -> None:
+        self._runtime = runtime
+        self._codec = codec
         self._entries = [Entry(key) for key in keys]
         self._calls = calls
-        self._open: dict[Hashable, Entry] = {}
+        self._pending: dict[Hashable, Entry] = {}
 
-    def __getitem__(self, place: Any) -> Any:
-        return self._entries[place]
+    def __getitem__(self, index: Any) -> Any:
+        return self._entries[index]
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -93,85 +98,98 @@ class _Batch(Sequence[Entry]):
 
     @property
     def pending(self) -> list[Hashable]:
-        """The keys that are to be run, and neither completed nor released yet."""
-        return list(self._open)
+        """The keys to run that are neither completed nor released yet."""
+        return list(self._pending)
 
     def check(self) -> None:
-        """Make sure, without a round trip, that nobody else can be running any of them.
+        """Checks, without a round trip, that no other execution can be running a pending key.
 
         Raises:
-            LeaseLostError: naming the first that another has taken over, or may have by now.
+            LeaseLostError: naming the first key that another execution may have taken over.
         """
-        for entry in self._open.values():
+        for entry in self._pending.values():
             if entry.active is not None:
                 entry.active.execution.check()
 
-    async def begin(self, runtime: Runtime, codec: PayloadCodec) -> None:
-        """Ask for all of them."""
-        first: dict[str, tuple[Entry, ExecutorCall]] = {}
+    async def _begin(self) -> None:
+        first_uses: dict[str, tuple[Entry, ExecutorCall]] = {}
         for entry, call in zip(self._entries, self._calls, strict=True):
-            _, before = first.setdefault(call.key.digest, (entry, call))
-            if before.key.fingerprint != call.key.fingerprint:
-                entry.refuse(KeyReusedError(f"{call.key} stands in the batch with other arguments"))
-        standings = await begin_many([call for _, call in first.values()], runtime, codec)
-        for (entry, _), admission in zip(first.values(), standings, strict=True):
+            _, first_call = first_uses.setdefault(call.key.digest, (entry, call))
+            if first_call.key.fingerprint != call.key.fingerprint:
+                entry.apply(
+                    KeyReusedError(f"{call.key} appears earlier in the batch with other arguments")
+                )
+        calls = [call for _, call in first_uses.values()]
+        admissions = await begin_many(calls, self._runtime, self._codec)
+        for (entry, _), admission in zip(first_uses.values(), admissions, strict=True):
             entry.apply(admission)
             if entry.decision is Decision.RUN:
-                self._open[entry.key] = entry
+                self._pending[entry.key] = entry
             if entry.active is not None:
                 entry.active.start()
                 entry.active.announce()
 
-    async def _complete(
-        self, values: Mapping[Hashable, Any] | None, runtime: Runtime
-    ) -> dict[Hashable, Any]:
-        values = dict.fromkeys(self._open) if values is None else values
-        entries = self._taken(values)
-        done = [(entry.active, values[entry.key]) for entry in entries if entry.active]
-        faults = await complete_many(done, runtime)
-        protected = [entry.key for entry in entries if entry.active]
-        return {key: fault for key, fault in zip(protected, faults, strict=True) if fault}
+    async def _complete(self, values: Mapping[Hashable, Any] | None) -> dict[Hashable, Any]:
+        if values is None:
+            values = dict.fromkeys(self._pending)
+        protected = [entry for entry in self._take(values) if entry.active]
+        errors = await complete_many(
+            [(entry.active, values[entry.key]) for entry in protected if entry.active],
+            self._runtime,
+        )
+        return {entry.key: error for entry, error in zip(protected, errors, strict=True) if error}
 
-    async def _release(self, keys: Iterable[Hashable] | None, runtime: Runtime) -> None:
-        runs = [e.active for e in self._taken(self.pending if keys is None else keys) if e.active]
-        if runs:
-            await release_many(runs, runtime, IdempotencyError("the batch gives the key back"))
+    async def _release(self, keys: Iterable[Hashable] | None = None) -> None:
+        entries = self._take(self.pending if keys is None else keys)
+        active = [entry.active for entry in entries if entry.active]
+        if active:
+            reason = IdempotencyError("the batch released the key without completing it")
+            await release_many(active, self._runtime, reason)
 
-    def _let_go(self) -> None:
-        for entry in self._open.values():
+    def _take(self, keys: Iterable[Hashable]) -> list[Entry]:
+        """Removes the entries of `keys` from the pending ones, and returns them."""
+        keys = list(keys)
+        for key in keys:
+            if key not in self._pending:
+                raise IdempotencyError(
+                    "a key is not pending in this batch; complete or release each key of "
+                    "Batch.pending once"
+                )
+        return [self._pending.pop(key) for key in keys]
+
+    def _stop_renewal(self) -> None:
+        for entry in self._pending.values():
             if entry.active is not None:
                 entry.active.finish()
 
-    def _taken(self, keys: Iterable[Hashable]) -> list[Entry]:
-        """The entries of `keys`, for the last time."""
-        wanted = list(keys)
-        for key in wanted:
-            if key not in self._open:
-                raise IdempotencyError("a key is not, or no longer, this batch's to run")
-        return [self._open.pop(key) for key in wanted]
 
+class Batch(BaseBatch):
+    """A batch for blocking code. As a context manager it releases the pending keys at its end."""
 
-class Batch(_Batch):
-    """Many keys, for code that blocks. As a context manager it releases what is left."""
-
-    def __init__(
-        self, executor: Executor, keys: Sequence[Hashable], calls: Sequence[ExecutorCall]
-    ) -> None:
-        super().__init__(keys, calls)
-        self._executor = executor
+    @classmethod
+    def _begun(
+        cls, executor: Executor, keys: Sequence[Hashable], calls: Sequence[ExecutorCall]
+    ) -> Batch:
+        batch = cls(executor.runtime, executor.codec, keys, calls)
+        try:
+            run_sync(batch._begin())
+        except BaseException:
+            batch.release_many()
+            raise
+        return batch
 
     def complete_many(self, values: Mapping[Hashable, Any] | None = None) -> dict[Hashable, Any]:
-        """Store a value for each of these keys; by default None for all that are to be run.
+        """Stores a value for each of these keys; by default None for all pending keys.
 
         Returns:
-            The error of each key whose value is not stored: LeaseLostError where someone else has
-            taken over, StoreUnavailableError where Redis stayed away until the lease ended.
+            The error of each key whose value is not stored: LeaseLostError if another execution
+            has taken over, StoreUnavailableError if Redis was unavailable until the lease expired.
         """
-        return run_sync(self._complete(values, self._executor.runtime))
+        return run_sync(self._complete(values))
 
     def release_many(self, keys: Iterable[Hashable] | None = None) -> None:
-        """Give these keys back, by default all that are to be run: the next who comes runs them."""
-        run_sync(self._release(keys, self._executor.runtime))
+        """Releases these keys, by default all pending ones; the next caller may run them."""
+        run_sync(self._release(keys))
 
     def __enter__(self) -> Batch:
         return self
@@ -180,24 +198,29 @@ class Batch(_Batch):
         self.release_many()
 
 
-class AsyncBatch(_Batch):
-    """Many keys, for code on an event loop. As a context manager it releases what is left."""
+class AsyncBatch(BaseBatch):
+    """A batch for coroutines. As a context manager it releases the pending keys at its end."""
 
-    def __init__(
-        self, executor: AsyncExecutor, keys: Sequence[Hashable], calls: Sequence[ExecutorCall]
-    ) -> None:
-        super().__init__(keys, calls)
-        self._runtime = AsyncioRuntime(executor.store)
+    _runtime: AsyncioRuntime
+
+    @classmethod
+    async def _begun(
+        cls, executor: AsyncExecutor, keys: Sequence[Hashable], calls: Sequence[ExecutorCall]
+    ) -> AsyncBatch:
+        runtime = AsyncioRuntime(executor.store)
+        batch = cls(runtime, executor.codec, keys, calls)
+        await drive_begin(runtime, batch._begin(), lambda _: batch._release(), batch._stop_renewal)
+        return batch
 
     async def complete_many(
         self, values: Mapping[Hashable, Any] | None = None
     ) -> dict[Hashable, Any]:
         """As :meth:`Batch.complete_many`."""
-        return await self._runtime.drive(self._complete(values, self._runtime))
+        return await self._runtime.drive(self._complete(values))
 
     async def release_many(self, keys: Iterable[Hashable] | None = None) -> None:
         """As :meth:`Batch.release_many`."""
-        await self._runtime.drive(self._release(keys, self._runtime))
+        await self._runtime.drive(self._release(keys))
 
     async def __aenter__(self) -> AsyncBatch:
         return self
@@ -205,34 +228,4 @@ class AsyncBatch(_Batch):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if isinstance(error, GeneratorExit):
-            self._let_go()  # the loop is gone: nothing can be awaited
-        elif isinstance(error, asyncio.CancelledError):
-            await self._runtime.abandon(self._release(None, self._runtime))
-        else:
-            await self.release_many()
-
-
-def begun(executor: Executor, keys: Sequence[Hashable], calls: Sequence[ExecutorCall]) -> Batch:
-    """A batch that has begun; where a signal's handler raises, all keys are given back."""
-    batch = Batch(executor, keys, calls)
-    try:
-        run_sync(batch.begin(executor.runtime, executor.codec))
-    except BaseException:
-        batch.release_many()
-        raise
-    return batch
-
-
-async def async_begun(
-    executor: AsyncExecutor, keys: Sequence[Hashable], calls: Sequence[ExecutorCall]
-) -> AsyncBatch:
-    """A batch that has begun; where that is cancelled, all keys are given back."""
-    batch = AsyncBatch(executor, keys, calls)
-    runtime = batch._runtime  # noqa: SLF001
-    try:
-        await runtime.drive(batch.begin(runtime, executor.codec))
-    except BaseException as error:
-        await batch.__aexit__(type(error), error, None)
-        raise
-    return batch
+        await drive_end(self._runtime, self._release(), self._stop_renewal, error)

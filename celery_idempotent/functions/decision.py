@@ -1,4 +1,4 @@
-"""What the gate decides for code that asks before it runs."""
+"""Decisions about keys, for code that begins a key before it runs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from enum import Enum
 
 
 class Decision(str, Enum):
-    """What becomes of one key."""
+    """What the caller should do about one key."""
 
-    #: Nobody else runs it: run, then complete.
+    #: The caller holds the lease: run, then complete.
     RUN = "RUN"
-    #: It has an outcome already.
+    #: The key has an outcome: use it.
     REPLAY = "REPLAY"
-    #: Someone else is at it.
+    #: Another execution holds the key.
     CONFLICT = "CONFLICT"
-    #: It stands in the same batch before.
+    #: The same key appears earlier in the batch.
     DUPLICATE = "DUPLICATE"
-    #: An error says why: other arguments came with it before, or its record cannot be read.
+    #: The key was used with other arguments, or its record cannot be read; see the error.
     REJECTED = "REJECTED"
 
     def __str__(self) -> str:
@@ -24,4 +24,4 @@ class Decision(str, Enum):
 
 
 class NotCompletedError(Exception):
-    """The block, or the batch, ended without completing the key; seen by signals alone."""
+    """A block or a batch ended without completing the key; only signals carry this error."""

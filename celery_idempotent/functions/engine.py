@@ -1,4 +1,4 @@
-"""The gate for callers that are not tasks."""
+"""The engine of idempotent functions, blocks and batches."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from celery_idempotent.errors import SettingsError
 from celery_idempotent.executor.async_executor import AsyncExecutor
 from celery_idempotent.executor.execution import BaseExecution, unprotected
 from celery_idempotent.executor.executor import Executor
-from celery_idempotent.functions import batch
 from celery_idempotent.functions.batch import AsyncBatch, Batch
-from celery_idempotent.functions.call import DirectCall, current_execution
 from celery_idempotent.functions.context import ExecutionContext
-from celery_idempotent.functions.decorator import IdempotentFunction
+from celery_idempotent.functions.decorator import idempotent_function
+from celery_idempotent.functions.direct_call import DirectCall, current_execution
 from celery_idempotent.key.canonical import canonical
 from celery_idempotent.key.key import Key, fingerprint_of
 from celery_idempotent.key.rule import KeyRule
@@ -38,12 +37,11 @@ from celery_idempotent.store.record_store import RecordStore
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Of these a task's other values speak of its message: there is none that could come back.
-_POLICIES = {"on_conflict": ("wait", "raise"), "on_store_error": ("raise", "run")}
-#: Options of tasks alone.
-_OF_TASKS = ("key", "dedupe_publish", "on_store_unavailable_at_start")
-#: Options of the engine alone: where the records are.
-_OF_PLACE = frozenset(
+#: The values that apply outside tasks; the other ones requeue or reject a message.
+_ALLOWED_POLICIES = {"on_conflict": ("wait", "raise"), "on_store_error": ("raise", "run")}
+_TASK_OPTIONS = ("key", "dedupe_publish", "on_store_unavailable_at_start")
+#: Options of the engine that a function or a block cannot override.
+_STORE_OPTIONS = frozenset(
     {"redis_url", "redis_client", "redis_options", "redis_timeout", "redis_connect_timeout"}
     | {"key_prefix", "offload_backend", "encryption_keys", "breaker_threshold", "breaker_max_delay"}
     | {"wait_replicas", "wait_replicas_timeout", "wait_aof"}
@@ -51,31 +49,32 @@ _OF_PLACE = frozenset(
 
 
 class Idempotency:
-    """The engine under :class:`IdempotentTask`, for functions, blocks, batches and consumers.
+    """Makes functions, code blocks, batches and message handlers idempotent.
 
     Args:
-        place: where the records are: a Celery app (its settings are the defaults), the URL of a
-            Redis, or a client: a redis-py one for code that blocks, a redis.asyncio one for code
-            that awaits.
-        name: what stands in keys and records where a task's name does, for whatever is no function.
-        options: those of a task, without ``idempotency_``; durations in seconds, sizes in bytes.
+        app_or_redis: a Celery app, whose settings become the defaults; a Redis URL; or a Redis
+            client: of redis-py for blocking code, of redis.asyncio for coroutines.
+        name: the name that blocks, batches and messages have in keys and records, in place of a
+            task's.
+        options: the options of a task, without ``idempotency_``; durations in seconds, sizes in
+            bytes.
 
     Raises:
-        SettingsError: for the first option that is wrong, in one line.
+        SettingsError: for the first invalid option, in one line.
     """
 
-    def __init__(self, place: Any, /, *, name: str = "calls", **options: Any) -> None:
-        self._app = place if isinstance(place, Celery) else None
+    def __init__(self, app_or_redis: Any, /, *, name: str = "calls", **options: Any) -> None:
+        self._app = app_or_redis if isinstance(app_or_redis, Celery) else None
         self.name = name
         self._values: dict[str, Any] = {"on_conflict": "wait", "on_store_error": "raise"}
         if self._app is not None:
             configuration.check_names_in(self._app)
-            self._values |= _of_app(self._app)
-        elif isinstance(place, str):
-            self._values["redis_url"] = place
+            self._values |= _configured_options(self._app)
+        elif isinstance(app_or_redis, str):
+            self._values["redis_url"] = app_or_redis
         else:
-            self._values["redis_client"] = place
-        #: Content types that reading trusts: without an app, what the engine itself writes.
+            self._values["redis_client"] = app_or_redis
+        #: The content types that are decoded: without an app, only the engine's own.
         self._accept = (
             configuration.accepted(self._app)
             if self._app is not None
@@ -84,10 +83,11 @@ class Idempotency:
         self.settings = self._build(options, f"Idempotency {name!r}")
         self._values |= options
         encryption_keys.check(self.settings)
-        self._place = store_config_of(self._app, self.settings)
+        self._store_config = store_config_of(self._app, self.settings)
         if self.settings.offload_backend and self._app is None:
             raise SettingsError(
-                "idempotency_offload_backend is one of Celery's: make Idempotency from an app"
+                "idempotency_offload_backend needs a Celery app: create Idempotency from the app "
+                "instead of a URL or a client"
             )
         self._rule = KeyRule(name, None, inspect.Signature(), lambda args, kwargs: (args, kwargs))
 
@@ -102,114 +102,114 @@ class Idempotency:
     def idempotent(
         self, func: F | None = None, /, *, key: Any = None, name: str | None = None, **options: Any
     ) -> Any:
-        """A decorator: duplicates of a call get its outcome instead of an execution.
+        """Decorates a function or coroutine function; duplicate calls get the first one's outcome.
 
-        A call whose key is held waits up to ``wait_timeout`` for the outcome, then raises
-        ConflictError; under ``on_conflict="raise"`` at once. Works on functions and on async ones,
-        which block no thread.
+        A call whose key is held waits up to ``wait_timeout`` for the outcome and then raises
+        ConflictError, or raises it at once if ``on_conflict="raise"``. Waiting coroutines do not
+        block their thread.
 
         Args:
-            key: as ``idempotency_key`` of a task: None for all arguments, a template, names, or a
-                callable.
-            name: what stands in keys and records where a task's name does; by default the
-                function's module and qualified name, so that moving it makes other keys.
-            options: as of the engine, for this function.
+            key: the key rule, as ``idempotency_key`` of a task: None for all arguments, a template,
+                a tuple of argument names, or a callable.
+            name: the function's name in keys and records; by default its module and qualified
+                name, so that moving the function changes its keys.
+            options: the engine's options, for this function.
 
         Raises:
-            SettingsError: for the first option that is wrong, in one line.
+            SettingsError: for the first invalid option, in one line.
         """
         if func is not None:
-            return IdempotentFunction(self, func, name, key, options).wrapped()
-        return lambda func: IdempotentFunction(self, func, name, key, options).wrapped()
+            return idempotent_function(self, func, name, key, options)
+        return lambda func: idempotent_function(self, func, name, key, options)
 
     def execution(self, key: Any, *, fingerprint: Any = None, **options: Any) -> ExecutionContext:
-        """A block of code behind the gate: ``with``, or ``async with``, gives its execution.
+        """Returns the context manager of a code block, for ``with`` or ``async with``.
 
         Args:
-            key: as of :meth:`key_of`.
-            fingerprint: as of :meth:`key_of`.
-            options: as of the engine, for this block.
+            key: as in :meth:`key_of`.
+            fingerprint: as in :meth:`key_of`.
+            options: the engine's options, for this block.
 
         Raises:
-            SettingsError: for the first option that is wrong, in one line.
-            KeyRuleError: if `key` cannot be one.
+            SettingsError: for the first invalid option, in one line.
+            KeyRuleError: if `key` cannot be used as a key.
         """
-        options_here = self.settings_for(options, self.name)
-        executors = (lambda: self.executor, lambda: self.async_executor)
-        return ExecutionContext(self, executors, self.key_of(key, fingerprint), options_here)
+        block_settings = self.settings_for(options, self.name)
+        return ExecutionContext(self, self.key_of(key, fingerprint), block_settings)
 
     def begin_many(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None
     ) -> Batch:
-        """Begin all `keys` in one round trip, and keep one lease for those that are to be run.
+        """Begins all `keys` in one round trip, and renews the leases of those to run.
 
         Args:
-            keys: each as of :meth:`key_of`.
-            fingerprints: one for each.
+            keys: the keys, each as in :meth:`key_of`.
+            fingerprints: one for each key.
 
         Raises:
-            StoreUnavailableError: if Redis cannot be asked, and the policy is ``raise``.
+            StoreUnavailableError: if Redis is unavailable and ``on_store_error`` is ``raise``.
         """
-        return batch.begun(self.executor, keys, self._calls(keys, fingerprints))
+        return Batch._begun(self.executor, keys, self._calls(keys, fingerprints))  # noqa: SLF001
 
     async def abegin_many(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None
     ) -> AsyncBatch:
-        """As :meth:`begin_many`, and awaited."""
-        return await batch.async_begun(self.async_executor, keys, self._calls(keys, fingerprints))
+        """As :meth:`begin_many`, for coroutines."""
+        calls = self._calls(keys, fingerprints)
+        return await AsyncBatch._begun(self.async_executor, keys, calls)  # noqa: SLF001
 
     def _calls(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None
     ) -> list[DirectCall]:
         if self.settings.wait_replicas or self.settings.wait_aof:
             raise SettingsError(
-                f"Idempotency {self.name!r}: a batch does not wait for replicas: leave out "
-                "idempotency_wait_replicas and idempotency_wait_aof, or begin key by key"
+                f"Idempotency {self.name!r}: a batch does not wait for replicas; remove "
+                "idempotency_wait_replicas and idempotency_wait_aof, or begin each key by itself"
             )
-        here = replace(self.settings, on_lease_lost="finish")
-        prints = [None] * len(keys) if fingerprints is None else fingerprints
+        batch_settings = replace(self.settings, on_lease_lost="finish")
+        if fingerprints is None:
+            fingerprints = [None] * len(keys)
         return [
-            DirectCall(self, self.key_of(key, fingerprint), here)
-            for key, fingerprint in zip(keys, prints, strict=True)
+            DirectCall(self, self.key_of(key, fingerprint), batch_settings)
+            for key, fingerprint in zip(keys, fingerprints, strict=True)
         ]
 
     @property
     def current(self) -> BaseExecution:
-        """The execution under way: its key, token and steps, for the function that it runs."""
+        """The current execution: its key, token and steps, for the code that it runs."""
         return current_execution.get() or unprotected()
 
     def key_of(self, key: Any, fingerprint: Any = None) -> Key:
-        """The key that :meth:`execution` and :meth:`begin_many` make of `key`.
+        """Returns the key that :meth:`execution` and :meth:`begin_many` derive from `key`.
 
         Args:
-            key: text, a number, a UUID, or a list or tuple of such.
-            fingerprint: what must be the same whenever `key` is: a body, arguments, anything that
-                has a canonical form.
+            key: text, a number, a UUID, or a list or tuple of these.
+            fingerprint: a value that must be equal whenever `key` is, such as a request's body.
 
         Raises:
-            KeyRuleError: if `key` cannot be one.
+            KeyRuleError: if `key` cannot be used as a key.
             NotCanonicalError: if `fingerprint` has no canonical form.
         """
-        plain = self._rule.of_text(key)
+        derived = self._rule.of_text(key)
         if fingerprint is None:
-            return plain
-        return Key(plain.task, plain.digest, fingerprint_of(canonical(fingerprint)))
+            return derived
+        return Key(derived.task, derived.digest, fingerprint_of(canonical(fingerprint)))
 
     @cached_property
     def executor(self) -> Executor:
-        """For code that blocks."""
+        """The executor of blocking code."""
         if self._app is not None:
             return configuration.executor_of(self._app, self.settings)
-        return Executor(RecordStore(self._place, self._payloads.decode), self._payloads)
+        return Executor(RecordStore(self._store_config, self._codec.decode), self._codec)
 
     @cached_property
     def async_executor(self) -> AsyncExecutor:
-        """For code on event loops."""
-        codec = self._payloads
-        return AsyncExecutor(AsyncRecordStore(self._place, codec.decode), codec)
+        """The executor of coroutines."""
+        codec = self._codec
+        return AsyncExecutor(AsyncRecordStore(self._store_config, codec.decode), codec)
 
     @cached_property
-    def _payloads(self) -> PayloadCodec:
+    def _codec(self) -> PayloadCodec:
         if self._app is not None:
             return self.executor.codec
         return PayloadCodec(
@@ -223,47 +223,50 @@ class Idempotency:
         task: str | None = None,
         older_than: timedelta | float | None = None,
     ) -> Iterator[Record]:
-        """All records here: by SCAN, on every node of a Cluster, never KEYS. For code that blocks.
+        """Iterates over all records with SCAN, on every node of a Cluster. For blocking code.
 
-        From an app these are those of its tasks, too, wherever they keep them. A result is decoded,
-        and a large one fetched, when `Record.result` is asked for it.
+        With an app these include the records of its tasks, in every store that they use. Results
+        are decoded, and offloaded ones read, on access to `Record.result`.
 
         Args:
             state: only records in this state.
-            task: only records of this task, or of what else stands in its place, by name.
-            older_than: only records that came into their state longer ago (seconds, or timedelta).
+            task: only records of the task or function with this name.
+            older_than: only records that entered their state longer ago (seconds, or timedelta).
 
         Raises:
-            StoreUnavailableError: if Redis cannot be asked.
-            ValueError: if there is no such state.
+            StoreUnavailableError: if Redis is unavailable.
+            ValueError: if `state` is not a state.
         """
         tasks = app_tasks.enabled(self._app) if self._app is not None else []
         stores = dict.fromkeys([self.executor.store, *app_tasks.stores(tasks)])
         return records(stores, state=state, task=task, older_than=older_than)
 
     def settings_for(self, options: Mapping[str, Any], where: str) -> Settings:
-        """The engine's settings with these `options`.
+        """Returns the engine's settings, changed by `options`.
 
         Raises:
-            SettingsError: for the first one that is wrong, in one line that begins with `where`.
+            SettingsError: for the first invalid option, in one line that begins with `where`.
         """
         if not options:
             return self.settings
         for option in options:
-            if option in _OF_PLACE:
-                raise SettingsError(f"{where}: {PREFIX}{option} is an option of Idempotency itself")
+            if option in _STORE_OPTIONS:
+                raise SettingsError(
+                    f"{where}: {PREFIX}{option} can only be set for the whole engine; pass "
+                    f"{option} to Idempotency()"
+                )
         return self._build(options, where)
 
     def _build(self, options: Mapping[str, Any], where: str) -> Settings:
         settings.check_names((PREFIX + option for option in options), where)
         for option, value in options.items():
-            if option in _OF_TASKS:
-                raise SettingsError(f"{where}: {PREFIX}{option} is an option of tasks")
-            choices = _POLICIES.get(option)
+            if option in _TASK_OPTIONS:
+                raise SettingsError(f"{where}: {PREFIX}{option} is for tasks only; remove it")
+            choices = _ALLOWED_POLICIES.get(option)
             if choices and value not in choices:
                 raise SettingsError(
-                    f"{where}: {PREFIX}{option} must be {' or '.join(map(repr, choices))} here: "
-                    "there is no message that could do otherwise"
+                    f"{where}: {PREFIX}{option} must be {' or '.join(map(repr, choices))} outside "
+                    "tasks, because there is no message to requeue, ignore or reject"
                 )
         values = {PREFIX + option: value for option, value in {**self._values, **options}.items()}
         built = settings.build(values, where)
@@ -271,20 +274,19 @@ class Idempotency:
         return configuration.with_serializer(built, where, default, self._accept)
 
     def close(self) -> None:
-        """Hang up what code that blocks has opened; the next call connects again."""
+        """Closes the connections that blocking code has opened; the next call reconnects."""
         self.executor.store.close()
 
     async def aclose(self) -> None:
-        """Hang up what the running event loop has opened; the next call connects again."""
+        """Closes the connections of the running event loop; the next call reconnects."""
         await self.async_executor.store.aclose()
 
 
-def _of_app(app: Celery) -> dict[str, Any]:
-    """What the app's configuration says for all its tasks, and is not of tasks alone."""
-    names = [field.name for field in fields(Settings)]
-    values = {name: app.conf.get(PREFIX + name) for name in names}
+def _configured_options(app: Celery) -> dict[str, Any]:
+    """Returns the options that the app configures, except those for tasks only."""
+    values = {field.name: app.conf.get(PREFIX + field.name) for field in fields(Settings)}
     return {
         name: value
         for name, value in values.items()
-        if value is not None and name not in _OF_TASKS and name not in _POLICIES
+        if value is not None and name not in _TASK_OPTIONS and name not in _ALLOWED_POLICIES
     }

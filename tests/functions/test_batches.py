@@ -126,7 +126,7 @@ def test_the_end_of_the_block_gives_back_what_is_left(idem: Idempotency, key: st
     one, two = f"{key}:1", f"{key}:2"
     with idem.begin_many([one, two]) as batch:
         batch.complete_many({one: 1})
-        with pytest.raises(IdempotencyError, match="no longer, this batch's to run"):
+        with pytest.raises(IdempotencyError, match="is not pending in this batch"):
             batch.complete_many({one: 1})
 
     with idem.begin_many([one, two]) as again:

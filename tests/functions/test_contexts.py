@@ -146,7 +146,7 @@ def test_completing_twice_is_a_mistake(opened: Open, run: Run, key: str) -> None
     async def story() -> None:
         async with opened(key) as execution:
             await execution.complete(1)
-            with pytest.raises(IdempotencyError, match="completed already"):
+            with pytest.raises(IdempotencyError, match="already completed"):
                 await execution.complete(2)
 
     run(story())

@@ -85,5 +85,5 @@ def test_a_key_that_is_none_is_refused_at_once(server: RedisServer, key: str) ->
 def test_one_function_has_no_keys_of_its_own(server: RedisServer, key: str) -> None:
     idem = engine(server, key, OLD)
 
-    with pytest.raises(SettingsError, match="encryption_keys is an option of Idempotency itself"):
+    with pytest.raises(SettingsError, match="encryption_keys can only be set for the whole engine"):
         idem.idempotent(encryption_keys=(NEW,))(lambda: None)

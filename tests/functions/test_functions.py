@@ -39,6 +39,8 @@ from tests.waiting import eventually
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 CALLERS = 50
+WAIT_OR_RAISE = "must be 'wait' or 'raise' outside tasks"
+RAISE_OR_RUN = "must be 'raise' or 'run' outside tasks"
 
 
 class Declined(Exception):
@@ -536,12 +538,21 @@ class TestWhatItIsMadeFrom:
     [
         ({"leese": 1}, "there is no option idempotency_leese; did you mean idempotency_lease?"),
         ({"lease": 0}, "idempotency_lease must be a number of seconds"),
-        ({"on_conflict": "retry"}, "idempotency_on_conflict must be 'wait' or 'raise' here"),
-        ({"on_conflict": "ignore"}, "idempotency_on_conflict must be 'wait' or 'raise' here"),
-        ({"on_store_error": "retry"}, "idempotency_on_store_error must be 'raise' or 'run' here"),
-        ({"dedupe_publish": True}, "idempotency_dedupe_publish is an option of tasks"),
+        (
+            {"on_conflict": "retry"},
+            "idempotency_on_conflict must be 'wait' or 'raise' outside tasks",
+        ),
+        (
+            {"on_conflict": "ignore"},
+            "idempotency_on_conflict must be 'wait' or 'raise' outside tasks",
+        ),
+        (
+            {"on_store_error": "retry"},
+            "idempotency_on_store_error must be 'raise' or 'run' outside tasks",
+        ),
+        ({"dedupe_publish": True}, "idempotency_dedupe_publish is for tasks only"),
         ({"serializer": "nonesuch"}, "kombu knows no 'nonesuch'"),
-        ({"offload_backend": "file:///tmp"}, "make Idempotency from an app"),
+        ({"offload_backend": "file:///tmp"}, "create Idempotency from the app"),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_line(options: dict[str, Any], sentence: str) -> None:
@@ -554,7 +565,7 @@ def test_a_wrong_option_is_refused_in_one_line(options: dict[str, Any], sentence
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"key_prefix": "x"}, "idempotency_key_prefix is an option of Idempotency itself"),
+        ({"key_prefix": "x"}, "idempotency_key_prefix can only be set for the whole engine"),
         ({"serializer": "pickle"}, "does not let anyone read"),
         ({"key": "order:{number}"}, "idempotency_key names 'number'"),
     ],

@@ -1,0 +1,100 @@
+"""Calls that are not messages: the caller waits for the outcome."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, NoReturn
+from uuid import uuid4
+
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.executor.call import Disposition, Fail, Release
+from celery_idempotent.executor.execution import BaseExecution
+from celery_idempotent.executor.soft_limit import SoftLimit
+from celery_idempotent.functions.decision import NotCompletedError
+from celery_idempotent.key.key import Key
+from celery_idempotent.record.record import Record
+from celery_idempotent.settings import Settings
+from celery_idempotent.task.call import worker_name
+
+#: The execution whose function or block is running.
+current_execution: ContextVar[BaseExecution | None] = ContextVar(
+    "idempotent_execution", default=None
+)
+
+
+class DirectCall:
+    """A call of a function or a code block.
+
+    Where a message would be requeued, ignored or rejected, this call raises.
+
+    Args:
+        sender: the sender of the call's signals.
+        work: runs the function; None for a block or a batch, whose caller runs the code.
+    """
+
+    unanswered_ids = b""
+    requeue_count = 0
+    generation = 0
+    #: None, because a soft time limit applies to the task that makes the call.
+    soft_limit: SoftLimit | None = None
+    rescheduled: Release | None = None
+    stopped = False
+
+    def __init__(
+        self, sender: Any, key: Key, settings: Settings, work: Callable[[], Any] | None = None
+    ) -> None:
+        self.sender = sender
+        self.key = key
+        self.settings = settings
+        #: Unique, because no other call is a redelivery of this one.
+        self.task_id = str(uuid4())
+        self.worker = worker_name(None, os.getpid())
+        self.wait_timeout = settings.wait_timeout
+        self.own_outcome = False
+        self._work: Any = work
+
+    def run(self, execution: BaseExecution) -> Any:
+        """Runs the work; `execution` is the current one meanwhile."""
+        previous = current_execution.set(execution)
+        try:
+            return self._work()
+        finally:
+            current_execution.reset(previous)
+
+    def disposition(self, error: BaseException) -> Disposition:
+        """Returns Fail for errors in ``replay_errors``, and Release for all others."""
+        replayed = isinstance(error, self.settings.replay_errors)
+        return Fail() if replayed and not isinstance(error, NotCompletedError) else Release()
+
+    def recover_result(self, record: Record, error: IdempotencyError) -> Any:
+        """Raises `error`: the record is the only source of the result."""
+        raise error
+
+    def replayed(self, record: Record) -> None:
+        """Does nothing: a direct call has no continuation."""
+
+    def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
+        """Raises `reason`: the caller decides whether to call again."""
+        raise reason
+
+    def ignore(self) -> NoReturn:
+        """Is never called: ``ignore`` is not a policy of direct calls."""
+        raise NotImplementedError
+
+    def reject(self, reason: str) -> NoReturn:
+        """Is never called: ``reject`` is not a policy of direct calls."""
+        raise NotImplementedError(reason)
+
+
+class AsyncDirectCall(DirectCall):
+    """A call of a coroutine function."""
+
+    async def run(self, execution: BaseExecution) -> Any:
+        """Awaits the work; `execution` is the current one meanwhile."""
+        previous = current_execution.set(execution)
+        try:
+            return await self._work()
+        finally:
+            current_execution.reset(previous)
