@@ -1,1 +1,1 @@
-"""The record: what Redis holds for a key, as a value. Pure, no I/O."""
+"""The record of a key: its fields, bytes and parts. Pure, no I/O."""

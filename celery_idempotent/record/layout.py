@@ -1,23 +1,27 @@
-"""The record's bytes. The scripts write and read them too: lua/prelude.lua names the same fields.
+"""The byte layout of a record. lua/prelude.lua reads and writes the same fields.
 
-==========  =====  ==========================================================================
-letter          1  R, S, C, D, F, G or E: the state, and with it this layout; others are newer
-attempt         1
-token           7  big-endian
-at              6  big-endian, milliseconds
-fingerprint   1 +  length, then bytes
-task_id       2 +  length, then bytes; a UUID is a zero byte and its 16 bytes
-worker        1 +  length, then UTF-8
-owner         1 +  length, then: STARTED: the id of the execution; RESERVED: in decimals, the
-                   generation of the first message that it is for (empty: any), "-": for nobody
-format        1 +  length, then ASCII: how to read the body, see store/payload.py, and behind a
-                   space the trace that the outcome comes from; STARTED: milliseconds that the key
-                   stood still before this takeover, if it is one
-body         rest  the outcome, or the reason why no value is kept; before that, errors that ended
-                   one task id and not the key, and then the steps: record/steps.py
-==========  =====  ==========================================================================
+===========  =====  ==========================================================================
+field        bytes  content
+===========  =====  ==========================================================================
+letter           1  R, S, C, D, F, G or E: the state; other letters are of newer layouts
+attempt          1
+token            7  big-endian
+at_ms            6  big-endian, milliseconds
+fingerprint    1 +  length, then bytes
+task_id        2 +  length, then bytes; a UUID is a zero byte and its 16 bytes
+worker         1 +  length, then UTF-8
+owner          1 +  length, then, if STARTED: the execution id; if RESERVED: the generation of the
+                    first message that it is reserved for, in decimals (empty: any; "-": none)
+format         1 +  length, then ASCII: the encoding of the body, see payload/codec.py, and after a
+                    space the traceparent of the outcome; if STARTED by a takeover: how many
+                    milliseconds the key was orphaned
+body          rest  the outcome, or the reason why no value is stored; while there is none: errors
+                    that ended one task id, but not the key, then the finished steps, see
+                    record/steps.py
+===========  =====  ==========================================================================
 
-E is RESERVED for nobody with errors alone in its body: absent, but for copies of their messages.
+An E record is not reserved for any message and holds only errors: for everything but copies of the
+messages that they ended, the key is absent.
 """
 
 from __future__ import annotations
@@ -40,15 +44,43 @@ _STATES = {
     ord("F"): State.FAILED,
     ord("G"): State.FAILED,
 }
-#: Of these the continuation has gone out.
+#: Letters of outcomes whose continuation has been sent.
 _CONTINUED = b"DG"
+#: Bytes before the first field of variable length.
 _FIXED = 15
-#: And one byte before it, at times.
-_LONGEST_TASK_ID = 2**16 - 2
-#: As `str` writes one, and nothing that `UUID` would read besides.
+#: One less than the length field allows: some ids are stored with one more byte before them.
+_MAX_TASK_ID = 2**16 - 2
+#: As `str` formats a UUID; `UUID` would accept other forms, too.
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-#: Times beyond are damage: the year 6429.
-_NEVER_MS = 2**47
+#: Later times (year 6429) are damage.
+_MAX_MS = 2**47
+
+
+#: Letter, attempt, token, at_ms, fingerprint, task_id, worker, owner, format, body; not decoded.
+_Fields = tuple[int, int, int, int, bytes, bytes, bytes, bytes, bytes, bytes]
+
+
+def _unpack(raw: bytes) -> _Fields:
+    """Splits a record into its fields; raises IndexError if it is cut short."""
+    task_id_start = _FIXED + 1 + raw[_FIXED] + 2
+    task_id_end = task_id_start + int.from_bytes(raw[task_id_start - 2 : task_id_start], "big")
+    worker_end = task_id_end + 1 + raw[task_id_end]
+    owner_end = worker_end + 1 + raw[worker_end]
+    format_end = owner_end + 1 + raw[owner_end]
+    if format_end > len(raw):
+        raise IndexError(format_end)
+    return (
+        raw[0],
+        raw[1],
+        int.from_bytes(raw[2:9], "big"),
+        int.from_bytes(raw[9:15], "big"),
+        raw[_FIXED + 1 : task_id_start - 2],
+        raw[task_id_start:task_id_end],
+        raw[task_id_end + 1 : worker_end],
+        raw[worker_end + 1 : owner_end],
+        raw[owner_end + 1 : format_end],
+        raw[format_end:],
+    )
 
 
 def read(
@@ -58,39 +90,30 @@ def read(
     decode: Callable[[Record], Any] | None = None,
     expires_at: datetime | None = None,
 ) -> Record:
-    """The record that `raw` holds for `key`.
+    """Returns the record that `raw` holds for `key`.
 
     Raises:
-        CorruptRecordError: if `raw` is cut short, or is no record of this layout.
+        CorruptRecordError: if `raw` is cut short, or not a record of this layout.
     """
     try:
-        state = _STATES[raw[0]]
-        fields, position = [], _FIXED
-        for size in (1, 2, 1, 1, 1):
-            length = int.from_bytes(raw[position : position + size], "big")
-            start, position = position + size, position + size + length
-            if position > len(raw):
-                raise IndexError(position)
-            fields.append(raw[start:position])
-        fingerprint, task_id, worker, _owner, form = fields
-        form, _, traceparent = form.partition(b" ")
-        at_ms = int.from_bytes(raw[9:15], "big")
-        if at_ms >= _NEVER_MS:
+        letter, attempt, token, at_ms, fingerprint, task_id, worker, _, form, body = _unpack(raw)
+        if at_ms >= _MAX_MS:
             raise ValueError(at_ms)
+        encoding, _, traceparent = form.partition(b" ")
         return Record(
-            state=state,
+            state=_STATES[letter],
             key=key,
             task=task,
             task_id=read_task_id(task_id),
             worker=worker.decode(),
-            token=int.from_bytes(raw[2:9], "big"),
-            attempt=raw[1],
-            continuation_sent=raw[0] in _CONTINUED,
+            token=token,
+            attempt=attempt,
+            continuation_sent=letter in _CONTINUED,
             at_ms=at_ms,
             fingerprint=fingerprint,
-            format=form.decode("ascii"),
+            format=encoding.decode("ascii"),
             traceparent=traceparent.decode("ascii"),
-            body=raw[position:],
+            body=body,
             decode=decode,
             expires_at=expires_at,
         )
@@ -99,45 +122,41 @@ def read(
 
 
 def is_absent(raw: bytes) -> bool:
-    """Whether `raw` holds errors of ended task ids alone."""
+    """Whether `raw` holds only errors of ended task ids."""
     return raw[:1] == b"E"
 
 
 class Begun(NamedTuple):
-    """What an execution needs of the STARTED record that granted it."""
+    """The fields of a STARTED record that its execution needs."""
 
     token: int
     attempt: int
-    #: The finished steps of executions before it.
+    #: The steps that earlier executions finished.
     body: bytes
-    #: Seconds that the key stood still before it took over; 0 where it did not.
+    #: Seconds between the end of the previous lease and this takeover; 0 if it is not a takeover.
     orphaned_seconds: float = 0.0
 
 
 def begun(raw: bytes) -> Begun:
-    """The part of a record that the server has written this moment; nothing in it is doubted."""
-    start = position = _FIXED
-    for size in (1, 2, 1, 1, 1):
-        start = position + size
-        position = start + int.from_bytes(raw[position:start], "big")
-    orphaned_seconds = int(raw[start:position] or b"0") / 1000
-    return Begun(int.from_bytes(raw[2:9], "big"), raw[1], raw[position:], orphaned_seconds)
+    """Returns what an execution needs of the record in the reply to its begin."""
+    _, attempt, token, _, _, _, _, _, orphaned_ms, body = _unpack(raw)
+    return Begun(token, attempt, body, int(orphaned_ms or b"0") / 1000)
 
 
 def write_replacement(generation: int, task_id: str, steps: bytes) -> bytes:
-    """The body of a COMPLETED record whose task has replaced itself.
+    """Returns the body of a COMPLETED record whose task replaced itself.
 
     Args:
-        generation: of the first message that goes on under the key, if it bears the task's id.
-        task_id: whose result is the outcome.
-        steps: finished ones, for whoever goes on.
+        generation: of the first message with the task's id that continues under the key.
+        task_id: of the task whose result is the outcome.
+        steps: the finished steps, for that message.
     """
-    name = write_task_id(task_id)
-    return generation.to_bytes(7, "big") + len(name).to_bytes(2, "big") + name + steps
+    encoded = write_task_id(task_id)
+    return generation.to_bytes(7, "big") + len(encoded).to_bytes(2, "big") + encoded + steps
 
 
 def read_replacement(body: bytes, key: str) -> str:
-    """The id of the task whose result is the outcome.
+    """Returns the id of the task whose result is the outcome.
 
     Raises:
         CorruptRecordError: if `body` is cut short.
@@ -149,7 +168,7 @@ def read_replacement(body: bytes, key: str) -> str:
 
 
 def corrupt(key: str) -> CorruptRecordError:
-    """The error for a record that cannot be read."""
+    """Returns the error for a record that cannot be read."""
     return CorruptRecordError(
         f"the record of {key} cannot be read: it is damaged, of another kind, or written by a "
         "newer version; forget the key to start afresh"
@@ -157,26 +176,27 @@ def corrupt(key: str) -> CorruptRecordError:
 
 
 def write_task_id(task_id: str) -> bytes:
-    """Half the room for the ids that Celery draws; any other id as it is.
+    """Encodes a task id: a UUID, as Celery generates them, in half its length; any other as it is.
 
     Raises:
-        IdempotencyError: if a record has no room for it, or it is no text that can be written.
+        IdempotencyError: if it is too long for a record, or cannot be encoded.
     """
     if _UUID.fullmatch(task_id):
         return b"\0" + bytes.fromhex(task_id.replace("-", ""))
     try:
         data = task_id.encode()
     except UnicodeEncodeError:
-        raise IdempotencyError("the task's id holds half a letter (a lone surrogate)") from None
-    if len(data) > _LONGEST_TASK_ID:
+        raise IdempotencyError("the task's id contains a lone surrogate: use another id") from None
+    if len(data) > _MAX_TASK_ID:
         raise IdempotencyError(
-            f"the task's id has {len(data)} bytes; a record has room for {_LONGEST_TASK_ID}"
+            f"the task's id has {len(data)} bytes, but a record can hold {_MAX_TASK_ID}: "
+            "use a shorter id"
         )
     return b"\1" + data if data[:1] in (b"\0", b"\1") else data
 
 
 def read_task_id(data: bytes) -> str:
-    """The id that :func:`write_task_id` wrote."""
+    """Decodes what :func:`write_task_id` returned."""
     if data[:1] == b"\0":
         return str(UUID(bytes=data[1:]))
     return data.removeprefix(b"\1").decode()

@@ -1,26 +1,27 @@
-"""How a record holds an outcome, or the result of a step."""
+"""The encoded form of a result, an error or the value of a step."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Begins the format of a value that is kept outside Redis.
+#: Starts the format of a value that is stored outside Redis.
 OFFLOADED = "@"
 
 
 class Payload(NamedTuple):
-    """An outcome on its way into a record."""
+    """An encoded value, as a record stores it."""
 
-    #: As in the table above.
+    #: Serializer and compression, as in payload/codec.py; empty if no value is stored.
     format: str
+    #: The value; the name of an offloaded object; or the reason why no value is stored.
     body: bytes
 
     @property
     def has_value(self) -> bool:
-        """Whether there is a value in it."""
+        """Whether a value is stored."""
         return bool(self.format)
 
     @property
     def is_offloaded(self) -> bool:
-        """Whether the value is in the depot."""
+        """Whether the value is in the offload storage."""
         return self.format.startswith(OFFLOADED)

@@ -1,4 +1,4 @@
-"""A record, read back for people and for the gate."""
+"""The record of a key, decoded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_idempotent.errors import NotReadyError
 
 
 class State(str, Enum):
-    """Where a key stands; a key without a record is absent."""
+    """The state of a key; a key without a record is absent."""
 
     RESERVED = "RESERVED"
     STARTED = "STARTED"
@@ -24,7 +24,7 @@ class State(str, Enum):
 
     @property
     def finished(self) -> bool:
-        """Whether there is an outcome."""
+        """Whether the record holds an outcome."""
         return self in (State.COMPLETED, State.FAILED)
 
 
@@ -33,45 +33,46 @@ class Record:
     """What Redis holds for a key. All times are the Redis server's, in UTC."""
 
     state: State
-    #: ``task:digest``; the name in Redis is this behind the prefix.
+    #: ``task:digest``; the name in Redis has the prefix before it.
     key: str
     #: Name of the task.
     task: str
-    #: Id of the task whose execution holds the key, or ended it.
+    #: Id of the task whose execution holds the key, or stored its outcome.
     task_id: str
     #: ``nodename/pid`` of the process that ran it; empty while RESERVED.
     worker: str
     #: Fencing token: a number that only grows for a key.
     token: int
-    #: How many executions have begun in a row since the last one that was released.
+    #: Executions begun since the last release; all but the last of them have died.
     attempt: int
-    #: When Redis forgets the record; known to a look-up, not to the gate.
+    #: When Redis forgets the record; None unless it was read on request.
     expires_at: datetime | None = None
 
-    #: STARTED: end of the lease. RESERVED: end of the reservation. Else: the end. Milliseconds.
+    #: End of the lease (STARTED) or of the reservation (RESERVED); else when the outcome was
+    #: stored. Milliseconds.
     at_ms: int = field(default=0, repr=False)
-    #: Whether callbacks, the rest of a chain or a chord's count have gone out already.
+    #: Whether callbacks, the rest of a chain or a chord's count have been sent already.
     continuation_sent: bool = field(default=False, repr=False)
     fingerprint: bytes = field(default=b"", repr=False)
-    #: How `body` was written (serializer, compression); empty where no value is kept.
+    #: Encoding of `body` (serializer, compression); empty if no value is stored.
     format: str = field(default="", repr=False)
-    #: The trace that the outcome comes from (a W3C traceparent); empty where nobody traces.
+    #: The W3C traceparent of the execution that stored the outcome; empty without tracing.
     traceparent: str = field(default="", repr=False)
-    #: The outcome as stored, or why there is none; while there is none, the finished steps.
+    #: The encoded outcome, or why no value is stored; before it finished, its finished steps.
     body: bytes = field(default=b"", repr=False)
     decode: Callable[[Record], Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def started_at(self) -> datetime | None:
-        """When the last execution began, as its token tells; None while RESERVED.
+        """When the last execution began, derived from its token; None while RESERVED.
 
-        After a backward step of the server's clock the token, which must not fall, tells later.
+        Tokens never decrease: after the server's clock was set back, this is later than it was.
         """
         return None if self.state is State.RESERVED else _moment(self.token / 1e6)
 
     @property
     def finished_at(self) -> datetime | None:
-        """When the outcome was stored; None while there is none."""
+        """When the outcome was stored; None before that."""
         return _moment(self.at_ms / 1e3) if self.state.finished else None
 
     @property
@@ -81,10 +82,10 @@ class Record:
 
     @property
     def result(self) -> Any:
-        """The stored value, or for FAILED the exception; None while there is no outcome.
+        """The stored value, or the stored exception if FAILED; None before there is an outcome.
 
         Raises:
-            ResultNotStoredError: if the key completed and its value was not kept.
+            ResultNotStoredError: if the key completed, but its value was not stored.
             CorruptRecordError: if the stored value cannot be read.
         """
         try:
@@ -93,10 +94,10 @@ class Record:
             return None
 
     def outcome(self) -> Any:
-        """As `result`, but tells an outcome that is yet to come from None.
+        """Returns what `result` returns, but raises if the task replaced itself and still runs.
 
         Raises:
-            NotReadyError: if it is the result of a task that has not ended.
+            NotReadyError: if the outcome is the result of another task that has not finished.
         """
         if not self.state.finished or self.decode is None:
             return None

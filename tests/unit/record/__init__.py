@@ -1,1 +1,1 @@
-"""Records."""
+"""Tests of celery_idempotent.record."""

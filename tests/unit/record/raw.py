@@ -1,4 +1,4 @@
-"""A record's bytes, built here by hand after the table in record/layout.py."""
+"""Builds the bytes of a record, independently of record/layout.py."""
 
 from __future__ import annotations
 

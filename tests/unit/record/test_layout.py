@@ -1,4 +1,4 @@
-"""The record's bytes, read back."""
+"""Reading the bytes of a record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read(raw: bytes) -> Record:
     return layout.read(raw, "shop.charge:digest", "shop.charge")
 
 
-def test_every_field_is_read_from_its_place() -> None:
+def test_every_field_is_read_from_its_position() -> None:
     raw = raw_record(b"S", attempt=3, body=b"steps")
 
     record = read(raw)
@@ -55,20 +55,22 @@ def test_an_outcome_is_read_with_its_format() -> None:
         (b"G", State.FAILED, True),
     ],
 )
-def test_the_letter_tells_the_state(letter: bytes, state: State, continuation_sent: bool) -> None:
+def test_the_letter_determines_the_state(
+    letter: bytes, state: State, continuation_sent: bool
+) -> None:
     record = read(raw_record(letter))
 
     assert record.state is state
     assert record.continuation_sent is continuation_sent
 
 
-def test_every_other_letter_is_of_a_newer_version() -> None:
+def test_every_other_letter_belongs_to_a_newer_version() -> None:
     for letter in set(range(256)) - set(b"RSCDFGE"):
         with pytest.raises(CorruptRecordError, match="shop.charge:digest .*newer version"):
             read(raw_record(bytes([letter])))
 
 
-def test_a_record_cut_short_anywhere_is_refused() -> None:
+def test_a_record_cut_short_anywhere_is_corrupt() -> None:
     raw = raw_record(form=b"json")
 
     for length in range(len(raw)):
@@ -86,12 +88,12 @@ def test_a_record_cut_short_anywhere_is_refused() -> None:
     ],
     ids=["task-id", "uuid", "worker", "format"],
 )
-def test_a_field_that_is_no_text_is_damage(damaged: bytes) -> None:
+def test_a_field_that_is_not_text_is_corrupt(damaged: bytes) -> None:
     with pytest.raises(CorruptRecordError):
         read(damaged)
 
 
-# Random bytes are hardly ever a record: so also records of random fields, and with a byte changed.
+# Random bytes are hardly ever a record, so draw random fields, and change a byte of a record, too.
 records = st.builds(
     raw_record,
     st.sampled_from([b"R", b"S", b"C", b"D", b"F", b"G"]),
@@ -118,12 +120,12 @@ def damaged_records(draw: st.DrawFn) -> bytes:
 @example(raw_record(at_ms=2**48 - 1))
 @example(raw_record(b"C", at_ms=2**48 - 1))
 @example(raw_record(token=2**56 - 1))
-def test_any_bytes_are_a_record_or_a_corrupt_one(raw: bytes) -> None:
+def test_any_bytes_are_a_record_or_corrupt(raw: bytes) -> None:
     try:
         record = read(raw)
     except CorruptRecordError:
         return
-    # Whoever lists records looks at all of these.
+    # Listing records uses all of these.
     assert isinstance(record.state, State)
     assert record.deadline is None or record.deadline.year >= 1970
     assert record.finished_at is None or record.finished_at.year >= 1970
@@ -141,11 +143,11 @@ def test_any_bytes_are_a_record_or_a_corrupt_one(raw: bytes) -> None:
 @example("")
 @example("\0")
 @example("\0sixteen letters!")
-def test_a_task_id_of_any_form_comes_back_as_it_was(task_id: str) -> None:
+def test_a_task_id_of_any_form_is_read_back_unchanged(task_id: str) -> None:
     assert layout.read_task_id(layout.write_task_id(task_id)) == task_id
 
 
-def test_the_ids_that_celery_draws_take_17_bytes() -> None:
+def test_the_ids_that_celery_generates_take_17_bytes() -> None:
     task_id = str(uuid4())
 
     assert layout.write_task_id(task_id) == b"\0" + UUID(task_id).bytes

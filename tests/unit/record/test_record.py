@@ -1,4 +1,4 @@
-"""A record as people see it."""
+"""The properties of a record."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def test_each_state_has_its_times(
     deadline: datetime | None,
     finished: datetime | None,
 ) -> None:
-    seen = record(letter)
+    actual = record(letter)
 
-    assert (seen.started_at, seen.deadline, seen.finished_at) == (started, deadline, finished)
+    assert (actual.started_at, actual.deadline, actual.finished_at) == (started, deadline, finished)
 
 
-def test_there_is_a_result_once_there_is_an_outcome() -> None:
+def test_only_a_finished_record_has_a_result() -> None:
     assert record(b"C").result == b"!"
     assert record(b"F").result == b"!"
     assert record(b"S").result is None
     assert record(b"R").result is None
 
 
-def test_without_a_decoder_there_is_none() -> None:
+def test_a_record_without_a_decoder_has_no_result() -> None:
     assert layout.read(raw_record(b"C"), "k", "t").result is None
 
 
@@ -58,9 +58,9 @@ def test_a_state_prints_as_its_name() -> None:
     assert [state for state in State if state.finished] == [State.COMPLETED, State.FAILED]
 
 
-def test_a_record_cannot_be_changed_and_hides_its_bytes() -> None:
-    seen = layout.read(raw_record(b"C", body=b"4111-1111"), "k", "t")
+def test_a_record_is_immutable_and_its_repr_omits_the_body() -> None:
+    secret = layout.read(raw_record(b"C", body=b"4111-1111"), "k", "t")
 
     with pytest.raises((FrozenInstanceError, TypeError)):
-        seen.attempt = 2  # type: ignore[misc]
-    assert "4111" not in repr(seen)
+        secret.attempt = 2  # type: ignore[misc]
+    assert "4111" not in repr(secret)

@@ -1,4 +1,4 @@
-"""Finished steps in a record's body."""
+"""Finished steps in the body of a record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ forms = st.text("abcdefgj+@", max_size=8)
 
 
 @given(st.lists(st.tuples(names, forms, st.binary(max_size=30)), max_size=5))
-def test_steps_come_back_as_they_were_and_the_last_of_a_name_counts(
+def test_steps_are_read_back_and_the_last_of_a_name_counts(
     written: list[tuple[str, str, bytes]],
 ) -> None:
     body = b"".join(steps.write(*step) for step in written)
@@ -33,44 +33,44 @@ def test_any_bytes_are_steps_or_corrupt(body: bytes) -> None:
 
 
 def test_steps_cut_short_anywhere_are_corrupt() -> None:
-    one, two = steps.write("one", "json", b"1"), steps.write("two", "", b"")
+    first, second = steps.write("one", "json", b"1"), steps.write("two", "", b"")
 
-    for length in set(range(len(one + two))) - {0, len(one)}:
+    for length in set(range(len(first + second))) - {0, len(first)}:
         with pytest.raises(CorruptRecordError, match="the steps of k"):
-            steps.read((one + two)[:length], "k")
+            steps.read((first + second)[:length], "k")
 
 
 def test_a_format_longer_than_its_step_is_corrupt() -> None:
     # Lengths: of the rest, of the name, of the format.
-    body = bytes([0, 0, 0, 4, 0, 1]) + b"a" + bytes([9]) + b"and what is behind it"
+    body = bytes([0, 0, 0, 4, 0, 1]) + b"a" + bytes([9]) + b"and the bytes after it"
 
     with pytest.raises(CorruptRecordError):
         steps.read(body, "k")
 
 
 @pytest.mark.parametrize("name", ["", "x" * 1001, "é" * 501], ids=["empty", "long", "bytes"])
-def test_a_name_that_does_not_fit_is_refused(name: str) -> None:
+def test_a_name_of_invalid_length_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="1 to 1000 bytes"):
         steps.write(name, "json", b"")
 
 
-def test_a_name_may_be_a_thousand_bytes_long() -> None:
+def test_a_name_may_have_a_thousand_bytes() -> None:
     assert steps.read(steps.write("x" * 1000, "json", b"1"), "k") == {"x" * 1000: ("json", b"1")}
 
 
 class TestErrorsOfEndedTaskIds:
-    """They stand before the steps, and are none."""
+    """They precede the steps."""
 
     ENTRY = Error(b"\0" + b"an id, 16 bytes!", "F", 2, 1_700_000_000_000, b"json 00-trace", b"{}")
 
-    def test_are_read_without_their_traces(self) -> None:
+    def test_errors_are_read_without_their_traceparents(self) -> None:
         other = self.ENTRY._replace(state="G", format=b"", body=b"too large")
         body = entry(self.ENTRY) + entry(other) + steps.write("book", "json", b"1")
 
         assert steps.errors(body, "key") == [("json", b"{}"), ("", b"too large")]
         assert steps.read(body, "key") == {"book": ("json", b"1")}
 
-    def test_that_are_cut_short_are_refused(self) -> None:
+    def test_errors_cut_short_are_corrupt(self) -> None:
         body = entry(self.ENTRY)
 
         for length in range(6, len(body)):
