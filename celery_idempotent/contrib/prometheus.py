@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from celery.signals import task_postrun, worker_process_init, worker_ready, worker_shutdown
 
@@ -114,24 +115,29 @@ class Metrics:
         task_postrun.connect(self._on_task_end, weak=False)
 
     def _count(self, counter: Any, label: str) -> Any:
-        def count(sender: Any, **_: Any) -> None:
-            counter.labels(sender.name, label).inc()
+        def count(key: str, **_: Any) -> None:
+            counter.labels(_task_name(key), label).inc()
 
         return count
 
-    def _on_begun(self, sender: Any, attempt: int, **_: Any) -> None:
-        self._decisions.labels(sender.name, "takeover" if attempt > 1 else "run").inc()
+    def _on_begun(self, key: str, attempt: int, **_: Any) -> None:
+        self._decisions.labels(_task_name(key), "takeover" if attempt > 1 else "run").inc()
         self._leases_held.set(len(heartbeat.held()))
 
     def _on_task_end(self, **_: Any) -> None:
         """Updates the gauge; a task ends after its lease."""
         self._leases_held.set(len(heartbeat.held()))
 
-    def _on_taken_over(self, sender: Any, orphaned_seconds: float, **_: Any) -> None:
-        self._takeover_seconds.labels(sender.name).observe(orphaned_seconds)
+    def _on_taken_over(self, key: str, orphaned_seconds: float, **_: Any) -> None:
+        self._takeover_seconds.labels(_task_name(key)).observe(orphaned_seconds)
 
-    def _on_begin_replied(self, sender: Any, case: str, seconds: float, **_: Any) -> None:
-        self._begin_seconds.labels(sender.name, case).observe(seconds)
+    def _on_begin_replied(self, key: str, case: str, seconds: float, **_: Any) -> None:
+        self._begin_seconds.labels(_task_name(key), case).observe(seconds)
+
+
+def _task_name(key: str) -> str:
+    """Returns the task or function name in ``name:digest``; a function has no name attribute."""
+    return unquote(key.rpartition(":")[0])
 
 
 class _PoolCollector:
