@@ -70,7 +70,7 @@ def _begun(key: str, token: int, attempt: int, **_: Any) -> None:
 
 
 def _taken_over(orphaned_seconds: float, **_: Any) -> None:
-    _set_attributes(idle_seconds=orphaned_seconds)
+    _set_attributes(orphaned_seconds=orphaned_seconds)
 
 
 def _replayed(key: str, record: Record, **_: Any) -> None:

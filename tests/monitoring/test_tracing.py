@@ -82,7 +82,7 @@ def test_a_takeover_says_how_long_the_key_stood_still(
 
     told = attributes(last(spans))
     assert (told["decision"], told["attempt"]) == ("takeover", 2)
-    assert 0 <= told["idle_seconds"] < 60
+    assert 0 <= told["orphaned_seconds"] < 60
 
 
 def test_a_conflict(shop: Shop, spans: InMemorySpanExporter) -> None:
