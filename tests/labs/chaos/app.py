@@ -22,12 +22,12 @@ from kombu.message import Message
 
 from celery_idempotent import signals
 from tests.labs.chaos import downstream
-from tests.labs.comparison.contestants import OURS, contestant_named
+from tests.labs.comparison.contestants import OURS, find_contestant
 from tests.labs.outages.ledger import Ledger
 from tests.worker.mortal import die_with_parent
 
 NAME = "tests.labs.chaos.app"
-PLAN_VARIABLE = "CHAOS_PLAN"
+CONFIG_VARIABLE = "CHAOS_PLAN"
 QUEUE = "chaos"
 
 #: Seconds between two looks whether a held task may go on.
@@ -39,7 +39,7 @@ class DeclinedError(Exception):
 
 
 @dataclass(frozen=True)
-class Plan:
+class AppConfig:
     """All that an app is made of; goes to workers as JSON."""
 
     contestant: str
@@ -54,8 +54,8 @@ class Plan:
     #: Of the contestant's tasks.
     options: dict[str, Any] = field(default_factory=dict)
 
-    def write(self) -> str:
-        """For a worker's environment."""
+    def to_json(self) -> str:
+        """Returns the value of `CONFIG_VARIABLE` for a worker."""
         return json.dumps(asdict(self))
 
     def ledger(self) -> Ledger:
@@ -65,21 +65,21 @@ class Plan:
         return Ledger(path)
 
 
-def make_app(plan: Plan) -> Celery:
+def make_app(config: AppConfig) -> Celery:
     """The app, with its tasks."""
-    ledger = plan.ledger()
-    contestant = contestant_named(plan.contestant)
+    ledger = config.ledger()
+    contestant = find_contestant(config.contestant)
     app = Celery("chaos", set_as_current=False)
-    app.conf.update(contestant.settings(plan.store))
-    app.conf.update(plan.settings)
+    app.conf.update(contestant.settings(config.store))
+    app.conf.update(config.settings)
     # Every contestant gets the crash safety that Celery itself has.
     options = {
         "bind": True,
         "shared": False,
         "acks_late": True,
         "reject_on_worker_lost": True,
-        **contestant.task_options(plan.lease),
-        **plan.options,
+        **contestant.task_options(config.lease),
+        **config.options,
     }
     if contestant is OURS:
         options["idempotency_replay_errors"] = (DeclinedError,)
@@ -89,12 +89,12 @@ def make_app(plan: Plan) -> Celery:
         execution = uuid4().hex
         token = task.idempotency.token if contestant is OURS else 0
         told = {"execution": execution, "order": order, "token": token}
-        downstream.ask(plan.downstream, order, execution, token)
+        downstream.ask(config.downstream, order, execution, token)
         ledger.write("begun", **told, task_id=task.request.id, pid=os.getpid(), at=time.time())
 
         def effect() -> str:
             receipt = uuid4().hex
-            accepted = downstream.ask(plan.downstream, order, execution, token, receipt)
+            accepted = downstream.ask(config.downstream, order, execution, token, receipt)
             ledger.write("done", **told, receipt=receipt, accepted=accepted, at=time.time())
             return receipt
 
@@ -175,6 +175,6 @@ def _before(acknowledged: Callable[[Message], None]) -> None:
     Message.ack, Message.reject = told_ack, told_reject
 
 
-if PLAN_VARIABLE in os.environ:
-    app = make_app(Plan(**json.loads(os.environ[PLAN_VARIABLE])))
+if CONFIG_VARIABLE in os.environ:
+    app = make_app(AppConfig(**json.loads(os.environ[CONFIG_VARIABLE])))
     worker_init.connect(die_with_parent)

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from celery_idempotent.testing.server import RedisServer
 from tests.labs.chaos import downstream
-from tests.labs.chaos.app import NAME, PLAN_VARIABLE, QUEUE, Plan, make_app
+from tests.labs.chaos.app import CONFIG_VARIABLE, NAME, QUEUE, AppConfig, make_app
 from tests.labs.chaos.downstream import Downstream
 from tests.labs.chaos.schedule import LEASE
 from tests.labs.comparison.contestants import OURS
@@ -150,9 +150,9 @@ class _Scene:
         }
         service = Downstream(folder / "downstream.sqlite")
         self._servers.enter_context(service)
-        self.plan = Plan(OURS.name, str(folder), store, service.port, LEASE, settings)
-        self.app = make_app(self.plan)
-        self.ledger: Ledger = self.plan.ledger()
+        self.config = AppConfig(OURS.name, str(folder), store, service.port, LEASE, settings)
+        self.app = make_app(self.config)
+        self.ledger: Ledger = self.config.ledger()
         self._folder = folder
 
     def worker(self, queue: str, children: int) -> WorkerProcess:
@@ -160,7 +160,7 @@ class _Scene:
         worker = WorkerProcess(
             queue,
             ("--concurrency", str(children), "--queues", queue),
-            {PLAN_VARIABLE: self.plan.write()},
+            {CONFIG_VARIABLE: self.config.to_json()},
             self._folder / f"{queue}.log",
             app=NAME,
         )

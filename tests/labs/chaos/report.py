@@ -13,7 +13,7 @@ from statistics import median
 from rich.table import Table
 
 from tests.labs.chaos.verdict import Disposition
-from tests.labs.comparison.contestants import CONTESTANTS, OURS, PLAIN, contestant_named
+from tests.labs.comparison.contestants import CONTESTANTS, OURS, PLAIN, find_contestant
 
 MET, MISSED = "✓", "✗"
 
@@ -81,7 +81,7 @@ class Report:
         return [each.name for each in CONTESTANTS if self._of(each.name)]
 
     def _headings(self) -> list[str]:
-        return ["", *(f"{name} {contestant_named(name).version}" for name in self._present())]
+        return ["", *(f"{name} {find_contestant(name).version}" for name in self._present())]
 
     def _lines(self) -> list[list[str]]:
         return [

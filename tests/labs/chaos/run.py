@@ -24,7 +24,7 @@ from celery.states import READY_STATES
 from celery_idempotent.testing.process import ServerError
 from celery_idempotent.testing.server import RedisServer
 from tests.labs.chaos import schedule
-from tests.labs.chaos.app import PLAN_VARIABLE, QUEUE, Plan, make_app
+from tests.labs.chaos.app import CONFIG_VARIABLE, QUEUE, AppConfig, make_app
 from tests.labs.chaos.broker import Broker, broker_for
 from tests.labs.chaos.downstream import Downstream
 from tests.labs.chaos.schedule import LEASE, Call, Fault, Schedule
@@ -103,8 +103,8 @@ def run(planned: Schedule, contestant: str, folder: Path) -> None:
                 "idempotency_wait_replicas": planned.shape.wait_replicas,
             }
         downstream = servers.enter_context(Downstream(folder / "downstream.sqlite"))
-        plan = Plan(contestant, str(folder), store.url, downstream.port, LEASE, settings)
-        scene = _Scene(planned, plan, store, broker)
+        config = AppConfig(contestant, str(folder), store.url, downstream.port, LEASE, settings)
+        scene = _Scene(planned, config, store, broker)
         if ours:
             seen = scene.play(PATIENCE, PATIENCE_IN_SILENCE)
         else:
@@ -115,13 +115,13 @@ def run(planned: Schedule, contestant: str, folder: Path) -> None:
 class _Scene:
     """Client, workers and fate, at the same time."""
 
-    def __init__(self, planned: Schedule, plan: Plan, store: Store, broker: Broker) -> None:
+    def __init__(self, planned: Schedule, config: AppConfig, store: Store, broker: Broker) -> None:
         self._planned = planned
-        self._plan = plan
-        self._app: Celery = make_app(plan)
-        self._ledger: Ledger = plan.ledger()
+        self._config = config
+        self._app: Celery = make_app(config)
+        self._ledger: Ledger = config.ledger()
         self._broker = broker
-        self._crew = Crew(plan, planned.shape, self._ledger)
+        self._crew = Crew(config, planned.shape, self._ledger)
         self._faults = _faults(self._crew, store, broker)
         #: One fault at a time each.
         self._struck = {"store": threading.Lock(), "broker": threading.Lock()}
@@ -287,5 +287,5 @@ def _faults(
 
 
 if __name__ == "__main__":
-    assert PLAN_VARIABLE not in os.environ
+    assert CONFIG_VARIABLE not in os.environ
     main()

@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from tests.labs.chaos.app import NAME, PLAN_VARIABLE, Plan
+from tests.labs.chaos.app import CONFIG_VARIABLE, NAME, AppConfig
 from tests.labs.chaos.schedule import Shape
 from tests.labs.outages.ledger import Ledger
 from tests.worker.harness import WorkerProcess
@@ -24,7 +24,7 @@ class Crew:
     Every fault returns the processes that it struck.
     """
 
-    def __init__(self, plan: Plan, shape: Shape, ledger: Ledger) -> None:
+    def __init__(self, config: AppConfig, shape: Shape, ledger: Ledger) -> None:
         self._ledger = ledger
         self._groups: set[int] = set()
         self.restarts = 0
@@ -32,8 +32,8 @@ class Crew:
             WorkerProcess(
                 f"w{number}",
                 ("--concurrency", str(shape.children), "--queues", "chaos"),
-                {PLAN_VARIABLE: plan.write()},
-                Path(plan.folder) / f"worker-{number}.log",
+                {CONFIG_VARIABLE: config.to_json()},
+                Path(config.folder) / f"worker-{number}.log",
                 app=NAME,
             )
             for number in range(1, shape.workers + 1)

@@ -1,4 +1,7 @@
-"""``python -m tests.labs.comparison``: measures, prints the table, fails if a goal is missed."""
+"""``python -m tests.labs.comparison``: runs all scenarios, prints the table, fails if one differs.
+
+Each scenario has an expected result for celery-idempotent.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +17,28 @@ from celery_idempotent.testing.server import RedisServer
 from tests.labs.comparison import runner
 from tests.labs.comparison.contestants import CONTESTANTS
 from tests.labs.comparison.report import MET, MISSED, Report
-from tests.labs.comparison.scenario import Cell, Row
-from tests.labs.comparison.scenarios import ROWS
+from tests.labs.comparison.scenario import Cell, Scenario
+from tests.labs.comparison.scenarios import SCENARIOS
 
 
 def main() -> int:
-    wanted = _arguments()
-    rows = [row for row in ROWS if not wanted.only or row.name in wanted.only]
-    # What is asked for goes to standard output, and everything else beside it.
-    beside = Console(stderr=True)
-    report = _measure(rows, beside)
-    for row, contestant, cell in report.broken():
-        beside.rule(f"{row.name}: {contestant}")
-        beside.print(cell.facts["traceback"], *cell.facts["workers"], sep="\n", markup=False)
-    if wanted.json:
+    arguments = _arguments()
+    scenarios = [
+        scenario for scenario in SCENARIOS if not arguments.only or scenario.name in arguments.only
+    ]
+    # The table goes to standard output, everything else to standard error.
+    stderr = Console(stderr=True)
+    report = _measure(scenarios, stderr)
+    for scenario, contestant, cell in report.failures():
+        stderr.rule(f"{scenario.name}: {contestant}")
+        stderr.print(cell.facts["traceback"], *cell.facts["workers"], sep="\n", markup=False)
+    if arguments.json:
         print(report.json())
-    elif wanted.markdown:
+    elif arguments.markdown:
         print(report.markdown())
     else:
         Console().print(report.table())
-    beside.print(f"{report.verdict} ({report.seconds:.0f} s)")
+    stderr.print(f"{report.summary} ({report.seconds:.0f} s)")
     return 1 if report.missed() else 0
 
 
@@ -43,44 +48,46 @@ def _arguments() -> argparse.Namespace:
         "--only",
         action="extend",
         nargs="+",
-        metavar="ROW",
-        choices=[row.name for row in ROWS],
-        help="these rows alone: " + ", ".join(row.name for row in ROWS),
+        metavar="SCENARIO",
+        choices=[scenario.name for scenario in SCENARIOS],
+        help="run these scenarios only: " + ", ".join(scenario.name for scenario in SCENARIOS),
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print the facts behind the table")
+    form.add_argument(
+        "--json", action="store_true", help="print the details of all results as JSON"
+    )
     form.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     return parser.parse_args()
 
 
-def _measure(rows: Sequence[Row], beside: Console) -> Report:
-    began_at = time.monotonic()
+def _measure(scenarios: Sequence[Scenario], stderr: Console) -> Report:
+    started_at = time.monotonic()
     with (
-        RedisServer.start(config={"databases": str(runner.databases(rows))}) as server,
+        RedisServer.start(config={"databases": str(runner.databases(scenarios))}) as server,
         Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            console=beside,
+            console=stderr,
         ) as bars,
     ):
         bar = {
-            row.name: bars.add_task(f"  {row.title}", total=len(CONTESTANTS), start=False)
-            for row in rows
+            scenario.name: bars.add_task(f"  {scenario.title}", total=len(CONTESTANTS), start=False)
+            for scenario in scenarios
         }
 
-        def show(row: Row, cells: Mapping[str, Cell]) -> None:
+        def show(scenario: Scenario, cells: Mapping[str, Cell]) -> None:
             if not cells:
-                bars.start_task(bar[row.name])
+                bars.start_task(bar[scenario.name])
             elif len(cells) == len(CONTESTANTS):
-                mark = MET if row.is_met(cells) else MISSED
-                bars.update(bar[row.name], description=f"{mark} {row.title}")
-            bars.update(bar[row.name], completed=len(cells))
+                mark = MET if scenario.is_met(cells) else MISSED
+                bars.update(bar[scenario.name], description=f"{mark} {scenario.title}")
+            bars.update(bar[scenario.name], completed=len(cells))
 
-        cells = runner.run(rows, server, show)
-        told = f"{server.flavour} {server.version}"
-    return Report(rows, cells, told, time.monotonic() - began_at)
+        cells = runner.run(scenarios, server, show)
+        server_version = f"{server.flavour} {server.version}"
+    return Report(scenarios, cells, server_version, time.monotonic() - started_at)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The four, and what each needs to be set up: everything in which their scenarios differ."""
+"""The four contestants and their configuration, the only difference between their scenarios."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from celery import Task
 
 
 class Contestant(ABC):
-    """A way to write a task."""
+    """A library, or Celery itself."""
 
-    #: As the table has it, and the distribution that it comes from.
+    #: The name of its distribution.
     name: ClassVar[str]
 
     @property
     def version(self) -> str:
-        """Of what is installed."""
+        """The installed version."""
         return version(self.name)
 
     @abstractmethod
     def task_options(self, lock: float) -> dict[str, Any]:
-        """Options of every task: its base class, and how long its lock or lease is (seconds)."""
+        """Returns the options of every task: its base class, and the lock or lease in seconds."""
 
     def settings(self, locks: str) -> dict[str, Any]:
-        """Settings of the app; `locks` is the URL of the Redis database that is meant for locks."""
+        """Returns the settings of the app; `locks` is the URL of the database for locks."""
         return {}
 
 
 class Plain(Contestant):
-    """Celery alone."""
+    """Celery without a library."""
 
     name = "celery"
 
@@ -39,7 +39,7 @@ class Plain(Contestant):
 
 
 class Once(Contestant):
-    """celery-once, at its defaults but for the lock."""
+    """celery-once with its defaults, except for the lock."""
 
     name = "celery-once"
 
@@ -49,12 +49,12 @@ class Once(Contestant):
         return {"base": QueueOnce, "once": {"timeout": lock}}
 
     def settings(self, locks: str) -> dict[str, Any]:
-        # It keeps the client of the first app in a process for all: one database for all apps.
+        # All apps of a process share the client of the first one, hence one database for all.
         return {"ONCE": {"backend": "celery_once.backends.Redis", "settings": {"url": locks}}}
 
 
 class Singleton(Contestant):
-    """celery-singleton, at its defaults but for the lock."""
+    """celery-singleton with its defaults, except for the lock."""
 
     name = "celery-singleton"
 
@@ -68,7 +68,7 @@ class Singleton(Contestant):
 
 
 class Idempotent(Contestant):
-    """celery-idempotent, at its defaults but for the lease."""
+    """celery-idempotent with its defaults, except for the lease."""
 
     name = "celery-idempotent"
 
@@ -85,6 +85,6 @@ PLAIN, OURS = Plain(), Idempotent()
 CONTESTANTS: tuple[Contestant, ...] = (PLAIN, Once(), Singleton(), OURS)
 
 
-def contestant_named(name: str) -> Contestant:
-    """The one of that name."""
+def find_contestant(name: str) -> Contestant:
+    """Returns the contestant of that name."""
     return next(contestant for contestant in CONTESTANTS if contestant.name == name)

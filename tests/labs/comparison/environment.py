@@ -1,4 +1,4 @@
-"""Where one contestant goes through one scenario: databases, an app and a worker of its own."""
+"""The environment of one contestant in one scenario: databases, an app and a worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from celery import Celery, Task
 from celery.result import AsyncResult
 from redis import Redis
 
-from tests.labs.comparison.app import PLAN_VARIABLE, Plan, make_app
+from tests.labs.comparison.app import CONFIG_VARIABLE, AppConfig, make_app
 from tests.labs.comparison.ledger import Ledger
 from tests.waiting import SOON, eventually
 
@@ -27,15 +27,15 @@ REPOSITORY = Path(__file__).parents[3]
 STOP_SECONDS = 10.0
 QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 
-#: The database of all locks and records. Nothing else is in it.
+#: The database of all locks and records, and of nothing else.
 LOCKS_DATABASE = 0
-#: Broker, result backend and ledger of an arena.
+#: Broker, result backend and ledger of one environment.
 DATABASES_EACH = 3
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """What a caller got instead of a result."""
+class PublishError:
+    """The error that a publish raised."""
 
     error: Exception
 
@@ -45,15 +45,15 @@ class Refusal:
 
 
 class Environment:
-    """An app, and in the ``with`` block its worker.
+    """An app; its ``with`` block runs a worker.
 
     Args:
         server: URL of the server.
-        number: no two arenas on a server share one.
+        number: unique among the environments of a server; selects its databases.
         concurrency: processes in the worker's pool; 0 starts no worker.
-        lock: seconds that a lock, or a lease, lasts.
-        settings: of the Celery app, besides the contestant's own.
-        task_options: of every task, besides the contestant's own.
+        lock: duration of locks or leases, in seconds.
+        settings: of the Celery app, in addition to the contestant's.
+        task_options: of every task, in addition to the contestant's.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Environment:
         url = server.rpartition("/")[0]
         self._database = 1 + number * DATABASES_EACH
         broker, backend, ledger = (
-            f"{url}/{self._database + place}" for place in range(DATABASES_EACH)
+            f"{url}/{self._database + offset}" for offset in range(DATABASES_EACH)
         )
-        self.plan = Plan(
+        self.config = AppConfig(
             contestant,
             broker,
             backend,
@@ -84,46 +84,44 @@ class Environment:
         )
         self.contestant = contestant
         self.lock = lock
-        self.app: Celery = make_app(self.plan)
+        self.app: Celery = make_app(self.config)
         self.ledger = Ledger(ledger)
         self._broker = Redis.from_url(broker)
         self._concurrency = concurrency
         self._worker: subprocess.Popen[bytes] | None = None
-        self._node = f"arena-{number}@peers"
+        self._node = f"environment-{number}@peers"
         self._directory = tempfile.TemporaryDirectory(prefix="peers-")
         self._log = Path(self._directory.name) / "worker.log"
 
-    # What scenarios do.
-
     def task(self, name: str) -> Task:
-        """The contestant's task of that name."""
+        """Returns the contestant's task of that name."""
         return self.app.tasks[f"peers.{name}"]
 
     @staticmethod
     def order() -> str:
-        """An order that nothing has had before; scenarios count by it."""
+        """Returns a new order; executions are counted by order."""
         return uuid4().hex
 
-    def publish(self, task: str, *args: Any, **options: Any) -> AsyncResult | Refusal:
-        """``apply_async``, or what it raised."""
+    def publish(self, task: str, *args: Any, **options: Any) -> AsyncResult | PublishError:
+        """Calls ``apply_async``; returns its result or its error."""
         try:
             return self.task(task).apply_async(args, **options)
         except Exception as error:
-            return Refusal(error)
+            return PublishError(error)
 
     def drop_broker_connections(self) -> int:
-        """Close, from the server's side, every connection to the broker; how many there were."""
-        with Redis.from_url(self.plan.ledger) as client:
-            doomed = [
+        """Lets the server close every connection to the broker; returns their number."""
+        with Redis.from_url(self.config.ledger) as client:
+            connection_ids = [
                 connection["id"]
                 for connection in client.client_list()
                 if int(connection["db"]) == self._database
             ]
-            return sum(client.client_kill_filter(_id=number) for number in doomed)
+            return sum(client.client_kill_filter(_id=each) for each in connection_ids)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Stop the worker, all its processes, for the ``with`` block."""
+        """Pauses all processes of the worker (SIGSTOP) during the ``with`` block."""
         assert self._worker is not None
         os.killpg(self._worker.pid, signal.SIGSTOP)
         try:
@@ -131,30 +129,28 @@ class Environment:
         finally:
             os.killpg(self._worker.pid, signal.SIGCONT)
 
-    # What scenarios ask.
-
     def messages(self) -> int:
-        """How many the broker has, delivered and not acknowledged ones included."""
+        """Returns the number of messages in the broker, unacknowledged ones included."""
         return self._broker.llen("celery") + self._broker.hlen("unacked")
 
     def settled(self) -> bool:
-        """Whether nothing is left to do: no message in the broker, and none with the worker.
+        """Whether neither the broker nor the worker has a message left.
 
-        The worker is asked too, because a copy of a message that was acknowledged is in no list of
-        the broker's any more.
+        The worker is inspected too, because the broker no longer lists a copy of a message that
+        was acknowledged.
         """
         if self.messages():
             return False
         inspect = self.app.control.inspect([self._node], timeout=5.0, limit=1)
-        for ask in (inspect.active, inspect.reserved, inspect.scheduled):
-            answer = ask()
-            if not answer or any(answer.values()):
+        for list_tasks in (inspect.active, inspect.reserved, inspect.scheduled):
+            tasks = list_tasks()
+            if not tasks or any(tasks.values()):
                 return False
         return not self.messages()
 
     def wait_until_settled(self, seconds: float = SOON) -> None:
-        """Wait until nothing is left to do."""
-        eventually(self.settled, "nothing is left to do", seconds)
+        """Waits until no message is left."""
+        eventually(self.settled, "all messages are processed", seconds)
 
     # The worker.
 
@@ -170,11 +166,11 @@ class Environment:
         self._directory.cleanup()
 
     def log(self) -> str:
-        """All that the worker has printed."""
+        """Returns the output of the worker."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def output_tail(self) -> str:
-        """The end of it."""
+        """Returns the last lines of the worker's output."""
         return "\n".join(self.log().splitlines()[-30:])
 
     def _start_worker(self) -> None:
@@ -187,22 +183,22 @@ class Environment:
             self._worker = subprocess.Popen(
                 command,
                 cwd=REPOSITORY,
-                env={**os.environ, PLAN_VARIABLE: self.plan.write()},
+                env={**os.environ, CONFIG_VARIABLE: self.config.to_json()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        eventually(self._is_ready, f"the worker is ready; it says: {self.output_tail()}")
+        eventually(self._is_ready, f"the worker is ready; its output: {self.output_tail()}")
 
     def _is_ready(self) -> bool:
         assert self._worker is not None
         if self._worker.poll() is not None:
-            raise RuntimeError(f"the worker has ended: {self.output_tail()}")
+            raise RuntimeError(f"the worker exited: {self.output_tail()}")
         return f"{self._node} ready." in self.log()
 
     def _stop_worker(self) -> None:
-        """A hard end, of the whole group: the scenario is over, and nobody waits for the rest."""
+        """Kills the worker's process group."""
         if self._worker is None:
             return
         with suppress(ProcessLookupError):

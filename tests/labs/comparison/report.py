@@ -1,4 +1,4 @@
-"""The table: on a terminal, as Markdown, as JSON."""
+"""The table of results: on a terminal, as Markdown, and as JSON."""
 
 from __future__ import annotations
 
@@ -13,42 +13,46 @@ from typing import Any
 from rich.table import Table
 
 from tests.labs.comparison.contestants import CONTESTANTS, OURS
-from tests.labs.comparison.scenario import Cell, Row
+from tests.labs.comparison.scenario import Cell, Scenario
 
 MET, MISSED = "✓", "✗"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a run has brought.
+    """The results of a run.
 
     Args:
+        cells: by scenario and contestant.
         server: flavour and version.
-        cells: by row and contestant.
-        seconds: that it took.
+        seconds: the duration of the run.
     """
 
-    rows: Sequence[Row]
+    scenarios: Sequence[Scenario]
     cells: Mapping[str, Mapping[str, Cell]]
     server: str
     seconds: float
 
-    def missed(self) -> list[Row]:
-        """The rows in which celery-idempotent is below what is asked."""
-        return [row for row in self.rows if not row.is_met(self.cells[row.name])]
-
-    def broken(self) -> list[tuple[Row, str, Cell]]:
-        """The scenarios that broke down, with the contestant."""
+    def missed(self) -> list[Scenario]:
+        """Returns the scenarios in which celery-idempotent differs from the expected result."""
         return [
-            (row, contestant, cell)
-            for row in self.rows
-            for contestant, cell in self.cells[row.name].items()
-            if cell.broken
+            scenario
+            for scenario in self.scenarios
+            if not scenario.is_met(self.cells[scenario.name])
+        ]
+
+    def failures(self) -> list[tuple[Scenario, str, Cell]]:
+        """Returns the scenarios that failed, with the contestant."""
+        return [
+            (scenario, contestant, cell)
+            for scenario in self.scenarios
+            for contestant, cell in self.cells[scenario.name].items()
+            if cell.failed
         ]
 
     @property
     def setting(self) -> str:
-        """Machine and versions, in a line."""
+        """Machine and versions, in one line."""
         libraries = ", ".join(f"{name} {version(name)}" for name in ("celery", "kombu", "redis"))
         return (
             f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}; "
@@ -56,15 +60,15 @@ class Report:
         )
 
     @property
-    def verdict(self) -> str:
-        """Whether all is as asked, in a line."""
-        missed = [row.name for row in self.missed()]
-        met = len(self.rows) - len(missed)
-        told = f"; below it: {', '.join(missed)}" if missed else ""
-        return f"{OURS.name} is at or above what is asked in {met} of {len(self.rows)} rows{told}"
+    def summary(self) -> str:
+        """The number of scenarios with the expected result, in one line."""
+        missed = [scenario.name for scenario in self.missed()]
+        met = len(self.scenarios) - len(missed)
+        names = f"; not in: {', '.join(missed)}" if missed else ""
+        return f"{OURS.name}: as expected in {met} of {len(self.scenarios)} scenarios{names}"
 
     def table(self) -> Table:
-        """For a terminal."""
+        """Returns the table for a terminal."""
         table = Table(caption=self.setting, show_lines=True)
         for number, heading in enumerate(self._headings()):
             table.add_column(heading, ratio=3 if number == 0 else 2, overflow="fold")
@@ -74,44 +78,44 @@ class Report:
         return table
 
     def markdown(self) -> str:
-        """For a document."""
+        """Returns the table as Markdown."""
         lines = [self._headings(), ["---"] * len(self._headings()), *self._lines()]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
     def json(self) -> str:
-        """For a program: the facts behind each cell, too."""
-        rows = [
+        """Returns the table with the details of each cell, for programs."""
+        scenarios = [
             {
-                "name": row.name,
-                "title": row.title,
-                "asked": row.asked,
-                "met": row.is_met(self.cells[row.name]),
+                "name": scenario.name,
+                "title": scenario.title,
+                "expected": scenario.expected,
+                "met": scenario.is_met(self.cells[scenario.name]),
                 "cells": {
-                    contestant.name: vars(self.cells[row.name][contestant.name])
+                    contestant.name: vars(self.cells[scenario.name][contestant.name])
                     for contestant in CONTESTANTS
                 },
             }
-            for row in self.rows
+            for scenario in self.scenarios
         ]
-        facts: dict[str, Any] = {
+        document: dict[str, Any] = {
             "setting": self.setting,
             "versions": {contestant.name: contestant.version for contestant in CONTESTANTS},
             "seconds": round(self.seconds, 1),
-            "rows": rows,
+            "scenarios": scenarios,
         }
-        return json.dumps(facts, indent=2, ensure_ascii=False)
+        return json.dumps(document, indent=2, ensure_ascii=False)
 
     def _headings(self) -> list[str]:
         names = [f"{contestant.name} {contestant.version}" for contestant in CONTESTANTS]
-        return ["", *names, "asked", ""]
+        return ["", *names, "expected", ""]
 
     def _lines(self) -> list[list[str]]:
         return [
             [
-                row.title,
-                *(self.cells[row.name][contestant.name].text for contestant in CONTESTANTS),
-                row.asked,
-                MET if row.is_met(self.cells[row.name]) else MISSED,
+                scenario.title,
+                *(self.cells[scenario.name][contestant.name].text for contestant in CONTESTANTS),
+                scenario.expected,
+                MET if scenario.is_met(self.cells[scenario.name]) else MISSED,
             ]
-            for row in self.rows
+            for scenario in self.scenarios
         ]

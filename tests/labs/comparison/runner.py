@@ -1,4 +1,4 @@
-"""Runs rows: several at a time where they mostly wait, one at a time where durations count."""
+"""Runs scenarios: several at a time, but those that compare durations one at a time."""
 
 from __future__ import annotations
 
@@ -14,99 +14,106 @@ from typing import Any
 from celery_idempotent.testing.server import RedisServer
 from tests.labs.comparison.contestants import CONTESTANTS
 from tests.labs.comparison.environment import DATABASES_EACH, Environment
-from tests.labs.comparison.scenario import Cell, Race, Row, Scenario
-from tests.labs.comparison.scenarios import row_named
+from tests.labs.comparison.scenario import Cell, IndependentScenario, InterleavedScenario, Scenario
+from tests.labs.comparison.scenarios import find_scenario
 
-#: Scenarios under way at a time. They wait most of their time, but each starts a worker.
-AT_A_TIME = 8
+#: Each process mostly waits, but starts a worker.
+PROCESSES = 8
 
-#: Told after each cell: the row, and the cells that it has by now.
-Progress = Callable[[Row, Mapping[str, Cell]], None]
+#: Called at the start and after each cell with the scenario and the cells that it has so far.
+Progress = Callable[[Scenario, Mapping[str, Cell]], None]
 
 
-def run(rows: Sequence[Row], server: RedisServer, progress: Progress) -> dict[str, dict[str, Cell]]:
-    """The cells, by row and contestant."""
+def run(
+    scenarios: Sequence[Scenario], server: RedisServer, progress: Progress
+) -> dict[str, dict[str, Cell]]:
+    """Returns the cells, by scenario and contestant."""
     cells: dict[str, dict[str, Cell]] = defaultdict(dict)
     numbers = count()
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(AT_A_TIME, mp_context=context) as processes:
-        for batch in _batches(rows):
-            parts: dict[Future[dict[str, Cell]], Row] = {}
-            for row in batch:
-                progress(row, {})
-                for part in _submit(row, server.url, numbers, processes):
-                    parts[part] = row
-            for part in as_completed(parts):
-                row = parts[part]
-                cells[row.name] |= part.result()
-                progress(row, cells[row.name])
+    with ProcessPoolExecutor(PROCESSES, mp_context=context) as processes:
+        for batch in _batches(scenarios):
+            futures: dict[Future[dict[str, Cell]], Scenario] = {}
+            for scenario in batch:
+                progress(scenario, {})
+                for future in _submit(scenario, server.url, numbers, processes):
+                    futures[future] = scenario
+            for future in as_completed(futures):
+                scenario = futures[future]
+                cells[scenario.name] |= future.result()
+                progress(scenario, cells[scenario.name])
     return cells
 
 
-def databases(rows: Sequence[Row]) -> int:
-    """How many the server must have."""
-    arenas = sum(
-        len(row.entries) * row.heats if isinstance(row, Race) else len(CONTESTANTS) for row in rows
+def databases(scenarios: Sequence[Scenario]) -> int:
+    """Returns the number of databases that the server must have."""
+    environments = sum(
+        len(scenario.entries) * scenario.restarts
+        if isinstance(scenario, InterleavedScenario)
+        else len(CONTESTANTS)
+        for scenario in scenarios
     )
-    return 1 + arenas * DATABASES_EACH
+    return 1 + environments * DATABASES_EACH
 
 
-def _batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Rows that may run together: all that need no quiet, then each of the others by itself."""
-    yield [row for row in rows if not row.quiet]
-    for row in rows:
-        if row.quiet:
-            yield [row]
+def _batches(scenarios: Sequence[Scenario]) -> Iterator[list[Scenario]]:
+    """Yields scenarios that may run together, then each scenario that must run alone."""
+    yield [scenario for scenario in scenarios if not scenario.exclusive]
+    for scenario in scenarios:
+        if scenario.exclusive:
+            yield [scenario]
 
 
 def _submit(
-    row: Row, server: str, numbers: Iterator[int], processes: Executor
+    scenario: Scenario, server: str, numbers: Iterator[int], processes: Executor
 ) -> Iterator[Future[dict[str, Cell]]]:
-    if isinstance(row, Race):
-        arenas = [[next(numbers) for _ in row.entries] for _ in range(row.heats)]
-        yield processes.submit(_race, row.name, server, arenas)
+    if isinstance(scenario, InterleavedScenario):
+        restarts = [[next(numbers) for _ in scenario.entries] for _ in range(scenario.restarts)]
+        yield processes.submit(_run_interleaved, scenario.name, server, restarts)
     else:
         for contestant in CONTESTANTS:
-            yield processes.submit(_measure, row.name, contestant.name, server, next(numbers))
+            yield processes.submit(_measure, scenario.name, contestant.name, server, next(numbers))
 
 
-# What follows runs in the processes.
+# The following functions run in the processes of the pool.
 
 
-def _measure(row_name: str, contestant: str, server: str, number: int) -> dict[str, Cell]:
-    row = row_named(row_name)
-    assert isinstance(row, Scenario)
-    environment = Environment(contestant, server, number, **row.given)
+def _measure(scenario_name: str, contestant: str, server: str, number: int) -> dict[str, Cell]:
+    scenario = find_scenario(scenario_name)
+    assert isinstance(scenario, IndependentScenario)
+    environment = Environment(contestant, server, number, **scenario.options)
     try:
         with environment:
-            return {contestant: row.measure(environment)}
+            return {contestant: scenario.measure(environment)}
     except Exception as error:
-        return {contestant: _broken(error, environment)}
+        return {contestant: _failure(error, environment)}
 
 
-def _race(row_name: str, server: str, heats: Sequence[Sequence[int]]) -> dict[str, Cell]:
-    row = row_named(row_name)
-    assert isinstance(row, Race)
-    times: dict[str, list[float]] = {entry: [] for entry in row.entries}
-    arenas: dict[str, Environment] = {}
+def _run_interleaved(
+    scenario_name: str, server: str, restarts: Sequence[Sequence[int]]
+) -> dict[str, Cell]:
+    scenario = find_scenario(scenario_name)
+    assert isinstance(scenario, InterleavedScenario)
+    times: dict[str, list[float]] = {entry: [] for entry in scenario.entries}
+    environments: dict[str, Environment] = {}
     try:
-        for numbers in heats:
+        for numbers in restarts:
             with ExitStack() as stack:
                 for number, (entry, (contestant, own)) in zip(
-                    numbers, row.entries.items(), strict=True
+                    numbers, scenario.entries.items(), strict=True
                 ):
-                    arenas[entry] = stack.enter_context(
-                        Environment(contestant, server, number, **{**row.given, **own})
+                    environments[entry] = stack.enter_context(
+                        Environment(contestant, server, number, **{**scenario.options, **own})
                     )
-                for entry, seconds in row.run(arenas).items():
+                for entry, seconds in scenario.run(environments).items():
                     times[entry] += seconds
-        return row.measure(times)
+        return scenario.measure(times)
     except Exception as error:
-        broken = _broken(error, *arenas.values())
-        return {contestant.name: broken for contestant in CONTESTANTS}
+        failure = _failure(error, *environments.values())
+        return {contestant.name: failure for contestant in CONTESTANTS}
 
 
-def _broken(error: Exception, *arenas: Environment) -> Cell:
-    words = [f"{environment.contestant}: {environment.output_tail()}" for environment in arenas]
-    facts: dict[str, Any] = {"traceback": traceback.format_exc(), "workers": words}
-    return Cell(f"broken: {error}".splitlines()[0], facts, broken=True)
+def _failure(error: Exception, *environments: Environment) -> Cell:
+    outputs = [f"{each.contestant}: {each.output_tail()}" for each in environments]
+    facts: dict[str, Any] = {"traceback": traceback.format_exc(), "workers": outputs}
+    return Cell(f"failed: {error}".splitlines()[0], facts, failed=True)

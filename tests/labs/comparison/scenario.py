@@ -1,4 +1,4 @@
-"""A row of the table: one scenario, the same for every contestant."""
+"""The base classes of scenarios; each scenario is a row of the table."""
 
 from __future__ import annotations
 
@@ -13,61 +13,61 @@ from tests.labs.comparison.environment import Environment
 
 @dataclass(frozen=True)
 class Cell:
-    """What came of one contestant in one row."""
+    """The result of one contestant in one scenario."""
 
     #: For the table.
     text: str
-    #: What `text` was made of.
+    #: The details that `text` summarises.
     facts: dict[str, Any] = field(default_factory=dict)
-    #: Whether the scenario itself broke down.
-    broken: bool = False
+    #: Whether the scenario itself raised an error.
+    failed: bool = False
 
 
-#: Seconds of each call, by entry.
+#: Seconds per call, by entry.
 Times = Mapping[str, Sequence[float]]
 
 
-class Row(ABC):
-    """What the rows have in common."""
+class Scenario(ABC):
+    """The common part of all scenarios."""
 
     #: For ``--only``.
     name: ClassVar[str]
     #: For the table.
     title: ClassVar[str]
-    #: What celery-idempotent must come to.
-    asked: ClassVar[str]
-    #: What every contestant's `Environment` takes.
-    given: ClassVar[Mapping[str, Any]] = {}
-    #: Whether no other row may run at the same time, because durations are compared.
-    quiet: ClassVar[bool] = False
+    #: The result that celery-idempotent must have.
+    expected: ClassVar[str]
+    #: Arguments of every contestant's `Environment`.
+    options: ClassVar[Mapping[str, Any]] = {}
+    #: Whether it must run alone, because it compares durations.
+    exclusive: ClassVar[bool] = False
 
     def is_met(self, cells: Mapping[str, Cell]) -> bool:
-        """Whether celery-idempotent came to what is asked, given the cells by contestant."""
+        """Whether celery-idempotent has the expected result; `cells` are by contestant."""
         ours = cells[OURS.name]
-        return not ours.broken and ours.text == self.asked
+        return not ours.failed and ours.text == self.expected
 
 
-class Scenario(Row):
-    """A row in which each contestant has an arena to itself, and all may go at the same time."""
+class IndependentScenario(Scenario):
+    """A scenario whose contestants run independently of each other."""
 
     @abstractmethod
     def measure(self, environment: Environment) -> Cell:
-        """Go through the scenario; the arena's worker runs."""
+        """Runs the scenario; the worker of `environment` is running."""
 
 
-class Race(Row):
-    """A row in which contestants take turns, because their durations are compared."""
+class InterleavedScenario(Scenario):
+    """A scenario that compares durations by interleaving the calls of its contestants."""
 
-    quiet = True
-    #: Who runs, by entry: the contestant, and what its arena takes besides `given`.
+    exclusive = True
+    #: By name: the contestant, and arguments of its environment in addition to `options`.
     entries: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]]]
-    #: How often it is run, each time with new workers: one process is a little faster than another.
-    heats: ClassVar[int] = 1
+    #: Number of runs with new workers, because processes of the same program differ in speed.
+    restarts: ClassVar[int] = 1
 
     @abstractmethod
-    def run(self, arenas: Mapping[str, Environment]) -> Times:
-        """Let the entries take turns."""
+    def run(self, environments: Mapping[str, Environment]) -> Times:
+        """Times the interleaved calls of all entries."""
 
     @abstractmethod
     def measure(self, times: Times) -> dict[str, Cell]:
-        """The cells by contestant, from the times of all heats."""
+        """Returns the cells by contestant, from the times of all runs."""

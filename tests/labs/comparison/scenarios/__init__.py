@@ -1,8 +1,8 @@
-"""The rows, in the table's order."""
+"""All scenarios, in the order of the table."""
 
 from __future__ import annotations
 
-from tests.labs.comparison.scenario import Row
+from tests.labs.comparison.scenario import Scenario
 from tests.labs.comparison.scenarios.canvas import ChordWithDuplicate, SecondChain
 from tests.labs.comparison.scenarios.crashes import (
     ChildKilled,
@@ -23,7 +23,7 @@ from tests.labs.comparison.scenarios.durations import (
 )
 from tests.labs.comparison.scenarios.speed import EndToEnd, Publishing
 
-ROWS: tuple[Row, ...] = (
+SCENARIOS: tuple[Scenario, ...] = (
     Burst(),
     OtherSpelling(),
     WhatDuplicatesGet(),
@@ -42,6 +42,6 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def row_named(name: str) -> Row:
-    """The one of that name."""
-    return next(row for row in ROWS if row.name == name)
+def find_scenario(name: str) -> Scenario:
+    """Returns the scenario of that name."""
+    return next(scenario for scenario in SCENARIOS if scenario.name == name)

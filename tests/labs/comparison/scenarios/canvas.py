@@ -1,20 +1,20 @@
-"""Duplicates with something behind them."""
+"""Duplicates in chords and chains."""
 
 from __future__ import annotations
 
 from celery import chain, chord
 
 from tests.labs.comparison.environment import Environment
-from tests.labs.comparison.scenario import Cell, Scenario
+from tests.labs.comparison.scenario import Cell, IndependentScenario
 from tests.waiting import eventually
 
 
-class ChordWithDuplicate(Scenario):
-    """Given a chord with the same call twice in its header, publish it. Does its body run?"""
+class ChordWithDuplicate(IndependentScenario):
+    """Publishes a chord whose header has the same call twice. Does its body run?"""
 
     name = "chord"
-    title = "chord with a duplicate header"
-    asked = "body once"
+    title = "chord with a duplicate in its header"
+    expected = "body once"
 
     def measure(self, environment: Environment) -> Cell:
         order, after = environment.order(), environment.order()
@@ -24,12 +24,12 @@ class ChordWithDuplicate(Scenario):
             result = chord([same, same.clone()], app=environment.app)(
                 environment.task("follow").s(after)
             )
-        except Exception as refusal:
-            error = type(refusal).__name__
+        except Exception as raised:
+            error = type(raised).__name__
         environment.ledger.wait_for_run(order)
         eventually(
             lambda: (result is not None and result.ready()) or environment.settled(),
-            "it ends, or nothing is left to do",
+            "the chord ends, or no message is left",
         )
         environment.wait_until_settled()
         bodies = len(environment.ledger.completions(after))
@@ -40,12 +40,12 @@ class ChordWithDuplicate(Scenario):
         return Cell(text, {"bodies": bodies, "error": error, "state": state})
 
 
-class SecondChain(Scenario):
-    """Given a chain whose head runs, publish another one with the same head. Do both tails run?"""
+class SecondChain(IndependentScenario):
+    """Publishes a chain, and another one with the same head while that runs. Do both tails run?"""
 
     name = "chain"
     title = "second chain with the same head"
-    asked = "both chains end"
+    expected = "both chains end"
 
     def measure(self, environment: Environment) -> Cell:
         head, tails = environment.order(), [environment.order(), environment.order()]
@@ -55,10 +55,10 @@ class SecondChain(Scenario):
         environment.ledger.wait_for_run(head)
         try:
             chain(work.s(head, 2.0), follow.s(tails[1]), app=environment.app).apply_async()
-        except Exception as refusal:
-            error = type(refusal).__name__
+        except Exception as raised:
+            error = type(raised).__name__
         environment.wait_until_settled()
         ended = sum(bool(environment.ledger.completions(tail)) for tail in tails)
         heads = len(environment.ledger.completions(head))
-        text = "both chains end" if ended == 2 else error or "the second is lost"
+        text = "both chains end" if ended == 2 else error or "the second chain is lost"
         return Cell(text, {"chains ended": ended, "heads run": heads, "error": error})

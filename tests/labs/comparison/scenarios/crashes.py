@@ -1,4 +1,4 @@
-"""Executions that do not come to their end, or that somebody believes to be dead."""
+"""Executions that are killed or stopped, or whose broker connection is lost."""
 
 from __future__ import annotations
 
@@ -11,44 +11,45 @@ from statistics import median
 from celery.result import AsyncResult
 
 from tests.labs.comparison.contestants import OURS, PLAIN
-from tests.labs.comparison.environment import Environment, Refusal
-from tests.labs.comparison.scenario import Cell, Scenario
+from tests.labs.comparison.environment import Environment, PublishError
+from tests.labs.comparison.scenario import Cell, IndependentScenario
 from tests.waiting import SOON, eventually
 
 
-class ChildKilled(Scenario):
-    """Given a task of 2 s, kill the pool's process under it. How long from there to its end?
+class ChildKilled(IndependentScenario):
+    """Kills the pool process of a task of 2 s. How long does it take until the task completes?
 
-    Celery notices the death at once or, about as often, when it next looks after its pool, which it
-    does every five seconds. So the range says little about the contestants; the time from when the
-    worker's log tells of the death is what is compared.
+    Celery detects the death immediately or, about as often, when it next maintains its pool, which
+    it does every five seconds. So the range says little about the contestants; they are compared
+    by the time from the log line about the death.
     """
 
     name = "kill"
-    title = "child `kill -9`, task of 2 s: finished after"
-    asked = "no later than plain"
-    quiet = True
-    given = {"concurrency": 2}
+    title = "pool process killed (`kill -9`), task of 2 s: completed after"
+    expected = "no later than Celery"
+    exclusive = True
+    options = {"concurrency": 2}
 
     SECONDS = 2.0
     REPEATS = 5
-    #: Seconds by which two contestants that do the same may differ.
-    NOISE = 0.15
+    #: Seconds by which equal contestants may differ.
+    TOLERANCE = 0.15
 
     def measure(self, environment: Environment) -> Cell:
         times = [self._once(environment) for _ in range(self.REPEATS)]
-        took, once_noticed = (
+        total, after_detection = (
             [round(seconds, 2) for seconds in each] for each in zip(*times, strict=True)
         )
-        text = f"{min(took):.1f}–{max(took):.1f} s ({median(once_noticed):.2f} s once noticed)"
-        return Cell(text, {"seconds": took, "seconds once noticed": once_noticed})
+        text = f"{min(total):.1f}–{max(total):.1f} s "
+        text += f"({median(after_detection):.2f} s after detection)"
+        return Cell(text, {"seconds": total, "seconds after detection": after_detection})
 
     def is_met(self, cells: Mapping[str, Cell]) -> bool:
         ours, plain = cells[OURS.name], cells[PLAIN.name]
-        if ours.broken or plain.broken:
+        if ours.failed or plain.failed:
             return False
-        later = "seconds once noticed"
-        return median(ours.facts[later]) <= median(plain.facts[later]) + self.NOISE
+        name = "seconds after detection"
+        return median(ours.facts[name]) <= median(plain.facts[name]) + self.TOLERANCE
 
     def _once(self, environment: Environment) -> tuple[float, float]:
         order = environment.order()
@@ -56,41 +57,43 @@ class ChildKilled(Scenario):
         run = environment.ledger.wait_for_run(order)
         killed_at = time.monotonic()
         os.kill(run.pid, signal.SIGKILL)
-        eventually(lambda: f"pid:{run.pid} exited" in environment.log(), "the worker notices")
-        noticed_at = time.monotonic()
-        (again,) = eventually(lambda: environment.ledger.completions(order), "it is run again")
+        eventually(lambda: f"pid:{run.pid} exited" in environment.log(), "the death is detected")
+        detected_at = time.monotonic()
+        (second_run,) = eventually(
+            lambda: environment.ledger.completions(order), "the task runs again"
+        )
         environment.wait_until_settled()
-        assert again.ended_at is not None
-        return again.ended_at - killed_at, again.ended_at - noticed_at
+        assert second_run.ended_at is not None
+        return second_run.ended_at - killed_at, second_run.ended_at - detected_at
 
 
-class WithoutRequeue(Scenario):
-    """Given a task whose process is killed and whose message is not requeued, publish again."""
+class WithoutRequeue(IndependentScenario):
+    """Publishes the call of a killed execution again, whose message was not requeued."""
 
     name = "lost"
     title = "… without requeue: next publish"
-    asked = "runs"
-    given = {"task_options": {"reject_on_worker_lost": False}}
+    expected = "runs"
+    options = {"task_options": {"reject_on_worker_lost": False}}
 
     def measure(self, environment: Environment) -> Cell:
         order = environment.order()
         environment.ledger.hold(order)
         first = environment.publish("work", order)
         os.kill(environment.ledger.wait_for_run(order).pid, signal.SIGKILL)
-        eventually(first.ready, "the first one is lost")
+        eventually(first.ready, "the first execution fails")
         environment.wait_until_settled()
         environment.ledger.release(order)
-        return Cell(*what_comes_of_another(environment, order, first))
+        return Cell(*publish_again(environment, order, first))
 
 
-class Stopped(Scenario):
-    """Given a task that was revoked while it waited, revoked while it ran, or stopped by its hard
-    time limit, publish again.
+class Stopped(IndependentScenario):
+    """Publishes a call again that was revoked while waiting, revoked while running, or stopped by
+    its hard time limit.
     """
 
     name = "stopped"
-    title = "revoked or hard-limited, publish again"
-    asked = "runs"
+    title = "revoked or over the hard time limit: next publish"
+    expected = "runs"
 
     TIME_LIMIT = 1
 
@@ -98,14 +101,13 @@ class Stopped(Scenario):
         stops = {
             "revoked waiting": self._revoked_waiting,
             "revoked running": self._revoked_running,
-            "hard-limited": self._limited,
+            "over the time limit": self._over_time_limit,
         }
-        outcomes = {name: self._after(environment, stop) for name, stop in stops.items()}
-        words = {name: word for name, (word, _) in outcomes.items()}
-        # Three times the same is said once.
-        text = " / ".join(words.values() if len(set(words.values())) > 1 else set(words.values()))
+        results = {name: self._after(environment, stop) for name, stop in stops.items()}
+        texts = [text for text, _ in results.values()]
         return Cell(
-            text, {name: {"gets": word, **facts} for name, (word, facts) in outcomes.items()}
+            " / ".join(texts) if len(set(texts)) > 1 else texts[0],
+            {name: {"result": text, **facts} for name, (text, facts) in results.items()},
         )
 
     @staticmethod
@@ -115,10 +117,10 @@ class Stopped(Scenario):
         order = environment.order()
         environment.ledger.hold(order)
         first = stop(environment, order)
-        eventually(first.ready, "the first one is stopped")
+        eventually(first.ready, "the first execution is stopped")
         environment.wait_until_settled()
         environment.ledger.release(order)
-        return what_comes_of_another(environment, order, first)
+        return publish_again(environment, order, first)
 
     @staticmethod
     def _revoked_waiting(environment: Environment, order: str) -> AsyncResult:
@@ -133,18 +135,18 @@ class Stopped(Scenario):
         result.revoke(terminate=True)
         return result
 
-    def _limited(self, environment: Environment, order: str) -> AsyncResult:
+    def _over_time_limit(self, environment: Environment, order: str) -> AsyncResult:
         return environment.publish("work", order, time_limit=self.TIME_LIMIT)
 
 
-class ConnectionDropped(Scenario):
-    """Given a task of 3 s that runs, close the worker's connections to the broker. Count
-    completions.
+class ConnectionDropped(IndependentScenario):
+    """Closes the worker's connections to the broker while a task of 3 s runs. How often does the
+    task complete?
     """
 
     name = "connection"
-    title = "broker connection dropped while running: completions"
-    asked = "1"
+    title = "broker connection lost during the task: completions"
+    expected = "1"
 
     SECONDS = 3.0
 
@@ -153,43 +155,44 @@ class ConnectionDropped(Scenario):
         environment.publish("work", order, self.SECONDS)
         environment.ledger.wait_for_run(order)
         dropped = environment.drop_broker_connections()
-        eventually(lambda: environment.ledger.completions(order), "it completes")
+        eventually(lambda: environment.ledger.completions(order), "the task completes")
         environment.wait_until_settled()
         completions = len(environment.ledger.completions(order))
         return Cell(str(completions), {"completions": completions, "connections dropped": dropped})
 
 
-class Retried(Scenario):
-    """Given a task that asks for one retry, publish it. What state does it come to?"""
+class Retried(IndependentScenario):
+    """Publishes a task that retries once. What is its final state?"""
 
     name = "retry"
     title = "retry once"
-    asked = "SUCCESS"
+    expected = "SUCCESS"
 
     def measure(self, environment: Environment) -> Cell:
         order = environment.order()
         result = environment.publish("retry_once", order)
         environment.ledger.wait_for_run(order)
         eventually(
-            lambda: result.ready() or environment.settled(), "it ends, or nothing is left to do"
+            lambda: result.ready() or environment.settled(), "the task ends, or no message is left"
         )
         state = result.state
         text = state if result.ready() else f"stuck in {state}"
         return Cell(text, {"state": state, "executions": len(environment.ledger.runs(order))})
 
 
-def what_comes_of_another(
+def publish_again(
     environment: Environment, order: str, first: AsyncResult
 ) -> tuple[str, dict[str, object]]:
-    """Publish the same call again, after the `first` one came to nothing: in words, and facts."""
-    before = len(environment.ledger.runs(order))
-    again = environment.publish("work", order)
-    if isinstance(again, Refusal):
-        return f"refused ({again.name})", {"error": repr(again.error), "lock, s": environment.lock}
-    if again.id == first.id:
-        return "the dead id", {"state": again.state, "lock, s": environment.lock}
-    eventually(lambda: again.ready() or environment.settled(), "it ends, or nothing is left to do")
-    ran = (
-        len(environment.ledger.completions(order)) and len(environment.ledger.runs(order)) > before
+    """Publishes the call of a `first` one that failed; returns its result as text, with details."""
+    ledger = environment.ledger
+    before = len(ledger.runs(order))
+    second = environment.publish("work", order)
+    if isinstance(second, PublishError):
+        return f"raises {second.name}", {"error": repr(second.error), "lock, s": environment.lock}
+    if second.id == first.id:
+        return "the failed task's id", {"state": second.state, "lock, s": environment.lock}
+    eventually(
+        lambda: second.ready() or environment.settled(), "the task ends, or no message is left"
     )
-    return "runs" if ran else f"{again.state}, does not run", {"state": again.state}
+    ran = len(ledger.completions(order)) and len(ledger.runs(order)) > before
+    return "runs" if ran else f"{second.state}, does not run", {"state": second.state}

@@ -1,4 +1,4 @@
-"""Duplicates of a task that runs, or has run."""
+"""Duplicates of a running or completed task."""
 
 from __future__ import annotations
 
@@ -7,56 +7,56 @@ from contextlib import suppress
 
 from celery.result import AsyncResult
 
-from tests.labs.comparison.environment import Environment, Refusal
-from tests.labs.comparison.scenario import Cell, Scenario
+from tests.labs.comparison.environment import Environment, PublishError
+from tests.labs.comparison.scenario import Cell, IndependentScenario
 from tests.waiting import SOON
 
-#: Seconds that the first one takes: longer than it takes to publish its duplicates.
-A_WHILE = 1.0
+#: Seconds that an execution takes: longer than publishing its duplicates.
+DURATION = 1.0
 
 
-class Burst(Scenario):
-    """Given a task that runs, publish the same call 20 times. Count executions."""
+class Burst(IndependentScenario):
+    """Publishes a call 20 times while it runs. How many executions are there?"""
 
     name = "burst"
-    title = "1 running + 20 duplicates: executions"
-    asked = "1"
+    title = "20 duplicates of a running task: executions"
+    expected = "1"
 
     def measure(self, environment: Environment) -> Cell:
         order = environment.order()
-        environment.publish("work", order, A_WHILE)
+        environment.publish("work", order, DURATION)
         environment.ledger.wait_for_run(order)
-        duplicates = [environment.publish("work", order, A_WHILE) for _ in range(20)]
+        duplicates = [environment.publish("work", order, DURATION) for _ in range(20)]
         environment.wait_until_settled()
         executions = len(environment.ledger.completions(order))
-        refused = sum(isinstance(duplicate, Refusal) for duplicate in duplicates)
-        return Cell(str(executions), {"executions": executions, "refused": refused})
+        errors = sum(isinstance(duplicate, PublishError) for duplicate in duplicates)
+        return Cell(str(executions), {"executions": executions, "publish errors": errors})
 
 
-class OtherSpelling(Scenario):
-    """Given a task that runs, publish the same call spelt otherwise. Is it executed too?"""
+class OtherSpelling(IndependentScenario):
+    """Publishes a running call with keyword arguments, and by name. Is it executed again?"""
 
     name = "spelling"
     title = "the same call as kwargs / through `send_task`"
-    asked = "blocked / blocked"
+    expected = "blocked / blocked"
 
     def measure(self, environment: Environment) -> Cell:
         by_keywords = self._executions(
             environment,
-            lambda order: environment.task("work").delay(order=order, seconds=A_WHILE),
+            lambda order: environment.task("work").delay(order=order, seconds=DURATION),
         )
         by_name = self._executions(
             environment,
-            lambda order: environment.app.send_task("peers.work", (order, A_WHILE)),
+            lambda order: environment.app.send_task("peers.work", (order, DURATION)),
         )
-        found = {"kwargs": by_keywords, "send_task": by_name}
-        words = ("extra" if executions > 1 else "blocked" for executions in found.values())
-        return Cell(" / ".join(words), found)
+        executions = {"kwargs": by_keywords, "send_task": by_name}
+        texts = ("executed" if number > 1 else "blocked" for number in executions.values())
+        return Cell(" / ".join(texts), executions)
 
     @staticmethod
     def _executions(environment: Environment, publish: Callable[[str], object]) -> int:
         order = environment.order()
-        environment.publish("work", order, A_WHILE)
+        environment.publish("work", order, DURATION)
         environment.ledger.wait_for_run(order)
         with suppress(Exception):
             publish(order)
@@ -64,33 +64,33 @@ class OtherSpelling(Scenario):
         return len(environment.ledger.completions(order))
 
 
-class WhatDuplicatesGet(Scenario):
-    """Given a task that runs, publish the same call. What does its caller get?"""
+class WhatDuplicatesGet(IndependentScenario):
+    """Publishes a running call again. What does its caller get?"""
 
     name = "answer"
-    title = "a duplicate gets"
-    asked = "the result"
+    title = "the caller of a duplicate gets"
+    expected = "the result"
 
     def measure(self, environment: Environment) -> Cell:
         order = environment.order()
-        first = environment.publish("work", order, A_WHILE)
+        first = environment.publish("work", order, DURATION)
         environment.ledger.wait_for_run(order)
-        second = environment.publish("work", order, A_WHILE)
+        second = environment.publish("work", order, DURATION)
         assert isinstance(first, AsyncResult)
-        if isinstance(second, Refusal):
+        if isinstance(second, PublishError):
             return Cell(second.name, {"error": repr(second.error)})
         same = second.get(timeout=SOON) == first.get(timeout=SOON)
         if second.id == first.id:
-            return Cell("the holder's AsyncResult", {"same value": same})
-        return Cell("the result" if same else "another run", {"same value": same})
+            return Cell("the first call's AsyncResult", {"same value": same})
+        return Cell("the result" if same else "another execution", {"same value": same})
 
 
-class AfterCompletion(Scenario):
-    """Given a task that has returned, publish the same call. Is it executed again?"""
+class AfterCompletion(IndependentScenario):
+    """Publishes a completed call again. Is it executed again?"""
 
     name = "replay"
     title = "publish after completion"
-    asked = "replays"
+    expected = "replays"
 
     def measure(self, environment: Environment) -> Cell:
         order = environment.order()

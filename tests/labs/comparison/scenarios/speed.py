@@ -1,4 +1,4 @@
-"""What it costs. Contestants take turns, so that all of them see the machine as it is."""
+"""Durations. Calls are interleaved, so that background load affects all contestants alike."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from statistics import median, quantiles
 
 from tests.labs.comparison.contestants import CONTESTANTS, OURS, PLAIN
 from tests.labs.comparison.environment import Environment
-from tests.labs.comparison.scenario import Cell, Race, Times
+from tests.labs.comparison.scenario import Cell, InterleavedScenario, Times
 from tests.waiting import SOON
 
-#: Plain Celery once more: how far it is from itself tells what the figures are worth.
-AGAIN = "celery again"
+#: A second instance of plain Celery: its distance from the first one shows the noise.
+CONTROL = "celery (control)"
 DEDUPE = "celery-idempotent with dedupe_publish"
-#: Who runs in both races.
-ENTRIES = {**{each.name: (each.name, {}) for each in CONTESTANTS}, AGAIN: (PLAIN.name, {})}
+ENTRIES = {**{each.name: (each.name, {}) for each in CONTESTANTS}, CONTROL: (PLAIN.name, {})}
 
-#: Calls of each entry before the clock is looked at, and calls in one turn.
-WARM_UP, TURN = 20, 5
+#: Calls of each entry before the measurement, and consecutive calls within it.
+WARM_UP, CONSECUTIVE = 20, 5
 
 
-class Publishing(Race):
-    """Publish 1000 no-ops, each with an argument of its own; there is no worker."""
+class Publishing(InterleavedScenario):
+    """Publishes 1000 no-op tasks, each with a different argument; no worker runs."""
 
     name = "publish"
-    title = "publish, ratio to plain (1000 no-ops)"
-    asked = "≤ 1.05 (1.30 with dedupe_publish)"
-    given = {"concurrency": 0}
+    title = "publish a no-op, relative to Celery"
+    expected = "≤ 1.05 (1.30 with dedupe_publish)"
+    options = {"concurrency": 0}
     entries = {
         **ENTRIES,
         DEDUPE: (OURS.name, {"task_options": {"idempotency_dedupe_publish": True}}),
@@ -37,9 +36,10 @@ class Publishing(Race):
     CALLS = 1000
     AT_MOST, AT_MOST_WITH_DEDUPE = 1.05, 1.30
 
-    def run(self, arenas: Mapping[str, Environment]) -> Times:
-        return take_turns(
-            {e: environment.task("no_op").delay for e, environment in arenas.items()}, self.CALLS
+    def run(self, environments: Mapping[str, Environment]) -> Times:
+        return interleave(
+            {e: environment.task("no_op").delay for e, environment in environments.items()},
+            self.CALLS,
         )
 
     def measure(self, times: Times) -> dict[str, Cell]:
@@ -55,28 +55,28 @@ class Publishing(Race):
     def is_met(self, cells: Mapping[str, Cell]) -> bool:
         ours = cells[OURS.name]
         return (
-            not ours.broken
+            not ours.failed
             and ours.facts["ratio"] <= self.AT_MOST
             and ours.facts["ratio with dedupe_publish"] <= self.AT_MOST_WITH_DEDUPE
         )
 
 
-class EndToEnd(Race):
-    """Publish a no-op, await its result, and so on; each worker has one process."""
+class EndToEnd(InterleavedScenario):
+    """Publishes a no-op task and waits for its result, repeatedly; workers have one process."""
 
     name = "live"
-    title = "live end to end, ratio to plain"
-    asked = "≤ 1.10"
-    given = {"concurrency": 1}
+    title = "no-op from publish to result, relative to Celery"
+    expected = "≤ 1.10"
+    options = {"concurrency": 1}
     entries = ENTRIES
-    heats = 5
+    restarts = 5
 
     CALLS = 100
     AT_MOST = 1.10
 
-    def run(self, arenas: Mapping[str, Environment]) -> Times:
-        return take_turns(
-            {e: _round_trip(environment) for e, environment in arenas.items()}, self.CALLS
+    def run(self, environments: Mapping[str, Environment]) -> Times:
+        return interleave(
+            {e: _round_trip(environment) for e, environment in environments.items()}, self.CALLS
         )
 
     def measure(self, times: Times) -> dict[str, Cell]:
@@ -84,7 +84,7 @@ class EndToEnd(Race):
 
     def is_met(self, cells: Mapping[str, Cell]) -> bool:
         ours = cells[OURS.name]
-        return not ours.broken and ours.facts["ratio"] <= self.AT_MOST
+        return not ours.failed and ours.facts["ratio"] <= self.AT_MOST
 
 
 def _round_trip(environment: Environment) -> Callable[[str], object]:
@@ -92,34 +92,34 @@ def _round_trip(environment: Environment) -> Callable[[str], object]:
     return lambda order: publish(order).get(timeout=SOON)
 
 
-def take_turns(calls: Mapping[str, Callable[[str], object]], number: int) -> Times:
-    """Time `number` calls of each entry; who comes after whom is left to chance."""
+def interleave(calls: Mapping[str, Callable[[str], object]], number: int) -> Times:
+    """Times `number` calls of each entry, in random order."""
     times: dict[str, list[float]] = {entry: [] for entry in calls}
     for call in calls.values():
         for _ in range(WARM_UP):
             call(Environment.order())
-    for _ in range(number // TURN):
+    for _ in range(number // CONSECUTIVE):
         for entry in random.sample(list(calls), len(calls)):
-            for order in [Environment.order() for _ in range(TURN)]:
-                began_at = time.perf_counter()
+            for order in [Environment.order() for _ in range(CONSECUTIVE)]:
+                started_at = time.perf_counter()
                 calls[entry](order)
-                times[entry].append(time.perf_counter() - began_at)
+                times[entry].append(time.perf_counter() - started_at)
     return times
 
 
 def ratio(times: Times, entry: str) -> float:
-    """The median of `entry`, with plain Celery's as the unit."""
+    """Returns the median of `entry` divided by that of plain Celery."""
     return round(median(times[entry]) / _unit(times), 3)
 
 
 def compared(times: Times) -> dict[str, Cell]:
-    """The cells of the contestants."""
+    """Returns the cells of the contestants."""
     cells = {}
     for contestant in CONTESTANTS:
         low, _, high = (each / _unit(times) for each in quantiles(times[contestant.name], n=4))
         facts = {
             "ratio": ratio(times, contestant.name),
-            "middle half": [round(low, 2), round(high, 2)],
+            "interquartile range": [round(low, 2), round(high, 2)],
             "median in ms": round(median(times[contestant.name]) * 1000, 3),
         }
         text = f"{facts['ratio']:.2f} ({low:.2f}–{high:.2f})"
@@ -128,11 +128,11 @@ def compared(times: Times) -> dict[str, Cell]:
 
 
 def _plain(times: Times, cell: Cell) -> Cell:
-    pair = [median(times[entry]) for entry in (PLAIN.name, AGAIN)]
-    apart = max(pair) / min(pair) - 1
-    facts = {**cell.facts, "ratio": 1, "two plain ones apart": round(apart, 3)}
-    return Cell(f"1 = {_unit(times) * 1000:.2f} ms ± {apart:.0%}", facts)
+    medians = [median(times[entry]) for entry in (PLAIN.name, CONTROL)]
+    noise = max(medians) / min(medians) - 1
+    facts = {**cell.facts, "ratio": 1, "difference of both instances": round(noise, 3)}
+    return Cell(f"1 = {_unit(times) * 1000:.2f} ms ± {noise:.0%}", facts)
 
 
 def _unit(times: Times) -> float:
-    return median([*times[PLAIN.name], *times[AGAIN]])
+    return median([*times[PLAIN.name], *times[CONTROL]])
