@@ -1,14 +1,12 @@
-"""How often each signal was sent for each task, over all processes of a worker.
+"""Counters of signals by task, in memory that all processes of a worker share.
 
-No record can tell how many duplicates it has answered, and a round trip to note it would cost more
-than the answer. So each process counts what it does, in memory that it shares with the worker's
-main process: a row for each process of the pool, written by that one alone, and summed by whoever
-asks. A process that takes a dead one's place goes on in its row.
+Records do not count their replays, since that would cost each replay another round trip. Instead,
+each process of the pool increments counters in a row of its own, and readers add up the rows. A
+process that replaces a dead one continues in the dead one's row.
 """
 
 from __future__ import annotations
 
-import logging
 import mmap
 import threading
 from collections import Counter
@@ -19,15 +17,13 @@ from billiard.process import current_process
 
 from celery_idempotent import signals
 
-logger = logging.getLogger(__name__)
-
-#: Processes of one worker that are counted.
-ROWS = 256
-_CELL = 8
+#: Number of rows; processes beyond it are not counted.
+MAX_PROCESSES = 256
+_CELL_BYTES = 8
 
 
 class SharedCounters:
-    """Made in the worker's main process, before its pool is started.
+    """Counters of one worker. Must be created in its main process, before the pool starts.
 
     Args:
         tasks: names of the tasks whose signals are counted.
@@ -35,67 +31,65 @@ class SharedCounters:
 
     def __init__(self, tasks: Iterable[str]) -> None:
         self._tasks = tuple(tasks)
-        self._columns = {
-            (task, signal.name): column
-            for column, (task, signal) in enumerate(
-                (task, signal) for task in self._tasks for signal in signals.ALL
-            )
-        }
-        self._width = len(self._columns) * _CELL
-        self._cells = memoryview(mmap.mmap(-1, self._width * ROWS + 2 * _CELL)).cast("Q")
-        self._row = 0
+        names = [(task, signal.name) for task in self._tasks for signal in signals.ALL]
+        self._columns = {name: column for column, name in enumerate(names)}
+        # Behind the rows are two more cells, the flags below.
+        cells = len(names) * MAX_PROCESSES + 2
+        self._cells = memoryview(mmap.mmap(-1, cells * _CELL_BYTES)).cast("Q")
+        self._row_start: int | None = 0
         self._lock = threading.Lock()
 
     def enter_process(self) -> None:
-        """Count in this process' row from now on."""
+        """Selects the row of this pool process, which has just started."""
         index = getattr(current_process(), "index", 0)
-        self._row = index * len(self._columns) if index < ROWS else -1
+        self._row_start = index * len(self._columns) if index < MAX_PROCESSES else None
+        # A forked process may have inherited the lock while a thread held it.
         self._lock = threading.Lock()
 
     def count(self, signal: Any, sender: Any) -> None:
-        """One more; called for each signal that the gate sends."""
+        """Increments the counter of `signal` for the task `sender`."""
         column = self._columns.get((getattr(sender, "name", ""), signal.name))
-        if column is not None and self._row >= 0:
+        if column is not None and self._row_start is not None:
             with self._lock:
-                self._cells[self._row + column] += 1
+                self._cells[self._row_start + column] += 1
 
-    def sums(self) -> dict[str, Counter[str]]:
-        """By task, then by the signal's short name; what never happened is left out."""
-        found: dict[str, Counter[str]] = {task: Counter() for task in self._tasks}
+    def totals(self) -> dict[str, Counter[str]]:
+        """Returns the sums over all processes, by task and signal; zeros are left out."""
+        totals: dict[str, Counter[str]] = {task: Counter() for task in self._tasks}
         for (task, signal), column in self._columns.items():
-            cells = range(column, len(self._columns) * ROWS, len(self._columns))
+            cells = range(column, len(self._columns) * MAX_PROCESSES, len(self._columns))
             if number := sum(self._cells[cell] for cell in cells):
-                found[task][signal.removeprefix(signals.PREFIX)] = number
-        return {task: counts for task, counts in found.items() if counts}
+                totals[task][signal.removeprefix(signals.PREFIX)] = number
+        return {task: counter for task, counter in totals.items() if counter}
 
-    # Two more cells, for what only the main process is told.
+    # Flags that the main process sets and all processes read.
 
     @property
-    def events_wanted(self) -> bool:
-        """Whether somebody listens to task events."""
+    def task_events_enabled(self) -> bool:
+        """Whether the worker sends task events."""
         return bool(self._cells[-1])
 
-    @events_wanted.setter
-    def events_wanted(self, wanted: bool) -> None:
-        self._cells[-1] = int(wanted)
+    @task_events_enabled.setter
+    def task_events_enabled(self, enabled: bool) -> None:
+        self._cells[-1] = int(enabled)
 
     @property
     def shutting_down(self) -> bool:
-        """Whether the worker takes no more messages."""
+        """Whether the worker is shutting down and takes no more messages."""
         return bool(self._cells[-2])
 
     @shutting_down.setter
-    def shutting_down(self, begun: bool) -> None:
-        self._cells[-2] = int(begun)
+    def shutting_down(self, shutting_down: bool) -> None:
+        self._cells[-2] = int(shutting_down)
 
 
-#: The one of this worker; None in any other program.
-shared_counters: SharedCounters | None = None
+#: The counters of this worker; None in other programs.
+current: SharedCounters | None = None
 
 
 def start(tasks: Iterable[str]) -> SharedCounters:
-    """Count from now on, in this process and in those that it forks."""
-    global shared_counters
-    shared_counters = SharedCounters(tasks)
-    signals.counter = shared_counters.count
-    return shared_counters
+    """Starts counting in this process and in those that it forks."""
+    global current
+    current = SharedCounters(tasks)
+    signals.counter = current.count
+    return current

@@ -1,7 +1,7 @@
-"""``celery -A shop idempotency …``: tables for people, ``--json`` for programs.
+"""The commands ``celery -A shop idempotency …``: tables for people, ``--json`` for programs.
 
-Celery finds the group by the entry point ``celery.commands`` and gives it the app of its ``-A``.
-Each command is a file here; what they print with (rich, humanize) is imported when they print.
+Celery loads this group through the entry point ``celery.commands`` and passes the app of its
+``-A``. Each module defines one command. rich and humanize are imported when a table is printed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from celery_idempotent.cli.listing import list_records
 from celery_idempotent.cli.show import show
 from celery_idempotent.cli.stats import stats
 
-# `celery inspect` and `celery control` must know our commands as well, and look in this process.
+# Registers the inspect commands in this process, so that `celery inspect` accepts their names.
 from celery_idempotent.monitoring import inspect_commands
 
 
 @click.group()
 def idempotency() -> None:
-    """Look at the records of idempotent tasks, and mend what stands in the way."""
+    """Inspect the records of idempotent tasks, and forget those that block calls."""
 
 
 for _parameter in inspect.params:
-    # Older Celerys list the commands when they are imported, which was before ours were known.
+    # Older versions of Celery list the command names at import, before ours are registered.
     if isinstance(_parameter.type, click.Choice):
         _parameter.type = click.Choice([*_parameter.type.choices, *inspect_commands.COMMANDS])
 

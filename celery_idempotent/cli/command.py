@@ -1,4 +1,4 @@
-"""What all commands share: the app, its tasks, one sentence for each fault, options."""
+"""What the commands share: the app's tasks, one-line errors, common options and JSON."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class FriendlyCommand(click.Command):
-    """A command that tells what is wrong in one sentence, without a traceback."""
+    """A command that reports the project's errors in one line, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it."""
+        """Runs the command.
+
+        Raises:
+            ClickException: in place of an IdempotencyError.
+        """
         try:
             return super().invoke(ctx)
         except IdempotencyError as error:
@@ -32,29 +36,25 @@ class FriendlyCommand(click.Command):
             raise click.ClickException(str(error)) from error
 
 
-def loaded(app: Celery) -> Celery:
-    """`app` with all its tasks, as a worker would have them."""
-    app.loader.import_default_modules()
-    app.finalize()
-    return app
-
-
-def gated_tasks(app: Celery) -> list[IdempotentTaskLike]:
-    """The app's idempotent tasks.
+def idempotent_tasks(app: Celery) -> list[IdempotentTaskLike]:
+    """Loads the app's task modules, as a worker does, and returns its idempotent tasks.
 
     Raises:
-        ClickException: if there is none: most often `-A` was forgotten.
+        ClickException: if the app has none, most often because `-A` is missing.
     """
-    found = app_tasks.tasks(loaded(app))
-    if not found:
+    app.loader.import_default_modules()
+    app.finalize()
+    tasks = app_tasks.tasks(app)
+    if not tasks:
         raise click.ClickException(
-            f"the app {app.main!r} has no idempotent task; name yours: celery -A shop idempotency …"
+            f"the app {app.main!r} has no idempotent task; "
+            "name your app with -A: celery -A shop idempotency …"
         )
-    return found
+    return tasks
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """``90``, ``90s``, ``10m``, ``2h``, ``1d``: as a timedelta."""
+    """A duration such as ``90``, ``90s``, ``10m``, ``2h`` or ``1d``, as a timedelta."""
 
     name = "duration"
     _UNITS: ClassVar = {"": "seconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -62,28 +62,28 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> timedelta:
-        """Read it."""
+        """Parses `value`; a value without a unit is in seconds."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(value))
         if match is None:
-            self.fail(f"{value!r} is no duration: write 90s, 10m, 2h or 1d", param, ctx)
+            self.fail(f"{value!r} is not a duration: write 90s, 10m, 2h or 1d", param, ctx)
         try:
             return timedelta(**{self._UNITS[match[2]]: float(match[1])})
         except OverflowError:
-            self.fail(f"{value!r} is longer than anybody can look back", param, ctx)
+            self.fail(f"{value!r} is too long: write less than 1000000000d", param, ctx)
 
 
 STATES = click.Choice(["RESERVED", "STARTED", "COMPLETED", "FAILED"], case_sensitive=False)
 
 
-def choosing(command: F) -> F:
-    """The options that choose records."""
+def filter_options(command: F) -> F:
+    """Adds the options that select records: --state, --task and --older-than."""
     options = (
         click.option("--state", type=STATES, help="Only records in this state."),
         click.option("--task", help="Only records of this task."),
         click.option(
             "--older-than",
             type=Duration(),
-            help="Only records that came into their state longer ago: 90s, 10m, 2h, 1d.",
+            help="Only records that have been in their state for longer: 90s, 10m, 2h, 1d.",
         ),
     )
     for option in reversed(options):
@@ -91,38 +91,44 @@ def choosing(command: F) -> F:
     return command
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
-def print_json(json_format: Any, *, indent: int | None = 2) -> None:
-    """One JSON document; an `indent` of None puts it on one line."""
-    text = json.dumps(json_format, indent=indent, ensure_ascii=False, default=str)
+def print_json(document: Any, *, indent: int | None = 2) -> None:
+    """Prints one JSON document, on one line where `indent` is None."""
+    text = json.dumps(document, indent=indent, ensure_ascii=False, default=str)
     try:
         text.encode(sys.stdout.encoding)
-    except UnicodeEncodeError:  # half a letter, or a terminal that has few of them
-        text = json.dumps(json_format, indent=indent, default=str)
+    except UnicodeEncodeError:  # a lone surrogate, or a character that the terminal cannot encode
+        text = json.dumps(document, indent=indent, default=str)
     click.echo(text)
 
 
-def arguments_of(formatting: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """A call's arguments from ``'[42]' '{"amount": 999}'``.
+def parse_arguments(texts: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
+    """Parses a call's arguments, written as ``'[42]' '{"amount": 999}'``.
 
     Raises:
-        UsageError: if they are not a JSON list and a JSON object.
+        UsageError: if `texts` is not a JSON list, optionally followed by a JSON object.
     """
-    if len(formatting) > 2:
+    if len(texts) > 2:
         raise click.UsageError("give the arguments as a JSON list and a JSON object")
-    kinds: list[Any] = [[], {}]
-    for config, (word, kind) in enumerate(zip(formatting, (list, dict), strict=False)):
-        try:
-            value = json.loads(word)
-        except ValueError:
-            value = None
-        if not isinstance(value, kind):
-            example = "'[42]'" if kind is list else """'{"amount": 999}'"""
-            raise click.UsageError(f"{word!r} is not a JSON {_NAMES[kind]}, such as {example}")
-        kinds[config] = value
-    return kinds[0], kinds[1]
+    args: list[Any] = _parse(texts[0], list) if texts else []
+    kwargs: dict[str, Any] = _parse(texts[1], dict) if len(texts) > 1 else {}
+    return args, kwargs
 
 
-_NAMES = {list: "list", dict: "object"}
+def _parse(text: str, wanted: type) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, wanted):
+        name, example = _JSON_EXAMPLES[wanted]
+        raise click.UsageError(f"{text!r} is not a JSON {name}, such as {example}")
+    return value
+
+
+_JSON_EXAMPLES: dict[type, tuple[str, str]] = {
+    list: ("list", "'[42]'"),
+    dict: ("object", """'{"amount": 999}'"""),
+}

@@ -1,4 +1,4 @@
-"""``doctor``: everything that makes the promise weaker."""
+"""``doctor``: finds settings that weaken the guarantees."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from typing import Any
 import click
 
 from celery_idempotent import doctor as doctor_checks
-from celery_idempotent.cli import console as screen
-from celery_idempotent.cli.command import FriendlyCommand, gated_tasks, json_option, print_json
+from celery_idempotent.cli import console
+from celery_idempotent.cli.command import (
+    FriendlyCommand,
+    idempotent_tasks,
+    json_option,
+    print_json,
+)
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.doctor import Finding, Severity, versions
 
@@ -21,54 +26,44 @@ _STYLES = {Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "r
     type=click.Choice(["note", "warning", "error", "never"]),
     default="warning",
     show_default=True,
-    help="Exit with 1 if there is a finding as grave as this.",
+    help="Exit with 1 if a finding has at least this severity.",
 )
 @json_option
 @click.pass_obj
 def doctor(obj: Any, fail_on: str, as_json: bool) -> None:
-    """Find what makes the promise weaker: the setting to change, and why."""
-    tasks = gated_tasks(obj.app)
+    """Check the configuration of tasks, broker and Redis: what is wrong, why, and how to fix it."""
+    tasks = idempotent_tasks(obj.app)
     findings = doctor_checks.examine(obj.app)
-    places = list(dict.fromkeys(str(store.config) for store in app_tasks.stores(tasks)))
+    stores = list(dict.fromkeys(str(store.config) for store in app_tasks.stores(tasks)))
     if as_json:
         print_json(
             {
                 "versions": versions.installed(),
-                "stores": places,
-                "findings": [
-                    {
-                        "name": one.name,
-                        "severity": str(one.severity),
-                        "subject": one.subject,
-                        "what": one.what,
-                        "setting": one.setting,
-                        "why": one.why,
-                    }
-                    for one in findings
-                ],
+                "stores": stores,
+                "findings": [finding.to_json() for finding in findings],
             }
         )
     else:
-        _print(findings, places)
-    grave = fail_on != "never" and any(
-        one.severity >= Severity[fail_on.upper()] for one in findings
+        _print(findings, stores)
+    failed = fail_on != "never" and any(
+        finding.severity >= Severity[fail_on.upper()] for finding in findings
     )
-    raise SystemExit(1 if grave else 0)
+    raise SystemExit(1 if failed else 0)
 
 
-def _print(findings: list[Finding], places: list[str]) -> None:
+def _print(findings: list[Finding], stores: list[str]) -> None:
+    out = console.create()
     from rich.text import Text
 
-    console = screen.console()
-    here = ", ".join(f"{name} {number}" for name, number in versions.installed().items())
-    console.print(Text(f"{here}; records at {', '.join(places)}"))
-    for one in findings:
-        console.print()
-        head = Text(f"{one.severity}  ", style=_STYLES[one.severity])
-        console.print(head + Text(f"{one.subject}: {one.what}", style="bold"))
-        grid = screen.pairs()
-        grid.add_row("why", Text(one.why))
-        grid.add_row("change", Text(one.setting))
-        console.print(grid)
+    installed = ", ".join(f"{name} {version}" for name, version in versions.installed().items())
+    out.print(Text(f"{installed}; records at {', '.join(stores)}"))
+    for finding in findings:
+        out.print()
+        severity = Text(f"{finding.severity}  ", style=_STYLES[finding.severity])
+        out.print(severity + Text(f"{finding.subject}: {finding.what}", style="bold"))
+        grid = console.field_grid()
+        grid.add_row("why", Text(finding.why))
+        grid.add_row("fix", Text(finding.setting))
+        out.print(grid)
     if not findings:
-        console.print("Nothing to mend.")
+        out.print("No findings.")

@@ -1,4 +1,4 @@
-"""``explain``: from a call to its key, and what it would meet."""
+"""``explain``: how the key of a call is derived, and what would happen to the call."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 import click
 
-from celery_idempotent.cli import console as screen
+from celery_idempotent.cli import console
 from celery_idempotent.cli.command import (
     FriendlyCommand,
-    arguments_of,
-    gated_tasks,
+    idempotent_tasks,
     json_option,
+    parse_arguments,
     print_json,
 )
-from celery_idempotent.cli.target import look
+from celery_idempotent.cli.target import read_view
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.explanation import Argument, Explanation
@@ -27,8 +27,8 @@ from celery_idempotent.store.record_query import RecordView
 @click.command(cls=FriendlyCommand)
 @click.argument("task")
 @click.argument("arguments", nargs=-1, metavar="[ARGS] [KWARGS]")
-@click.option("--key", "own_key", help="A key that the call carries itself.")
-@click.option("--task-id", help="For the rule TASK_ID: the id of the message.")
+@click.option("--key", "own_key", help="The key that the call carries itself.")
+@click.option("--task-id", help="The id of the message, for the key rule TASK_ID.")
 @json_option
 @click.pass_obj
 def explain(
@@ -39,91 +39,95 @@ def explain(
     task_id: str | None,
     as_json: bool,
 ) -> None:
-    """Tell how a call comes to its key, and what it would meet now.
+    """Show how the key of a call is derived, and what would happen to the call now.
 
     \b
     celery -A shop idempotency explain shop.charge '[42]' '{"amount": 999}'
     """
-    by_name = {one.name: one for one in gated_tasks(obj.app)}
-    if task not in by_name:
-        raise click.ClickException(f"{task!r} is no idempotent task of this app")
-    args, kwargs = arguments_of(arguments)
-    configured = by_name[task].idempotency_configuration
-    if configured.settings.key is TASK_ID and not (own_key or task_id):
-        raise click.UsageError(f"{task} goes by TASK_ID: give --task-id")
+    tasks = {candidate.name: candidate for candidate in idempotent_tasks(obj.app)}
+    if task not in tasks:
+        raise click.ClickException(f"{task!r} is not an idempotent task of this app")
+    args, kwargs = parse_arguments(arguments)
+    configuration = tasks[task].idempotency_configuration
+    if configuration.settings.key is TASK_ID and not (own_key or task_id):
+        raise click.UsageError(f"the key rule of {task} is TASK_ID: give --task-id")
     try:
-        told = configured.rule.explain(args, kwargs, task_id=task_id, explicit=own_key)
+        explanation = configuration.rule.explain(args, kwargs, task_id=task_id, explicit=own_key)
     except IdempotencyError:
         raise
     except TypeError as error:
-        raise click.UsageError(f"{task}: these arguments do not fit: {error}") from None
-    record_view = look(configured.executor.store, told.key)
-    meets = predict(told.key, configured.settings, record_view)
-    name = configured.executor.store.name(told.key)
+        raise click.UsageError(f"the arguments do not fit {task}: {error}") from None
+    store = configuration.executor.store
+    view = read_view(store, explanation.key)
+    prediction = predict(explanation.key, configuration.settings, view)
+    redis_name = store.name(explanation.key)
     if as_json:
-        print_json(_document(by_name[task], told, name, record_view, meets))
+        print_json(_document(tasks[task], explanation, redis_name, view, prediction))
     else:
-        _print(by_name[task], told, name, meets)
+        _print(tasks[task], explanation, redis_name, prediction)
 
 
 def _document(
     task: IdempotentTaskLike,
-    told: Explanation,
-    name: str,
-    record_view: RecordView | None,
-    meets: Prediction,
+    explanation: Explanation,
+    redis_name: str,
+    view: RecordView | None,
+    prediction: Prediction,
 ) -> dict[str, Any]:
     return {
         "task": task.name,
-        "rule": told.rule,
+        "rule": explanation.rule,
         "arguments": [
             {
-                "name": one.name,
-                "canonical": _text(one.form),
-                "at_default": one.at_default,
-                "in_key": one.in_key,
+                "name": argument.name,
+                "canonical": _text(argument.form),
+                "at_default": argument.at_default,
+                "in_key": argument.in_key,
             }
-            for one in told.arguments
+            for argument in explanation.arguments
         ],
-        "form": _text(told.form),
-        "key": str(told.key),
-        "fingerprint": told.key.fingerprint.hex(),
-        "redis_name": name,
-        "record": None if record_view is None else json_format.of_view(record_view),
-        "meets": meets._asdict(),
+        "form": _text(explanation.form),
+        "key": str(explanation.key),
+        "fingerprint": explanation.key.fingerprint.hex(),
+        "redis_name": redis_name,
+        "record": None if view is None else json_format.view_fields(view),
+        "prediction": prediction._asdict(),
     }
 
 
-def _print(task: IdempotentTaskLike, told: Explanation, name: str, meets: Prediction) -> None:
+def _print(
+    task: IdempotentTaskLike, explanation: Explanation, redis_name: str, prediction: Prediction
+) -> None:
+    out = console.create()
     from rich.text import Text
 
-    console = screen.console()
-    table = screen.table("ARGUMENT", "CANONICAL FORM", "PART IN THE KEY", "IN THE FINGERPRINT")
-    for one in told.arguments:
-        in_key, in_fingerprint = _parts(one, told)
-        table.add_row(Text(one.name), Text(_text(one.form) or "has none"), in_key, in_fingerprint)
-    grid = screen.pairs()
-    lines = (
+    if explanation.arguments:
+        table = console.table("ARGUMENT", "CANONICAL FORM", "IN KEY", "IN FINGERPRINT")
+        for argument in explanation.arguments:
+            form = _text(argument.form) or "none"
+            in_key, in_fingerprint = _participation(argument, explanation)
+            table.add_row(Text(argument.name), Text(form), in_key, in_fingerprint)
+        out.print(table)
+    grid = console.field_grid()
+    fields = (
         ("task", task.name),
-        ("rule", told.rule),
-        ("form", _text(told.form) or ""),
-        ("key", str(told.key)),
-        ("fingerprint", told.key.fingerprint.hex() or "none: the key covers all there is"),
-        ("in Redis", name),
-        ("meets", meets.sentence),
+        ("rule", explanation.rule),
+        ("form", _text(explanation.form) or ""),
+        ("key", str(explanation.key)),
+        ("fingerprint", explanation.key.fingerprint.hex() or "none: the key covers all arguments"),
+        ("in Redis", redis_name),
+        ("prediction", prediction.sentence),
     )
-    for label, text in lines:
+    for label, text in fields:
         grid.add_row(label, Text(text))
-    if told.arguments:
-        console.print(table)
-    console.print(grid)
+    out.print(grid)
 
 
-def _parts(one: Argument, told: Explanation) -> tuple[str, str]:
-    in_key = {True: "yes", False: "no", None: "as the callable decides"}[one.in_key]
-    if not told.key.fingerprint:
-        return ("no: at its default" if one.at_default and one.in_key else in_key), "no"
-    return in_key, "no: at its default" if one.at_default else "yes"
+def _participation(argument: Argument, explanation: Explanation) -> tuple[str, str]:
+    in_key = {True: "yes", False: "no", None: "decided by the callable"}[argument.in_key]
+    if explanation.key.fingerprint:
+        return in_key, "no: at its default" if argument.at_default else "yes"
+    return ("no: at its default" if argument.at_default and argument.in_key else in_key), "no"
 
 
 def _text(form: bytes | None) -> str | None:

@@ -1,12 +1,12 @@
-"""Times, spans and sizes in words."""
+"""Formats times, durations, sizes and counts for people."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 
 
-def when(moment: datetime | None, now: datetime) -> str:
-    """``3 minutes ago``, ``23 hours from now``."""
+def relative_time(moment: datetime | None, now: datetime) -> str:
+    """Returns ``3 minutes ago`` or ``23 hours from now``."""
     import humanize
 
     if moment is None:
@@ -15,15 +15,15 @@ def when(moment: datetime | None, now: datetime) -> str:
     return text
 
 
-def exactly(moment: datetime | None, now: datetime) -> str:
-    """The same, with the moment itself."""
+def absolute_time(moment: datetime | None, now: datetime) -> str:
+    """Returns ``2026-11-21 15:45:49 UTC, 3 minutes ago``."""
     if moment is None:
         return "–"
-    return f"{moment:%Y-%m-%d %H:%M:%S} UTC, {when(moment, now)}"
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC, {relative_time(moment, now)}"
 
 
-def span(seconds: float) -> str:
-    """``2 minutes and 30 seconds``; below a second in milliseconds."""
+def duration(seconds: float) -> str:
+    """Returns ``2 minutes and 30 seconds``; durations below a second in milliseconds."""
     import humanize
 
     if seconds < 1:
@@ -32,14 +32,16 @@ def span(seconds: float) -> str:
     return text
 
 
-def size(number: float) -> str:
-    """``1.2 MB``."""
+def size(number: float | None) -> str:
+    """Returns ``1.2 MB``."""
     import humanize
 
+    if number is None:
+        return "–"
     text: str = humanize.naturalsize(number)
     return text
 
 
 def plural(number: int, noun: str) -> str:
-    """``1 record``, ``2,000 records``."""
+    """Returns ``1 record`` or ``2,000 records``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -1,27 +1,28 @@
-"""``list``: records as they are come by, or a picture of them that is kept up to date."""
+"""``list``: prints records as a scan returns them, or a table that is refreshed."""
 
 from __future__ import annotations
 
 import contextlib
 import heapq
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from time import sleep, strftime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_idempotent.cli import console as screen
-from celery_idempotent.cli import formatting
+from celery_idempotent.cli import console, formatting
 from celery_idempotent.cli.command import (
     FriendlyCommand,
-    choosing,
-    gated_tasks,
+    filter_options,
+    idempotent_tasks,
     json_option,
     print_json,
 )
+from celery_idempotent.cli.target import make_filter
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring import json_format
 from celery_idempotent.record.record import Record, State
@@ -29,29 +30,30 @@ from celery_idempotent.store.record_query import RecordFilter, RecordView, recor
 from celery_idempotent.store.record_store import RecordStore
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
-#: Widths of the columns before the last one, which has what is left; and from which width on.
+#: Name and width of each column before KEY, and the width of the terminal that it needs.
 _COLUMNS = (
     ("STATE", 9, 0),
-    ("TRY", 3, 0),
+    ("ATTEMPT", 7, 0),
     ("SINCE", 14, 0),
-    ("UNTIL", 25, 100),
-    ("TASK ID", 36, 140),
+    ("UNTIL", 28, 110),
+    ("TASK ID", 36, 150),
 )
+#: Rows of the first printed chunk, and of each later one.
+_FIRST_CHUNK, _CHUNK = 10, 100
 
 
 @click.command("list", cls=FriendlyCommand)
-@choosing
-@click.option("--limit", type=click.IntRange(1), help="Stop after so many.")
+@filter_options
+@click.option("--limit", type=click.IntRange(1), help="Print at most this many records.")
 @click.option(
     "--watch",
     type=click.FloatRange(0.1),
     is_flag=False,
     flag_value=2.0,
     metavar="[SECONDS]",
-    help="Stay, and look again every so many seconds (2): the newest first.",
+    help="Keep running, and show the newest records every so many seconds (default: 2).",
 )
 @json_option
 @click.pass_obj
@@ -64,117 +66,116 @@ def list_records(
     watch: float | None,
     as_json: bool,
 ) -> None:
-    """List records, one a line. `--json`: one JSON object a line."""
-    stores = app_tasks.stores(gated_tasks(obj.app))
-    record_filter = RecordFilter(None if state is None else State(state.upper()), task, older_than)
+    """List records, one per line. With --json, one JSON object per line."""
+    stores = app_tasks.stores(idempotent_tasks(obj.app))
+    record_filter = make_filter(state, task, older_than)
     if watch is not None:
         if as_json:
-            raise click.UsageError("--watch is for people, --json for programs")
+            raise click.UsageError("--watch cannot be combined with --json")
         with contextlib.suppress(KeyboardInterrupt):
             _watch(stores, record_filter, watch, limit)
         return
-    found = islice((one for page in record_views(stores, record_filter) for one in page), limit)
+    views = islice((view for page in record_views(stores, record_filter) for view in page), limit)
     if as_json:
-        for record_view in found:
-            print_json(json_format.of_view(record_view), indent=None)
-        return
-    _print(screen.console(), found)
+        for view in views:
+            print_json(json_format.view_fields(view), indent=None)
+    else:
+        _print(views)
 
 
-def _print(console: Console, found: Iterator[RecordView]) -> None:
-    """A table that does not wait for its last row: `list | head` ends with the first ten."""
-    width = console.width
-    printed, run_sync = False, 10
-    while chunk := list(islice(found, run_sync)):
-        console.print(_table(chunk, width, heads=not printed), crop=False)
-        printed, run_sync = True, 100
+def _print(views: Iterator[RecordView]) -> None:
+    """Prints a table in chunks, so that `list | head` ends after the first rows."""
+    out = console.create()
+    size, printed = _FIRST_CHUNK, False
+    while chunk := list(islice(views, size)):
+        out.print(_table(chunk, out.width, show_header=not printed), crop=False)
+        size, printed = _CHUNK, True
     if not printed:
-        console.print("No such records.")
+        out.print("No matching records.")
 
 
-def _table(found: Iterable[RecordView], width: int, *, heads: bool = True) -> Table:
+def _table(views: Iterable[RecordView], width: int, *, show_header: bool = True) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     columns = [(name, size) for name, size, least in _COLUMNS if width >= least]
-    table = Table(box=None, show_header=heads, pad_edge=False, header_style="bold")
+    table = Table(box=None, show_header=show_header, pad_edge=False, header_style="bold")
     for name, size in columns:
         table.add_column(name, width=size, no_wrap=True)
     table.add_column("KEY", no_wrap=True, overflow="ellipsis")
-    for record_view in found:
-        cells = _cells(record_view)
+    for view in views:
+        cells = _cells(view)
+        style = console.STATE_STYLES.get(cells["STATE"], "magenta")
         table.add_row(
-            *(Text.from_markup(cells[name]) for name, _ in columns), Text(str(record_view.key))
+            *(Text(cells[name], style=style if name == "STATE" else "") for name, _ in columns),
+            Text(str(view.key)),
         )
     return table
 
 
-def _cells(record_view: RecordView) -> dict[str, str]:
-    record = record_view.record
+def _cells(view: RecordView) -> dict[str, str]:
+    record = view.record
     if record is None:
-        return {name: "" for name, _, _ in _COLUMNS} | {"STATE": "[magenta]CORRUPT[/]"}
-    from rich.markup import escape
-
-    style = screen.STYLES[record.state.value]
+        return {name: "" for name, _, _ in _COLUMNS} | {"STATE": "CORRUPT"}
     return {
-        "STATE": f"[{style}]{record.state}[/]",
-        "TRY": str(record.attempt or ""),
-        "SINCE": formatting.when(since(record), record_view.now),
-        "UNTIL": _until(record, record_view),
-        "TASK ID": escape(record.task_id),
+        "STATE": record.state.value,
+        "ATTEMPT": str(record.attempt or ""),
+        "SINCE": formatting.relative_time(since(record), view.now),
+        "UNTIL": _until(record, view),
+        "TASK ID": record.task_id,
     }
 
 
-def _until(record: Record, record_view: RecordView) -> str:
+def _until(record: Record, view: RecordView) -> str:
     if record.deadline is None:
-        return formatting.when(record.expires_at, record_view.now)
-    what = "lease" if record.state is State.STARTED else "held"
-    over = record.deadline <= record_view.now
-    return f"{what} {'ended ' if over else ''}{formatting.when(record.deadline, record_view.now)}"
+        return formatting.relative_time(record.expires_at, view.now)
+    label = "lease" if record.state is State.STARTED else "reserved"
+    expired = "expired " if record.deadline <= view.now else ""
+    return f"{label} {expired}{formatting.relative_time(record.deadline, view.now)}"
 
 
 def _watch(
     stores: list[RecordStore], record_filter: RecordFilter, seconds: float, limit: int | None
 ) -> None:
-    console = screen.console()
+    out = console.create()
     from rich.live import Live
 
-    on_screen = Live(console=console, auto_refresh=False, screen=True)
-    # Piped, one picture follows the other.
-    with on_screen if console.is_terminal else contextlib.nullcontext() as live:
+    # On a terminal each table replaces the one before; piped, it follows it.
+    screen = Live(console=out, auto_refresh=False, screen=True)
+    with screen if out.is_terminal else contextlib.nullcontext() as live:
         while True:
-            picture = _picture(stores, record_filter, limit, console.width)
+            table = _newest(stores, record_filter, limit, out.width)
             if live is None:
-                console.print(picture)
+                out.print(table)
             else:
-                live.update(picture, refresh=True)
+                live.update(table, refresh=True)
             sleep(seconds)
 
 
-def _picture(
+def _newest(
     stores: list[RecordStore], record_filter: RecordFilter, limit: int | None, width: int
 ) -> Table:
-    """The newest records, as many as there is room for, over the number of all."""
-    counts: Counter[str] = Counter()
+    """Returns a table of the newest records that fit the screen, and the number in each state."""
+    numbers: Counter[str] = Counter()
 
-    def counted() -> Iterator[RecordView]:
+    def readable_views() -> Iterator[RecordView]:
         for page in record_views(stores, record_filter):
-            for record_view in page:
-                counts[
-                    "CORRUPT" if record_view.record is None else record_view.record.state.value
-                ] += 1
-                if record_view.record is not None:
-                    yield record_view
+            for view in page:
+                numbers["CORRUPT" if view.record is None else view.record.state.value] += 1
+                if view.record is not None:
+                    yield view
 
-    room = limit or max(1, screen.terminal_lines() - 4)
-    newest = heapq.nlargest(room, counted(), key=_moment)
-    table = _table(newest, width)
+    # The header, the caption and the prompt take lines, too.
+    rows = limit or max(1, shutil.get_terminal_size().lines - 4)
+    table = _table(heapq.nlargest(rows, readable_views(), key=_since), width)
     table.caption = f"{strftime('%H:%M:%S')}  " + (
-        ", ".join(f"{number:,} {state}" for state, number in sorted(counts.items())) or "no records"
+        ", ".join(f"{number:,} {state}" for state, number in sorted(numbers.items()))
+        or "no records"
     )
     table.caption_justify = "left"
     return table
 
 
-def _moment(record_view: RecordView) -> float:
-    return 0.0 if record_view.record is None else since(record_view.record).timestamp()
+def _since(view: RecordView) -> datetime:
+    assert view.record is not None
+    return since(view.record)

@@ -1,4 +1,4 @@
-"""``stats``: how many, how large, how fast, and what duplicates it saves."""
+"""``stats``: number, size and rate of records, and the hit ratio, by task."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from typing import Any
 
 import click
 
-from celery_idempotent.cli import console as screen
-from celery_idempotent.cli import formatting
-from celery_idempotent.cli.command import FriendlyCommand, gated_tasks, json_option, print_json
+from celery_idempotent.cli import console, formatting
+from celery_idempotent.cli.command import (
+    FriendlyCommand,
+    idempotent_tasks,
+    json_option,
+    print_json,
+)
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.monitoring import inspect_commands
 from celery_idempotent.monitoring.statistics import TaskStatistics, collect
 
 _STATES = ("RESERVED", "STARTED", "COMPLETED", "FAILED")
-_NUMBERS = (*_STATES, "TRY > 1", "LEASE OVER")
-#: Letters that a table with a column for each number takes.
-_WIDE = 130
+_NUMBERS = (*_STATES, "TAKEOVERS", "LEASE EXPIRED")
+#: Console width from which on each number has a column of its own.
+_WIDE = 140
 
 
 @click.command(cls=FriendlyCommand)
@@ -31,38 +35,49 @@ _WIDE = 130
 )  # fmt: skip
 @click.option(
     "--timeout", type=click.FloatRange(0), default=1.0, show_default=True,
-    help="Seconds to wait for the workers' counts; 0 does not ask.",
+    help="Seconds to wait for the workers' counters; 0 skips them.",
 )  # fmt: skip
 @json_option
 @click.pass_obj
 def stats(obj: Any, sample: int, timeout: float, as_json: bool) -> None:
     """Count records by task and state, with their sizes, rates and replays.
 
-    Goes over all records by SCAN. How many calls were answered from a record, no record can tell:
-    that is what the workers have counted since they were started.
+    Scans all records. Records do not count how often they were replayed, so the hit ratio comes
+    from the workers' counters, which begin at zero when a worker starts.
     """
-    tasks = gated_tasks(obj.app)
+    tasks = idempotent_tasks(obj.app)
     with _progress(tasks) as progress:
-        collected = collect(tasks, sample, progress)
-    counts = inspect_commands.counts(obj.app, timeout) if timeout else None
+        statistics = collect(tasks, sample, progress)
+    counters = inspect_commands.counts(obj.app, timeout) if timeout else None
+    names = sorted({*statistics, *(counters or {})})
+    rows = {
+        name: (statistics.get(name, TaskStatistics()), (counters or {}).get(name, Counter()))
+        for name in names
+    }
     if as_json:
-        print_json(_document(collected, counts))
+        print_json(
+            {
+                "workers_answered": counters is not None,
+                "tasks": {name: _document(*row) for name, row in rows.items()},
+            }
+        )
     else:
-        _print(collected, counts)
+        _print(rows, workers_replied=counters is not None)
 
 
-def hit_ratio(counts: Mapping[str, int]) -> float | None:
-    """The part of calls that was answered from a record."""
-    calls = counts.get("begun", 0) + counts.get("replayed", 0)
-    return counts.get("replayed", 0) / calls if calls else None
+def hit_ratio(counter: Mapping[str, int]) -> float | None:
+    """Returns the share of calls that were replayed; None if there were no calls."""
+    calls = counter.get("begun", 0) + counter.get("replayed", 0)
+    return counter.get("replayed", 0) / calls if calls else None
 
 
 @contextmanager
 def _progress(tasks: Sequence[IdempotentTaskLike]) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, for scans that last; nothing elsewhere."""
+    """Shows a progress bar on a terminal; yields a function that advances it."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
+    out = console.create(stderr=True)
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -73,114 +88,92 @@ def _progress(tasks: Sequence[IdempotentTaskLike]) -> Iterator[Callable[[int], N
 
     total = 0
     for store in app_tasks.stores(tasks):
-        with store.open_reader() as open_reader:
-            total += open_reader.count_names()
+        with store.open_reader() as reader:
+            total += reader.count_names()
     columns = (TextColumn("scanning"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen.console(stderr=True), transient=True) as bar:
-        task = bar.add_task("scanning", total=total)
-
-        def advance(number: int) -> None:
-            bar.update(task, advance=number)
-
-        yield advance
+    with Progress(*columns, console=out, transient=True) as bar:
+        scan = bar.add_task("scanning", total=total)
+        yield lambda number: bar.update(scan, advance=number)
 
 
-def _document(
-    collected: Mapping[str, TaskStatistics], counts: Mapping[str, Counter[str]] | None
-) -> dict[str, Any]:
+def _document(statistics: TaskStatistics, counter: Mapping[str, int]) -> dict[str, Any]:
     return {
-        "workers_answered": counts is not None,
-        "tasks": {
-            name: {
-                "records": one.records,
-                "states": {state: one.states[state] for state in (*_STATES, "CORRUPT")},
-                "takeovers": one.taken_over,
-                "lease_expired": one.lease_expired,
-                "bytes_per_record": one.bytes_per_record,
-                "bytes_total": one.bytes_total,
-                "per_second": one.rate,
-                "retention": one.retention,
-                "bytes_projected": one.bytes_projected,
-                "counts": dict((counts or {}).get(name, {})),
-                "hit_ratio": hit_ratio((counts or {}).get(name, {})),
-            }
-            for name in sorted({*collected, *(counts or {})})
-            for one in [collected.get(name, TaskStatistics())]
-        },
+        "records": statistics.records,
+        "states": {state: statistics.states[state] for state in (*_STATES, "CORRUPT")},
+        "takeovers": statistics.takeovers,
+        "lease_expired": statistics.lease_expired,
+        "bytes_per_record": statistics.bytes_per_record,
+        "bytes_total": statistics.bytes_total,
+        "per_second": statistics.per_second,
+        "retention": statistics.retention,
+        "bytes_projected": statistics.bytes_projected,
+        "counts": dict(counter),
+        "hit_ratio": hit_ratio(counter),
     }
 
 
 def _print(
-    collected: Mapping[str, TaskStatistics], counts: Mapping[str, Counter[str]] | None
+    rows: Mapping[str, tuple[TaskStatistics, Counter[str]]], *, workers_replied: bool
 ) -> None:
+    out = console.create()
     from rich.text import Text
 
-    console = screen.console()
-    wide = console.width >= _WIDE
+    wide = out.width >= _WIDE
     numbers = tuple(f">{name}" for name in _NUMBERS) if wide else ("RECORDS",)
-    table = screen.table("TASK", *numbers, ">BYTES", ">A MINUTE", ">AT THIS RATE", ">HITS")
-    corrupt = 0
-    for name in sorted({*collected, *(counts or {})}):
-        one = collected.get(name, TaskStatistics())
-        corrupt += one.states["CORRUPT"]
+    table = console.table("TASK", *numbers, ">BYTES", ">PER MINUTE", ">PROJECTED", ">HIT RATIO")
+    for name, (statistics, counter) in rows.items():
+        ratio = hit_ratio(counter)
         table.add_row(
             Text(name),
-            *(_numbers(one) if wide else [_lines(one)]),
-            _size(one.bytes_total),
-            f"{one.rate * 60:,.1f}",
-            _size(one.bytes_projected),
-            _percent(hit_ratio((counts or {}).get(name, {}))),
+            *(_numbers(statistics) if wide else [_number_lines(statistics)]),
+            formatting.size(statistics.bytes_total),
+            f"{statistics.per_second * 60:,.1f}",
+            formatting.size(statistics.bytes_projected),
+            "–" if ratio is None else f"{ratio:.1%}",
         )
-    console.print(table)
-    for line in _remarks(collected, counts, corrupt):
-        console.print(line)
+    out.print(table)
+    for line in _summary(rows, workers_replied=workers_replied):
+        out.print(line)
 
 
-def _numbers(one: TaskStatistics) -> list[str]:
-    """In the order of the columns."""
-    states = (one.states[state] for state in _STATES)
-    return [f"{number:,}" for number in (*states, one.taken_over, one.lease_expired)]
+def _numbers(statistics: TaskStatistics) -> list[str]:
+    """Returns the numbers in the order of _NUMBERS."""
+    states = (statistics.states[state] for state in _STATES)
+    return [f"{n:,}" for n in (*states, statistics.takeovers, statistics.lease_expired)]
 
 
-def _lines(one: TaskStatistics) -> str:
-    """The same below each other, where the terminal has no room for columns; no zeros."""
-    named = zip(_NUMBERS, _numbers(one), strict=True)
+def _number_lines(statistics: TaskStatistics) -> str:
+    """Returns the numbers but zeros in one cell, a line each, for narrow terminals."""
+    named = zip(_NUMBERS, _numbers(statistics), strict=True)
     return "\n".join(f"{number} {name}" for name, number in named if number != "0")
 
 
-def _remarks(
-    collected: Mapping[str, TaskStatistics],
-    counts: Mapping[str, Counter[str]] | None,
-    corrupt: int,
+def _summary(
+    rows: Mapping[str, tuple[TaskStatistics, Counter[str]]], *, workers_replied: bool
 ) -> Iterator[str]:
-    number = sum(one.records for one in collected.values())
-    now = sum(one.bytes_total or 0 for one in collected.values())
-    then = sum(one.bytes_projected or 0 for one in collected.values())
-    yield (
-        f"{formatting.plural(number, 'record')}, {formatting.size(now)} by a sample; "
-        f"{formatting.size(then)} if "
-        "outcomes go on coming as in the last hour (rate × retention × size)."
+    all_statistics = [statistics for statistics, _ in rows.values()]
+    number = sum(statistics.records for statistics in all_statistics)
+    total = formatting.size(sum(statistics.bytes_total or 0 for statistics in all_statistics))
+    projected = formatting.size(
+        sum(statistics.bytes_projected or 0 for statistics in all_statistics)
     )
-    if counts is None:
-        yield "No worker has answered: HITS (the part of calls that was replayed) is not known."
-    else:
-        total: Counter[str] = sum(counts.values(), Counter())
+    yield (
+        f"{formatting.plural(number, 'record')}, {total} (estimated from a sample); {projected} "
+        "projected from the rate of the last hour (rate × retention × size)."
+    )
+    if workers_replied:
+        counter: Counter[str] = sum((counter for _, counter in rows.values()), Counter())
         yield (
-            f"Since the workers started: {formatting.plural(total['begun'], 'execution')}, "
-            f"{formatting.plural(total['replayed'], 'replay')}, "
-            f"{formatting.plural(total['conflicted'], 'conflict')}, "
-            f"{formatting.plural(total['taken_over'], 'takeover')}."
+            f"Since the workers started: {formatting.plural(counter['begun'], 'execution')}, "
+            f"{formatting.plural(counter['replayed'], 'replay')}, "
+            f"{formatting.plural(counter['conflicted'], 'conflict')}, "
+            f"{formatting.plural(counter['taken_over'], 'takeover')}."
         )
+    else:
+        yield "No worker replied, so HIT RATIO (the share of calls that were replayed) is unknown."
+    corrupt = sum(statistics.states["CORRUPT"] for statistics in all_statistics)
     if corrupt:
         yield (
             f"{formatting.plural(corrupt, 'record')} cannot be read: "
-            "see list, and forget them by key."
+            "find them with list, and forget them by key."
         )
-
-
-def _size(number: float | None) -> str:
-    return "–" if number is None else formatting.size(number)
-
-
-def _percent(part: float | None) -> str:
-    return "–" if part is None else f"{part:.1%}"

@@ -1,96 +1,97 @@
-"""Which record an operator means: by key, by task id, or by task and arguments."""
+"""Finds the records that an operator names: by key, by task id, or by task and arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from datetime import timedelta
 
 import click
 
-from celery_idempotent.cli.command import arguments_of
+from celery_idempotent.cli.command import parse_arguments
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.key.key import Key
+from celery_idempotent.record.record import State
 from celery_idempotent.store.record_query import RecordFilter, RecordView, record_views
 from celery_idempotent.store.record_store import RecordStore
 
-WORDS_HELP = """\b
-A record is named by
-  its key        shop.charge:PN0MlSPt3FmEwTzQ5dHvBQ (with or without the prefix)
-  its task id    5e1d…  (looks through all records)
-  its task and the call's arguments, as JSON:  shop.charge '[42]' '{"amount": 999}'
-  its task and the call's own key:             shop.charge --key req-7f3a"""
+RECORD_HELP = """\b
+RECORD is one of:
+  a key                      shop.charge:PN0MlSPt3FmEwTzQ5dHvBQ (with or without the prefix)
+  a task id                  5e1d…  (scans all records)
+  a task and the call's arguments, as JSON
+                             shop.charge '[42]' '{"amount": 999}'
+  a task and the call's own key
+                             shop.charge --key req-7f3a"""
+
+
+def make_filter(state: str | None, task: str | None, older_than: timedelta | None) -> RecordFilter:
+    """Returns the filter that the options --state, --task and --older-than describe."""
+    return RecordFilter(None if state is None else State(state.upper()), task, older_than)
 
 
 def resolve_records(
     tasks: Sequence[IdempotentTaskLike], names: tuple[str, ...], own_key: str | None
 ) -> list[RecordView]:
-    """The records that `words` name.
+    """Returns the records that `names` refer to.
 
     Raises:
-        ClickException: if there is no record of that name.
-        UsageError: if the words name nothing.
+        ClickException: if there is no such record.
+        UsageError: if `names` is neither a key, a task id nor a task with its arguments.
     """
-    by_name = {task.name: task for task in tasks}
-    first = by_name.get(names[0])
-    if first is not None:
-        key = _key_of_call(first, names[1:], own_key)
-        record_view = look(first.idempotency_configuration.executor.store, key)
-        if record_view is None:
+    task = next((task for task in tasks if task.name == names[0]), None)
+    if task is not None:
+        key = _key_of_call(task, names[1:], own_key)
+        view = read_view(task.idempotency_configuration.executor.store, key)
+        if view is None:
             raise click.ClickException(f"{key} is absent: a call with these arguments would run")
-        return [record_view]
+        return [view]
     if own_key is not None:
-        raise click.UsageError("--key goes with a task: shop.charge --key req-7f3a")
-    return [_one(tasks, word) for word in names]
+        raise click.UsageError("--key needs a task: shop.charge --key req-7f3a")
+    return [_find(tasks, name) for name in names]
 
 
-def _key_of_call(task: IdempotentTaskLike, names: tuple[str, ...], own_key: str | None) -> Key:
-    args, kwargs = arguments_of(names)
+def _key_of_call(task: IdempotentTaskLike, texts: tuple[str, ...], own_key: str | None) -> Key:
+    args, kwargs = parse_arguments(texts)
     if own_key is not None:
         kwargs["idempotency_key"] = own_key
     try:
         return task.idempotency_key_of(*args, **kwargs)
     except (TypeError, ValueError) as error:
-        raise click.UsageError(f"{task.name}: these arguments do not fit: {error}") from None
+        raise click.UsageError(f"the arguments do not fit {task.name}: {error}") from None
 
 
-def _one(tasks: Sequence[IdempotentTaskLike], word: str) -> RecordView:
-    for store in _likely_first(tasks, word):
-        with store.open_reader() as open_reader:
-            key = open_reader.key_of(word)
-        record_view = look(store, key) if key else None
-        if record_view is not None:
-            return record_view
+def _find(tasks: Sequence[IdempotentTaskLike], name: str) -> RecordView:
+    # A store whose prefix is also a task's name may read a key differently from the task's own
+    # store: try the stores of the task that `name` begins with first.
+    for store in app_tasks.stores(sorted(tasks, key=lambda task: f"{task.name}:" not in name)):
+        with store.open_reader() as reader:
+            key = reader.key_of(name)
+        view = read_view(store, key) if key else None
+        if view is not None:
+            return view
     if key is not None:
-        raise click.ClickException(f"{word} is absent")
-    if not word.isascii() or "[" in word or "{" in word:
-        raise click.UsageError(f"{word!r} is no task of this app, no key and no task id")
-    found = next(_with_task_id(tasks, word), None)
-    if found is None:
-        raise click.ClickException(f"no record has the task id {word}, and no task that name")
-    return found
-
-
-def _likely_first(tasks: Sequence[IdempotentTaskLike], word: str) -> list[RecordStore]:
-    """The stores of the tasks, those of the task that `word` begins with first."""
-    return app_tasks.stores(sorted(tasks, key=lambda task: f"{task.name}:" not in word))
-
-
-def _with_task_id(tasks: Sequence[IdempotentTaskLike], task_id: str) -> Iterator[RecordView]:
+        raise click.ClickException(f"{name} is absent")
+    if not name.isascii() or "[" in name or "{" in name:
+        raise click.UsageError(f"{name!r} is neither a task of this app, nor a key, nor a task id")
     for page in record_views(app_tasks.stores(tasks), RecordFilter()):
-        for record_view in page:
-            if record_view.record is not None and record_view.record.task_id == task_id:
-                yield record_view
+        for view in page:
+            if view.record is not None and view.record.task_id == name:
+                return view
+    raise click.ClickException(
+        f"no record has the task id {name}, and no task of this app has that name"
+    )
 
 
-def look(store: RecordStore, key: Key) -> RecordView | None:
-    """What is under `key` now."""
-    with store.open_reader() as open_reader:
-        found = open_reader.get([key]).get(key)
+def read_view(store: RecordStore, key: Key) -> RecordView | None:
+    """Reads the record of `key`; None if it is absent."""
+    with store.open_reader() as reader:
+        found = reader.get([key]).get(key)
         if found is None:
             return None
         try:
-            record = open_reader.read(found)
+            record = reader.read(found)
         except CorruptRecordError:
             record = None
         return RecordView(key, record, found.now, store)

@@ -1,7 +1,7 @@
-"""Everything that makes the promise weaker, each with the setting to change and why.
+"""Checks for settings that weaken the guarantees: what is wrong, why, and what to set.
 
-A check is a function from what it looks at to findings; a finding is a value. The command
-``doctor`` runs all of them, a worker at its start those that look at the server and the broker.
+A check is a function that yields findings. The command ``doctor`` runs all checks; a worker runs
+those of the server and the broker when it starts.
 """
 
 from __future__ import annotations
@@ -18,37 +18,38 @@ from celery_idempotent.store.record_store import RecordStore
 
 __all__ = ["Finding", "Severity", "check_at_start", "examine"]
 
-#: Seconds that a worker waits at its start for the server to speak of itself.
-PATIENCE_AT_START = 2.0
+#: Seconds that a starting worker waits for the server's reply.
+START_TIMEOUT = 2.0
 
 
 def examine(app: Celery) -> list[Finding]:
-    """All findings, the gravest first."""
-    found = [*versions.check(), *broker.check(app), *tasks.check(app), *_of_servers(app)]
-    return sorted(found, key=lambda finding: finding.severity, reverse=True)
+    """Returns all findings, the most severe first."""
+    findings = [*versions.check(), *broker.check(app), *tasks.check(app), *_check_servers(app)]
+    return sorted(findings, key=lambda finding: finding.severity, reverse=True)
 
 
 def check_at_start(app: Celery) -> Iterator[Finding]:
-    """What a worker warns of before it takes its first message.
+    """Yields what a worker warns of before it takes its first message.
 
-    Of a server that does not answer it says nothing: that is another line.
+    An unreachable server is left out, since the worker logs it separately.
     """
-    yield from broker.visibility(app)
-    for finding in _of_servers(app, PATIENCE_AT_START):
-        if finding.severity >= Severity.WARNING and finding.name != server.AWAY:
+    yield from broker.check_visibility_timeout(app)
+    for finding in _check_servers(app, START_TIMEOUT):
+        if finding.severity >= Severity.WARNING and finding.name != server.UNREACHABLE:
             yield finding
 
 
-def _of_servers(app: Celery, timeout: float = 5.0) -> Iterable[Finding]:
-    """Each once: several stores on one server, by other prefixes, find the same."""
+def _check_servers(app: Celery, timeout: float = 5.0) -> Iterable[Finding]:
+    # Stores that differ in their prefix alone yield the same findings: keep each once.
     stores = app_tasks.stores(app_tasks.enabled(app))
-    return dict.fromkeys(finding for store in stores for finding in _of_server(store, timeout))
+    return dict.fromkeys(finding for store in stores for finding in _check_server(store, timeout))
 
 
-def _of_server(store: RecordStore, timeout: float) -> list[Finding]:
+def _check_server(store: RecordStore, timeout: float) -> list[Finding]:
+    subject = str(store.config)
     try:
-        with store.open_reader(timeout) as open_reader:
-            server_info = open_reader.server_info()
+        with store.open_reader(timeout) as reader:
+            info = reader.server_info()
     except IdempotencyError as error:
-        return [server.away(str(store.config), error)]
-    return list(server.check(server_info, str(store.config), store.config.wait_replicas))
+        return [server.unreachable(subject, error)]
+    return list(server.check(info, subject, store.config.wait_replicas))

@@ -1,19 +1,19 @@
-"""A finding: what a check has to say."""
+"""Findings: the results of checks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum
 
 
 class Severity(IntEnum):
-    """How much weaker the promise is."""
+    """How much a finding weakens the guarantees."""
 
-    #: Good to know.
+    #: For information.
     NOTE = 1
-    #: Under some fault a task can be lost, run twice, or wait for long.
+    #: A fault may lose a task, run it twice, or delay it for long.
     WARNING = 2
-    #: The promise does not hold, or nothing runs.
+    #: The guarantees do not hold, or no task runs.
     ERROR = 3
 
     def __str__(self) -> str:
@@ -22,21 +22,25 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that makes the promise weaker."""
+    """Something that weakens the guarantees."""
 
-    #: Of the check, for programs: ``eviction``, ``acks-late`` …
+    #: Identifies the check: ``eviction``, ``acks-late`` …
     name: str
     severity: Severity
-    #: A task, a server, or ``worker``.
+    #: The task, server or queue that it is about; else ``broker`` or ``worker``.
     subject: str
-    #: What is so.
+    #: What is wrong.
     what: str
-    #: What to change: a setting and its value.
+    #: What to set or change.
     setting: str
-    #: What it means for the promise.
+    #: The consequence.
     why: str
 
     @property
     def line(self) -> str:
-        """All of it in one line, for a log."""
-        return f"{self.subject}: {self.what}; {self.why} (change: {self.setting})"
+        """The finding as one line of a log."""
+        return f"{self.subject}: {self.what}; {self.why} (fix: {self.setting})"
+
+    def to_json(self) -> dict[str, str]:
+        """Returns the finding as a JSON object."""
+        return asdict(self) | {"severity": str(self.severity)}

@@ -1,4 +1,4 @@
-"""What the Redis that holds the records makes of the promise."""
+"""Checks the Redis server that holds the records."""
 
 from __future__ import annotations
 
@@ -8,146 +8,152 @@ from celery_idempotent.doctor.finding import Finding, Severity
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.store.server_info import ServerInfo
 
-AWAY = "store-away"
+#: Name of the finding for a server that does not reply.
+UNREACHABLE = "store-unreachable"
 
-#: The oldest server whose commands and scripts suffice.
+#: The oldest version of Redis that has all commands that the scripts use.
 OLDEST = (6, 2)
-#: Seconds that clocks may be apart.
-CLOCKS_APART = 1.0
+#: Seconds by which the clocks may differ.
+MAX_CLOCK_OFFSET = 1.0
 
 
-def away(config: str, error: IdempotencyError) -> Finding:
-    """The finding for a server that cannot be asked."""
+def unreachable(subject: str, error: IdempotencyError) -> Finding:
+    """Returns the finding for a server that cannot be reached or refuses the connection."""
     return Finding(
-        AWAY,
+        UNREACHABLE,
         Severity.ERROR,
-        config,
+        subject,
         str(error),
-        "idempotency_redis_url, or the server",
-        "every message fares by idempotency_on_store_error",
+        "idempotency_redis_url, or start the server",
+        "idempotency_on_store_error applies to every message",
     )
 
 
-def check(server_info: ServerInfo, config: str, waits_for: int = 0) -> Iterator[Finding]:
-    """All findings about one server.
+def check(info: ServerInfo, subject: str, required_replicas: int = 0) -> Iterator[Finding]:
+    """Yields all findings about one server.
 
     Args:
-        waits_for: how many replicas must have a begin or an outcome before it counts.
+        subject: the server, as findings name it.
+        required_replicas: the option idempotency_wait_replicas.
     """
-    for one in (_version, _eviction, _persistence, _clock):
-        yield from one(server_info, config)
-    yield from _replicas(server_info, config, waits_for)
+    yield from _check_version(info, subject)
+    yield from _check_eviction(info, subject)
+    yield from _check_persistence(info, subject)
+    yield from _check_clock(info, subject)
+    yield from _check_replicas(info, subject, required_replicas)
 
 
-def _version(server_info: ServerInfo, config: str) -> Iterator[Finding]:
-    if not server_info.version:
-        yield _unknown("server-version", config, "version", "whether it is too old")
-    elif server_info.flavour == "redis" and server_info.version < OLDEST:
+def _check_version(info: ServerInfo, subject: str) -> Iterator[Finding]:
+    if not info.version:
+        yield _not_reported("server-version", subject, "its version", "it may be too old")
+    elif info.flavour == "redis" and info.version < OLDEST:
         yield Finding(
             "server-version",
             Severity.ERROR,
-            config,
-            f"{server_info.version_text} is too old",
-            "the server: Redis 6.2 or later, or Valkey",
-            "the scripts need commands that it does not have",
+            subject,
+            f"{info.version_text} is too old",
+            "upgrade the server to Redis 6.2 or later, or to Valkey",
+            "it lacks commands that the scripts need",
         )
 
 
-def _eviction(server_info: ServerInfo, config: str) -> Iterator[Finding]:
-    policy = server_info.maxmemory_policy
+def _check_eviction(info: ServerInfo, subject: str) -> Iterator[Finding]:
+    policy = info.maxmemory_policy
     if policy is None:
-        yield _unknown("eviction", config, "maxmemory-policy", "whether records may be evicted")
+        yield _not_reported("eviction", subject, "maxmemory-policy", "it may evict records")
     elif policy != "noeviction":
-        full = "" if server_info.maxmemory else ", once maxmemory is set"
         yield Finding(
             "eviction",
             Severity.WARNING,
-            config,
+            subject,
             f"maxmemory-policy is {policy}",
             "maxmemory-policy noeviction (redis.conf)",
-            f"a full server drops records{full}, and a duplicate of a dropped one runs again",
+            ("a full server" if info.maxmemory else "once maxmemory is set, a full server")
+            + " evicts records, and a duplicate of an evicted one runs again",
         )
 
 
-def _persistence(server_info: ServerInfo, config: str) -> Iterator[Finding]:
-    if server_info.append_only:
+def _check_persistence(info: ServerInfo, subject: str) -> Iterator[Finding]:
+    if info.append_only:
         return
-    if server_info.append_only is None or server_info.snapshots is None:
-        yield _unknown("persistence", config, "appendonly and save", "what a restart forgets")
-    elif not server_info.snapshots:
+    if info.append_only is None or info.snapshots is None:
+        yield _not_reported(
+            "persistence", subject, "appendonly and save", "a restart may lose records"
+        )
+    elif not info.snapshots:
         yield Finding(
             "persistence",
             Severity.WARNING,
-            config,
+            subject,
             "nothing is written to disk",
             "appendonly yes (redis.conf)",
-            "a restart forgets every record, and whatever is delivered again runs again",
+            "a restart loses all records, and duplicates run again",
         )
     else:
         yield Finding(
             "persistence",
             Severity.NOTE,
-            config,
-            f"only snapshots are written to disk (save {server_info.snapshots})",
+            subject,
+            f"only snapshots are written to disk (save {info.snapshots})",
             "appendonly yes (redis.conf)",
-            "a crash forgets the records since the last one",
+            "a crash loses the records since the last snapshot",
         )
 
 
-def _replicas(server_info: ServerInfo, config: str, waits_for: int) -> Iterator[Finding]:
-    if server_info.replicas is not None and server_info.replicas < waits_for:
+def _check_replicas(info: ServerInfo, subject: str, required: int) -> Iterator[Finding]:
+    if info.replicas is not None and info.replicas < required:
         yield Finding(
             "replicas",
             Severity.ERROR,
-            config,
-            f"{server_info.replicas} replicas follow, and idempotency_wait_replicas is {waits_for}",
-            "idempotency_wait_replicas, or more replicas",
-            "no begin and no outcome counts until so many have it",
+            subject,
+            f"its replicas ({info.replicas}) are fewer than idempotency_wait_replicas ({required})",
+            "a lower idempotency_wait_replicas, or more replicas",
+            "no begin and no outcome is acknowledged by enough replicas",
         )
-    elif waits_for:
+    elif required:
         return
-    elif server_info.replicas is None:
-        yield _unknown("replicas", config, "replication", "whether a failover finds the records")
-    elif server_info.replicas == 0:
+    elif info.replicas is None:
+        yield _not_reported("replicas", subject, "its replicas", "a failover may lose records")
+    elif info.replicas == 0:
         yield Finding(
             "replicas",
             Severity.NOTE,
-            config,
-            "no replica follows",
+            subject,
+            "it has no replica",
             "a replica, with Sentinel or Cluster",
-            "while the server is down, messages fare by idempotency_on_store_error",
+            "while the server is down, idempotency_on_store_error applies to every message",
         )
     else:
         yield Finding(
             "replicas",
             Severity.NOTE,
-            config,
-            f"{server_info.replicas} follow, asynchronously",
+            subject,
+            f"replication is asynchronous (replicas: {info.replicas})",
             "idempotency_wait_replicas = 1",
-            "a failover forgets what the new primary had not yet received",
+            "a failover loses what the new primary had not received yet",
         )
 
 
-def _clock(server_info: ServerInfo, config: str) -> Iterator[Finding]:
-    offset = server_info.clock_ahead
-    if abs(offset) > CLOCKS_APART:
+def _check_clock(info: ServerInfo, subject: str) -> Iterator[Finding]:
+    offset = info.clock_ahead
+    if abs(offset) > MAX_CLOCK_OFFSET:
+        direction = "ahead of" if offset > 0 else "behind"
         yield Finding(
             "clocks",
             Severity.WARNING,
-            config,
-            f"its clock is {abs(offset):.1f} s {'ahead' if offset > 0 else 'behind'}, "
-            "seen from here",
-            "NTP, on both",
-            "leases go by the server's clock alone, but etas and countdowns do not",
+            subject,
+            f"its clock is {abs(offset):.1f} s {direction} this host's",
+            "synchronise both clocks by NTP",
+            "etas and countdowns depend on the hosts' clocks; leases use the server's clock alone",
         )
 
 
-def _unknown(name: str, config: str, what: str, whether: str) -> Finding:
+def _not_reported(name: str, subject: str, what: str, consequence: str) -> Finding:
     return Finding(
         name,
         Severity.NOTE,
-        config,
-        f"the server does not tell its {what}",
-        "look it up at your provider, or allow INFO and CONFIG|GET",
-        f"it cannot be told {whether}",
+        subject,
+        f"the server does not report {what}",
+        "check it with your provider, or allow the commands INFO and CONFIG|GET",
+        consequence,
     )

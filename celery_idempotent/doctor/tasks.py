@@ -1,4 +1,4 @@
-"""What a task's own settings make of the promise."""
+"""Checks the settings of the tasks."""
 
 from __future__ import annotations
 
@@ -16,38 +16,36 @@ from celery_idempotent.key.canonical import has_canonical_bytes
 
 
 def check(app: Celery) -> Iterator[Finding]:
-    """All findings about the app's tasks."""
-    beaten = {entry.get("task") for entry in (app.conf.beat_schedule or {}).values()}
+    """Yields all findings about the app's tasks."""
+    periodic = {entry.get("task") for entry in (app.conf.beat_schedule or {}).values()}
     if app.conf.task_always_eager:
         yield Finding(
             "eager", Severity.WARNING, "worker",
             "task_always_eager is on", "task_always_eager = False",
-            "tasks run where they are called: nothing delivers them again after a crash",
+            "tasks run in the process that calls them: after a crash nothing redelivers them",
         )  # fmt: skip
     for task in app_tasks.tasks(app):
         if not task.idempotency_configuration.settings.enabled:
-            yield _disabled(task)
+            yield Finding(
+                "disabled", Severity.WARNING, task.name,
+                "idempotency_enabled is off", "idempotency_enabled = True",
+                "every duplicate runs",
+            )  # fmt: skip
             continue
-        for one in (_delivery, _outcome, _store_error, _key_rule):
-            yield from one(task)
-        if task.name in beaten:
-            yield from _periodic(task)
+        yield from _check_delivery(task)
+        yield from _check_outcome(task)
+        yield from _check_store_error(task)
+        yield from _check_canonical(task)
+        if task.name in periodic:
+            yield from _check_periodic(task)
 
 
-def _disabled(task: IdempotentTaskLike) -> Finding:
-    return Finding(
-        "disabled", Severity.WARNING, task.name,
-        "idempotency_enabled is off", "idempotency_enabled = True",
-        "every duplicate runs",
-    )  # fmt: skip
-
-
-def _delivery(task: IdempotentTaskLike) -> Iterator[Finding]:
+def _check_delivery(task: IdempotentTaskLike) -> Iterator[Finding]:
     if not task.acks_late:
         yield Finding(
             "acks-late", Severity.WARNING, task.name,
             "acks_late is off", "acks_late = True",
-            "a message is acknowledged before it runs, so a crash loses the task",
+            "messages are acknowledged before they run, so a crash loses the task",
         )  # fmt: skip
     elif not task.reject_on_worker_lost:
         yield Finding(
@@ -57,13 +55,12 @@ def _delivery(task: IdempotentTaskLike) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _outcome(task: IdempotentTaskLike) -> Iterator[Finding]:
-    settings = task.idempotency_configuration.settings
-    if not settings.store_result:
+def _check_outcome(task: IdempotentTaskLike) -> Iterator[Finding]:
+    if not task.idempotency_configuration.settings.store_result:
         yield Finding(
             "store-result", Severity.NOTE, task.name,
             "idempotency_store_result is off", "idempotency_store_result = True",
-            "a duplicate that wants the result gets ResultNotStoredError",
+            "duplicates that need the result get ResultNotStoredError",
         )  # fmt: skip
     if task.ignore_result:
         yield Finding(
@@ -73,55 +70,49 @@ def _outcome(task: IdempotentTaskLike) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _store_error(task: IdempotentTaskLike) -> Iterator[Finding]:
+def _check_store_error(task: IdempotentTaskLike) -> Iterator[Finding]:
     if task.idempotency_configuration.settings.on_store_error == "run":
         yield Finding(
             "fail-open", Severity.WARNING, task.name,
             "idempotency_on_store_error is 'run'", "idempotency_on_store_error = 'retry'",
-            "while Redis is away, duplicates run unprotected",
+            "while Redis is unavailable, duplicates run",
         )  # fmt: skip
 
 
-def _periodic(task: IdempotentTaskLike) -> Iterator[Finding]:
+def _check_periodic(task: IdempotentTaskLike) -> Iterator[Finding]:
     settings = task.idempotency_configuration.settings
     if settings.key is None:
         yield Finding(
             "periodic-key", Severity.WARNING, task.name,
-            "beat sends it, and its key is made of its arguments, which are the same each time",
+            "it is in beat_schedule, and its key consists of its arguments, the same each time",
             "idempotency_key = TASK_ID",
             f"after one run the next ones are replays, for {settings.result_ttl:g} s",
         )  # fmt: skip
 
 
-def _key_rule(task: IdempotentTaskLike) -> Iterator[Finding]:
-    """Without a rule every argument is part of the key, so each must have a canonical form."""
-    configured = task.idempotency_configuration
-    if configured.settings.key is not None or getattr(task, "pydantic", False):
+def _check_canonical(task: IdempotentTaskLike) -> Iterator[Finding]:
+    """Without a key rule every argument is part of the key, and needs a canonical form."""
+    configuration = task.idempotency_configuration
+    if configuration.settings.key is not None or getattr(task, "pydantic", False):
         return
-    parameters = configured.rule.signature.parameters.values()
-    hints = _hints(task)
-    for parameter in parameters:
-        kind = hints.get(parameter.name)
-        default = parameter.default
-        odd = isinstance(kind, type) and not has_canonical_bytes(kind)
-        if (
-            not odd
-            and default is not inspect.Parameter.empty
-            and not has_canonical_bytes(type(default))
-        ):
-            odd, kind = True, type(default)
-        if odd and isinstance(kind, type):
+    hints = _type_hints(task)
+    for parameter in configuration.rule.signature.parameters.values():
+        types = [hints.get(parameter.name)]
+        if parameter.default is not inspect.Parameter.empty:
+            types.append(type(parameter.default))
+        wrong = next((t for t in types if isinstance(t, type) and not has_canonical_bytes(t)), None)
+        if wrong is not None:
             yield Finding(
                 "not-canonical", Severity.ERROR, task.name,
-                f"argument {parameter.name!r} is of type {kind.__qualname__}, which has no "
+                f"argument {parameter.name!r} is of type {wrong.__qualname__}, which has no "
                 "canonical form, and the task has no key rule",
                 "idempotency_key: a template or names that leave it out, or a plain type",
-                "a call with such an argument fails with KeyRuleError",
+                "calls with such an argument fail with KeyRuleError",
             )  # fmt: skip
 
 
-def _hints(task: IdempotentTaskLike) -> dict[str, Any]:
+def _type_hints(task: IdempotentTaskLike) -> dict[str, Any]:
     try:
         return typing.get_type_hints(getattr(task, "run", None))
-    except Exception:  # a name that exists for the type checker alone
+    except Exception:  # a name that is imported for the type checker alone
         return {}

@@ -1,4 +1,4 @@
-"""What is installed here, and what of it is too old."""
+"""Checks the versions of the installed packages."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ from importlib.metadata import PackageNotFoundError, version
 
 from celery_idempotent.doctor.finding import Finding, Severity
 
-#: The oldest that the tests run with.
+#: The oldest versions that the tests run with.
 OLDEST = {"celery": (5, 3), "kombu": (5, 3), "redis": (4, 5)}
 
 
 def installed() -> dict[str, str]:
-    """Versions by name; what is not installed is left out."""
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    """Returns the versions of Python and of the installed packages by name."""
+    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     for name in ("celery-idempotent", *OLDEST):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def check() -> Iterator[Finding]:
-    """A finding for each package that is too old."""
-    here = installed()
+    """Yields a finding for each package that is too old."""
+    versions = installed()
     for name, oldest in OLDEST.items():
-        numbers = tuple(map(int, re.findall(r"\d+", here.get(name, ""))[:2]))
+        numbers = tuple(map(int, re.findall(r"\d+", versions.get(name, ""))[:2]))
         if numbers and numbers < oldest:
-            wanted = ".".join(map(str, oldest))
             yield Finding(
                 "version",
                 Severity.ERROR,
                 "worker",
-                f"{name} {here[name]} is too old",
-                f"pip install '{name}>={wanted}'",
-                "the tests do not run with it",
+                f"{name} {versions[name]} is too old",
+                f"pip install '{name}>={'.'.join(map(str, oldest))}'",
+                "it is not tested with this version",
             )

@@ -1,4 +1,4 @@
-"""A step of the worker's start: says what the tasks go by, and hears who wants events."""
+"""A bootstep of the worker's consumer: logs the settings, and tracks whether events are enabled."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from celery_idempotent.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks whether somebody wants events.
+#: Seconds between two checks whether task events are enabled.
 POLL_INTERVAL = 1.0
-#: What is said of a task. A list of what may be, since an option that comes may hold a secret.
-_SHOWN = (
+#: The settings that are logged: an explicit list, since a new option may hold a secret.
+_LOGGED = (
     *("lease", "result_ttl", "error_ttl", "replay_errors", "max_attempts", "on_conflict"),
     *("wait_timeout", "on_store_error", "on_lease_lost", "dedupe_publish", "store_result"),
     *("compression", "max_result_size", "wait_replicas", "wait_aof"),
@@ -27,7 +27,7 @@ _SHOWN = (
 
 
 class Idempotency(bootsteps.StartStopStep):
-    """After the consumer's events, which it looks at."""
+    """Starts after the consumer's Events step, whose dispatcher it checks."""
 
     requires = ("celery.worker.consumer.events:Events",)
     label = "Idempotency"
@@ -35,75 +35,70 @@ class Idempotency(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
         self._timer: Any = None
-        self._told = False
+        self._settings_logged = False
 
     def start(self, parent: Any) -> None:
-        """Say it once; look from now on. Called again after each loss of the broker."""
-        if not self._told:
-            self._told = True
-            for line in settings_in_words(app_tasks.tasks(parent.app)):
+        """Logs the settings once and starts the timer; Celery calls it after each reconnect."""
+        if not self._settings_logged:
+            self._settings_logged = True
+            for line in describe_settings(app_tasks.tasks(parent.app)):
                 logger.info("%s", line)
-        self._look(parent)
-        self._timer = parent.timer.call_repeatedly(POLL_INTERVAL, self._look, (parent,))
+        self._check_events(parent)
+        self._timer = parent.timer.call_repeatedly(POLL_INTERVAL, self._check_events, (parent,))
 
     def stop(self, parent: Any) -> None:
-        """Look no longer."""
+        """Stops the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self, parent: Any) -> None:
-        if shared_counters.shared_counters is not None:
-            shared_counters.shared_counters.events_wanted = _wants_task_events(
-                parent.event_dispatcher
-            )
+    def _check_events(self, parent: Any) -> None:
+        if shared_counters.current is not None:
+            enabled = _sends_task_events(parent.event_dispatcher)
+            shared_counters.current.task_events_enabled = enabled
 
 
-def _wants_task_events(dispatcher: Any) -> bool:
-    """A dispatcher may be on for the sake of heartbeats alone."""
+def _sends_task_events(dispatcher: Any) -> bool:
+    # A dispatcher may be enabled for worker heartbeats alone.
     if dispatcher is None or not dispatcher.enabled:
         return False
     return not dispatcher.groups or "task" in dispatcher.groups
 
 
-def settings_in_words(tasks: list[IdempotentTaskLike]) -> Iterator[str]:
-    """One line for what most tasks have in common, one for each that differs."""
-    on = [task for task in tasks if task.idempotency_configuration.settings.enabled]
-    if not on:
+def describe_settings(tasks: list[IdempotentTaskLike]) -> Iterator[str]:
+    """Yields a line of the settings that most tasks share, and one for each task that differs."""
+    enabled = [task for task in tasks if task.idempotency_configuration.settings.enabled]
+    if not enabled:
         return
-    places = ", ".join(
-        f"{store.config} ({store.config.prefix}:*)" for store in app_tasks.stores(on)
+    stores = ", ".join(
+        f"{store.config} ({store.config.prefix}:*)" for store in app_tasks.stores(enabled)
     )
-    common = _common([task.idempotency_configuration.settings for task in on])
-    yield f"{len(on)} idempotent tasks, records at {places}: {_listed(common)}"
+    common = _most_common([task.idempotency_configuration.settings for task in enabled])
+    yield f"{len(enabled)} idempotent tasks, records at {stores}: {_join(common)}"
     for task in tasks:
         settings = task.idempotency_configuration.settings
         if not settings.enabled:
-            yield f"{task.name}: ungated (idempotency_enabled is off)"
+            yield f"{task.name}: not idempotent (idempotency_enabled is False)"
             continue
-        other = {name: value for name, value in _shown(settings) if common[name] != value}
-        if other:
-            yield f"{task.name}: {_listed(other)}"
+        different = {name: text for name, text in _texts(settings).items() if common[name] != text}
+        if different:
+            yield f"{task.name}: {_join(different)}"
 
 
-def _common(all_settings: list[Settings]) -> dict[str, str]:
-    counts: dict[str, Counter[str]] = {}
-    for settings in all_settings:
-        for name, value in _shown(settings):
-            counts.setdefault(name, Counter())[value] += 1
-    return {name: values.most_common(1)[0][0] for name, values in counts.items()}
+def _most_common(all_settings: list[Settings]) -> dict[str, str]:
+    texts = [_texts(settings) for settings in all_settings]
+    return {name: Counter(text[name] for text in texts).most_common(1)[0][0] for name in _LOGGED}
 
 
-def _shown(settings: Settings) -> Iterator[tuple[str, str]]:
-    for name in _SHOWN:
-        yield name, _text(getattr(settings, name))
+def _texts(settings: Settings) -> dict[str, str]:
+    return {name: _text(getattr(settings, name)) for name in _LOGGED}
 
 
 def _text(value: Any) -> str:
     if isinstance(value, tuple):
-        return "+".join(getattr(one, "__name__", str(one)) for one in value) or "none"
+        return "+".join(getattr(item, "__name__", str(item)) for item in value) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _listed(values: dict[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+def _join(texts: dict[str, str]) -> str:
+    return ", ".join(f"{name} {text}" for name, text in texts.items())

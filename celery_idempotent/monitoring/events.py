@@ -1,8 +1,8 @@
-"""Celery events, so that Flower and ``celery events`` show what became of a duplicate.
+"""Celery events for replays, conflicts and takeovers, shown by Flower and ``celery events``.
 
-Sent by the process that runs the task, as long as somebody wants task events of this worker
-(``-E``, ``celery control enable_events``, Flower). In a monitor the name of the event becomes the
-task's state until Celery's own events tell how it ended.
+The process that runs the task sends them while the worker's task events are enabled (``-E``,
+``celery control enable_events``, Flower). A monitor shows the event's name as the task's state
+until Celery's own event about the end of the task arrives.
 """
 
 from __future__ import annotations
@@ -17,30 +17,32 @@ logger = logging.getLogger(__name__)
 
 
 def connect() -> None:
-    """Send events from now on, if they are wanted."""
-    signals.replayed.connect(_replayed, weak=False)
-    signals.conflicted.connect(_conflicted, weak=False)
-    signals.taken_over.connect(_taken_over, weak=False)
+    """Connects the signals that send events."""
+    signals.replayed.connect(_on_replayed, weak=False)
+    signals.conflicted.connect(_on_conflicted, weak=False)
+    signals.taken_over.connect(_on_taken_over, weak=False)
 
 
-def _replayed(sender: Any, key: str, record: Record, **_: Any) -> None:
+def _on_replayed(sender: Any, key: str, record: Record, **_: Any) -> None:
     _send(sender, "task-replayed", key=key, first_uuid=record.task_id)
 
 
-def _conflicted(sender: Any, key: str, record: Record, policy: str, **_: Any) -> None:
+def _on_conflicted(sender: Any, key: str, record: Record, policy: str, **_: Any) -> None:
     _send(sender, "task-conflicted", key=key, holder_uuid=record.task_id, policy=policy)
 
 
-def _taken_over(sender: Any, key: str, attempt: int, **_: Any) -> None:
+def _on_taken_over(sender: Any, key: str, attempt: int, **_: Any) -> None:
     _send(sender, "task-taken-over", key=key, attempt=attempt)
 
 
 def _send(task: Any, name: str, **fields: Any) -> None:
-    board = shared_counters.shared_counters
-    if board is None or not board.events_wanted or not getattr(task, "send_events", False):
+    counters = shared_counters.current
+    if counters is None or not counters.task_events_enabled:
+        return
+    if not getattr(task, "send_events", False):
         return
     try:
-        # Once: whoever waits for the task must not wait for a monitor's sake.
+        # No retries: a failed event must not delay the task.
         task.send_event(name, retry=False, **fields)
     except Exception as error:
-        logger.debug("The event %s was not sent: %s", name, error)
+        logger.debug("The event %s could not be sent: %s", name, error)

@@ -1,4 +1,4 @@
-"""Records as JSON documents. The names of the fields are a promise: see docs/operations.md."""
+"""Converts records to JSON documents. Field names are stable: see docs/operations.md."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from celery_idempotent.record.record import Record, State
 from celery_idempotent.store.record_query import RecordView
 
 
-def of_view(record_view: RecordView) -> dict[str, Any]:
-    """A record as a list shows it; one that cannot be read has the state ``CORRUPT``."""
-    if record_view.record is None:
-        return {"key": str(record_view.key), "task": record_view.key.task, "state": "CORRUPT"}
-    return of_record(record_view.record)
+def view_fields(view: RecordView) -> dict[str, Any]:
+    """Returns the fields of a record; the state of an unreadable one is ``CORRUPT``."""
+    if view.record is None:
+        return {"key": str(view.key), "task": view.key.task, "state": "CORRUPT"}
+    return record_fields(view.record)
 
 
-def of_record(record: Record) -> dict[str, Any]:
-    """Everything but the outcome. Times are ISO 8601 in UTC."""
+def record_fields(record: Record) -> dict[str, Any]:
+    """Returns all fields but the outcome. Times are ISO 8601 in UTC."""
     return {
         "key": record.key,
         "task": record.task,
@@ -30,15 +30,15 @@ def of_record(record: Record) -> dict[str, Any]:
         "worker": record.worker,
         "token": record.token,
         "attempt": record.attempt,
-        "started_at": _moment(record.started_at),
-        "finished_at": _moment(record.finished_at),
-        "deadline": _moment(record.deadline),
-        "expires_at": _moment(record.expires_at),
+        "started_at": _iso(record.started_at),
+        "finished_at": _iso(record.finished_at),
+        "deadline": _iso(record.deadline),
+        "expires_at": _iso(record.expires_at),
     }
 
 
-def of_outcome(record: Record) -> dict[str, Any]:
-    """``result``, or ``error`` with its type and message; or ``not_stored`` with the reason."""
+def outcome_fields(record: Record) -> dict[str, Any]:
+    """Returns ``result``; or ``error`` with type and message; or ``not_stored`` with the reason."""
     if not record.state.finished:
         return {}
     try:
@@ -47,20 +47,20 @@ def of_outcome(record: Record) -> dict[str, Any]:
         return {"not_stored": str(error)}
     if record.state is State.FAILED:
         return {"error": {"type": type(outcome).__name__, "message": _message(outcome)}}
-    return {"result": outcome if _fits(outcome) else safe_repr(outcome)}
+    return {"result": outcome if _is_serializable(outcome) else safe_repr(outcome)}
 
 
 def _message(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
-        # It was read back without what it makes its text of.
-        shown: str = safe_repr(error)
-        return shown
+        # A decoded exception may lack the attributes that its __str__ needs.
+        text: str = safe_repr(error)
+        return text
 
 
-def _fits(value: Any) -> bool:
-    """Whether JSON can tell it: it has no infinity, and only text for keys."""
+def _is_serializable(value: Any) -> bool:
+    """Whether strict JSON can represent `value`, which excludes NaN and keys that are not text."""
     try:
         json.dumps(value, allow_nan=False, default=str)
     except Exception:
@@ -68,5 +68,5 @@ def _fits(value: Any) -> bool:
     return True
 
 
-def _moment(moment: datetime | None) -> str | None:
+def _iso(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat()

@@ -1,4 +1,4 @@
-"""What a call would meet if it were published now."""
+"""Predicts what would happen to a call that is published now."""
 
 from __future__ import annotations
 
@@ -11,54 +11,59 @@ from celery_idempotent.store.record_query import RecordView
 
 
 class Prediction(NamedTuple):
-    """A case, and a sentence on it."""
+    """What would happen to a call, as a case for programs and a sentence for people."""
 
     #: ungated, run, taken over, poisoned, replay, reused, conflict or corrupt.
     case: str
     sentence: str
 
 
-_CONFLICTS = {
-    "retry": "come back later",
-    "wait": "wait in the worker, then come back later",
-    "raise": "fail with ConflictError",
-    "ignore": "be ignored",
-    "reject": "go to the broker's dead letters",
+_ON_CONFLICT = {
+    "retry": "it is retried later",
+    "wait": "it waits in the worker, then is retried later",
+    "raise": "it fails with ConflictError",
+    "ignore": "it is ignored",
+    "reject": "it is rejected, and the broker dead-letters it",
 }
 
 
-def predict(key: Key, settings: Settings, record_view: RecordView | None) -> Prediction:
-    """What a call with `key` meets; the scripts decide, this tells beforehand what they will."""
+def predict(key: Key, settings: Settings, view: RecordView | None) -> Prediction:
+    """Predicts the reply of lua/begin.lua to a call with `key`, and what follows from it."""
     if not settings.enabled:
-        return Prediction("ungated", "it runs ungated: idempotency_enabled is off")
-    if record_view is None:
-        return Prediction("run", "nothing: it runs")
-    record = record_view.record
+        return Prediction("ungated", "runs without idempotency: idempotency_enabled is False")
+    if view is None:
+        return Prediction("run", "runs: there is no record")
+    record = view.record
     if record is None:
         return Prediction(
-            "corrupt", "CorruptRecordError: what is there cannot be read; forget the key"
+            "corrupt", "fails with CorruptRecordError: the record cannot be read; forget the key"
         )
     if key.fingerprint and record.fingerprint and key.fingerprint != record.fingerprint:
         return Prediction(
-            "reused", f"KeyReusedError: task {record.task_id} came with other arguments"
+            "reused",
+            f"fails with KeyReusedError: task {record.task_id} has the key, with other arguments",
         )
     if record.state.finished:
-        what = "result" if record.state is State.COMPLETED else "error"
-        return Prediction("replay", f"the {what} of task {record.task_id}, again")
-    if record.deadline is not None and record.deadline > record_view.now:
+        outcome = "result" if record.state is State.COMPLETED else "error"
+        return Prediction("replay", f"replays the {outcome} of task {record.task_id}")
+    if record.deadline is not None and record.deadline > view.now:
         return _conflict(settings, record)
     if record.state is State.RESERVED:
-        return Prediction("run", "a reservation that has ended: it runs")
+        return Prediction("run", f"runs: the reservation of task {record.task_id} has expired")
     if record.attempt >= settings.max_attempts:
-        return Prediction("poisoned", f"PoisonedTaskError: {record.attempt} executions have died")
-    return Prediction("taken over", f"task {record.task_id}, which died: it takes over and runs")
+        return Prediction(
+            "poisoned", f"fails with PoisonedTaskError: {record.attempt} executions have died"
+        )
+    return Prediction(
+        "taken over", f"runs: takes over from task {record.task_id}, whose lease has expired"
+    )
 
 
 def _conflict(settings: Settings, record: Record) -> Prediction:
-    holder = f"task {record.task_id}"
-    holder += f", which runs on {record.worker}" if record.worker else ", which is yet to run"
+    holder = f"runs on {record.worker}" if record.worker else "has not started yet"
+    consequence = _ON_CONFLICT[settings.on_conflict]
     if settings.dedupe_publish:
-        return Prediction(
-            "conflict", f"{holder}: nothing is published, and its result is the result"
-        )
-    return Prediction("conflict", f"{holder}: it will {_CONFLICTS[settings.on_conflict]}")
+        consequence = "no message is published, and the caller gets that task's result"
+    return Prediction(
+        "conflict", f"conflicts with task {record.task_id}, which {holder}: {consequence}"
+    )

@@ -1,7 +1,7 @@
-"""What a worker does for those who watch, without a line of user code.
+"""Connects monitoring to the signals of a worker, so that users need no code for it.
 
-Only signals are connected here. What they need is imported when a worker starts, so a program that
-merely publishes pays nothing for it.
+What the handlers need is imported when a worker starts, so that programs that only publish do not
+load it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from celery_idempotent.errors import SettingsError
 
 @celeryd_init.connect(weak=False)
 def _add_to_worker(instance: Any, **_: Any) -> None:
-    import celery_idempotent.monitoring.inspect_commands  # noqa: F401 - its commands are registered by now
+    import celery_idempotent.monitoring.inspect_commands  # noqa: F401 - registers its commands
     from celery_idempotent.monitoring.bootstep import Idempotency
 
     instance.app.steps["consumer"].add(Idempotency)
 
 
 @celeryd_after_setup.connect(weak=False)
-def _start_to_watch(instance: Any, **_: Any) -> None:
-    """Before the pool is started, whose processes shall have all this."""
+def _start_monitoring(instance: Any, **_: Any) -> None:
+    """Runs before the pool starts, so that its processes inherit the counters and handlers."""
     from celery_idempotent.configuration import app_tasks
     from celery_idempotent.monitoring import events
 
@@ -43,26 +43,27 @@ def _start_to_watch(instance: Any, **_: Any) -> None:
 def _start_metrics(setting: Any) -> None:
     if setting is None:
         return
-    from celery_idempotent.contrib import prometheus as metrics
+    from celery_idempotent.contrib import prometheus
 
+    # The signal would swallow any other exception than SystemExit.
     try:
-        metrics.start(setting)
+        prometheus.start(setting)
     except SettingsError as error:
-        # An exception would be swallowed by the signal.
         raise SystemExit(f"Error: {error}") from None
     except ImportError:
         raise SystemExit(
-            "Error: idempotency_metrics needs pip install 'celery-idempotent[prometheus]'"
+            "Error: idempotency_metrics needs prometheus_client: "
+            "pip install 'celery-idempotent[prometheus]'"
         ) from None
 
 
 @worker_process_init.connect(weak=False)
-def _enter_process(**_: Any) -> None:
-    if shared_counters.shared_counters is not None:
-        shared_counters.shared_counters.enter_process()
+def _on_process_start(**_: Any) -> None:
+    if shared_counters.current is not None:
+        shared_counters.current.enter_process()
 
 
 @worker_shutting_down.connect(weak=False)
-def _shut_down(**_: Any) -> None:
-    if shared_counters.shared_counters is not None:
-        shared_counters.shared_counters.shutting_down = True
+def _on_shutdown(**_: Any) -> None:
+    if shared_counters.current is not None:
+        shared_counters.current.shutting_down = True

@@ -53,10 +53,8 @@ class RequeuePause:
         A soft time limit ends the pause, since the hard one follows, and so does a shutdown.
         """
         left = self._over_at - time.monotonic()
-        shutting_down = (
-            shared_counters.shared_counters is not None
-            and shared_counters.shared_counters.shutting_down
-        )
+        counters = shared_counters.current
+        shutting_down = counters is not None and counters.shutting_down
         if isinstance(error, SoftTimeLimitExceeded) or shutting_down or left <= 0:
             return False
         try:

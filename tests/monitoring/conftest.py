@@ -1,4 +1,4 @@
-"""A shop of its own for each test, on one server, and its command line."""
+"""Fixtures: a shop for each test, on one server, and its command line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def client(server: RedisServer) -> Iterator[Redis]:
 
 
 class Shop:
-    """The shop and who looks after it."""
+    """An app with idempotent tasks, its Redis, and its command line."""
 
     def __init__(self, app: Celery, client: Redis) -> None:
         self.app = app
@@ -42,20 +42,20 @@ class Shop:
             app.tasks[f"shop.{name}"] for name in ("charge", "pack", "tidy")
         )
 
-    def celery(self, *words: str, code: int = 0, answer: str | None = None) -> str:
-        """What ``celery -A shop idempotency …`` prints, and that it ends with `code`."""
+    def celery(self, *arguments: str, code: int = 0, answer: str | None = None) -> str:
+        """Runs ``celery -A shop idempotency …``; returns its output, asserts its exit code."""
         obj = SimpleNamespace(app=self.app)
-        result = CliRunner().invoke(idempotency, words, obj=obj, input=answer)
+        result = CliRunner().invoke(idempotency, arguments, obj=obj, input=answer)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         assert result.exit_code == code, result.output
         return result.output
 
-    def json(self, *words: str, code: int = 0) -> Any:
-        return json.loads(self.celery(*words, "--json", code=code))
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        return json.loads(self.celery(*arguments, "--json", code=code))
 
     def begin(self, task: Any, *args: Any, lease_ms: int = 60_000, attempt: int = 1) -> Key:
-        """Leave `task` STARTED, as a worker does that is at it; with a lease of 0, that died."""
+        """Leaves the record of a call STARTED; with a lease of 0, the lease has expired."""
         key: Key = task.idempotency_key_of(*args)
         store = task.idempotency_configuration.executor.store
         task_id, worker = f"task-of-{key.digest}", "celery@here/4711"

@@ -1,4 +1,4 @@
-"""A shop with every kind of record in it; ``celery -A tests.monitoring.shop`` finds it, too."""
+"""An app with idempotent tasks, also for ``celery -A tests.monitoring.shop``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from celery import Celery
 
 from celery_idempotent import TASK_ID, IdempotentTask
 
-URL_VARIABLE = "OPS_SHOP_URL"
+URL_VARIABLE = "MONITORING_SHOP_URL"
 
 
 class DeclinedError(Exception):
@@ -17,9 +17,9 @@ class DeclinedError(Exception):
 
 
 def make_app(url: str) -> Celery:
-    """The shop on the Redis at `url`; it runs its tasks itself."""
+    """Returns the app with its broker, results and records at `url`; its tasks run eagerly."""
     app = Celery("shop", broker=url, backend=url, set_as_current=False)
-    app.finalized = True  # else it would have the shared tasks of all other tests as well
+    app.finalized = True  # without the shared tasks of other tests
     app.conf.update(task_always_eager=True, broker_connection_retry_on_startup=True)
 
     def task(function: Any, name: str, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The fields of each command's ``--json``, at every depth: programs read them by name."""
+"""The fields of each command's ``--json``, at every depth, which programs read by name."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ FIELDS: dict[str, list[str]] = {
     "stats": [*(f"tasks.*.{name}" for name in TASK), "workers_answered"],
     "explain": [
         *(f"arguments.{name}" for name in ("at_default", "canonical", "in_key", "name")),
-        *("fingerprint", "form", "key", "meets.case", "meets.sentence"),
+        *("fingerprint", "form", "key", "prediction.case"),
         *(f"record.{name}" for name in RECORD),
-        *("redis_name", "rule", "task"),
+        *("prediction.sentence", "redis_name", "rule", "task"),
     ],
     "doctor": [
         *(f"findings.{n}" for n in ("name", "setting", "severity", "subject", "what", "why")),
@@ -49,7 +49,7 @@ CALLS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_fields(shop: Shop, call: str) -> None:
+def test_the_fields_are_as_documented(shop: Shop, call: str) -> None:
     shop.charge.apply((1, 999))
     shop.charge.apply((2, 13))
 
@@ -58,14 +58,14 @@ def test_fields(shop: Shop, call: str) -> None:
     assert sorted(paths(document)) == sorted(FIELDS[call])
 
 
-def paths(document: Any, above: str = "") -> set[str]:
-    """Every field, behind those that it is in; the names of tasks and packages are no fields."""
+def paths(document: Any, parent: str = "") -> set[str]:
+    """Returns the path of every field; names of tasks and packages are replaced by ``*``."""
     if isinstance(document, list):
-        return {path for one in document for path in paths(one, above)}
+        return {path for item in document for path in paths(item, parent)}
     if not isinstance(document, dict):
-        return {above}
-    found = set()
+        return {parent}
+    result = set()
     for name, value in document.items():
-        field = "*" if above in ("tasks", "versions") else name
-        found |= paths(value, f"{above}.{field}" if above else field)
-    return found
+        field = "*" if parent in ("tasks", "versions") else name
+        result |= paths(value, f"{parent}.{field}" if parent else field)
+    return result

@@ -1,4 +1,4 @@
-"""All records, gone over by SCAN."""
+"""`Idempotency.records` and `store.record_query.records`, which scan all records."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.monitoring.conftest import Shop
 from tests.servers.cluster import ClusterServers
 
 
-def of(shop: Shop, **choice: Any) -> list[Record]:
-    return list(records(app_tasks.stores(app_tasks.tasks(shop.app)), **choice))
+def list_records(shop: Shop, **conditions: Any) -> list[Record]:
+    return list(records(app_tasks.stores(app_tasks.tasks(shop.app)), **conditions))
 
 
-def test_are_those_of_all_tasks_wherever_these_keep_them(shop: Shop) -> None:
+def test_records_of_all_tasks_are_found_in_all_their_stores(shop: Shop) -> None:
     for number in range(3):
         shop.charge.apply((number, 999))
     shop.pack.apply((1,))
 
-    found = of(shop)
+    found = list_records(shop)
 
     assert sorted(record.task for record in found) == ["shop.charge"] * 3 + ["shop.pack"]
     assert all(record.state is State.COMPLETED for record in found)
@@ -36,59 +36,62 @@ def test_are_those_of_all_tasks_wherever_these_keep_them(shop: Shop) -> None:
     }
 
 
-def test_are_as_a_look_up_has_them(shop: Shop) -> None:
+def test_a_scanned_record_equals_one_that_is_read_by_key(shop: Shop) -> None:
     shop.charge.apply((42, 999))
 
-    (found,) = of(shop)
+    (found,) = list_records(shop)
 
-    looked_up = shop.charge.idempotency_record(42, 999)
-    assert found.expires_at == pytest.approx(looked_up.expires_at, abs=timedelta(seconds=1))
+    expected = shop.charge.idempotency_record(42, 999)
+    assert found.expires_at == pytest.approx(expected.expires_at, abs=timedelta(seconds=1))
     assert (found.token, found.task_id, found.started_at, found.finished_at) == (
-        looked_up.token,
-        looked_up.task_id,
-        looked_up.started_at,
-        looked_up.finished_at,
+        expected.token,
+        expected.task_id,
+        expected.started_at,
+        expected.finished_at,
     )
     assert found.result == {"order": 42, "amount": 999}
 
 
-def test_by_state_and_task(shop: Shop) -> None:
+def test_records_are_filtered_by_state_and_task(shop: Shop) -> None:
     shop.charge.apply((1, 999))
     shop.charge.apply((2, 13))
     shop.begin(shop.charge, 3, 999)
     shop.begin(shop.pack, 3)
 
-    assert [record.state for record in of(shop, state="FAILED")] == [State.FAILED]
-    assert {record.task for record in of(shop, state=State.STARTED)} == {"shop.charge", "shop.pack"}
-    assert len(of(shop, task="shop.charge")) == 3
-    assert [r.task for r in of(shop, task="shop.pack", state="STARTED")] == ["shop.pack"]
-    assert of(shop, task="shop.char") == []
+    assert [record.state for record in list_records(shop, state="FAILED")] == [State.FAILED]
+    assert {record.task for record in list_records(shop, state=State.STARTED)} == {
+        "shop.charge",
+        "shop.pack",
+    }
+    assert len(list_records(shop, task="shop.charge")) == 3
+    assert [r.task for r in list_records(shop, task="shop.pack", state="STARTED")] == ["shop.pack"]
+    assert list_records(shop, task="shop.char") == []
     with pytest.raises(ValueError, match="GONE"):
-        of(shop, state="GONE")
+        list_records(shop, state="GONE")
 
 
-def test_by_age(shop: Shop) -> None:
+def test_records_are_filtered_by_age(shop: Shop) -> None:
     shop.charge.apply((1, 999))
     time.sleep(1.5)
     shop.begin(shop.charge, 2, 999)
 
-    (old,) = of(shop, older_than=1.5)
+    (old,) = list_records(shop, older_than=1.5)
 
     assert old.state is State.COMPLETED
-    assert len(of(shop, older_than=timedelta(0))) == 2
-    assert of(shop, older_than=60) == []
+    assert len(list_records(shop, older_than=timedelta(0))) == 2
+    assert list_records(shop, older_than=60) == []
 
 
-def test_what_others_keep_there_is_not_taken_for_records(shop: Shop) -> None:
+def test_names_that_are_not_records_are_ignored(shop: Shop) -> None:
     shop.charge.apply((1, 999))
     for name in ("idem", "idem:", "idem:shop.charge:short", "idem:other:shop.charge:" + "x" * 22):
         shop.client.set(name, "something else")
     shop.client.set("ownXX:shop.pack:" + "x" * 22, "matches the prefix own?* as a pattern")
 
-    assert len(of(shop)) == 1
+    assert len(list_records(shop)) == 1
 
 
-def test_a_key_that_an_error_has_freed_has_none(shop: Shop) -> None:
+def test_a_released_key_that_holds_only_an_error_is_not_listed(shop: Shop) -> None:
     key = shop.begin(shop.charge, 42, 999)
     store = shop.charge.idempotency_configuration.executor.store
     record = store.get(key)
@@ -99,13 +102,13 @@ def test_a_key_that_an_error_has_freed_has_none(shop: Shop) -> None:
     )
 
     assert shop.client.exists(store.name(key))
-    assert of(shop) == []
+    assert list_records(shop) == []
     assert "is absent" in shop.celery("show", str(key), code=1)
     assert shop.json("stats", "--timeout", "0")["tasks"] == {}
 
 
-def test_a_call_without_a_message_leaves_no_error(shop: Shop) -> None:
-    """Nobody else has its task id."""
+def test_a_call_without_a_message_stores_no_error(shop: Shop) -> None:
+    """Its task id is unique, so no duplicate could replay the error."""
 
     def lose() -> None:
         raise ValueError("lost")
@@ -118,27 +121,27 @@ def test_a_call_without_a_message_leaves_no_error(shop: Shop) -> None:
     assert shop.client.dbsize() == 0
 
 
-def test_what_cannot_be_read_is_left_out(shop: Shop) -> None:
+def test_unreadable_records_are_left_out(shop: Shop) -> None:
     shop.charge.apply((1, 999))
     shop.client.set("idem:shop.charge:" + "x" * 22, "Znewer")
     shop.client.rpush("idem:shop.charge:" + "y" * 22, "another kind")
 
-    assert len(of(shop)) == 1
+    assert len(list_records(shop)) == 1
 
 
-def test_a_large_result_is_fetched_when_it_is_asked_for(shop: Shop) -> None:
+def test_a_large_result_is_fetched_on_access(shop: Shop) -> None:
     shop.pack.apply((1, 5_000))
     received = bytes_sent(shop.client)
 
-    (found,) = of(shop)
+    (found,) = list_records(shop)
 
     assert bytes_sent(shop.client) - received < 5_000
     assert found.result == "x" * 5_000
 
 
-def test_a_large_result_that_is_gone_meanwhile_is_told_so(shop: Shop) -> None:
+def test_a_large_result_that_has_changed_meanwhile_raises_an_error(shop: Shop) -> None:
     shop.pack.apply((1, 5_000))
-    (found,) = of(shop)
+    (found,) = list_records(shop)
     shop.pack.idempotency_forget(1, 5_000)
     shop.begin(shop.pack, 1, 5_000)
 
@@ -146,21 +149,21 @@ def test_a_large_result_that_is_gone_meanwhile_is_told_so(shop: Shop) -> None:
         _ = found.result
 
 
-def test_a_task_id_longer_than_the_head_is_read_whole(shop: Shop) -> None:
+def test_a_record_whose_task_id_exceeds_the_scanned_bytes_is_read_whole(shop: Shop) -> None:
     shop.charge.apply((1, 999), task_id="long" * 300)
 
-    (found,) = of(shop)
+    (found,) = list_records(shop)
 
     assert found.task_id == "long" * 300
     assert found.result == {"order": 1, "amount": 999}
 
 
-def test_many_take_pages_and_never_keys(shop: Shop) -> None:
+def test_many_records_are_scanned_in_pages_without_the_command_keys(shop: Shop) -> None:
     shop.charge.apply((1, 999))
     copy(shop, 2_000)
     shop.client.config_resetstat()
 
-    assert len(of(shop, task="shop.charge")) >= 2_001
+    assert len(list_records(shop, task="shop.charge")) >= 2_001
 
     stats = shop.client.info("commandstats")
     assert "cmdstat_keys" not in stats
@@ -168,7 +171,7 @@ def test_many_take_pages_and_never_keys(shop: Shop) -> None:
     assert shop.client.slowlog_len() == 0
 
 
-def test_the_first_ones_do_not_wait_for_the_last(shop: Shop) -> None:
+def test_the_first_record_is_returned_after_the_first_page(shop: Shop) -> None:
     shop.charge.apply((1, 999))
     copy(shop, 5_000)
     shop.client.config_resetstat()
@@ -178,7 +181,7 @@ def test_the_first_ones_do_not_wait_for_the_last(shop: Shop) -> None:
     assert shop.client.info("commandstats")["cmdstat_scan"]["calls"] == 1
 
 
-def test_of_a_cluster_are_those_of_all_its_nodes(shop: Shop) -> None:
+def test_a_clusters_records_are_found_on_all_its_nodes(shop: Shop) -> None:
     shop.charge.apply((1, 999))
     raw = shop.client.get(f"idem:{shop.charge.idempotency_key_of(1, 999)}")
     with ClusterServers.start() as cluster, cluster.client() as client:
@@ -190,25 +193,25 @@ def test_of_a_cluster_are_those_of_all_its_nodes(shop: Shop) -> None:
         found = list(engine.records(state="COMPLETED", task="shop.charge"))
 
         assert {f"idem:{record.key}" for record in found} == names
-        with engine.executor.store.open_reader() as open_reader:
-            keys = [one.key for page in open_reader.scan() for one in page]
-            assert len(open_reader.get(keys)) == len(open_reader.bytes_used(keys)) == 200
-            assert open_reader.count_names() == 200
-            assert open_reader.server_info().replicas == 1
+        with engine.executor.store.open_reader() as reader:
+            keys = [found.key for page in reader.scan() for found in page]
+            assert len(reader.get(keys)) == len(reader.bytes_used(keys)) == 200
+            assert reader.count_names() == 200
+            assert reader.server_info().replicas == 1
 
         with engine.execution("large") as execution:
             execution.complete("x" * 2_000)
         (large,) = list(engine.records(task=engine.name))
-        assert large.result == "x" * 2_000, "fetched when the look is over"
+        assert large.result == "x" * 2_000, "fetched after the scan has ended"
         engine.close()
 
 
-def test_of_an_engine_are_its_own_and_those_of_its_app(shop: Shop) -> None:
+def test_an_engine_lists_its_own_records_and_those_of_its_app(shop: Shop) -> None:
     engine = Idempotency(shop.app)
 
     @engine.idempotent
-    def add(one: int, two: int) -> int:
-        return one + two
+    def add(left: int, right: int) -> int:
+        return left + right
 
     add(1, 2)
     shop.charge.apply((1, 999))
@@ -222,7 +225,7 @@ def test_of_an_engine_are_its_own_and_those_of_its_app(shop: Shop) -> None:
 
 
 def copy(shop: Shop, times: int) -> None:
-    """More records like the one of order 1."""
+    """Copies the record of order 1."""
     raw = shop.client.get(f"idem:{shop.charge.idempotency_key_of(1, 999)}")
     pipeline = shop.client.pipeline(transaction=False)
     for number in range(times):
@@ -231,6 +234,6 @@ def copy(shop: Shop, times: int) -> None:
 
 
 def bytes_sent(client: Redis) -> int:
-    """By the server, to everybody."""
+    """Returns how many bytes the server has sent to all clients."""
     sent: int = client.info("stats")["total_net_output_bytes"]
     return sent

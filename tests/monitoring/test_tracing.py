@@ -1,4 +1,4 @@
-"""Spans, with Celery's own instrumentation."""
+"""Attributes and links of the spans that Celery's instrumentation opens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.monitoring.conftest import Shop
 
 @pytest.fixture
 def spans() -> Iterator[InMemorySpanExporter]:
-    """What is traced, Celery's spans included."""
+    """The exporter of all spans, Celery's included."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -30,8 +30,8 @@ def spans() -> Iterator[InMemorySpanExporter]:
     provider.shutdown()
 
 
-def last(spans: InMemorySpanExporter) -> ReadableSpan:
-    """The span of the task that ran last."""
+def last_span(spans: InMemorySpanExporter) -> ReadableSpan:
+    """Returns the span of the task that ran last."""
     return [span for span in spans.get_finished_spans() if span.name.startswith("run/")][-1]
 
 
@@ -43,11 +43,11 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
     }
 
 
-def test_a_run(shop: Shop, spans: InMemorySpanExporter) -> None:
+def test_a_run_sets_attributes(shop: Shop, spans: InMemorySpanExporter) -> None:
     shop.charge.apply((42, 999))
 
     record = shop.charge.idempotency_record(42, 999)
-    assert attributes(last(spans)) == {
+    assert attributes(last_span(spans)) == {
         "decision": "run",
         "key": record.key,
         "token": record.token,
@@ -57,14 +57,14 @@ def test_a_run(shop: Shop, spans: InMemorySpanExporter) -> None:
 
 
 @pytest.mark.parametrize("amount", [999, 13], ids=["result", "error"])
-def test_a_replay_links_to_the_execution_that_it_repeats(
+def test_a_replay_links_to_the_first_execution(
     shop: Shop, spans: InMemorySpanExporter, amount: int
 ) -> None:
     first = shop.charge.apply((42, amount))
-    original = last(spans)
+    original = last_span(spans)
     shop.charge.apply((42, amount))
 
-    replay = last(spans)
+    replay = last_span(spans)
     assert attributes(replay)["decision"] == "replay"
     assert attributes(replay)["first_task_id"] == first.id
     (link,) = replay.links
@@ -74,25 +74,25 @@ def test_a_replay_links_to_the_execution_that_it_repeats(
     assert replay.context != original.context
 
 
-def test_a_takeover_says_how_long_the_key_stood_still(
+def test_a_takeover_records_how_long_the_lease_had_expired(
     shop: Shop, spans: InMemorySpanExporter
 ) -> None:
     shop.begin(shop.charge, 42, 999, lease_ms=0)
     shop.charge.apply((42, 999))
 
-    told = attributes(last(spans))
-    assert (told["decision"], told["attempt"]) == ("takeover", 2)
-    assert 0 <= told["orphaned_seconds"] < 60
+    takeover = attributes(last_span(spans))
+    assert (takeover["decision"], takeover["attempt"]) == ("takeover", 2)
+    assert 0 <= takeover["orphaned_seconds"] < 60
 
 
-def test_a_conflict(shop: Shop, spans: InMemorySpanExporter) -> None:
+def test_a_conflict_sets_its_decision(shop: Shop, spans: InMemorySpanExporter) -> None:
     shop.begin(shop.charge, 42, 999)
     shop.charge.apply((42, 999))
 
-    assert attributes(last(spans))["decision"] == "conflict"
+    assert attributes(last_span(spans))["decision"] == "conflict"
 
 
-def test_an_outcome_that_nobody_traced_has_no_origin(shop: Shop) -> None:
+def test_an_outcome_without_tracing_has_no_traceparent(shop: Shop) -> None:
     shop.charge.apply((42, 999))
 
     assert shop.charge.idempotency_record(42, 999).traceparent == ""

@@ -77,7 +77,7 @@ def test_the_operator_is_told_what_to_do(shop: Shop, order: str, tmp_path: Path)
         result.get(timeout=SOON)
         told, _ = process.communicate("y\n", SOON)
 
-    assert "left alone: it has changed meanwhile; look at it again" in told
+    assert "kept: it has changed meanwhile; show it, then forget it again" in told
 
 
 def test_an_execution_that_goes_on_is_still_the_one_that_was_shown(

@@ -18,7 +18,7 @@ NOWHERE = "redis://:secret@127.0.0.1:1/0"
 
 
 def lines_about_the_store(log: str) -> list[str]:
-    return [line for line in log.splitlines() if "store of idempotent tasks" in line]
+    return [line for line in log.splitlines() if "record store" in line]
 
 
 class TestAnUnreachableStore:
@@ -48,7 +48,7 @@ class TestAnUnreachableStore:
                 store.restart()
 
                 assert result.get(timeout=SOON)["receipt"]
-                assert "is back" in lines_about_the_store(worker.logs())[-1]
+                assert "is available again" in lines_about_the_store(worker.logs())[-1]
 
     def test_ends_the_worker_where_that_is_wanted(self, open_shop: Callable[..., Shop]) -> None:
         with open_shop(
@@ -57,7 +57,7 @@ class TestAnUnreachableStore:
             worker = shop.start_worker(ready=False)
 
             assert worker.wait_for_exit() != 0
-            assert "this worker stops" in lines_about_the_store(worker.logs())[-1]
+            assert "this worker exits" in lines_about_the_store(worker.logs())[-1]
             assert "Traceback" not in worker.logs()
 
 

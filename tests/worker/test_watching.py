@@ -1,4 +1,4 @@
-"""What a real prefork worker tells those who watch it."""
+"""The log, inspect commands, events and metrics of a real prefork worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery import Celery
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.monitoring.bootstep import settings_in_words
+from celery_idempotent.monitoring.bootstep import describe_settings
 from celery_idempotent.store import commands
 from celery_idempotent.testing.ports import Ports
 from tests.waiting import SOON, eventually
@@ -54,31 +54,32 @@ def worker(shop: Shop) -> Worker:
     return shop.workers[0]
 
 
-def ask(shop: Shop, command: str) -> Any:
-    """What the one worker answers to ``celery inspect``."""
+def inspect(shop: Shop, command: str) -> Any:
+    """Returns the reply of the only worker to ``celery inspect``."""
     (reply,) = shop.app.control.broadcast(command, reply=True, timeout=SOON, limit=1)
-    (answer,) = reply.values()
-    return answer
+    (value,) = reply.values()
+    return value
 
 
 def lease_of(shop: Shop, task_id: str) -> dict[str, Any]:
-    """The lease of one task; tests before may have left others that are about to end."""
-    (lease,) = (one for one in ask(shop, "idempotency_leases") if one["task_id"] == task_id)
+    """Returns the lease of one task; earlier tests may have left others."""
+    leases = inspect(shop, "idempotency_leases")
+    (lease,) = (lease for lease in leases if lease["task_id"] == task_id)
     return lease
 
 
 def tidy() -> None: ...
 
 
-class TestAtTheStart:
-    def test_a_line_has_the_settings_in_force(self, worker: Worker) -> None:
+class TestLogAtStart:
+    def test_one_line_has_the_common_settings(self, worker: Worker) -> None:
         (line,) = (line for line in worker.logs().splitlines() if "idempotent tasks" in line)
 
         assert "records at redis://127.0.0.1:" in line
         assert "lease 30," in line
         assert "on_conflict retry" in line
 
-    def test_no_secret_is_told(self) -> None:
+    def test_secrets_are_not_logged(self) -> None:
         app = Celery("shop", set_as_current=False)
         app.conf.update(
             broker_url="redis://:secret@localhost:1/0",
@@ -87,19 +88,19 @@ class TestAtTheStart:
         )
         app.task(tidy, base=IdempotentTask, name="shop.tidy", lazy=False, shared=False)
 
-        told = "\n".join(settings_in_words(app_tasks.tasks(app)))
+        text = "\n".join(describe_settings(app_tasks.tasks(app)))
 
-        assert "redis://localhost:1/0" in told
-        assert "secret" not in told
+        assert "redis://localhost:1/0" in text
+        assert "secret" not in text
 
-    def test_a_line_has_what_a_task_does_otherwise(self, worker: Worker) -> None:
+    def test_a_task_with_other_settings_has_a_line(self, worker: Worker) -> None:
         lines = worker.logs()
 
         assert re.search(r"shop\.short_lease: lease 2$", lines, re.MULTILINE)
-        assert "shop.open_door: ungated" in lines
+        assert "shop.open_door: not idempotent" in lines
 
-    def test_what_makes_the_promise_weaker_is_a_line_each(self, worker: Worker) -> None:
-        warnings = [line for line in worker.logs().splitlines() if "weaker" in line]
+    def test_each_finding_is_one_line(self, worker: Worker) -> None:
+        warnings = [line for line in worker.logs().splitlines() if "weakens idempotency" in line]
 
         assert len(warnings) == 1
         assert "nothing is written to disk" in warnings[0]
@@ -107,7 +108,7 @@ class TestAtTheStart:
 
 
 class TestInspect:
-    def test_tells_the_leases_that_are_held(self, shop: Shop, worker: Worker, order: str) -> None:
+    def test_returns_a_lease(self, shop: Shop, worker: Worker, order: str) -> None:
         shop.ledger.hold(order)
         result = pack.delay(order)
         run = shop.ledger.wait_for_run(order)
@@ -130,19 +131,20 @@ class TestInspect:
         ],
         ids=["map", "starmap", "chunks"],
     )
-    def test_tells_the_item_that_is_under_way(
+    def test_returns_the_lease_of_the_running_item(
         self, shop: Shop, order: str, spread: Callable[[str], Any]
     ) -> None:
         shop.ledger.hold(order)
         spread(order).apply_async()
         run = shop.ledger.wait_for_run(order)
 
-        (lease,) = (one for one in ask(shop, "idempotency_leases") if one["pid"] == run.pid)
+        leases = inspect(shop, "idempotency_leases")
+        (lease,) = (lease for lease in leases if lease["pid"] == run.pid)
 
         assert lease["task"] == "shop.pack"
         assert (lease["key"], lease["token"]) == (run.key, run.token)
 
-    def test_tells_that_a_heartbeat_is_at_work(self, shop: Shop, order: str) -> None:
+    def test_reports_a_healthy_heartbeat(self, shop: Shop, order: str) -> None:
         shop.ledger.hold(order)
         result = short_lease.delay(order)
         shop.ledger.wait_for_run(order)
@@ -154,7 +156,7 @@ class TestInspect:
 
         eventually(extended, "the lease is extended")
 
-    def test_tells_a_lease_that_is_lost(self, shop: Shop, order: str) -> None:
+    def test_reports_an_expired_lease(self, shop: Shop, order: str) -> None:
         shop.ledger.hold(order)
         result = pack.delay(order)
         shop.ledger.wait_for_run(order)
@@ -165,23 +167,23 @@ class TestInspect:
 
         lease = lease_of(shop, result.id)
 
-        assert lease["heartbeat"] == "over"
+        assert lease["heartbeat"] == "expired"
         assert lease["trusted_seconds"] == 0
 
-    def test_tells_nothing_where_nothing_is_held(self, shop: Shop) -> None:
-        eventually(lambda: ask(shop, "idempotency_leases") == [], "no lease is held")
+    def test_returns_no_leases_where_none_is_held(self, shop: Shop) -> None:
+        eventually(lambda: inspect(shop, "idempotency_leases") == [], "no lease is held")
 
-    def test_counts_what_all_processes_do(self, shop: Shop, order: str) -> None:
-        before = Counter(ask(shop, "idempotency_counts").get("shop.charge", {}))
+    def test_counts_include_all_processes(self, shop: Shop, order: str) -> None:
+        before = Counter(inspect(shop, "idempotency_counts").get("shop.charge", {}))
         for _ in range(5):
             charge.delay(order, 1).get(timeout=SOON)
 
-        after = Counter(ask(shop, "idempotency_counts")["shop.charge"])
+        after = Counter(inspect(shop, "idempotency_counts")["shop.charge"])
 
         assert after - before == {"begun": 1, "completed": 1, "replayed": 4}
 
-    def test_counts_on_where_a_process_has_died(self, shop: Shop, order: str) -> None:
-        before = Counter(ask(shop, "idempotency_counts").get("shop.pack", {}))
+    def test_counts_continue_after_a_process_has_died(self, shop: Shop, order: str) -> None:
+        before = Counter(inspect(shop, "idempotency_counts").get("shop.pack", {}))
         shop.ledger.hold(order)
         result = pack.delay(order)
         kill(shop, order)
@@ -189,41 +191,41 @@ class TestInspect:
         shop.ledger.release(order)
         result.get(timeout=SOON)
 
-        after = Counter(ask(shop, "idempotency_counts")["shop.pack"])
+        after = Counter(inspect(shop, "idempotency_counts")["shop.pack"])
 
         assert after - before == {"begun": 2, "completed": 1, "taken_over": 1}
 
-    def test_examines_itself(self, shop: Shop) -> None:
-        found = {one["name"] for one in ask(shop, "idempotency_doctor")}
+    def test_returns_findings(self, shop: Shop) -> None:
+        names = {finding["name"] for finding in inspect(shop, "idempotency_doctor")}
 
-        assert {"persistence", "fail-open", "recovery"} <= found
+        assert {"persistence", "fail-open", "recovery"} <= names
 
 
 class Monitor:
-    """Hears a shop's events, as Flower does."""
+    """Receives a shop's events, as Flower does."""
 
     def __init__(self, shop: Shop) -> None:
         self.state = shop.app.events.State()
-        self.heard: list[dict[str, Any]] = []
-        listening = threading.Event()
+        self.received: list[dict[str, Any]] = []
+        ready = threading.Event()
         self._connection = shop.app.connection()
-        self._receiver = shop.app.events.Receiver(self._connection, handlers={"*": self._hear})
-        self._receiver.on_consume_ready = lambda *_, **__: listening.set()
+        self._receiver = shop.app.events.Receiver(self._connection, handlers={"*": self._on_event})
+        self._receiver.on_consume_ready = lambda *_, **__: ready.set()
         self._thread = threading.Thread(target=self._receiver.capture, args=(None, None, False))
         self._thread.start()
-        assert listening.wait(SOON)
+        assert ready.wait(SOON)
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _on_event(self, event: dict[str, Any]) -> None:
         self.state.event(dict(event))
-        self.heard.append(event)
+        self.received.append(event)
 
     def wait_for(self, name: str, task_id: str) -> dict[str, Any]:
-        """The event of that name about a task."""
+        """Waits for an event about a task, and returns it."""
         return eventually(
             lambda: next(
-                (e for e in self.heard if e["type"] == name and e.get("uuid") == task_id), None
+                (e for e in self.received if e["type"] == name and e.get("uuid") == task_id), None
             ),
-            f"{name} of {task_id}; heard: {[e['type'] for e in self.heard]}",
+            f"{name} of {task_id}; received: {[e['type'] for e in self.received]}",
         )
 
     def stop(self) -> None:
@@ -240,7 +242,7 @@ def monitor(shop: Shop) -> Iterator[Monitor]:
 
 
 class TestEvents:
-    def test_a_replay(self, shop: Shop, monitor: Monitor, order: str) -> None:
+    def test_a_replay_sends_an_event(self, shop: Shop, monitor: Monitor, order: str) -> None:
         first = pack.delay(order)
         first.get(timeout=SOON)
         second = pack.delay(order)
@@ -252,7 +254,7 @@ class TestEvents:
         monitor.wait_for("task-succeeded", second.id)
         assert monitor.state.tasks[second.id].state == "SUCCESS"
 
-    def test_a_conflict(self, shop: Shop, monitor: Monitor, order: str) -> None:
+    def test_a_conflict_sends_an_event(self, shop: Shop, monitor: Monitor, order: str) -> None:
         shop.ledger.hold(order)
         first = raising.delay(order)
         shop.ledger.wait_for_run(order)
@@ -261,7 +263,7 @@ class TestEvents:
         event = monitor.wait_for("task-conflicted", second.id)
         assert (event["holder_uuid"], event["policy"]) == (first.id, "raise")
 
-    def test_a_takeover(self, shop: Shop, monitor: Monitor, order: str) -> None:
+    def test_a_takeover_sends_an_event(self, shop: Shop, monitor: Monitor, order: str) -> None:
         shop.ledger.hold(order)
         result = pack.delay(order)
         kill(shop, order)
@@ -273,59 +275,61 @@ class TestEvents:
         )
 
 
-def test_events_are_sent_while_somebody_wants_them(
+def test_events_are_sent_only_while_they_are_enabled(
     open_shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As workers are by default: they send events of their own, and of tasks when they are told to.
+    # The default: a worker sends events about itself, and task events once they are enabled.
     monkeypatch.setattr(harness, "QUIET", ("--without-gossip", "--without-mingle"))
     with open_shop() as shop:
         shop.start_worker(concurrency=1)
         monitor = Monitor(shop)
         try:
-            assert not tells_a_replay(shop, monitor)
+            assert not sends_replay_event(shop, monitor)
             shop.app.control.enable_events(reply=True, timeout=SOON, limit=1)
-            eventually(lambda: tells_a_replay(shop, monitor), "the worker sends events")
+            eventually(lambda: sends_replay_event(shop, monitor), "the worker sends events")
             shop.app.control.disable_events(reply=True, timeout=SOON, limit=1)
-            eventually(lambda: not tells_a_replay(shop, monitor), "the worker sends no more")
+            eventually(lambda: not sends_replay_event(shop, monitor), "the worker sends no more")
         finally:
             monitor.stop()
 
 
-def tells_a_replay(shop: Shop, monitor: Monitor) -> bool:
-    """Whether the worker does, judged by what has come before an event of ours."""
-    charge.delay("told", 1).get(timeout=SOON)
-    replay = charge.delay("told", 1)
+def sends_replay_event(shop: Shop, monitor: Monitor) -> bool:
+    """Whether the worker sends the event before a marker that is sent later."""
+    charge.delay("events", 1).get(timeout=SOON)
+    replay = charge.delay("events", 1)
     replay.get(timeout=SOON)
     with shop.app.events.default_dispatcher() as dispatcher:
         dispatcher.send("task-marked", uuid=replay.id)
     monitor.wait_for("task-marked", replay.id)
-    return any((e["type"], e.get("uuid")) == ("task-replayed", replay.id) for e in monitor.heard)
+    return any((e["type"], e.get("uuid")) == ("task-replayed", replay.id) for e in monitor.received)
 
 
 class TestMetrics:
     def scrape(self, port: int) -> dict[str, float]:
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SOON) as answer:
-            lines = answer.read().decode().splitlines()
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SOON) as response:
+            lines = response.read().decode().splitlines()
         return {
             name: float(value)
             for name, _, value in (line.rpartition(" ") for line in lines)
             if not name.startswith("#")
         }
 
-    def test_decisions_of_all_processes(self, shop: Shop, port: int, order: str) -> None:
+    def test_decisions_of_all_processes_are_counted(
+        self, shop: Shop, port: int, order: str
+    ) -> None:
         before = self.scrape(port)
         for number in range(6):
             charge.delay(f"{order} {number % 3}", 1).get(timeout=SOON)
         after = self.scrape(port)
 
-        def more(decision: str) -> float:
+        def increase(decision: str) -> float:
             name = "celery_idempotent_decisions_total"
             label = f'{name}{{decision="{decision}",task="shop.charge"}}'
             return after.get(label, 0) - before.get(label, 0)
 
-        assert (more("run"), more("replay")) == (3, 3)
+        assert (increase("run"), increase("replay")) == (3, 3)
 
-    def test_begins_are_timed(self, shop: Shop, port: int, order: str) -> None:
+    def test_the_duration_of_begins_is_measured(self, shop: Shop, port: int, order: str) -> None:
         pack.delay(order).get(timeout=SOON)
         pack.delay(order).get(timeout=SOON)
 
@@ -337,7 +341,7 @@ class TestMetrics:
             assert count >= 1
             assert 0 < values[f"celery_idempotent_begin_seconds_sum{labels}"] < count * SOON
 
-    def test_a_takeover_is_timed_and_a_dead_process_holds_nothing(
+    def test_a_takeover_is_measured_and_a_dead_process_holds_nothing(
         self, shop: Shop, port: int, order: str
     ) -> None:
         name = 'celery_idempotent_takeover_seconds_count{task="shop.pack"}'
@@ -356,7 +360,7 @@ class TestMetrics:
             lambda: self.scrape(port)["celery_idempotent_leases_held"] == 0, "no lease is held"
         )
 
-    def test_outcomes(self, shop: Shop, port: int, order: str) -> None:
+    def test_outcomes_are_counted(self, shop: Shop, port: int, order: str) -> None:
         pack.delay(order).get(timeout=SOON)
 
         label = 'celery_idempotent_outcomes_total{outcome="completed",task="shop.pack"}'
@@ -364,5 +368,5 @@ class TestMetrics:
 
 
 def kill(shop: Shop, order: str) -> None:
-    """Kill the pool's process that runs `order`."""
+    """Kills the pool process that runs `order`."""
     os.kill(shop.ledger.wait_for_run(order).pid, signal.SIGKILL)

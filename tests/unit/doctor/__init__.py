@@ -1,1 +1,1 @@
-"""Tests of unit/doctor."""
+"""Tests of the checks of `doctor`."""

@@ -1,9 +1,8 @@
-"""The checks: what they look at, and what they have to say."""
+"""The checks of `doctor` and their findings."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +11,10 @@ from kombu import Exchange, Queue
 
 from celery_idempotent import TASK_ID, IdempotentTask
 from celery_idempotent.doctor import Finding, broker, server, tasks, versions
+from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.store.server_info import ServerInfo
 
-#: Nothing to find.
+#: A server without findings but for its replicas, which are not reported.
 SOUND = ServerInfo(
     flavour="redis",
     version=(7, 2, 4),
@@ -31,7 +31,7 @@ def names(findings: Any) -> set[str]:
     return {finding.name for finding in findings}
 
 
-def told(findings: Any) -> Finding:
+def only(findings: Any) -> Finding:
     (finding,) = findings
     assert isinstance(finding, Finding)
     assert "\n" not in finding.line
@@ -39,11 +39,11 @@ def told(findings: Any) -> Finding:
 
 
 class TestServer:
-    def test_that_is_sound(self) -> None:
+    def test_a_sound_server_has_no_findings(self) -> None:
         assert names(server.check(SOUND, "here")) == {"replicas"}
 
     @pytest.mark.parametrize(
-        ("fact", "name", "severity", "setting"),
+        ("info", "name", "severity", "setting"),
         [
             ({"version": (6, 0, 16)}, "server-version", "error", "6.2"),
             ({"maxmemory_policy": "allkeys-lru"}, "eviction", "warning", "noeviction"),
@@ -56,35 +56,35 @@ class TestServer:
             ({"clock_ahead": -1.5}, "clocks", "warning", "NTP"),
         ],
     )
-    def test_that_is_not(
-        self, fact: dict[str, Any], name: str, severity: str, setting: str
+    def test_a_weakness_is_found(
+        self, info: dict[str, Any], name: str, severity: str, setting: str
     ) -> None:
-        findings = server.check(replace(SOUND, **fact), "here")
+        findings = server.check(replace(SOUND, **info), "here")
 
-        found = told(one for one in findings if one.name == name)
+        found = only(finding for finding in findings if finding.name == name)
 
         assert str(found.severity) == severity
         assert setting in found.setting
 
-    def test_any_valkey_is_new_enough(self) -> None:
+    def test_every_version_of_valkey_is_supported(self) -> None:
         valkey = replace(SOUND, flavour="valkey", version=(7, 2, 5))
 
         assert "server-version" not in names(server.check(valkey, "here"))
 
     @pytest.mark.parametrize("replicas", [0, 2])
-    def test_replicas(self, replicas: int) -> None:
+    def test_replicas_are_reported(self, replicas: int) -> None:
         (found,) = server.check(replace(SOUND, replicas=replicas), "here")
         assert str(replicas or "no replica") in found.what
 
-    def test_replicas_that_are_waited_for(self) -> None:
-        assert names(server.check(replace(SOUND, replicas=2), "here", waits_for=2)) == set()
-        found = told(server.check(replace(SOUND, replicas=1), "here", waits_for=2))
+    def test_fewer_replicas_than_required_are_an_error(self) -> None:
+        assert names(server.check(replace(SOUND, replicas=2), "here", required_replicas=2)) == set()
+        found = only(server.check(replace(SOUND, replicas=1), "here", required_replicas=2))
         assert (found.name, str(found.severity)) == ("replicas", "error")
 
 
 def shop(broker_url: str = "redis://localhost:1/0", **settings: Any) -> Celery:
     app = Celery("shop", set_as_current=False)
-    app.finalized = True  # else it would have the shared tasks of all other tests as well
+    app.finalized = True  # without the shared tasks of other tests
     app.conf.update(broker_url=broker_url, result_backend="redis://localhost:1/0", **settings)
     return app
 
@@ -98,17 +98,17 @@ def add(app: Celery, function: Any = None, *, name: str = "shop.charge", **optio
 
 
 class TestBroker:
-    def test_a_visibility_timeout_below_the_longest_lease(self) -> None:
+    def test_a_visibility_timeout_below_the_longest_lease_is_found(self) -> None:
         app = shop(broker_transport_options={"visibility_timeout": 30})
         add(app, idempotency_lease=29)
-        assert list(broker.visibility(app)) == []
+        assert list(broker.check_visibility_timeout(app)) == []
 
         add(app, name="shop.ship", idempotency_lease=31)
-        found = told(broker.visibility(app))
+        found = only(broker.check_visibility_timeout(app))
         assert "shop.ship" in found.what
         assert "visibility_timeout" in found.setting
 
-    def test_the_sweep(self) -> None:
+    def test_a_rare_sweep_is_found(self) -> None:
         slow = shop(broker_transport_options={"visibility_timeout": 70})
         quick = shop(
             broker_transport_options={"visibility_timeout": 70, "unacked_restore_throttle": 1}
@@ -119,48 +119,48 @@ class TestBroker:
         assert names(broker.check(slow)) == {"recovery", "sweep"}
         assert names(broker.check(quick)) == {"recovery"}
 
-    def test_how_long_a_recovery_takes(self) -> None:
+    def test_the_recovery_time_is_reported(self) -> None:
         app = shop()
         add(app)
 
-        assert "within 3700 s" in told(broker.check(app)).what
+        assert "within 3700 s" in only(broker.check(app)).what
 
-    def test_how_long_it_takes_where_a_worker_dies_amid_the_sweep(self) -> None:
-        careless = shop()
-        careful = shop(broker_transport_options={"unacked_mutex_expire": 20})
-        add(careless)
-        add(careful)
+    def test_the_expiry_of_the_sweeps_mutex_is_reported(self) -> None:
+        default = shop()
+        tuned = shop(broker_transport_options={"unacked_mutex_expire": 20})
+        add(default)
+        add(tuned)
 
-        assert "none for 300 s" in told(broker.check(careless)).why
-        assert "none for 20 s" in told(broker.check(careful)).why
-        assert "unacked_mutex_expire" in told(broker.check(careful)).setting
+        assert "none for 300 s" in only(broker.check(default)).why
+        assert "none for 20 s" in only(broker.check(tuned)).why
+        assert "unacked_mutex_expire" in only(broker.check(tuned)).setting
 
-    def test_a_broker_without_a_visibility_timeout(self) -> None:
+    def test_a_broker_without_a_visibility_timeout_has_no_findings(self) -> None:
         app = shop("amqp://guest:secret@localhost//")
         add(app)
 
         assert list(broker.check(app)) == []
 
-    def test_queues_of_sqs_that_kombu_has_not_made(self) -> None:
+    def test_predefined_queues_of_sqs_need_the_option(self) -> None:
         url, options = "sqs://key:secret@", {"predefined_queues": {"celery": {"url": "https://…"}}}
-        told_of = shop(url, broker_transport_options={**options, "visibility_timeout": 90})
-        untold = shop(url, broker_transport_options=options)
-        add(told_of)
-        add(untold)
+        configured = shop(url, broker_transport_options={**options, "visibility_timeout": 90})
+        unconfigured = shop(url, broker_transport_options=options)
+        add(configured)
+        add(unconfigured)
 
-        assert list(broker.visibility(told_of)) == []
-        assert "predefined_queues" in told(broker.visibility(untold)).setting
+        assert list(broker.check_visibility_timeout(configured)) == []
+        assert "predefined_queues" in only(broker.check_visibility_timeout(unconfigured)).setting
 
     @pytest.mark.parametrize(
-        ("exchange_type", "arguments", "found"),
+        ("exchange_type", "arguments", "expected"),
         [
             ("topic", {}, {"delivery-limit"}),
             ("topic", {"x-delivery-limit": -1}, set()),
             ("direct", {"x-delivery-limit": -1}, {"delayed-delivery"}),
         ],
     )
-    def test_quorum_queues(
-        self, exchange_type: str, arguments: dict[str, int], found: set[str]
+    def test_quorum_queues_are_checked(
+        self, exchange_type: str, arguments: dict[str, int], expected: set[str]
     ) -> None:
         queue = Queue(
             "orders",
@@ -171,17 +171,17 @@ class TestBroker:
         app = shop("amqp://guest:secret@localhost//", task_queues=[queue])
         add(app)
 
-        assert names(broker.check(app)) == found
+        assert names(broker.check(app)) == expected
 
 
 class TestTasks:
-    def found(self, function: Any = None, **options: Any) -> set[str]:
+    def findings_of(self, function: Any = None, **options: Any) -> set[str]:
         app = shop()
         add(app, function, **options)
         return names(tasks.check(app))
 
-    def test_that_are_sound(self) -> None:
-        assert self.found() == set()
+    def test_default_options_have_no_findings(self) -> None:
+        assert self.findings_of() == set()
 
     @pytest.mark.parametrize(
         ("options", "name"),
@@ -194,10 +194,10 @@ class TestTasks:
             ({"idempotency_enabled": False}, "disabled"),
         ],
     )
-    def test_by_their_options(self, options: dict[str, Any], name: str) -> None:
-        assert self.found(**options) == {name}
+    def test_a_weakening_option_is_found(self, options: dict[str, Any], name: str) -> None:
+        assert self.findings_of(**options) == {name}
 
-    def test_an_argument_without_canonical_form_and_no_key_rule(self) -> None:
+    def test_an_argument_without_canonical_form_needs_a_key_rule(self) -> None:
         class Basket: ...
 
         def by_hint(basket: Basket) -> None: ...
@@ -206,36 +206,36 @@ class TestTasks:
 
         def by_default(basket: Any = Basket()) -> None: ...  # noqa: B008
 
-        assert self.found(by_hint) == {"not-canonical"}
-        assert self.found(by_default) == {"not-canonical"}
-        assert self.found(by_hint, idempotency_key=lambda basket: "one") == set()
-        assert self.found(by_hint, idempotency_key=TASK_ID) == set()
+        assert self.findings_of(by_hint) == {"not-canonical"}
+        assert self.findings_of(by_default) == {"not-canonical"}
+        assert self.findings_of(by_hint, idempotency_key=lambda basket: "one") == set()
+        assert self.findings_of(by_hint, idempotency_key=TASK_ID) == set()
 
-    def test_a_periodic_task_that_goes_by_its_arguments(self) -> None:
+    def test_a_periodic_task_needs_the_key_task_id(self) -> None:
         app = shop(beat_schedule={"nightly": {"task": "shop.tidy", "schedule": 60}})
         add(app, name="shop.tidy")
         add(app)
 
-        found = told(tasks.check(app))
+        found = only(tasks.check(app))
 
         assert (found.name, found.subject) == ("periodic-key", "shop.tidy")
         assert "TASK_ID" in found.setting
 
-    def test_an_eager_app(self) -> None:
+    def test_task_always_eager_is_found(self) -> None:
         app = shop(task_always_eager=True)
         add(app)
 
         assert names(tasks.check(app)) == {"eager"}
 
 
-def test_versions_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_versions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(versions.check()) == []
     monkeypatch.setattr(versions, "installed", lambda: {"celery": "5.2.7", "redis": "5.0.1"})
 
-    assert "celery 5.2.7 is too old" in told(versions.check()).what
+    assert "celery 5.2.7 is too old" in only(versions.check()).what
 
 
-def test_a_finding_is_one_line() -> None:
-    error = SimpleNamespace(__str__=lambda: "away")
+def test_an_unreachable_server_is_one_line() -> None:
+    finding = server.unreachable("here", IdempotencyError("connection refused"))
 
-    assert "idempotency_redis_url" in server.away("here", error).line  # type: ignore[arg-type]
+    assert "idempotency_redis_url" in only([finding]).line

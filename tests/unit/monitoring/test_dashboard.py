@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks for metrics that there are, by labels that they have."""
+"""The Grafana dashboard queries only metrics and labels that a worker serves."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ _METRIC = r"(celery_idempotent_\w+)(?:\{(.*?)\})?"
 _SUFFIXES = r"(_total|_bucket|_sum|_count)?$"
 
 
-def test_every_name_and_label_is_one_that_a_worker_serves() -> None:
+def test_every_metric_and_label_is_served_by_a_worker() -> None:
     served = {}
     for metric in vars(Metrics()).values():
         (described,) = metric.describe()
         served[described.name] = {*metric._labelnames, "le", "instance"}
-    asked = set()
+    queried = set()
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
             for name, labels in re.findall(_METRIC, target["expr"]):
                 short = re.sub(_SUFFIXES, "", name)
-                asked.add(short)
+                queried.add(short)
                 assert set(re.findall(r"(\w+)=", labels)) <= served[short]
             for labels in re.findall(r"by \((.*?)\)", target["expr"]):
                 assert set(labels.split(", ")) <= set().union(*served.values())
-    assert asked == served.keys()
+    assert queried == served.keys()
 
 
-def test_its_panels_do_not_overlap() -> None:
-    taken = set()
+def test_panels_do_not_overlap() -> None:
+    occupied = set()
     for panel in DASHBOARD["panels"]:
-        place = panel["gridPos"]
+        position = panel["gridPos"]
         cells = {
             (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
+            for x in range(position["x"], position["x"] + position["w"])
+            for y in range(position["y"], position["y"] + position["h"])
         }
-        assert not cells & taken
-        assert place["x"] + place["w"] <= 24
-        taken |= cells
+        assert not cells & occupied
+        assert position["x"] + position["w"] <= 24
+        occupied |= cells

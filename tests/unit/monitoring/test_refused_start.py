@@ -1,4 +1,4 @@
-"""A worker with a wrong setting says so in one line, and does not start."""
+"""A worker with an invalid setting prints one line and does not start."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def charge(order_id, amount): ...
     ],
     ids=["setting", "attribute", "no-redis"],
 )
-def test_one_line_and_no_traceback(
+def test_an_invalid_setting_is_reported_in_one_line(
     tmp_path: Path, settings: str, attributes: str, broker: str, sentence: str
 ) -> None:
     (tmp_path / "shop.py").write_text(

@@ -1,4 +1,4 @@
-"""What a task wants of a worker that starts without its store."""
+"""The policy of a worker whose store is unavailable when it starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from celery_idempotent.settings import Settings
 
 
 @pytest.mark.parametrize(
-    ("on_store_error", "said", "policy"),
+    ("on_store_error", "option", "policy"),
     [
         ("retry", None, "wait"),
         ("raise", None, "wait"),
@@ -18,7 +18,9 @@ from celery_idempotent.settings import Settings
         ("retry", "go", "go"),
     ],
 )
-def test_policy(on_store_error: str, said: str | None, policy: str) -> None:
-    settings = Settings(on_store_error=on_store_error, on_store_unavailable_at_start=said)
+def test_the_policy_depends_on_both_options(
+    on_store_error: str, option: str | None, policy: str
+) -> None:
+    settings = Settings(on_store_error=on_store_error, on_store_unavailable_at_start=option)
 
     assert policy_of(settings) == policy
