@@ -1,4 +1,4 @@
-"""The options: one frozen value a task, checked once, each fault told in one line."""
+"""The options of a task, validated once; each error names the option in one line."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ PREFIX = "idempotency_"
 ON_CONFLICT = ("retry", "wait", "raise", "ignore", "reject")
 ON_STORE_ERROR = ("retry", "run", "raise")
 ON_LEASE_LOST = ("finish", "abort")
-ON_STORE_UNAVAILABLE_AT_START = ("wait", "stop", "go")
+ON_STORE_UNAVAILABLE_AT_START = ("wait", "exit", "continue")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a task goes by. Times are in seconds, sizes in bytes."""
+    """The options of a task. Times are in seconds, sizes in bytes."""
 
-    #: False lets every call through ungated.
+    #: False: calls run without any protection.
     enabled: bool = True
     #: None: all arguments. Else a template, argument names, a callable or TASK_ID.
     key: Any = None
-    #: Right to run without a heartbeat; extended every third of it.
+    #: Time after which the key of a dead execution can be taken over; renewed every third of it.
     lease: float = 60.0
-    #: How long a result is kept.
+    #: How long a result is stored.
     result_ttl: float = 86400.0
-    #: How long an error that ended the key is kept.
+    #: How long an error that ended the key is stored.
     error_ttl: float = 86400.0
-    #: Exceptions that end the key; every other one gives it back.
+    #: Exceptions that end the key; all others release it.
     replay_errors: tuple[type[BaseException], ...] = ()
-    #: What a duplicate does while the first one runs.
+    #: What happens to a duplicate while another execution runs.
     on_conflict: str = "retry"
-    #: How long ``on_conflict="wait"`` stays in the worker.
+    #: How long ``on_conflict="wait"`` waits in the worker.
     wait_timeout: float = 10.0
-    #: Executions that may die in a row before the key is FAILED as poisoned.
+    #: Executions that may die in a row before the key becomes FAILED as poisoned.
     max_attempts: int = 5
-    #: What a task does when Redis cannot be asked.
+    #: What happens to a call while Redis is unavailable.
     on_store_error: str = "retry"
-    #: What an execution does that has lost its lease.
+    #: What happens to an execution that has lost its lease.
     on_lease_lost: str = "finish"
     #: Whether publishing reserves the key.
     dedupe_publish: bool = False
-    #: False keeps the fact that the key completed, not the value.
+    #: False: only the fact that the key completed is stored.
     store_result: bool = True
     #: kombu serializer; None: the app's result_serializer.
     serializer: str | None = None
     #: kombu compression.
     compression: str | None = None
-    #: Smaller values stay as they are.
+    #: Smaller values are not compressed.
     compression_threshold: int = 1024
-    #: Fernet keys, the newest first; or a function, or the dotted path of one, that gives them.
+    #: Fernet keys, the newest first; or a function that returns them, or its dotted path.
     encryption_keys: Any = field(default=None, repr=False)
-    #: Above it the value is not kept in Redis.
+    #: Larger values are not stored in Redis.
     max_result_size: int = 1024 * 1024
     #: URL of a Celery key-value backend for values above `max_result_size`.
     offload_backend: str | None = field(default=None, repr=False)
@@ -65,79 +65,81 @@ class Settings:
     redis_url: str | None = field(default=None, repr=False)
     #: First part of every name in Redis.
     key_prefix: str = "idem"
-    #: For the client: master_name, sentinel_kwargs, ssl_ca_certs and whatever redis-py takes; None:
-    #: those of the result backend, or the broker, whose Redis it is.
+    #: Options of the client, such as master_name, sentinel_kwargs or ssl_ca_certs; None: those of
+    #: the result backend or the broker, whichever gave the URL.
     redis_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    #: A redis-py client of the user's own, what makes one, or the path to either.
+    #: A redis-py client, a function that returns one, or the dotted path of either.
     redis_client: Any = field(default=None, repr=False)
-    #: What one command may take, resends included.
+    #: Time limit of one command, retries included.
     redis_timeout: float = 5.0
-    #: What connecting may take.
+    #: Time limit of connecting.
     redis_connect_timeout: float = 2.0
-    #: Replicas that must have a begin or an outcome before it counts.
+    #: Replicas that must acknowledge each begin and each outcome.
     wait_replicas: int = 0
-    #: How long that may take.
+    #: Time limit of those acknowledgements.
     wait_replicas_timeout: float = 1.0
-    #: Whether it must have reached the disks, too (WAITAOF).
+    #: Whether Redis must have written it to disk, too (WAITAOF).
     wait_aof: bool = False
-    #: Commands that may fail in a row before Redis is left alone for a while.
+    #: Commands that fail in a row before the circuit breaker opens.
     breaker_threshold: int = 2
-    #: The longest while.
+    #: Longest time between two attempts to reach Redis while the breaker is open.
     breaker_max_delay: float = 30.0
-    #: What a worker does at its start when Redis is away; None: ``go`` where `on_store_error` is
-    #: ``run``, else ``wait``.
+    #: What a worker does if Redis is unavailable when it starts; None: ``continue`` if
+    #: `on_store_error` is ``run``, else ``wait``.
     on_store_unavailable_at_start: str | None = None
 
     @cached_property
     def lease_ms(self) -> int:
-        """The lease in milliseconds."""
+        """Returns the lease in milliseconds."""
         return round(self.lease * 1000)
 
     @cached_property
     def result_ms(self) -> int:
-        """Retention of a result in milliseconds."""
+        """Returns the retention of a result in milliseconds."""
         return round(self.result_ttl * 1000)
 
     @cached_property
     def error_ms(self) -> int:
-        """Retention of an error in milliseconds."""
+        """Returns the retention of an error in milliseconds."""
         return round(self.error_ttl * 1000)
 
 
 OPTIONS: tuple[str, ...] = tuple(PREFIX + option.name for option in fields(Settings))
 
-#: Their values appear in no error, not even short ones.
+#: Options whose values are never part of an error message.
 _SECRET = frozenset(PREFIX + option.name for option in fields(Settings) if not option.repr)
 
-#: What an app, not a task, can be told.
+#: Options of an app, not of a task.
 APP_OPTIONS: tuple[str, ...] = ("idempotency_metrics",)
 
 
 def build(values: Mapping[str, Any], where: str) -> Settings:
-    """The settings that `values` (option name to value) make; the rest is at its default.
+    """Returns the settings of `values` (option name to value); other options get their default.
 
     Args:
-        where: the task, for the error's sentence.
+        where: begins the message of an error, usually the name of the task.
 
     Raises:
         SettingsError: naming the first option whose value is of a wrong type or range.
     """
     for option, value in values.items():
-        wanted = _fault(option, value)
-        if wanted:
-            shown = type(value).__name__ if option in _SECRET else _shown(value)
-            raise SettingsError(f"{where}: {option} must be {wanted}, not {shown}")
+        # A key rule is validated together with the task's signature.
+        is_valid, expected = _VALIDATORS.get(option.removeprefix(PREFIX), _ANYTHING)
+        if not is_valid(value):
+            shown = type(value).__name__ if option in _SECRET else _describe(value)
+            raise SettingsError(f"{where}: {option} must be {expected}, not {shown}")
     given = {option.removeprefix(PREFIX): value for option, value in values.items()}
-    _check_wait(given, where)
+    _check_wait_timeout(given, where)
     for name in ("replay_errors", "encryption_keys"):
         if isinstance(given.get(name), list):
             given[name] = tuple(given[name])
     return Settings(**given)
 
 
-def _check_wait(given: Mapping[str, Any], where: str) -> None:
-    """A connection must not give up while Redis still waits for its replicas."""
-    settings = Settings(**{name: given[name] for name in _WAIT if name in given})
+def _check_wait_timeout(given: Mapping[str, Any], where: str) -> None:
+    """Ensures that a command does not time out while Redis waits for its replicas."""
+    names = ("wait_replicas", "wait_aof", "wait_replicas_timeout", "redis_timeout")
+    settings = Settings(**{name: given[name] for name in names if name in given})
     waits = settings.wait_replicas or settings.wait_aof
     if waits and settings.wait_replicas_timeout > settings.redis_timeout / 2:
         raise SettingsError(
@@ -146,14 +148,11 @@ def _check_wait(given: Mapping[str, Any], where: str) -> None:
         )
 
 
-_WAIT = ("wait_replicas", "wait_aof", "wait_replicas_timeout", "redis_timeout")
-
-
 def check_names(names: Iterable[str], where: str, known: Collection[str] = OPTIONS) -> None:
-    """Refuse any of `names` that looks like an option and is not among the `known` ones.
+    """Rejects names that look like options and are not among the `known` ones.
 
     Raises:
-        SettingsError: naming it, and the option that was probably meant.
+        SettingsError: suggesting the most similar option.
     """
     for name in names:
         if name.startswith(PREFIX) and name not in known:
@@ -162,36 +161,37 @@ def check_names(names: Iterable[str], where: str, known: Collection[str] = OPTIO
             raise SettingsError(f"{where}: there is no option {name}{hint}")
 
 
-_Check = tuple[Callable[[Any], bool], str]
+#: Whether a value is valid, and what it must be.
+_Validator = tuple[Callable[[Any], bool], str]
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _seconds(least: float) -> _Check:
-    # A year, because a typing error of a few zeros must not outlive everybody.
+def _seconds(least: float) -> _Validator:
+    # The maximum catches typing errors: a few zeros too many would keep records for centuries.
     return (
         lambda value: _is_number(value) and least <= value <= 366 * 86400,
         f"a number of seconds, at least {least:g}, at most a year",
     )
 
 
-def _whole(least: int, most: int) -> _Check:
+def _whole(least: int, most: int) -> _Validator:
     return (
         lambda value: _is_number(value) and isinstance(value, int) and least <= value <= most,
         f"a whole number from {least} to {most}",
     )
 
 
-def _one_of(*choices: str) -> _Check:
+def _one_of(*choices: str) -> _Validator:
     return lambda value: value in choices, "one of " + ", ".join(repr(c) for c in choices)
 
 
-def _text(what: str, *, optional: bool = True) -> _Check:
+def _text(description: str) -> _Validator:
     return (
-        lambda value: (optional and value is None) or (isinstance(value, str) and value != ""),
-        what,
+        lambda value: value is None or (isinstance(value, str) and value != ""),
+        description,
     )
 
 
@@ -212,7 +212,7 @@ def _is_client(value: Any) -> bool:
 
 
 def _is_path(value: Any) -> bool:
-    """``shop.redis:client``; a URL is none."""
+    """Whether `value` is a path such as ``shop.redis:client``."""
     return isinstance(value, str) and re.fullmatch(r"\w+([.:]\w+)+", value) is not None
 
 
@@ -220,9 +220,9 @@ def _is_prefix(value: Any) -> bool:
     return isinstance(value, str) and value != "" and value.isprintable() and " " not in value
 
 
-_FLAG: _Check = (lambda value: isinstance(value, bool), "True or False")
+_FLAG: _Validator = (lambda value: isinstance(value, bool), "True or False")
 
-_CHECKS: Mapping[str, _Check] = {
+_VALIDATORS: Mapping[str, _Validator] = {
     "enabled": _FLAG,
     "lease": _seconds(0.5),
     "result_ttl": _seconds(1),
@@ -240,14 +240,17 @@ _CHECKS: Mapping[str, _Check] = {
     "compression_threshold": _whole(0, 512 * 1024 * 1024),
     "encryption_keys": (
         _are_keys,
-        "a tuple of Fernet keys, the newest first, or a function that gives it, or its path",
+        "a tuple of Fernet keys, the newest first, or a function that returns it, or its path",
     ),
     "max_result_size": _whole(0, 512 * 1024 * 1024),
     "offload_backend": _text("the URL of a Celery key-value backend"),
-    "redis_url": _text("the URL of a Redis"),
+    "redis_url": _text("the URL of a Redis server"),
     "key_prefix": (_is_prefix, "printable text without spaces"),
     "redis_options": (lambda value: isinstance(value, Mapping), "a mapping of option to value"),
-    "redis_client": (_is_client, "a redis-py client, what makes one, or the path to either"),
+    "redis_client": (
+        _is_client,
+        "a redis-py client, a function that returns one, or the path of either",
+    ),
     "redis_timeout": _seconds(0.01),
     "redis_connect_timeout": _seconds(0.01),
     "wait_replicas": _whole(0, 100),
@@ -259,14 +262,11 @@ _CHECKS: Mapping[str, _Check] = {
 }
 
 
-def _fault(option: str, value: Any) -> str | None:
-    """What `option` must be, if `value` is not that. A key rule is judged with its signature."""
-    check = _CHECKS.get(option.removeprefix(PREFIX))
-    return None if check is None or check[0](value) else check[1]
+_ANYTHING: _Validator = (lambda value: True, "anything")
 
 
-def _shown(value: Any) -> str:
-    """A value fit for an error: never a URL, which may hold a password."""
+def _describe(value: Any) -> str:
+    """Returns a value for an error message; never a URL, which may hold a password."""
     if isinstance(value, (bool, int, float)) or value is None:
         return repr(value)
     if isinstance(value, str) and "://" not in value and len(value) <= 40:

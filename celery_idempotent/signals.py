@@ -1,8 +1,9 @@
-"""Celery signals that tell what became of each pass through the gate.
+"""Celery signals for everything that happens to a call of an idempotent task.
 
-Connect to them as to Celery's own: ``sender`` is the task, every other argument comes by keyword.
-Each signal has ``task_id`` (str) and ``key`` (str, as in :attr:`Record.key`); what it has besides
-stands beside it. Handlers run where the task runs; an error in one is logged, never raised.
+Connect to them as to Celery's own: ``sender`` is the task, every other argument is passed by
+keyword. Each signal has ``task_id`` (str) and ``key`` (str, as :attr:`Record.key`); the comment
+on each lists what it has besides. Receivers run where the task runs; their errors are logged, never
+raised.
 """
 
 from __future__ import annotations
@@ -14,65 +15,50 @@ from celery.utils.dispatch import Signal
 
 PREFIX: Final = "idempotency_"
 
-#: An execution begins. ``token`` (int), ``attempt`` (int, 1 for the first).
-begun = Signal(name="idempotency_begun", providing_args={"task_id", "key", "token", "attempt"})
 
-#: It begins over the lease of one that died (sent after ``begun``). ``token``, ``attempt``,
-#: ``idle`` (float, seconds from the end of that lease to this beginning).
-taken_over = Signal(
-    name="idempotency_taken_over", providing_args={"task_id", "key", "token", "attempt", "idle"}
-)
+def _signal(name: str, *arguments: str) -> Signal:
+    return Signal(name=PREFIX + name, providing_args={"task_id", "key", *arguments})
+
+
+#: An execution begins. ``token`` (int), ``attempt`` (int, 1 for the first).
+begun = _signal("begun", "token", "attempt")
+
+#: The execution takes over an expired lease (sent after ``begun``). ``token``, ``attempt``,
+#: ``orphaned_seconds`` (float, from the end of that lease to this begin).
+taken_over = _signal("taken_over", "token", "attempt", "orphaned_seconds")
 
 #: Its result is stored. ``token``, ``attempt``.
-completed = Signal(
-    name="idempotency_completed", providing_args={"task_id", "key", "token", "attempt"}
-)
+completed = _signal("completed", "token", "attempt")
 
 #: Its error is stored and ends the key. ``token``, ``attempt``, ``error`` (the exception).
-failed = Signal(
-    name="idempotency_failed", providing_args={"task_id", "key", "token", "attempt", "error"}
-)
+failed = _signal("failed", "token", "attempt", "error")
 
-#: Its key is free again. ``token``, ``attempt``, ``error`` (what the task raised),
-#: ``held_for`` (seconds that the key stays reserved for a retry of the same task id, or None).
-released = Signal(
-    name="idempotency_released",
-    providing_args={"task_id", "key", "token", "attempt", "error", "held_for"},
-)
+#: Its key is released. ``token``, ``attempt``, ``error`` (what the task raised),
+#: ``reserved_seconds`` (for which the key stays reserved for a retry of the task id, or None).
+released = _signal("released", "token", "attempt", "error", "reserved_seconds")
 
-#: A duplicate is answered from the record. ``record`` (:class:`Record`).
-replayed = Signal(name="idempotency_replayed", providing_args={"task_id", "key", "record"})
+#: A duplicate gets the recorded outcome. ``record`` (:class:`Record`).
+replayed = _signal("replayed", "record")
 
-#: A duplicate meets a running execution. ``record``, ``policy`` (what happens to the duplicate).
-conflicted = Signal(
-    name="idempotency_conflicted", providing_args={"task_id", "key", "record", "policy"}
-)
+#: A duplicate finds its key held by another execution. ``record``, ``policy`` (what happens to the
+#: duplicate).
+conflicted = _signal("conflicted", "record", "policy")
 
 #: The execution has lost its lease. ``token``, ``attempt``.
-lease_lost = Signal(
-    name="idempotency_lease_lost", providing_args={"task_id", "key", "token", "attempt"}
-)
+lease_lost = _signal("lease_lost", "token", "attempt")
 
-#: The task is done and its outcome could not be stored: a duplicate may run again.
+#: The task has run and its outcome could not be stored: a duplicate may run again.
 #: ``token``, ``attempt``, ``error``.
-outcome_unsaved = Signal(
-    name="idempotency_outcome_unsaved",
-    providing_args={"task_id", "key", "token", "attempt", "error"},
-)
+outcome_unsaved = _signal("outcome_unsaved", "token", "attempt", "error")
 
-#: Redis could not be asked for permission. ``error``, ``policy`` (what happens to the message).
-store_unavailable = Signal(
-    name="idempotency_store_unavailable", providing_args={"task_id", "key", "error", "policy"}
-)
+#: Redis was unavailable at a begin. ``error``, ``policy`` (what happens to the message).
+store_unavailable = _signal("store_unavailable", "error", "policy")
 
+#: Redis has replied to a begin. ``case`` (str, as in lua/begin.lua), ``seconds`` (float, of the
+#: round trip).
+begin_replied = _signal("begin_replied", "case", "seconds")
 
-#: Redis has answered a begin, whatever it said. ``case`` (str, as in lua/begin.lua), ``seconds``
-#: (float, there and back).
-begin_replied = Signal(
-    name="idempotency_begin_replied", providing_args={"task_id", "key", "case", "seconds"}
-)
-
-#: What becomes of a call: counted in every worker.
+#: Every outcome of a call: counted in each worker.
 ALL: Final = (
     begun,
     taken_over,
@@ -86,18 +72,20 @@ ALL: Final = (
     store_unavailable,
 )
 
-#: Told of each signal and its sender, whether anybody listens or not. In a worker: its tally.
+#: Called with each signal and its sender, even if the signal has no receivers. Workers set it.
 counter: Callable[[Signal, Any], None] | None = None
 
 
 def send(signal: Signal, sender: Any, **details: Any) -> None:
-    """Send `signal`; costs next to nothing while nobody listens."""
-    if heard(signal, sender):
+    """Counts `signal`, and sends it if it has receivers."""
+    if counter is not None:
+        counter(signal, sender)
+    if signal.receivers:
         signal.send(sender=sender, **details)
 
 
 def heard(signal: Signal, sender: Any) -> bool:
-    """Count `signal`; whether anybody listens, and it is to be sent."""
+    """Counts `signal`, and returns whether it has receivers."""
     if counter is not None:
         counter(signal, sender)
     return bool(signal.receivers)

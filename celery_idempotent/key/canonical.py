@@ -38,12 +38,12 @@ class NotCanonicalError(TypeError):
 
 
 def digest(data: bytes, size: int) -> bytes:
-    """Return `size` bytes of BLAKE2b over `data`, distinct from other uses of that hash."""
+    """Returns `size` bytes of BLAKE2b over `data`, distinct from other uses of that hash."""
     return blake2b(data, digest_size=size, person=VERSION).digest()
 
 
 def canonical(value: Any) -> bytes:
-    """Return the canonical bytes of `value`.
+    """Returns the canonical bytes of `value`.
 
     Raises:
         NotCanonicalError: for a type that has none, for NaN, for nesting deeper than `MAX_DEPTH`
@@ -62,7 +62,7 @@ def canonical(value: Any) -> bytes:
 
 
 def has_canonical_bytes(kind: type) -> bool:
-    """Return whether values of this type can be encoded, as far as the type alone shows."""
+    """Returns whether values of this type can be encoded, as far as the type alone shows."""
     known = kind in _ENCODERS or issubclass(kind, Enum) or dataclasses.is_dataclass(kind)
     return known or any(issubclass(kind, base) for base, _ in _ENCODERS_OF_BASES)
 
@@ -80,7 +80,7 @@ class Budget:
             raise NotCanonicalError(_TOO_LARGE)
 
     def enter(self, members: int) -> None:
-        """Begin to encode the members of a structure."""
+        """Begins to encode the members of a structure."""
         self.spend(members * MEMBER_COST)
         self.depth += 1
         if self.depth > MAX_DEPTH and members:
@@ -96,7 +96,7 @@ def _encode(value: Any, budget: Budget) -> bytes:
 
 
 def _encoder_of(value: Any) -> Callable[[Any, Budget], bytes]:
-    """Return the encoder of an Enum, a dataclass, or an instance of a subclass."""
+    """Returns the encoder of an Enum, a dataclass, or an instance of a subclass."""
     if isinstance(value, Enum):
         return _enum
     for base, encode in _ENCODERS_OF_BASES:

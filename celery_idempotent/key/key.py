@@ -33,17 +33,17 @@ class Key:
 
     @classmethod
     def of(cls, task: str, hashed: bytes, fingerprint: bytes = b"") -> Key:
-        """Return the key of `task` for the canonical bytes that its rule derived."""
+        """Returns the key of `task` for the canonical bytes that its rule derived."""
         data = blake2b(_task_bytes(task) + hashed, digest_size=KEY_BYTES, person=VERSION).digest()
         return cls(task, urlsafe_b64encode(data)[:22].decode(), fingerprint)
 
     def part(self, name: str) -> Key:
-        """Return the key of the part `name` of the call that has this key."""
+        """Returns the key of the part `name` of the call that has this key."""
         return Key.of(self.task, canonical((self.digest, name)))
 
 
 def fingerprint_of(arguments: bytes) -> bytes:
-    """Return the fingerprint of the canonical bytes of all arguments."""
+    """Returns the fingerprint of the canonical bytes of all arguments."""
     return digest(b"fingerprint" + arguments, FINGERPRINT_BYTES)
 
 

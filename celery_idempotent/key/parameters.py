@@ -53,11 +53,11 @@ class Parameters:
         }
 
     def accepts(self, name: str) -> bool:
-        """Return whether a call can have an argument of this name."""
+        """Returns whether a call can have an argument of this name."""
         return name in self._names or self._takes_any_keyword
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that were passed, by name.
+        """Returns the arguments that were passed, by name.
 
         Raises:
             TypeError: if the call does not fit the signature, as the call itself would.
@@ -76,7 +76,7 @@ class Parameters:
         return {_entry_name(parameters[name]): value for name, value in arguments.items()}
 
     def with_defaults(self, bound: Mapping[str, Any]) -> dict[str, Any]:
-        """Return every argument that a rule can name: also defaults and extra keywords."""
+        """Returns every argument that a rule can name: also defaults and extra keywords."""
         values: dict[str, Any] = {}
         for name, value in bound.items():
             if name.startswith("**"):
@@ -87,7 +87,7 @@ class Parameters:
     def encode(
         self, bound: Mapping[str, Any], on_error: Callable[[str, NotCanonicalError], bytes]
     ) -> bytes:
-        """Return the canonical bytes of all arguments that are not at their default.
+        """Returns the canonical bytes of all arguments that are not at their default.
 
         So a new parameter with a default changes no key. Encoded values are compared, because a
         message turns a tuple into a list.
@@ -114,7 +114,7 @@ class Parameters:
     def explain(
         self, bound: Mapping[str, Any], names_in_key: Collection[str] | None
     ) -> Iterator[Argument]:
-        """Yield how :meth:`encode` treats each argument of a call.
+        """Yields how :meth:`encode` treats each argument of a call.
 
         Args:
             names_in_key: the arguments that the rule uses; None if that is not known.

@@ -55,7 +55,7 @@ class KeyRule:
         task_id: str | None = None,
         explicit: str | None = None,
     ) -> Key:
-        """Return the key of a call; `explicit` is the key that the caller passed.
+        """Returns the key of a call; `explicit` is the key that the caller passed.
 
         Raises:
             KeyRuleError: naming the task and the argument, never its value.
@@ -80,7 +80,7 @@ class KeyRule:
         task_id: str | None = None,
         explicit: str | None = None,
     ) -> Explanation:
-        """Return how :meth:`derive` derives its key; raises what that raises."""
+        """Returns how :meth:`derive` derives its key; raises what that raises."""
         key = self.derive(args, kwargs, task_id=task_id, explicit=explicit)
         names, rule = self._names, _describe(self._rule)
         bound = {}
@@ -101,11 +101,11 @@ class KeyRule:
         return Explanation(rule, arguments, hashed, key)
 
     def of_text(self, text: Any) -> Key:
-        """Return the key of the calls whose caller passed the key `text`, without fingerprint."""
+        """Returns the key of the calls whose caller passed the key `text`, without fingerprint."""
         return Key.of(self.task, self._encode_explicit(text))
 
     def _compile(self, rule: Any) -> tuple[Callable[[Any, Any, Any], bytes], Sequence[str] | None]:
-        """Return the encoder of a rule, and the arguments that it uses (None: not known).
+        """Returns the encoder of a rule, and the arguments that it uses (None: not known).
 
         The encoder takes the bound arguments, args and kwargs.
         """
@@ -167,7 +167,7 @@ class KeyRule:
         return self._encode_value(value, "idempotency_key")
 
     def _encode_value(self, value: Any, name: str) -> bytes:
-        """Encode a key that is given as a value: a number or a UUID is the same as its text."""
+        """Encodes a key that is given as a value: a number or a UUID is the same as its text."""
         kinds = "it must be text, a number, a UUID or a tuple of these"
         if value is None or isinstance(value, bool):
             raise KeyRuleError(f"{self.task}: {name} is {value}, which is not a key; {kinds}")
@@ -186,7 +186,7 @@ class KeyRule:
 
 
 def as_text(value: Any) -> Any:
-    """Return a number or a UUID as text, anything else unchanged."""
+    """Returns a number or a UUID as text, anything else unchanged."""
     if isinstance(value, int):
         return int.__repr__(value)  # the text of an IntEnum differs between Python versions
     return str(value) if isinstance(value, UUID) else value
@@ -197,7 +197,7 @@ def _encode_task_id(task_id: str | None) -> bytes:
 
 
 def _encode_any_type(name: str, error: NotCanonicalError) -> bytes:
-    """Encode an argument of the fingerprint that may be of any type: the key leaves it out."""
+    """Encodes an argument of the fingerprint that may be of any type: the key leaves it out."""
     return b"?"
 
 

@@ -55,7 +55,7 @@ class Template:
         self._separators = literals[1:]
 
     def encode(self, values: Mapping[str, Any]) -> bytes:
-        """Return the canonical bytes of the template filled with `values`.
+        """Returns the canonical bytes of the template filled with `values`.
 
         Raises:
             KeyRuleError: naming the field that cannot be filled.
@@ -96,7 +96,7 @@ class Template:
 
 
 def _check_text_is_stable(value: Any, conversion: str | None) -> None:
-    """Refuse a value whose text holds a memory address, or its members in any order."""
+    """Rejects a value whose text holds a memory address, or its members in any order."""
     kind: Any = type(value)
     if isinstance(value, (list, tuple)):
         for item in value:

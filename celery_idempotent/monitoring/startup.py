@@ -22,9 +22,9 @@ POLL_INTERVAL = 1.0
 
 #: What follows from each policy. The strictest is first: it applies where tasks differ.
 _MESSAGES = {
-    "stop": "this worker exits",
+    "exit": "this worker exits",
     "wait": "this worker waits for it",
-    "go": "this worker starts without it",
+    "continue": "this worker starts without it",
 }
 
 
@@ -51,7 +51,7 @@ def check_stores(instance: Any, **_: Any) -> None:
 
 def policy_of(settings: Settings) -> str:
     """Returns what a worker does if a task's store is unavailable when it starts."""
-    default = "go" if settings.on_store_error == "run" else "wait"
+    default = "continue" if settings.on_store_error == "run" else "wait"
     return settings.on_store_unavailable_at_start or default
 
 
@@ -67,9 +67,9 @@ def _await_store(store: RecordStore, policy: str) -> None:
                     store.config, error, _MESSAGES[policy],
                 )  # fmt: skip
                 logged = True
-            if policy == "stop":
+            if policy == "exit":
                 raise SystemExit(1) from None
-            if policy == "go":
+            if policy == "continue":
                 return
             time.sleep(POLL_INTERVAL)
         else:

@@ -94,7 +94,7 @@ class PayloadCodec:
         self._run_in_thread = run_in_thread
 
     def for_asyncio(self) -> PayloadCodec:
-        """Return the same codec for code on an event loop: what blocks runs in a thread."""
+        """Returns the same codec for code on an event loop: what blocks runs in a thread."""
         return PayloadCodec(
             self._result_codec, self._accept, self._storage, self._cipher, asyncio.to_thread
         )
@@ -102,7 +102,7 @@ class PayloadCodec:
     async def encode_result(
         self, value: Any, settings: Settings, *, key: str, token: int, field: str = RESULT
     ) -> Payload:
-        """Encode a result. Never raises.
+        """Encodes a result. Never raises.
 
         Args:
             key: of the record that will hold the payload.
@@ -131,14 +131,14 @@ class PayloadCodec:
     async def encode_step(
         self, value: Any, settings: Settings, *, key: str, token: int, name: str
     ) -> Payload:
-        """Encode the value of the step `name`; as :meth:`encode_result`."""
+        """Encodes the value of the step `name`; as :meth:`encode_result`."""
         field = step_field(name)
         return await self.encode_result(value, settings, key=key, token=token, field=field)
 
     async def encode_error(
         self, error: BaseException, settings: Settings, *, key: str, token: int
     ) -> Payload:
-        """Encode the type, module and arguments of `error`; as :meth:`encode_result`."""
+        """Encodes the type, module and arguments of `error`; as :meth:`encode_result`."""
         try:
             form, body = serializer.dump(
                 self._result_codec.prepare_error(error),
@@ -160,7 +160,7 @@ class PayloadCodec:
         field: str,
         seconds: float,
     ) -> Payload:
-        """Encrypt and offload a payload, as configured."""
+        """Encrypts and offload a payload, as configured."""
         if self._cipher is not None:
             body = self._cipher.encrypt(body, key, field, form)
             form = _ENCRYPTED + form
@@ -175,7 +175,7 @@ class PayloadCodec:
         return stored
 
     async def decode_outcome(self, record: Record) -> Any:
-        """Return the value of a COMPLETED record, or the exception of a FAILED one.
+        """Returns the value of a COMPLETED record, or the exception of a FAILED one.
 
         Raises:
             As :meth:`decode`.
@@ -185,7 +185,7 @@ class PayloadCodec:
         return self.decode(record)
 
     async def decode_step(self, payload: Payload, key: str, name: str) -> Any:
-        """Return the value of a step.
+        """Returns the value of a step.
 
         Raises:
             As :meth:`decode`.
@@ -194,16 +194,16 @@ class PayloadCodec:
         return await self._run_in_thread(decode) if payload.is_offloaded else decode()
 
     async def delete_object(self, payload: Payload, key: str, field: str = RESULT) -> None:
-        """Delete the offloaded object of a payload that no record holds. Never raises."""
+        """Deletes the offloaded object of a payload that no record holds. Never raises."""
         await self._delete([(payload, field)], key)
 
     async def delete_step_objects(self, body: bytes, key: str) -> None:
-        """Delete the offloaded objects of the steps, and errors, in `body`. Never raises."""
+        """Deletes the offloaded objects of the steps, and errors, in `body`. Never raises."""
         if body and self._storage is not None:
             await self._delete(_payloads_in(body, key), key)
 
     async def delete_record_objects(self, record: Record) -> None:
-        """Delete the offloaded objects of a record that was deleted. Never raises."""
+        """Deletes the offloaded objects of a record that was deleted. Never raises."""
         if record.state.finished:
             field = ERROR if record.state is State.FAILED else RESULT
             await self.delete_object(Payload(record.format, record.body), record.key, field)
@@ -216,7 +216,7 @@ class PayloadCodec:
             await self._run_in_thread(partial(offload.delete, self._storage, offloaded, key))
 
     def decode(self, record: Record) -> Any:
-        """Return the value of a COMPLETED record, or the exception of a FAILED one. May block.
+        """Returns the value of a COMPLETED record, or the exception of a FAILED one. May block.
 
         Raises:
             ResultNotStoredError: if the value was not stored, or no longer exists.
@@ -351,7 +351,7 @@ def _not_stored(payload: Payload, key: str, field: str) -> ResultNotStoredError:
 
 
 def _payloads_in(body: bytes, key: str) -> list[tuple[Payload, str]]:
-    """Return the steps in `body`, and the errors of single task ids, each with its field."""
+    """Returns the steps in `body`, and the errors of single task ids, each with its field."""
     payloads: list[tuple[Payload, str]] = []
     with contextlib.suppress(CorruptRecordError):
         payloads += [(Payload(*error), ERROR) for error in steps.errors(body, key)]

@@ -12,7 +12,7 @@ from celery_idempotent.settings import Settings
 
 
 def check(options: Settings) -> None:
-    """Refuse keys that stand in the settings and are none.
+    """Refuses keys that stand in the settings and are none.
 
     Where a function gives them it is not called yet: a process that only publishes needs no keys,
     and a path may lead into a module that is still being imported.

@@ -6,12 +6,12 @@ RESULT, ERROR = "result", "error"
 
 
 def step_field(name: str) -> str:
-    """Return the field that holds the value of a step."""
+    """Returns the field that holds the value of a step."""
     return f"step {name!r}"
 
 
 def subject(key: str, field: str) -> str:
-    """Return the subject of a sentence about a value that is missing."""
+    """Returns the subject of a sentence about a value that is missing."""
     if field == RESULT:
         return f"{key} has completed, but its result"
     if field == ERROR:

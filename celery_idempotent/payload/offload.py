@@ -26,7 +26,7 @@ NOT_OFFLOADED = b"idempotency_offload_backend could not store it"
 def put(
     storage: OffloadStorage, payload: Payload, key: str, token: int, field: str, seconds: float
 ) -> Payload:
-    """Store the body of `payload`; return what the record holds in its place. Never raises."""
+    """Stores the body of `payload` and returns what the record holds in its place. Never raises."""
     name = _object_name(key, token, field)
     try:
         storage.put(name, payload.body, seconds)
@@ -37,7 +37,7 @@ def put(
 
 
 def get(storage: OffloadStorage | None, payload: Payload, key: str, field: str) -> Payload:
-    """Return what :func:`put` was given.
+    """Returns what :func:`put` was given.
 
     Raises:
         CorruptRecordError: if the record names an object that cannot be its own.
@@ -65,7 +65,7 @@ def get(storage: OffloadStorage | None, payload: Payload, key: str, field: str) 
 
 
 def delete(storage: OffloadStorage, payloads: Iterable[tuple[Payload, str]], key: str) -> None:
-    """Delete the objects of `payloads`, each with its field. Never raises."""
+    """Deletes the objects of `payloads`, each with its field. Never raises."""
     for payload, field in payloads:
         try:
             storage.delete(_checked_name(payload.body, key, field))
@@ -84,7 +84,7 @@ def _object_name(key: str, token: int, field: str) -> str:
 
 
 def _checked_name(body: bytes, key: str, field: str) -> str:
-    """Return the object's name in `body`.
+    """Returns the object's name in `body`.
 
     Raises:
         CorruptRecordError: if :func:`put` cannot have written it: whoever can write to Redis must
@@ -101,5 +101,5 @@ def _checked_name(body: bytes, key: str, field: str) -> str:
 
 
 def _field_code(field: str) -> str:
-    """Return a name of fixed length: the name of a step may hold any character."""
+    """Returns a name of fixed length: the name of a step may hold any character."""
     return urlsafe_b64encode(digest(field.encode("utf-8", "surrogatepass"), 9)).decode()

@@ -23,13 +23,13 @@ class OffloadStorage(Protocol):
     """Stores objects by name. Its methods may block, and raise errors of any kind."""
 
     def put(self, name: str, data: bytes, seconds: float) -> None:
-        """Store `data` under `name`, for `seconds` if objects can expire."""
+        """Stores `data` under `name`, for `seconds` if objects can expire."""
 
     def get(self, name: str) -> bytes | None:
-        """Return the data under `name`, or None if there is none."""
+        """Returns the data under `name`, or None if there is none."""
 
     def delete(self, name: str) -> None:
-        """Delete `name`."""
+        """Deletes `name`."""
 
 
 class BackendOffloadStorage:
@@ -45,7 +45,7 @@ class BackendOffloadStorage:
         self._local = threading.local()
 
     def put(self, name: str, data: bytes, seconds: float) -> None:
-        """Store `data` under `name`; errors of the backend are raised unchanged.
+        """Stores `data` under `name`; errors of the backend are raised unchanged.
 
         `seconds` becomes the backend's ``expires``, which most backends ignore.
         """
@@ -53,13 +53,13 @@ class BackendOffloadStorage:
         backend.set(backend.key_t(name), _to_text(data))
 
     def get(self, name: str) -> bytes | None:
-        """Return the data under `name`, or None if there is none."""
+        """Returns the data under `name`, or None if there is none."""
         backend = self._backend()
         data = backend.get(backend.key_t(name))
         return None if data is None else _from_text(data)
 
     def delete(self, name: str) -> None:
-        """Delete `name`."""
+        """Deletes `name`."""
         backend = self._backend()
         backend.delete(backend.key_t(name))
 
@@ -90,7 +90,7 @@ def _from_text(data: bytes | str) -> bytes:
 
 
 def check(app: Celery, url: str) -> None:
-    """Refuse a URL that does not name a key-value backend.
+    """Refuses a URL that does not name a key-value backend.
 
     Raises:
         SettingsError: naming the scheme, never the URL, which may hold a password.

@@ -9,13 +9,13 @@ class ResultCodec(Protocol):
     """Prepares values and errors for a serializer, as the app's result backend does."""
 
     def prepare_value(self, value: Any, serializer: str) -> Any:
-        """Return what the backend would pass to `serializer` for `value`."""
+        """Returns what the backend would pass to `serializer` for `value`."""
 
     def prepare_error(self, error: BaseException) -> dict[str, Any]:
-        """Return the type, module and arguments of `error`."""
+        """Returns the type, module and arguments of `error`."""
 
     def result_of(self, task_id: str, seconds: float) -> Any:
-        """Return the result of a task that replaced this one `seconds` ago. May block.
+        """Returns the result of a task that replaced this one `seconds` ago. May block.
 
         Raises:
             NotReadyError: if the task has not finished.
@@ -24,4 +24,4 @@ class ResultCodec(Protocol):
         """
 
     def restore_error(self, prepared: dict[str, Any]) -> BaseException:
-        """Return the exception that ``AsyncResult.get()`` would raise."""
+        """Returns the exception that ``AsyncResult.get()`` would raise."""

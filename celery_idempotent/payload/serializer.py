@@ -21,7 +21,7 @@ _PLAIN_JSON: dict[type, Callable[[Any], str]] = {
 def dump(
     value: Any, serializer: str, compression: str | None = None, threshold: int = 0
 ) -> tuple[str, bytes]:
-    """Return the format and the bytes of `value`; errors of the serializer are raised unchanged.
+    """Returns the format and the bytes of `value`; errors of the serializer are raised unchanged.
 
     Args:
         threshold: bytes; shorter data is not compressed. Neither is data that would not shrink.
@@ -39,7 +39,7 @@ def dump(
 
 
 def load(form: str, body: bytes, accept: Collection[str]) -> Any:
-    """Return the value that :func:`dump` wrote; errors of the serializer are raised unchanged.
+    """Returns the value that :func:`dump` wrote; errors of the serializer are raised unchanged.
 
     Raises:
         ContentDisallowed: if `accept` does not contain its content type.

@@ -118,7 +118,7 @@ def test_released(ledger: Ledger, order: str) -> None:
         "token": run.token,
         "attempt": 1,
         "error": ["OutOfStockError", order, 3],
-        "held_for": None,
+        "reserved_seconds": None,
     }
 
 
@@ -127,7 +127,7 @@ def test_released_for_a_retry_says_for_how_long(ledger: Ledger, order: str) -> N
 
     signal = heard(ledger, result, "released")
     assert signal.details["error"][0] == "Retry"
-    assert signal.details["held_for"] == pytest.approx(0.5 + 60.0)
+    assert signal.details["reserved_seconds"] == pytest.approx(0.5 + 60.0)
 
 
 def test_answered_tells_each_begin_and_how_long_it_took(order: str) -> None:

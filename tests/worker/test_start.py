@@ -26,7 +26,7 @@ class TestAnUnreachableStore:
 
     def test_is_one_clear_line_without_its_password(self, open_shop: Callable[..., Shop]) -> None:
         with open_shop(
-            idempotency_redis_url=NOWHERE, idempotency_on_store_unavailable_at_start="go"
+            idempotency_redis_url=NOWHERE, idempotency_on_store_unavailable_at_start="continue"
         ) as shop:
             log = shop.start_worker(concurrency=1).logs()
 
@@ -52,7 +52,7 @@ class TestAnUnreachableStore:
 
     def test_ends_the_worker_where_that_is_wanted(self, open_shop: Callable[..., Shop]) -> None:
         with open_shop(
-            idempotency_redis_url=NOWHERE, idempotency_on_store_unavailable_at_start="stop"
+            idempotency_redis_url=NOWHERE, idempotency_on_store_unavailable_at_start="exit"
         ) as shop:
             worker = shop.start_worker(ready=False)
 

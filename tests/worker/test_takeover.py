@@ -71,7 +71,7 @@ class TestPoolChildKilled:
         assert names == ["begun", "begun", "taken_over", "completed"]
         (told,) = ledger.signals(task_id, "taken_over")
         assert told.sender == "shop.pack"
-        assert 0 <= told.details.pop("idle") < SOON
+        assert 0 <= told.details.pop("orphaned_seconds") < SOON
         assert told.details == {
             "task_id": task_id,
             "key": again.key,

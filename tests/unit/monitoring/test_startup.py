@@ -13,9 +13,9 @@ from celery_idempotent.settings import Settings
     [
         ("retry", None, "wait"),
         ("raise", None, "wait"),
-        ("run", None, "go"),
-        ("run", "stop", "stop"),
-        ("retry", "go", "go"),
+        ("run", None, "continue"),
+        ("run", "exit", "exit"),
+        ("retry", "continue", "continue"),
     ],
 )
 def test_the_policy_depends_on_both_options(
