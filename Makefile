@@ -1,10 +1,10 @@
-# Needs Python 3.10 or newer, make, and nothing else. Everything is installed into .venv.
+# Needs Python 3.10 or newer and make. Everything else is installed into .venv.
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Tests wait more than they work: three processes of them keep two cores busy.
+# Tests spend most of their time waiting: three processes use two cores well.
 SPREAD ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
-# They start hundreds of processes; each would compile all that it imports.
+# Tests start hundreds of processes, each of which would compile everything that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
@@ -12,40 +12,40 @@ help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: .venv/demo  ## Charge a day of webhooks, kill a worker in between (PLAIN=1: plain Celery)
+demo: .venv/demo  ## Charge a day of webhooks, and kill a worker meanwhile (PLAIN=1: plain Celery)
 	@$(BIN)/python -m examples.payments $(if $(PLAIN),--plain)
 
 .PHONY: test
-test: .venv/test  ## Run the tests, worker processes included, and report coverage
+test: .venv/test  ## Run all tests and report the coverage
 	@$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest $(SPREAD)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 
 .PHONY: bench
-bench: .venv/bench  ## What the gate costs, beside others (ONLY=live; WRITE=1 into docs/)
+bench: .venv/bench  ## Measure the overhead, and compare other libraries (ONLY=live; WRITE=1 into docs/)
 	@$(BIN)/python -m tests.labs.benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(WRITE),--write) \
 		$(if $(AGAINST),--against $(AGAINST)) $(if $(JSON),--json $(JSON)) $(if $(MINUTES),--minutes $(MINUTES))
 
 .PHONY: peers
-peers: .venv/peers  ## Side by side with plain Celery, celery-once and celery-singleton
+peers: .venv/peers  ## Compare with plain Celery, celery-once and celery-singleton
 	@$(BIN)/python -m tests.labs.comparison
 
 .PHONY: outages
-outages: .venv/test  ## Strike every kind of outage while workers work: what is lost or done twice
+outages: .venv/test  ## Cause every kind of outage while workers run, and count lost and repeated calls
 	@$(BIN)/python -m tests.labs.outages
 
 .PHONY: chaos
-chaos: .venv/chaos  ## Faults by a seeded schedule, beside the peers (SEEDS=20 TASKS=1000 PEERS=6 SEED= OURS=1 AUDIT=1)
+chaos: .venv/chaos  ## Inject faults by a seeded schedule, also for other libraries (SEEDS=20 TASKS=1000 PEERS=6 SEED= OURS=1 AUDIT=1)
 	@$(BIN)/python -m tests.labs.chaos $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(TASKS),--tasks $(TASKS)) $(if $(PEERS),--peers $(PEERS)) $(if $(OURS),--ours) $(if $(AUDIT),--audit)
 
 .PHONY: proof
-proof: .venv/proof  ## Search the model, hunt the scripts, break both: about ten minutes
+proof: .venv/proof  ## Search the model, compare the scripts with it, run mutation tests: about ten minutes
 	@$(BIN)/python -m tests.labs.verification
 
 .PHONY: matrix
-matrix: .venv/test  ## Run the core tests under each supported Python and Celery
+matrix: .venv/test  ## Run the core tests with each supported Python and Celery
 	@$(BIN)/python -m tests.labs.matrix $(if $(CORNERS),--corners) -- $(SPREAD)
 
 .PHONY: lint
@@ -56,13 +56,12 @@ lint: .venv/dev  ## Check style, types and import contracts
 	$(BIN)/lint-imports
 
 .PHONY: clean
-clean:  ## Remove everything that these commands made
+clean:  ## Remove everything that these commands create
 	rm -rf .venv .chaos .matrix dist build htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
 		.mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One stamp for each extra, made anew when pyproject.toml changes.
-# dev contains test, and test contains demo: whoever has the larger has the smaller.
+# One stamp file per extra, renewed when pyproject.toml changes. dev includes test, and test includes demo.
 .venv/demo .venv/test .venv/dev .venv/peers .venv/bench .venv/chaos .venv/proof: pyproject.toml | $(BIN)/python
 	@echo "installing .[$(@F)] into .venv"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(@F)]'
