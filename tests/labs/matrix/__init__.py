@@ -1,1 +1,1 @@
-"""The versions that are supported, each tried in an environment of its own: ``make matrix``."""
+"""Runs the core tests with all supported versions of Python and Celery: ``make matrix``."""

@@ -1,9 +1,9 @@
 """Installs each combination of Python and Celery, and runs the core tests in it.
 
-Environments stay in ``.matrix`` and are used again. A Python that is not here is downloaded; one
-that cannot be had is named and left out. ``--corners`` downloads none and keeps to two: the oldest
-Celery on the oldest Python that is here, and the newest on the newest, without the rarer ways to
-reach Redis. What all the tests run under anyway is no corner.
+Environments are kept in ``.matrix`` and reused. A missing Python is downloaded; if that fails, its
+combinations are reported and skipped. ``--corners`` downloads nothing and runs two combinations,
+without the tests marked rare: the oldest Celery on the oldest installed Python, and the newest on
+the newest. It skips the combination that the command itself runs under.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 CELERYS = ("5.3", "5.4", "5.5", "5.6", "5.7")
-#: Each is told, since a result depends on them as much as on Celery's version.
-TOLD = ("celery", "kombu", "redis")
+#: The packages whose versions are reported.
+REPORTED = ("celery", "kombu", "redis")
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / ".matrix"
-#: uv does not look into pyenv's folder, and the shims that pyenv has on PATH find one version only.
+#: uv does not search pyenv's folder, and pyenv's shims on PATH find one version only.
 PYENV = sorted((Path.home() / ".pyenv" / "versions").glob("*/bin"))
 ENVIRONMENT = {
     **os.environ,
@@ -36,7 +36,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Combination:
-    """One environment."""
+    """A combination of versions and its environment."""
 
     python: str
     celery: str
@@ -51,12 +51,12 @@ class Combination:
 
     @property
     def is_running(self) -> bool:
-        """Whether this is what the command itself runs under, and so do all the tests."""
-        here = "{}.{}".format(*sys.version_info)
-        return (self.python, self.celery) == (here, version("celery").rpartition(".")[0])
+        """Whether this command runs under these versions."""
+        python = "{}.{}".format(*sys.version_info)
+        return (self.python, self.celery) == (python, version("celery").rpartition(".")[0])
 
     def install(self) -> str:
-        """Make the environment, or bring it up to date; the versions that it has."""
+        """Creates or updates the environment; returns its versions."""
         if not self.folder.exists():
             uv("venv", "--python", str(find_python(self.python)), str(self.folder))
         uv(
@@ -65,11 +65,11 @@ class Combination:
         )
         installed = uv("pip", "freeze", "--python", self.interpreter).splitlines()
         pairs = (line.split("==") for line in installed if "==" in line)
-        return ", ".join(f"{name} {number}" for name, number in pairs if name in TOLD)
+        return ", ".join(f"{name} {number}" for name, number in pairs if name in REPORTED)
 
-    def test(self, chosen: str, arguments: list[str]) -> tuple[bool, str]:
-        """Whether the chosen tests pass, and pytest's last line; the others are printed if not."""
-        command = [self.interpreter, "-m", "pytest", "-q", "-m", chosen, *arguments, *core_files()]
+    def test(self, markers: str, arguments: list[str]) -> tuple[bool, str]:
+        """Returns whether the tests pass, and pytest's last line; prints the output if not."""
+        command = [self.interpreter, "-m", "pytest", "-q", "-m", markers, *arguments, *core_files()]
         run = subprocess.run(
             command,
             cwd=ROOT,
@@ -80,19 +80,23 @@ class Combination:
         )
         lines = run.stdout.strip().splitlines() or [""]
         if run.returncode != 0:
-            print(*lines[-60:], f"pytest ended with {run.returncode}", sep="\n")
+            print(*lines[-60:], f"pytest exited with {run.returncode}", sep="\n")
         return run.returncode == 0, lines[-1]
 
 
 @cache
 def core_files() -> list[str]:
-    """Files with core tests: to import all the others takes longer than to run many of these."""
+    """Returns the files that have core tests; importing all others would take longer."""
     files = (ROOT / "tests").glob("**/test_*.py")
     return sorted(str(file) for file in files if "pytest.mark.core" in file.read_text("utf-8"))
 
 
 def uv(*arguments: str) -> str:
-    """What uv prints; what it complains of is shown if it fails."""
+    """Runs uv and returns its output.
+
+    Raises:
+        UvError: if it fails.
+    """
     command = [sys.executable, "-m", "uv", *arguments]
     run = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     if run.returncode != 0:
@@ -101,12 +105,12 @@ def uv(*arguments: str) -> str:
 
 
 class UvError(Exception):
-    """What uv said when it failed."""
+    """uv failed; the message is its standard error."""
 
 
 @cache
 def find_python(python: str) -> str | None:
-    """Where an interpreter of this version is, if one is here."""
+    """Returns the path of an installed interpreter of this version."""
     try:
         return uv("python", "find", "--no-python-downloads", python)
     except UvError:
@@ -114,7 +118,7 @@ def find_python(python: str) -> str | None:
 
 
 def download_python(python: str) -> bool:
-    """Get an interpreter of this version; whether that went well."""
+    """Installs an interpreter of this version; returns whether that succeeded."""
     try:
         uv("python", "install", python)
     except UvError:
@@ -124,18 +128,18 @@ def download_python(python: str) -> bool:
 
 
 def all_combinations() -> list[Combination]:
-    """Those that can be tried, or be made so."""
-    found = []
+    """Returns the combinations whose Python is installed or can be downloaded."""
+    combinations = []
     for python in PYTHONS:
         if find_python(python) or download_python(python):
-            found += [Combination(python, celery) for celery in CELERYS]
+            combinations += [Combination(python, celery) for celery in CELERYS]
         else:
-            print(f"– Python {python} is not here and cannot be downloaded: left out", flush=True)
-    return found
+            print(f"– Python {python} is not installed, download failed: skipped", flush=True)
+    return combinations
 
 
 def corners() -> list[Combination]:
-    """The oldest of both, and the newest."""
+    """Returns the combinations of the oldest versions and of the newest versions."""
     pythons = [python for python in PYTHONS if find_python(python)]
     oldest, newest = Combination(pythons[0], CELERYS[0]), Combination(pythons[-1], CELERYS[-1])
     return [corner for corner in (oldest, newest) if not corner.is_running]
@@ -143,24 +147,27 @@ def corners() -> list[Combination]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.labs.matrix", description=__doc__)
-    parser.add_argument("--corners", action="store_true", help="the oldest and the newest of both")
-    parser.add_argument("pytest", nargs="*", help="passed on to pytest")
-    options = parser.parse_args()
-    combinations = corners() if options.corners else all_combinations()
-    chosen = "core and not rare" if options.corners else "core"
-    passed = True
+    parser.add_argument("--corners", action="store_true", help="oldest and newest versions only")
+    parser.add_argument("pytest", nargs="*", help="arguments for pytest")
+    arguments = parser.parse_args()
+    combinations = corners() if arguments.corners else all_combinations()
+    markers = "core and not rare" if arguments.corners else "core"
+    all_passed = True
     for combination in combinations:
         started = time.monotonic()
         try:
             versions = combination.install()
-            good, line = combination.test(chosen, options.pytest)
+            passed, line = combination.test(markers, arguments.pytest)
         except UvError as error:
-            versions, good, line = f"celery {combination.celery}", False, str(error)
-        passed &= good
-        told = f"Python {combination.python}, {versions}: {line}"
+            versions, passed, line = f"celery {combination.celery}", False, str(error)
+        all_passed &= passed
         seconds = time.monotonic() - started
-        print("✓" if good else "✗", told, f"({seconds:.0f} s)", flush=True)
-    return 0 if passed else 1
+        print(
+            f"{'✓' if passed else '✗'} Python {combination.python}, {versions}: {line}",
+            f"({seconds:.0f} s)",
+            flush=True,
+        )
+    return 0 if all_passed else 1
 
 
 if __name__ == "__main__":

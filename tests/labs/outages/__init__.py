@@ -1,1 +1,1 @@
-"""Outages of the store while real workers work: what is lost, and what is done twice."""
+"""Injects outages of the store while workers run; counts lost and duplicate executions."""

@@ -1,4 +1,4 @@
-"""``python -m tests.labs.outages``: live through every outage; fail if one is not as promised."""
+"""``python -m tests.labs.outages``: runs every outage; fails if one breaks a promise."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from celery_idempotent.testing.server import RedisServer
-from tests.labs.outages.discovery import OUTAGES, BesideRabbitMQ
+from tests.labs.outages.deployments import OUTAGES, WithRabbitMQ
 from tests.labs.outages.outage import Outage
 from tests.labs.outages.report import MET, MISSED, Report, is_met
 from tests.labs.outages.run import run
-from tests.labs.outages.verdict import Disposition
+from tests.labs.outages.verdict import Verdict
 from tests.servers.rabbitmq import find_rabbitmq
 
-#: Runs under way at a time: they wait half of theirs.
-AT_A_TIME = 2
+#: A run mostly waits, so several of them run at the same time.
+CONCURRENT_RUNS = 2
 
 
 def main() -> int:
-    wanted = _arguments()
-    # What is asked for goes to standard output, and everything else beside it.
-    beside = Console(stderr=True)
-    outages = [outage for outage in OUTAGES if not wanted.only or outage.name in wanted.only]
+    arguments = _arguments()
+    # The table goes to standard output, everything else to standard error.
+    stderr = Console(stderr=True)
+    outages = [outage for outage in OUTAGES if not arguments.only or outage.name in arguments.only]
     if find_rabbitmq() is None:
-        beside.print("no RabbitMQ here: apt-get install rabbitmq-server")
-        outages = [outage for outage in outages if outage.stage is not BesideRabbitMQ]
+        stderr.print("RabbitMQ is not installed: apt-get install rabbitmq-server")
+        outages = [outage for outage in outages if outage.deployment is not WithRabbitMQ]
     with tempfile.TemporaryDirectory(prefix="outages-") as temporary:
-        folder = Path(wanted.logs or temporary)
-        report = _run_all(outages, wanted.messages, folder, beside)
-    if wanted.markdown:
+        folder = Path(arguments.logs or temporary)
+        report = _run_all(outages, arguments.messages, folder, stderr)
+    if arguments.markdown:
         print(report.markdown())
     else:
         Console().print(report.table())
     missed = ", ".join(outage.name for outage in report.missed())
-    beside.print(f"{f'not as promised: {missed}' if missed else 'as promised'} "
+    stderr.print(f"{f'not as promised: {missed}' if missed else 'as promised'} "
                  f"({report.seconds:.0f} s)")  # fmt: skip
     return 1 if missed else 0
 
@@ -55,16 +55,16 @@ def _arguments() -> argparse.Namespace:
         nargs="+",
         metavar="OUTAGE",
         choices=[outage.name for outage in OUTAGES],
-        help="these alone: " + ", ".join(outage.name for outage in OUTAGES),
+        help="run these only: " + ", ".join(outage.name for outage in OUTAGES),
     )
-    parser.add_argument("--messages", type=int, default=500, help="in each; 500 by default")
-    parser.add_argument("--logs", metavar="FOLDER", help="keep ledgers and workers' logs there")
+    parser.add_argument("--messages", type=int, default=500, help="per outage; default: 500")
+    parser.add_argument("--logs", metavar="FOLDER", help="keep ledgers and worker logs")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     return parser.parse_args()
 
 
-def _run_all(outages: Sequence[Outage], messages: int, folder: Path, beside: Console) -> Report:
-    began_at = time.monotonic()
+def _run_all(outages: Sequence[Outage], messages: int, folder: Path, stderr: Console) -> Report:
+    started_at = time.monotonic()
     with (
         RedisServer.start(config={"databases": "2"}) as server,
         Progress(
@@ -72,9 +72,9 @@ def _run_all(outages: Sequence[Outage], messages: int, folder: Path, beside: Con
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            console=beside,
+            console=stderr,
         ) as bars,
-        ThreadPoolExecutor(AT_A_TIME) as pool,
+        ThreadPoolExecutor(CONCURRENT_RUNS) as pool,
     ):
         url = server.url.rpartition("/")[0]
         settings = {"broker_url": f"{url}/0", "result_backend": f"{url}/1"}
@@ -83,18 +83,18 @@ def _run_all(outages: Sequence[Outage], messages: int, folder: Path, beside: Con
             for outage in outages
         }
 
-        def live_through(outage: Outage) -> Disposition:
+        def run_outage(outage: Outage) -> Verdict:
             bars.start_task(bar[outage])
             show = partial(bars.update, bar[outage])
-            verdict = run(outage, messages, settings, folder, lambda n: show(completed=n))
+            verdict = run(outage, messages, settings, folder, lambda done: show(completed=done))
             mark = MET if is_met(outage, verdict) else MISSED
             show(description=f"{mark} {outage.title}")
             bars.stop_task(bar[outage])
             return verdict
 
-        verdicts = dict(zip(outages, pool.map(live_through, outages), strict=True))
-        told = f"{server.flavour} {server.version}"
-    return Report(verdicts, told, time.monotonic() - began_at)
+        verdicts = dict(zip(outages, pool.map(run_outage, outages), strict=True))
+        server_version = f"{server.flavour} {server.version}"
+    return Report(verdicts, server_version, time.monotonic() - started_at)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The app whose workers live through an outage. They load this module; it measures what they do."""
+"""The app of the workers; it records their executions and errors in the ledger."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ WORK = 0.005
 
 
 def make_app(settings: Mapping[str, Any]) -> Celery:
-    """The app, as workers and publishers have it."""
-    made = Celery("outages", set_as_current=False)
-    made.conf.update(settings)
-    return made
+    """Returns the app, for workers and publishers."""
+    app = Celery("outages", set_as_current=False)
+    app.conf.update(settings)
+    return app
 
 
-_entered = threading.local()
+_called = threading.local()
 
 
 class TimedTask(IdempotentTask):
-    """Knows when it was called."""
+    """Notes the time of each call."""
 
     abstract = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        _entered.at = time.perf_counter()
+        _called.at = time.perf_counter()
         return super().__call__(*args, **kwargs)
 
 
 def charge(self: Any, order: str) -> str:
-    """Charge an order: the ledger has every time that this happens, and no two receipts are one."""
+    """Records the execution in the ledger and returns a unique receipt."""
     execution = self.idempotency
     ledger.write(
-        "ran",
+        "executed",
         order=order,
         task_id=self.request.id,
         attempt=execution.attempt,
@@ -62,13 +62,13 @@ def charge(self: Any, order: str) -> str:
     return uuid4().hex
 
 
-def _refused(task_id: str, error: StoreUnavailableError, **_: Any) -> None:
-    taken = time.perf_counter() - _entered.at
+def _store_unavailable(task_id: str, error: StoreUnavailableError, **_: Any) -> None:
+    duration = time.perf_counter() - _called.at
     ledger.write(
-        "refused",
+        "rejected",
         task_id=task_id,
-        microseconds=round(taken * 1e6),
-        by_breaker="is asked again in" in str(error),
+        microseconds=round(duration * 1e6),
+        by_breaker=error.__cause__ is None,  # any other error has a connection error as its cause
     )
 
 
@@ -80,10 +80,10 @@ def _unsaved(task_id: str, **_: Any) -> None:
     ledger.write("unsaved", task_id=task_id)
 
 
-def _explained(error: Exception, key: str) -> Exception:
+def _translate_error(error: Exception, key: str) -> Exception:
     if isinstance(error, RedisTimeoutError):
         ledger.write("timeout")
-    return _explain(error, key)
+    return _original_translate_error(error, key)
 
 
 if SETTINGS_VARIABLE in os.environ:
@@ -91,9 +91,9 @@ if SETTINGS_VARIABLE in os.environ:
     ledger = Ledger(Path(app.conf.outage_ledger))
     app.task(charge, base=TimedTask, bind=True, name=CHARGE, shared=False)
     task_received.connect(_received)
-    signals.store_unavailable.connect(_refused)
+    signals.store_unavailable.connect(_store_unavailable)
     signals.outcome_unsaved.connect(_unsaved)
-    # Every fault of the store passes here.
-    _explain = records.translate_error
-    records.translate_error = _explained  # type: ignore[assignment]
+    # The store calls this for every error of a connection.
+    _original_translate_error = records.translate_error
+    records.translate_error = _translate_error  # type: ignore[assignment]
     worker_init.connect(die_with_parent)

@@ -1,7 +1,7 @@
-"""The ledger: what really happened, line by line, as the workers themselves tell it.
+"""The ledger: an append-only file in which workers record their executions and messages.
 
-A file that is only appended to: no server whose outage is struck has a part in it. What is lost or
-doubled is judged by it and by what callers can see, never by the library's own records.
+It does not depend on any server with an outage. Lost and duplicate executions are counted by it and
+by the results of callers, never by the library's own records.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from typing import Any
 
 
 class Ledger:
-    """Written by any number of processes, a whole line at a time; read when all is over.
+    """Written by several processes, one line per write; read at the end of a run.
 
     Args:
-        path: of a file that is there.
+        path: an existing file.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
 
-    def write(self, what: str, **details: Any) -> None:
-        """Append a line."""
-        os.write(self._file, json.dumps({"what": what, **details}).encode() + b"\n")
+    def write(self, event: str, **details: Any) -> None:
+        """Appends a line."""
+        os.write(self._file, json.dumps({"event": event, **details}).encode() + b"\n")
 
-    def read(self, what: str) -> Iterator[dict[str, Any]]:
-        """The lines about `what`, in the order in which they were written."""
+    def read(self, event: str) -> Iterator[dict[str, Any]]:
+        """Yields the details of all events of that name, in the order of their writes."""
         with self._path.open(encoding="utf-8") as lines:
             for line in map(json.loads, lines):
-                if line.pop("what") == what:
+                if line.pop("event") == event:
                     yield line
 
     def changed_at(self) -> float:
-        """When the last line was written (seconds since the epoch)."""
+        """Returns the time of the last write, in seconds since the epoch."""
         return self._path.stat().st_mtime
 
     def close(self) -> None:
-        """Write no more."""
+        """Closes the file for writing."""
         os.close(self._file)

@@ -1,4 +1,4 @@
-"""An outage: which servers there are, how they are struck, and how they come back."""
+"""The description of an outage: its servers, how it begins, and how it ends."""
 
 from __future__ import annotations
 
@@ -9,70 +9,70 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-class Stage:
-    """The servers of one run; leaving the ``with`` block ends them.
+class Deployment:
+    """The servers of one run; leaving the ``with`` block stops them.
 
-    A subclass starts them in :meth:`open`, each entered into `self.servers`.
+    A subclass starts them in :meth:`start` and enters each into `self.servers`.
     """
 
     def __init__(self) -> None:
         self.servers = ExitStack()
 
-    def open(self) -> Mapping[str, Any]:
-        """Start the servers; what the app must be told of them."""
+    def start(self) -> Mapping[str, Any]:
+        """Starts the servers; returns the app's settings for them."""
         raise NotImplementedError
 
-    def trigger(self) -> None:
-        """Begin the outage."""
+    def inject(self) -> None:
+        """Begins the outage."""
         raise NotImplementedError
 
-    def mend(self) -> None:
-        """End it; returns when the store answers again."""
+    def heal(self) -> None:
+        """Ends the outage; returns when the store replies again."""
         raise NotImplementedError
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> Deployment:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.servers.close()
 
 
-class Again:
-    """Does `blow` again and again, `pause` seconds apart, until it is stopped."""
+class Repeater:
+    """Calls `action` every `interval` seconds until it is stopped."""
 
-    def __init__(self, blow: Callable[[], object], pause: float) -> None:
-        self._blow = blow
-        self._pause = pause
-        self._over = threading.Event()
+    def __init__(self, action: Callable[[], object], interval: float) -> None:
+        self._action = action
+        self._interval = interval
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._over.wait(self._pause):
-            self._blow()
+        while not self._stopped.wait(self._interval):
+            self._action()
 
     def stop(self) -> None:
-        """Once more at most, then no more."""
-        self._over.set()
+        """Stops the calls; waits for one that is running."""
+        self._stopped.set()
         self._thread.join()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outage:
-    """A row of the table."""
+    """One outage: a row of the table."""
 
     name: str
-    #: As the table has it.
+    #: For the table.
     title: str
-    stage: type[Stage]
+    deployment: type[Deployment]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    #: How long it lasts, in seconds.
+    #: Its duration, in seconds.
     seconds: float = 4.0
-    #: Whether it is there before the worker is.
+    #: Whether it begins before the worker starts.
     at_start: bool = False
-    #: Whether the broker goes with it, and may lose messages of its own.
-    strikes_broker: bool = False
-    #: Why keys may be executed twice, and their callers see different results; empty: they may not.
-    may_double: str = ""
-    #: Why callers may get an error; empty: they may not.
-    may_tell: str = ""
+    #: Whether it includes the broker, which may lose messages.
+    affects_broker: bool = False
+    #: Why keys may be executed twice, with different results; empty if they may not.
+    may_execute_twice: str = ""
+    #: Why callers may get an error; empty if they may not.
+    may_raise: str = ""

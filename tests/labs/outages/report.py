@@ -1,4 +1,4 @@
-"""The table: on a terminal, and as Markdown."""
+"""The table of all outages: on a terminal, and as Markdown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.metadata import version
 from rich.table import Table
 
 from tests.labs.outages.outage import Outage
-from tests.labs.outages.verdict import Disposition
+from tests.labs.outages.verdict import Verdict
 
 MET, MISSED = "✓", "✗"
 
@@ -20,37 +20,37 @@ HEADINGS = (
     "messages / keys",
     "executed",
     "lost",
-    "doubled",
+    "executed twice",
     "results differ",
-    "told an error",
-    "last answer after",
-    "put off (most, of one)",
-    "refused within: median, longest",
-    "timed out",
+    "errors",
+    "last result after",
+    "postponed (maximum per message)",
+    "rejected within: median, longest",
+    "timeouts",
     "",
 )
 
 
 @dataclass(frozen=True)
 class Report:
-    """What all runs have brought.
+    """The verdicts on all outages.
 
     Args:
         server: flavour and version.
-        seconds: that it took.
+        seconds: the duration of all runs.
     """
 
-    verdicts: Mapping[Outage, Disposition]
+    verdicts: Mapping[Outage, Verdict]
     server: str
     seconds: float
 
     def missed(self) -> list[Outage]:
-        """Outages that did what they may not do."""
+        """Returns the outages that broke a promise."""
         return [outage for outage, verdict in self.verdicts.items() if not is_met(outage, verdict)]
 
     @property
     def setting(self) -> str:
-        """Machine and versions, in a line."""
+        """Machine and versions, in one line."""
         libraries = ", ".join(f"{name} {version(name)}" for name in ("celery", "kombu", "redis"))
         return (
             f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}; "
@@ -58,7 +58,7 @@ class Report:
         )
 
     def table(self) -> Table:
-        """For a terminal."""
+        """Returns the table for a terminal."""
         table = Table(caption=self.setting, show_lines=True)
         for number, heading in enumerate(HEADINGS):
             table.add_column(heading, justify="left" if number == 0 else "right", overflow="fold")
@@ -68,43 +68,43 @@ class Report:
         return table
 
     def markdown(self) -> str:
-        """For a document."""
+        """Returns the table as Markdown."""
         lines = [HEADINGS, ["---"] + ["--:"] * (len(HEADINGS) - 1)]
         lines += [_line(outage, verdict) for outage, verdict in self.verdicts.items()]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def is_met(outage: Outage, verdict: Disposition) -> bool:
-    """Whether nothing is lost, and nothing happened but what the outage may do."""
-    may_double = bool(outage.may_double)
+def is_met(outage: Outage, verdict: Verdict) -> bool:
+    """Whether nothing is lost, and nothing else happened that the outage may not cause."""
+    may_execute_twice = bool(outage.may_execute_twice)
     return (
         verdict.lost == 0
-        and (outage.strikes_broker or verdict.undelivered == 0)
-        and (may_double or (verdict.doubled == 0 and verdict.differing == 0))
-        and (bool(outage.may_tell) or verdict.told == 0)
+        and (outage.affects_broker or verdict.undelivered == 0)
+        and (may_execute_twice or (verdict.executed_twice == 0 and verdict.differing == 0))
+        and (bool(outage.may_raise) or verdict.errors == 0)
         and verdict.unsaved == 0
     )
 
 
-def _line(outage: Outage, verdict: Disposition) -> list[str]:
-    run_sync = f"{verdict.median_us}, {verdict.longest_us} µs" if verdict.longest_us else "–"
+def _line(outage: Outage, verdict: Verdict) -> list[str]:
+    rejected_us = f"{verdict.median_us}, {verdict.longest_us} µs" if verdict.longest_us else "–"
     lost = f"{verdict.lost}"
     if verdict.undelivered:
         lost += f" (and {verdict.undelivered} by the broker)"
-    doubled = f"{verdict.doubled}"
-    if verdict.doubled and outage.may_double:
-        doubled += f" ({outage.may_double})"
+    executed_twice = f"{verdict.executed_twice}"
+    if verdict.executed_twice and outage.may_execute_twice:
+        executed_twice += f" ({outage.may_execute_twice})"
     return [
         outage.title,
         f"{verdict.messages} / {verdict.keys}",
         f"{verdict.executed}",
         lost,
-        doubled,
+        executed_twice,
         f"{verdict.differing}",
-        f"{verdict.told}",
+        f"{verdict.errors}",
         f"{verdict.settled_after:.1f} s",
-        f"{verdict.refusals} ({verdict.most_refusals})",
-        run_sync,
+        f"{verdict.rejections} ({verdict.most_rejections})",
+        rejected_us,
         f"{verdict.timeouts}",
         MET if is_met(outage, verdict) else MISSED,
     ]

@@ -1,4 +1,4 @@
-"""One run: a worker works, the outage strikes in the middle, and everybody is waited for."""
+"""Runs one outage: a worker processes messages, the outage begins and ends, all results arrive."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from kombu.exceptions import OperationalError
 
 from tests.labs.outages.app import CHARGE, NAME, SETTINGS_VARIABLE, make_app
 from tests.labs.outages.ledger import Ledger
-from tests.labs.outages.outage import Outage, Stage
-from tests.labs.outages.verdict import Disposition, Message, judge
+from tests.labs.outages.outage import Deployment, Outage
+from tests.labs.outages.verdict import Message, Verdict, judge
 from tests.worker.harness import WorkerProcess
 
-#: Of the pool.
+#: Size of the worker's pool.
 PROCESSES = 2
-#: Messages published a second, about half of what a worker can do.
-PACE = 100.0
-#: One message of so many repeats an earlier one.
-REPEATS = 5
-#: Part of the messages that come before the outage.
-BEFORE = 0.3
-#: Longest wait for the last answer, in seconds.
-PATIENCE = 60.0
-#: … once all that are missing are of messages that no worker has received.
-PATIENCE_WITH_BROKER = 15.0
+#: About half of a worker's throughput.
+MESSAGES_PER_SECOND = 100.0
+#: Every n-th message duplicates an earlier one.
+DUPLICATE_EVERY = 5
+#: Share of the messages that are published before the outage.
+SHARE_BEFORE_OUTAGE = 0.3
+#: Longest wait for the last result, in seconds.
+ANSWER_TIMEOUT = 60.0
+#: … if no worker has received the messages whose results are missing.
+ANSWER_TIMEOUT_WITHOUT_DELIVERY = 15.0
 POLL_INTERVAL = 0.25
 
-#: What callers are told, by task id.
-ReplyReader = dict[str, Mapping[str, Any]]
-#: Told now and then how many messages have their answer.
+#: The results of callers (task metadata of the result backend), by task id.
+Results = dict[str, Mapping[str, Any]]
+#: Called periodically with the number of messages that have a result.
 Progress = Callable[[int], None]
 
 
@@ -46,70 +46,70 @@ def run(
     settings: Mapping[str, Any],
     folder: Path,
     progress: Progress,
-) -> Disposition:
-    """Live through `outage`.
+) -> Verdict:
+    """Runs `outage` and returns the verdict.
 
     Args:
-        settings: of the app; the outage's own go before them.
+        settings: of the app; those of the outage take precedence.
         folder: for the ledger and the worker's log.
     """
     ledger_file = folder / f"{outage.name}.ledger"
     ledger_file.write_bytes(b"")
-    with outage.stage() as stage, ThreadPoolExecutor(1) as fate:
-        whole = {
+    with outage.deployment() as deployment, ThreadPoolExecutor(1) as scheduler:
+        app_settings = {
             **settings,
             "task_default_queue": outage.name,
             "outage_ledger": str(ledger_file),
-            **stage.open(),
+            **deployment.start(),
             **outage.settings,
         }
         if outage.at_start:
-            back_at = _strike(outage, stage, fate)
-        with _Shop(outage, whole, folder) as shop:
+            restored_at = _inject(outage, deployment, scheduler)
+        with _Client(outage, app_settings, folder) as client:
             for number, message in enumerate(_messages(messages, outage.name)):
-                if number == int(BEFORE * messages) and not outage.at_start:
-                    back_at = _strike(outage, stage, fate)
-                shop.publish(message)
-                time.sleep(1 / PACE)
-            answers = shop.wait_for_answers(progress)
+                if number == int(SHARE_BEFORE_OUTAGE * messages) and not outage.at_start:
+                    restored_at = _inject(outage, deployment, scheduler)
+                client.publish(message)
+                time.sleep(1 / MESSAGES_PER_SECOND)
+            results = client.wait_for_results(progress)
             return judge(
-                shop.sent,
-                answers,
-                shop.ledger,
-                back_at=back_at.result(),
-                restarts=shop.restarts,
+                client.sent,
+                results,
+                client.ledger,
+                restored_at=restored_at.result(),
+                restarts=client.restarts,
             )
 
 
-def _strike(outage: Outage, stage: Stage, fate: ThreadPoolExecutor) -> Future[float]:
-    """Strike, and mend it in time; the moment at which the store is back."""
+def _inject(outage: Outage, deployment: Deployment, scheduler: ThreadPoolExecutor) -> Future[float]:
+    """Begins the outage and schedules its end; the result is the time of its end."""
 
-    def mend() -> float:
+    def heal() -> float:
         time.sleep(outage.seconds)
-        stage.mend()
+        deployment.heal()
         return time.time()
 
-    struck = fate.submit(stage.trigger)
+    injected = scheduler.submit(deployment.inject)
     if outage.at_start:
-        struck.result()
-    return fate.submit(mend)
+        injected.result()
+    return scheduler.submit(heal)
 
 
-def _messages(number: int, run: str) -> Iterator[Message]:
-    """So many, as always in a `run` of that name; now and then one repeats an earlier order."""
-    chance = random.Random(run)
+def _messages(number: int, seed: str) -> Iterator[Message]:
+    """Yields messages, some of which duplicate an earlier order; a function of `seed`."""
+    generator = random.Random(seed)
     orders: list[str] = []
-    for place in range(1, number + 1):
-        task_id = str(UUID(int=chance.getrandbits(128), version=4))
-        if place % REPEATS:
-            orders.append(f"order-{place}")
+    for position in range(1, number + 1):
+        task_id = str(UUID(int=generator.getrandbits(128), version=4))
+        if position % DUPLICATE_EVERY:
+            orders.append(f"order-{position}")
             yield Message(task_id, orders[-1])
         else:
-            yield Message(task_id, chance.choice(orders))
+            yield Message(task_id, generator.choice(orders))
 
 
-class _Shop:
-    """A worker, and whoever sends it messages and waits for its answers."""
+class _Client:
+    """Publishes messages, waits for their results, and supervises the worker."""
 
     def __init__(self, outage: Outage, settings: Mapping[str, Any], folder: Path) -> None:
         self.sent: list[Message] = []
@@ -127,7 +127,7 @@ class _Shop:
             self._worker.ready()
 
     def publish(self, message: Message) -> None:
-        """Until the broker accepts it: what it has not accepted, nobody can lose."""
+        """Publishes a message, again until the broker accepts it."""
         while True:
             self._supervise()
             try:
@@ -138,35 +138,35 @@ class _Shop:
                 self.sent.append(message)
                 return
 
-    def wait_for_answers(self, progress: Progress) -> ReplyReader:
-        """What callers are told, as far as that comes in time."""
-        answers: ReplyReader = {}
-        began_at = time.monotonic()
-        while waiting := [m.task_id for m in self.sent if m.task_id not in answers]:
-            timeout = PATIENCE if self._received(waiting) else PATIENCE_WITH_BROKER
-            if time.monotonic() > began_at + timeout:
+    def wait_for_results(self, progress: Progress) -> Results:
+        """Returns the results that arrive in time."""
+        results: Results = {}
+        started_at = time.monotonic()
+        while waiting := [m.task_id for m in self.sent if m.task_id not in results]:
+            timeout = ANSWER_TIMEOUT if self._received(waiting) else ANSWER_TIMEOUT_WITHOUT_DELIVERY
+            if time.monotonic() > started_at + timeout:
                 break
             time.sleep(POLL_INTERVAL)
             self._supervise()
             for task_id in waiting:
-                answer = self._app.backend.get_task_meta(task_id)
-                if answer["status"] in READY_STATES:
-                    answers[task_id] = answer
-            progress(len(answers))
-        return answers
+                result = self._app.backend.get_task_meta(task_id)
+                if result["status"] in READY_STATES:
+                    results[task_id] = result
+            progress(len(results))
+        return results
 
     def _received(self, task_ids: Sequence[str]) -> bool:
-        """Whether a worker has received any of these."""
+        """Whether a worker has received any of these messages."""
         received = {message["task_id"] for message in self.ledger.read("received")}
         return not received.isdisjoint(task_ids)
 
     def _supervise(self) -> None:
-        """Start the worker again if it has ended by itself, as a service manager would."""
+        """Restarts the worker if it has exited, like a service manager."""
         if self._worker.status == "exited":
             self._worker.start()
             self.restarts += 1
 
-    def __enter__(self) -> _Shop:
+    def __enter__(self) -> _Client:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""What an outage has done, counted."""
+"""Evaluates one run: lost messages, duplicate executions, errors and delays."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from tests.labs.outages.ledger import Ledger
 
 @dataclass(frozen=True)
 class Message:
-    """One that the broker has accepted."""
+    """A message that the broker has accepted."""
 
     task_id: str
     order: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Disposition:
+class Verdict:
     """Counts of one run."""
 
     messages: int
     keys: int
-    #: Executions, as the ledger has them.
+    #: Executions in the ledger.
     executed: int
-    #: Keys of which a caller has no answer, though a worker has received his message.
+    #: Keys without a result for a caller whose message a worker has received.
     lost: int
-    #: Messages that the broker has accepted, and no worker ever received.
+    #: Messages that the broker accepted and delivered to no worker.
     undelivered: int
-    #: How often the worker ended by itself and was started again.
+    #: How often the worker exited and was restarted.
     restarts: int
     #: Keys executed more than once.
-    doubled: int
-    #: … of these, by executions that took themselves for the first: Redis had forgotten the other.
+    executed_twice: int
+    #: … of these, with two first attempts: Redis has lost the record of one.
     forgotten: int
-    #: Keys whose callers saw different results.
+    #: Keys whose callers got different results.
     differing: int
-    #: Callers who got an error.
-    told: int
-    #: Seconds from the store's return to the last answer; 0 where all were there before.
+    #: Callers that got an error.
+    errors: int
+    #: Seconds from the end of the outage to the last result; 0 if all came before.
     settled_after: float
-    #: Passes through the gate that the store's absence ended.
-    refusals: int
+    #: Deliveries that failed because the store was unavailable.
+    rejections: int
     #: … of one message, at most.
-    most_refusals: int
-    #: The longest, and the one in the middle, of those that the breaker refused, in microseconds.
+    most_rejections: int
+    #: Durations of deliveries that the breaker rejected, in microseconds.
     longest_us: int
     median_us: int
-    #: Commands that Redis let wait until their timeout, resends counted as one.
+    #: Commands that timed out; retries of a command are not counted separately.
     timeouts: int
     #: Outcomes that could not be stored.
     unsaved: int
@@ -60,62 +60,62 @@ class Disposition:
 
 def judge(
     sent: Sequence[Message],
-    answers: Mapping[str, Mapping[str, Any]],
+    results: Mapping[str, Mapping[str, Any]],
     ledger: Ledger,
     *,
-    back_at: float,
+    restored_at: float,
     restarts: int,
-) -> Disposition:
-    """The verdict.
+) -> Verdict:
+    """Returns the verdict on a run.
 
     Args:
-        answers: what the result backend tells each caller, by task id.
-        back_at: when the store was back (seconds since the epoch).
+        results: task metadata of the result backend, by task id.
+        restored_at: the end of the outage, in seconds since the epoch.
         restarts: of the worker.
     """
-    runs = defaultdict(list)
-    for run in ledger.read("ran"):
-        runs[run["order"]].append(run)
+    executions = defaultdict(list)
+    for execution in ledger.read("executed"):
+        executions[execution["order"]].append(execution)
     received = {message["task_id"] for message in ledger.read("received")}
     by_order = defaultdict(list)
     for message in sent:
         if message.task_id in received:
-            by_order[message.order].append(answers.get(message.task_id))
-    refused = list(ledger.read("refused"))
-    passes = Counter(refusal["task_id"] for refusal in refused)
-    run_sync = sorted(r["microseconds"] for r in refused if r["by_breaker"]) or [0]
-    return Disposition(
+            by_order[message.order].append(results.get(message.task_id))
+    rejected = list(ledger.read("rejected"))
+    rejections = Counter(rejection["task_id"] for rejection in rejected)
+    rejected_us = sorted(r["microseconds"] for r in rejected if r["by_breaker"]) or [0]
+    return Verdict(
         messages=len(sent),
         keys=len({message.order for message in sent}),
-        executed=sum(map(len, runs.values())),
-        lost=sum(None in told for told in by_order.values()),
+        executed=sum(map(len, executions.values())),
+        lost=sum(None in each for each in by_order.values()),
         undelivered=sum(message.task_id not in received for message in sent),
         restarts=restarts,
-        doubled=sum(len(times) > 1 for times in runs.values()),
+        executed_twice=sum(len(each) > 1 for each in executions.values()),
         forgotten=sum(
-            len([run for run in times if run["attempt"] == 1 and run["protected"]]) > 1
-            for times in runs.values()
+            sum(execution["attempt"] == 1 and execution["protected"] for execution in each) > 1
+            for each in executions.values()
         ),
-        differing=sum(len(set(_results(told))) > 1 for told in by_order.values()),
-        told=sum(answer["status"] != SUCCESS for answer in answers.values()),
-        settled_after=max(0.0, max(map(_done_at, answers.values()), default=0.0) - back_at),
-        refusals=len(refused),
-        most_refusals=max(passes.values(), default=0),
-        longest_us=run_sync[-1],
-        median_us=run_sync[len(run_sync) // 2],
+        differing=sum(len(set(_values(each))) > 1 for each in by_order.values()),
+        errors=sum(result["status"] != SUCCESS for result in results.values()),
+        settled_after=max(0.0, max(map(_done_at, results.values()), default=0.0) - restored_at),
+        rejections=len(rejected),
+        most_rejections=max(rejections.values(), default=0),
+        longest_us=rejected_us[-1],
+        median_us=rejected_us[len(rejected_us) // 2],
         timeouts=len(list(ledger.read("timeout"))),
         unsaved=len(list(ledger.read("unsaved"))),
     )
 
 
-def _results(told: Sequence[Mapping[str, Any] | None]) -> list[str]:
-    return [answer["result"] for answer in told if answer and answer["status"] == SUCCESS]
+def _values(results: Sequence[Mapping[str, Any] | None]) -> list[str]:
+    return [result["result"] for result in results if result and result["status"] == SUCCESS]
 
 
-def _done_at(answer: Mapping[str, Any]) -> float:
-    moment = answer["date_done"]
-    if isinstance(moment, str):
-        moment = datetime.fromisoformat(moment)
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=timezone.utc)
-    return moment.timestamp()
+def _done_at(result: Mapping[str, Any]) -> float:
+    date_done = result["date_done"]
+    if isinstance(date_done, str):
+        date_done = datetime.fromisoformat(date_done)
+    if date_done.tzinfo is None:
+        date_done = date_done.replace(tzinfo=timezone.utc)
+    return date_done.timestamp()
