@@ -1,4 +1,4 @@
-"""Encryption at rest: Fernet (AES-128-CBC with HMAC-SHA256), under keys that can be rotated."""
+"""Encryption at rest: Fernet (AES-128-CBC with HMAC-SHA256), with keys that can be rotated."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.key.canonical import canonical, digest
 
-_PLACE_BYTES = 16
+_CONTEXT_BYTES = 16
 
 
 class Cipher:
-    """Encrypts under the first key, decrypts under any.
+    """Encrypts with the first key, decrypts with any.
 
-    Each body is encrypted behind a digest of the place it belongs to, so that nobody can pass the
-    result of one record, or of a step, for another's.
+    Each body is encrypted together with a digest of its context (record, field and format), so that
+    a payload copied to another record or step cannot be decrypted there.
 
     Args:
         keys: Fernet keys, the newest first.
 
     Raises:
-        SettingsError: if one of them is no Fernet key, or the library that knows is missing.
+        SettingsError: if one is not a Fernet key, or `cryptography` is not installed.
     """
 
     def __init__(self, keys: Sequence[str | bytes]) -> None:
@@ -29,7 +29,7 @@ class Cipher:
             from cryptography.fernet import Fernet, InvalidToken, MultiFernet
         except ImportError:
             raise SettingsError(
-                "idempotency_encryption_keys needs a library that is not installed: "
+                "idempotency_encryption_keys needs the library cryptography: "
                 "pip install celery-idempotent[encryption]"
             ) from None
         ciphers = []
@@ -38,27 +38,29 @@ class Cipher:
                 ciphers.append(Fernet(key))
             except (TypeError, ValueError):
                 raise SettingsError(
-                    f"idempotency_encryption_keys: number {number} of {len(keys)} is no Fernet "
-                    "key; cryptography.fernet.Fernet.generate_key() makes one"
+                    f"idempotency_encryption_keys: key {number} of {len(keys)} is not a Fernet "
+                    "key; create one with cryptography.fernet.Fernet.generate_key()"
                 ) from None
         if not ciphers:
-            raise SettingsError("idempotency_encryption_keys has no key in it")
+            raise SettingsError("idempotency_encryption_keys is empty; set at least one key")
         self._fernet = MultiFernet(ciphers)
-        self._refusal = InvalidToken
+        self._invalid_token = InvalidToken
 
     def encrypt(self, body: bytes, *context: str) -> bytes:
-        """`body`, 74 to 89 bytes longer, to be decrypted for the same place only."""
-        # Fernet's letters are base64; a record has room for bytes.
-        return urlsafe_b64decode(self._fernet.encrypt(_mark(context) + body))
+        """Returns `body` encrypted for this context only; 74 to 89 bytes longer."""
+        # Fernet returns base64; records hold bytes.
+        return urlsafe_b64decode(self._fernet.encrypt(_context_digest(context) + body))
 
     def decrypt(self, data: bytes, *context: str) -> bytes | None:
-        """The body; None if no key fits, or if it was tampered with or belongs somewhere else."""
+        """Returns the body; None if no key fits, the context differs, or it was tampered with."""
         try:
-            marked = self._fernet.decrypt(urlsafe_b64encode(data))
-        except self._refusal:
+            decrypted = self._fernet.decrypt(urlsafe_b64encode(data))
+        except self._invalid_token:
             return None
-        return marked[_PLACE_BYTES:] if marked[:_PLACE_BYTES] == _mark(context) else None
+        if decrypted[:_CONTEXT_BYTES] != _context_digest(context):
+            return None
+        return decrypted[_CONTEXT_BYTES:]
 
 
-def _mark(context: tuple[str, ...]) -> bytes:
-    return digest(b"place" + canonical(context), _PLACE_BYTES)
+def _context_digest(context: tuple[str, ...]) -> bytes:
+    return digest(b"place" + canonical(context), _CONTEXT_BYTES)

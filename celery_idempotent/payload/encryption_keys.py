@@ -1,4 +1,4 @@
-"""The keys of ``idempotency_encryption_keys``, from wherever they are kept, and their cipher."""
+"""Reads ``idempotency_encryption_keys``, which may name a function, and creates their cipher."""
 
 from __future__ import annotations
 
@@ -12,41 +12,42 @@ from celery_idempotent.settings import Settings
 
 
 def check(options: Settings) -> None:
-    """Refuses keys that stand in the settings and are none.
+    """Rejects invalid keys that are part of the settings.
 
-    Where a function gives them it is not called yet: a process that only publishes needs no keys,
-    and a path may lead into a module that is still being imported.
+    A function that returns keys is not called yet: a process that only publishes needs no keys, and
+    the module of the function may not be imported completely.
 
     Raises:
-        SettingsError: never quoting a key.
+        SettingsError: if a key is invalid. The message never quotes a key.
     """
     if isinstance(options.encryption_keys, tuple):
         Cipher(options.encryption_keys)
 
 
 def cipher(options: Settings) -> Cipher | None:
-    """The cipher of the keys as they are now; None if nothing is to be encrypted.
+    """Returns a cipher with the current keys; None if encryption is off.
 
     Raises:
-        SettingsError: if the keys cannot be had, or are none; never quoting one.
+        SettingsError: if the keys cannot be read, or are invalid. The message never quotes a key.
     """
     keys = options.encryption_keys
-    return None if keys is None else Cipher(_given_by(keys))
+    return None if keys is None else Cipher(_read(keys))
 
 
-def _given_by(source: Any) -> tuple[str | bytes, ...]:
+def _read(source: Any) -> tuple[str | bytes, ...]:
     try:
-        found = symbol_by_name(source) if isinstance(source, str) else source
-        keys = found() if callable(found) else found
+        named = symbol_by_name(source) if isinstance(source, str) else source
+        keys = named() if callable(named) else named
     except Exception as error:
-        # Not its message: that may quote a key.
+        # Without its message, which may quote a key.
         where = f"{source!r}" if isinstance(source, str) else "its function"
         raise SettingsError(
-            f"idempotency_encryption_keys: {where} gave no keys, but {type(error).__name__}"
+            f"idempotency_encryption_keys: {where} raised {type(error).__name__} instead of "
+            "returning keys"
         ) from None
     if not isinstance(keys, (tuple, list)):
         raise SettingsError(
-            "idempotency_encryption_keys: expected a tuple of Fernet keys from its function, "
-            f"got {type(keys).__name__}"
+            "idempotency_encryption_keys: its function must return a tuple of Fernet keys, "
+            f"not {type(keys).__name__}"
         )
     return tuple(keys)

@@ -1,4 +1,4 @@
-"""Results and errors where no result backend says how to write them."""
+"""Prepares and restores results and errors where there is no result backend."""
 
 from __future__ import annotations
 
@@ -13,60 +13,60 @@ from celery_idempotent.errors import NotReadyError
 
 
 class PlainResultCodec:
-    """Values as they are; errors as type, module and arguments, as Celery's backends do."""
+    """Leaves values unchanged; encodes errors as Celery's backends do."""
 
     def prepare_value(self, value: Any, serializer: str) -> Any:
-        """The value."""
+        """Returns `value`."""
         return value
 
     def prepare_error(self, error: BaseException) -> dict[str, Any]:
-        """Type, module and arguments; arguments that JSON cannot write become their repr."""
-        return written_as_json(error)
+        """Returns type, module and arguments; arguments that are not JSON become their repr."""
+        return error_as_json(error)
 
     def result_of(self, task_id: str, seconds: float) -> Any:
-        """No task takes another's place here."""
+        """Raises NotReadyError: only tasks are replaced, and their apps have a backend."""
         raise NotReadyError(task_id)
 
     def restore_error(self, prepared: dict[str, Any]) -> BaseException:
-        """The error again; one of the same name where its class cannot be had.
+        """Returns the exception, or one of the same name if its class is not loaded.
 
-        No module is imported, and nothing but an exception's class is called: what stands in Redis
-        must not choose what runs here.
+        Imports no module, and calls only exception classes: whoever can write to Redis must not be
+        able to choose what is executed.
         """
         module, name = prepared["exc_module"], prepared["exc_type"]
         try:
-            kind: Any = sys.modules[module]
-            for field in name.split("."):
-                kind = getattr(kind, field)
+            cls: Any = sys.modules[module]
+            for attribute in name.split("."):
+                cls = getattr(cls, attribute)
         except (KeyError, AttributeError):
-            kind = create_exception_cls(name, module)
-        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-            raise TypeError(f"{module}.{name} is no exception")
+            cls = create_exception_cls(name, module)
+        if not (isinstance(cls, type) and issubclass(cls, BaseException)):
+            raise TypeError(f"{module}.{name} is not an exception")
         arguments = prepared["exc_message"]
         error: BaseException
         try:
-            error = kind(*arguments)
+            error = cls(*arguments)
         except Exception:
-            # Its constructor takes something else than what it keeps.
-            error = kind.__new__(kind)
-        keep_arguments(error, arguments)
+            # Its constructor takes other arguments than those in `args`.
+            error = cls.__new__(cls)
+        set_arguments(error, arguments)
         return error
 
 
-def written_as_json(error: BaseException) -> dict[str, Any]:
-    """Type, module and arguments; arguments that JSON cannot write become their repr."""
-    kind = type(error)
+def error_as_json(error: BaseException) -> dict[str, Any]:
+    """Returns type, module and arguments; arguments that are not JSON become their repr."""
+    cls = type(error)
     return {
-        "exc_type": kind.__qualname__,
+        "exc_type": cls.__qualname__,
         "exc_message": ensure_serializable(error.args, dumps),
-        "exc_module": kind.__module__,
+        "exc_module": cls.__module__,
     }
 
 
-def keep_arguments(error: BaseException, arguments: Sequence[Any]) -> None:
-    """Give a restored `error` the arguments that it was stored with.
+def set_arguments(error: BaseException, arguments: Sequence[Any]) -> None:
+    """Gives a restored `error` the arguments that it was stored with.
 
-    A constructor that makes its text of them makes a longer one of that text, and each time that
-    the error is stored and restored again.
+    A constructor may build a message from its arguments: called again with that message, it would
+    build a longer one each time the error is stored and restored.
     """
     BaseException.__init__(error, *arguments)

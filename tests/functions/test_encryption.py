@@ -78,7 +78,7 @@ def test_keys_are_rotated_and_may_be_lost(server: RedisServer, key: str) -> None
 
 
 def test_a_key_that_is_none_is_refused_at_once(server: RedisServer, key: str) -> None:
-    with pytest.raises(SettingsError, match="number 1 of 1 is no Fernet key"):
+    with pytest.raises(SettingsError, match="key 1 of 1 is not a Fernet key"):
         engine(server, key, b"secret")
 
 

@@ -358,14 +358,17 @@ class TestEncryptionKeys:
         [
             (
                 f"{__name__}.nothing",
-                "'tests.unit.configuration.test_configuration.nothing' gave no keys, but",
+                "'tests.unit.configuration.test_configuration.nothing' raised",
             ),
-            ("no.such.module", "'no.such.module' gave no keys, but ModuleNotFoundError"),
-            (keys_from_a_vault_that_is_away, "its function gave no keys, but OSError"),
-            (lambda: KEY, "expected a tuple of Fernet keys from its function, got str"),
-            (lambda: None, "expected a tuple of Fernet keys from its function, got NoneType"),
-            (lambda: (), "has no key in it"),
-            (lambda: ["secret"], "number 1 of 1 is no Fernet key"),
+            ("no.such.module", "'no.such.module' raised ModuleNotFoundError"),
+            (
+                keys_from_a_vault_that_is_away,
+                "its function raised OSError instead of returning keys",
+            ),
+            (lambda: KEY, "its function must return a tuple of Fernet keys, not str"),
+            (lambda: None, "its function must return a tuple of Fernet keys, not NoneType"),
+            (lambda: (), "is empty; set at least one key"),
+            (lambda: ["secret"], "key 1 of 1 is not a Fernet key"),
         ],
         ids=["no-name", "no-module", "raises", "text", "none", "empty", "no-key"],
     )

@@ -183,8 +183,8 @@ class TestKeys:
             Cipher([NEW, key])
 
         assert str(caught.value) == (
-            "idempotency_encryption_keys: number 2 of 2 is no Fernet key; "
-            "cryptography.fernet.Fernet.generate_key() makes one"
+            "idempotency_encryption_keys: key 2 of 2 is not a Fernet key; "
+            "create one with cryptography.fernet.Fernet.generate_key()"
         )
         assert caught.value.__suppress_context__
 
@@ -194,7 +194,7 @@ class TestKeys:
         assert Cipher([NEW]).decrypt(cipher.encrypt(b"x", "k"), "k") == b"x"
 
     def test_there_must_be_one(self) -> None:
-        with pytest.raises(SettingsError, match="idempotency_encryption_keys has no key in it"):
+        with pytest.raises(SettingsError, match="idempotency_encryption_keys is empty"):
             Cipher([])
 
     def test_need_a_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ class TestKeys:
         with pytest.raises(SettingsError) as caught:
             Cipher([NEW])
         assert str(caught.value) == (
-            "idempotency_encryption_keys needs a library that is not installed: "
+            "idempotency_encryption_keys needs the library cryptography: "
             "pip install celery-idempotent[encryption]"
         )
 

@@ -536,7 +536,7 @@ class TestReplacedTask:
         without = Celery("without", backend="disabled://", set_as_current=False)
         desk = PayloadCodec(BackendResultCodec(without), prepare_accept_content(["json"]))
 
-        with pytest.raises(ResultNotStoredError, match="the result backend cannot tell"):
+        with pytest.raises(ResultNotStoredError, match="the result backend cannot return"):
             desk.decode(self.delegated(str(uuid4())))
 
 
