@@ -31,7 +31,11 @@ _STYLES = {Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "r
 @json_option
 @click.pass_obj
 def doctor(obj: Any, fail_on: str, as_json: bool) -> None:
-    """Check the configuration of tasks, broker and Redis: what is wrong, why, and how to fix it."""
+    """Find settings that weaken idempotency.
+
+    Checks the tasks, the broker and Redis. Each finding says what is wrong, why it matters, and how
+    to fix it.
+    """
     tasks = idempotent_tasks(obj.app)
     findings = doctor_checks.examine(obj.app)
     stores = list(dict.fromkeys(str(store.config) for store in app_tasks.stores(tasks)))

@@ -39,7 +39,10 @@ def explain(
     task_id: str | None,
     as_json: bool,
 ) -> None:
-    """Show how the key of a call is derived, and what would happen to the call now.
+    """Show a call's key, and what would happen.
+
+    Shows how the key is derived from the arguments, and predicts what would happen to the call if
+    it were published now.
 
     \b
     celery -A shop idempotency explain shop.charge '[42]' '{"amount": 999}'

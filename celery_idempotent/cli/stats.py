@@ -40,9 +40,9 @@ _WIDE = 140
 @json_option
 @click.pass_obj
 def stats(obj: Any, sample: int, timeout: float, as_json: bool) -> None:
-    """Count records by task and state, with their sizes, rates and replays.
+    """Count records by task and state.
 
-    Scans all records. Records do not count how often they were replayed, so the hit ratio comes
+    Scans all records, and shows their sizes and rates as well. Records do not count how often they were replayed, so the hit ratio comes
     from the workers' counters, which begin at zero when a worker starts.
     """
     tasks = idempotent_tasks(obj.app)
