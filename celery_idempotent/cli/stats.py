@@ -42,8 +42,9 @@ _WIDE = 140
 def stats(obj: Any, sample: int, timeout: float, as_json: bool) -> None:
     """Count records by task and state.
 
-    Scans all records, and shows their sizes and rates as well. Records do not count how often they were replayed, so the hit ratio comes
-    from the workers' counters, which begin at zero when a worker starts.
+    Scans all records, and shows their sizes and rates as well. Records do not count how often they
+    were replayed, so the hit ratio comes from the workers' counters, which begin at zero when a
+    worker starts.
     """
     tasks = idempotent_tasks(obj.app)
     with _progress(tasks) as progress:
