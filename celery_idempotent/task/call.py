@@ -20,11 +20,9 @@ from celery_idempotent.executor.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
 from celery_idempotent.settings import Settings
-from celery_idempotent.task import canvas, delayed, message_headers, republish, soft_limits
-from celery_idempotent.task.confirmed_publish import confirming_producer
-from celery_idempotent.task.eta import hold_for
+from celery_idempotent.task import canvas, current_call, message_headers, republish
 from celery_idempotent.task.message_headers import MessageHeaders
-from celery_idempotent.task.requeue import RequeuePause, longest_wait
+from celery_idempotent.task.requeue import RequeuePause, hold_for, longest_wait
 
 if TYPE_CHECKING:
     from celery.app.task import Context
@@ -68,7 +66,7 @@ class TaskCall:
         #: The task has replaced itself: its id, and what follows it, belong to another.
         self.replaced: Delegate | None = None
         #: Something follows the task. Told now: older Celerys empty `request.chain` in sending it.
-        self.continues = canvas.exists(request)
+        self.continues = canvas.has_continuation(request)
         self.execution: Execution | None = None
         self._request = request
         self.began_at = monotonic()
@@ -78,12 +76,12 @@ class TaskCall:
     @property
     def soft_limit(self) -> SoftLimit | None:
         """The message's; an eager call is under the limit of another message, if of any."""
-        return None if self._request.is_eager else soft_limits.of(self._request)
+        return None if self._request.is_eager else current_call.soft_limit_of(self._request)
 
     @property
     def wait_timeout(self) -> float:
         """What is configured, but no time limit is reached by waiting."""
-        return min(self.settings.wait_timeout, soft_limits.longest_wait(self._request))
+        return min(self.settings.wait_timeout, current_call.wait_within_time_limits(self._request))
 
     def run(self, execution: Execution) -> Any:
         """Run the task's body, ``autoretry_for`` and the like included."""
@@ -96,7 +94,7 @@ class TaskCall:
     @property
     def stopped(self) -> bool:
         """Whether the body has dropped the rest of its chain, and whatever else was to follow."""
-        return self.continues and not canvas.follows_result(self._request)
+        return self.continues and not canvas.continues_on_success(self._request)
 
     def disposition(self, error: BaseException) -> Disposition:
         """Celery's retry holds the key for its task id; ``idempotency_replay_errors`` end it."""
@@ -157,7 +155,7 @@ class TaskCall:
         self.own_outcome = record.task_id == self.task_id
         if self.own_outcome and record.continuation_sent:
             self.own_outcome = False
-            canvas.drop(self._request)
+            canvas.drop_continuation(self._request)
 
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
         """Publish the message again under its id, then let this copy be acknowledged.
@@ -199,11 +197,11 @@ class TaskCall:
                     request,
                     request.args,
                     request.kwargs,
-                    **delayed.fitting(task.app, request.delivery_info, options),
+                    **republish.adapt_to_delayed_delivery(task.app, request.delivery_info, options),
                 )
                 if task is not self.sender:
-                    republish.keep(message, request, options)
-                with confirming_producer(task.app) as producer:
+                    republish.copy_properties(message, request, options)
+                with republish.confirming_producer(task.app) as producer:
                     message.apply_async(producer=producer)
                 break
             except Exception as error:

@@ -1,57 +1,57 @@
-"""What follows a task: callbacks, the rest of a chain, a chord's count, errbacks.
+"""Canvases: what follows a task (its continuation), and a canvas that replaces a task.
 
-Celery sends it after the task's body and before the message is acknowledged. A worker that dies in
-between leaves a message that will be redelivered; the record tells the next worker whether the
-continuation is out already. Only a task that has one pays the round trip for the note.
+Celery sends the continuation (callbacks, the rest of a chain, a chord's count, errbacks) after the
+body and before it acknowledges the message. If the worker dies in between, the message is
+redelivered, and the record tells the next worker whether the continuation was sent. Only a task
+that has one pays the round trip for that mark.
+
+A task may replace itself by a canvas in which it occurs again. Of the calls with its key in that
+canvas, the one with its id continues under the key, and its outcome is the key's. Each of the
+others has a key of its own, made of the key and its task id: its duplicates are recognised, and it
+does not wait for the key that it is a part of. Which keys were replaced is in a header of every
+message of the canvas, because the key of a call may depend on results that it does not have yet.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from celery.app.task import Context
 from celery.canvas import Signature
 from celery.signals import task_failure, task_success
+from celery.utils import uuid
 
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
 
 logger = logging.getLogger(__name__)
 
-_AFTER_A_RESULT = ("callbacks", "chain", "chord")
-_PARTS = (*_AFTER_A_RESULT, "errbacks")
+#: For each replaced key, by its name: ``fingerprint.id`` of the task that had it.
+REPLACED_HEADER = "idempotency_replaced"
 
 
-def drop(request: Context) -> None:
-    """Send nothing after this task: it is out already."""
-    for part in _PARTS:
-        setattr(request, part, None)
+def has_continuation(request: Context) -> bool:
+    """Returns whether anything follows the task of `request`."""
+    return bool(request.callbacks or request.chain or request.chord or request.errbacks)
 
 
-def exists(request: Context) -> bool:
-    """Whether anything follows the task of `request`."""
-    return any(getattr(request, part, None) for part in _PARTS)
+def continues_on_success(request: Context) -> bool:
+    """Returns whether anything is sent with the result of the task."""
+    return bool(request.callbacks or request.chain or request.chord)
 
 
-def follows_result(request: Context) -> bool:
-    """Whether anything is going to be sent with the result of the task."""
-    return any(getattr(request, part, None) for part in _AFTER_A_RESULT)
-
-
-def ignores_result(sig: Signature) -> bool:
-    """Whether nobody is told the result of `sig`."""
-    ignores = sig.options.get("ignore_result")
-    if ignores is None:
-        task = sig.app.tasks.get(sig.task)
-        ignores = task is not None and task.ignore_result
-    return bool(ignores)
+def drop_continuation(request: Context) -> None:
+    """Lets Celery send nothing after this task: it was sent before."""
+    request.callbacks = request.chain = request.chord = request.errbacks = None
 
 
 @task_success.connect(weak=False)
 @task_failure.connect(weak=False)
-def note(sender: Any, **_: Any) -> None:
-    """The continuation is out: the record shall know, if the outcome in it is this task id's."""
+def mark_continuation_sent(sender: Any, **_: Any) -> None:
+    """Writes into the record that the continuation was sent, if the outcome is this task's own."""
     request = getattr(sender, "request_stack", None) and sender.request_stack.top
     call = getattr(request, "idempotency_call", None)
     if call is None or not call.own_outcome or not call.continues:
@@ -62,3 +62,70 @@ def note(sender: Any, **_: Any) -> None:
         )
     except IdempotencyError as error:
         logger.warning("%s: a redelivery may send its continuation again: %s", call.key, error)
+
+
+def ignores_result(sig: Signature) -> bool:
+    """Returns whether the result of `sig` is not stored."""
+    ignores = sig.options.get("ignore_result")
+    if ignores is None:
+        task = sig.app.tasks.get(sig.task)
+        ignores = task is not None and task.ignore_result
+    return bool(ignores)
+
+
+def mark_replaced(canvas: Signature, key: Key, request: Context) -> None:
+    """Writes into every message of `canvas` that it replaces the task of `request` under `key`."""
+    # An eager task stays under way until the canvas has ended, so all calls in it are parts.
+    successor_id = "" if request.is_eager else request.id
+    replaced = {**_replaced_keys(request), str(key): f"{key.fingerprint.hex()}.{successor_id}"}
+    nesting = (request.replaced_task_nesting or 0) + 1
+    for sig in _single_tasks(canvas):
+        headers = sig.options.get("headers") or {}
+        # Celery itself sets the level at the first messages of a canvas only.
+        sig.set(headers={**headers, REPLACED_HEADER: replaced}, replaced_task_nesting=nesting)
+
+
+def key_in_canvas(key: Key, request: Context, call_id: str) -> Key:
+    """Returns the key of a call for which the rule derives `key`.
+
+    Args:
+        call_id: the task id, or the id of an item of ``map``.
+    """
+    replaced = _replaced_keys(request)
+    value = replaced.get(str(key)) if replaced else None
+    if not isinstance(value, str):
+        return key
+    fingerprint, _, successor_id = value.partition(".")
+    if successor_id == call_id:
+        # Its arguments may differ from those that the key was first used with.
+        return Key(key.task, key.digest, bytes.fromhex(fingerprint))
+    # In an eager run every link of a chain has the same id, and no call has duplicates.
+    return key.part(uuid() if request.is_eager else call_id)
+
+
+def last_signature(canvas: Signature) -> Signature | None:
+    """Returns the signature that gets the replaced task's id; None if that is a group's results."""
+    body, tasks = getattr(canvas, "body", None), getattr(canvas, "tasks", None)
+    if tasks is None:
+        return canvas
+    if canvas.task == "celery.chain" and tasks:
+        body = tasks[-1]
+    return last_signature(body) if isinstance(body, Signature) else None
+
+
+def _single_tasks(canvas: Signature) -> Iterator[Signature]:
+    tasks = getattr(canvas, "tasks", None)
+    if tasks is None:
+        yield canvas
+        return
+    for sig in (*tasks, getattr(canvas, "body", None)):
+        if isinstance(sig, Signature):
+            yield from _single_tasks(sig)
+
+
+def _replaced_keys(request: Context) -> Mapping[str, Any]:
+    """Returns nothing outside a replacement: a task may forward its headers to other tasks."""
+    if not (request.replaced_task_nesting or request.is_eager):
+        return {}
+    replaced = (request.headers or {}).get(REPLACED_HEADER)
+    return replaced if isinstance(replaced, Mapping) else {}

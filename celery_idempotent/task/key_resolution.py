@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from celery.app.task import Context
 
 from celery_idempotent.key.key import Key
-from celery_idempotent.task import replacement
+from celery_idempotent.task import canvas
 from celery_idempotent.task.message_headers import NO_HEADERS, MessageHeaders
 
 if TYPE_CHECKING:
@@ -53,5 +53,5 @@ def resolve_key(
     call_id = item_id or task_id
     key = configuration.rule.derive(args, kwargs, task_id=call_id, explicit=parsed.explicit)
     if request is not None and request.headers:
-        key = replacement.key_in_canvas(key, request, call_id)
+        key = canvas.key_in_canvas(key, request, call_id)
     return key, parsed

@@ -17,8 +17,8 @@ from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
 from celery_idempotent.task import message_headers
-from celery_idempotent.task.eta import hold_for
 from celery_idempotent.task.key_resolution import resolve_key
+from celery_idempotent.task.requeue import hold_for
 from celery_idempotent.task.result import RecordResult
 
 if TYPE_CHECKING:

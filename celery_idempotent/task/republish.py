@@ -1,22 +1,33 @@
-"""What Celery leaves out where it publishes a message again, for a retry or for later."""
+"""Publishing a received message again: for a retry, or for a later delivery.
+
+Celery's own ``signature_from_request`` drops some properties of the message, and its delayed
+delivery (native to RabbitMQ, used if a queue of the app is a quorum queue) takes whole seconds of
+at least one, and sends a message without a named queue to the default queue.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from celery.canvas import Signature
 from celery.utils.saferepr import saferepr
+from kombu import pools
 from kombu.entity import Exchange, Queue
 from kombu.serialization import registry
+
+from celery_idempotent.configuration.broker import quorum_queues
+from celery_idempotent.task.requeue import seconds_until
 
 if TYPE_CHECKING:
     from celery import Celery
     from celery.app.task import Context
 
-#: Headers that Celery would set afresh. It takes an empty parent for a missing one.
+#: Headers that Celery would set anew. It takes an empty parent for a missing one.
 _HEADERS = ("root_id", "parent_id", "origin", "ignore_result")
-#: What kombu hands over to the broker as it is.
+#: Properties that kombu passes to the broker unchanged.
 _PROPERTIES = (
     "delivery_mode",
     "message_id",
@@ -26,43 +37,52 @@ _PROPERTIES = (
     "app_id",
     "cluster_id",
 )
-#: As AMQP brokers deliver it; of other messages it is noted under this name.
+#: A property of AMQP messages; `IdempotentRequest` adds it to the messages of other brokers.
 CONTENT_TYPE = "content_type"
+#: The prefix of a delayed message's routing key: its seconds, bit by bit.
+_DELAY = re.compile(r"(?:[01]\.){28}")
+#: Seconds that a broker may take to confirm a publish.
+CONFIRM_TIMEOUT = 10
 
 
-def keep(message: Signature, request: Context, given: Mapping[str, Any]) -> None:
-    """Give `message` all that the one of `request` came with, but for what is `given` anew."""
+def copy_properties(message: Signature, request: Context, options: Mapping[str, Any]) -> None:
+    """Copies the properties and headers of a received message to `message`, but not `options`.
+
+    Args:
+        options: what the new message is published with on purpose.
+    """
     if request.is_eager or request.called_directly:
         return
-    came_with = vars(request)
+    received = vars(request)
     properties = request.properties or {}
-    options = {name: properties[name] for name in _PROPERTIES if properties.get(name) is not None}
+    copied = {name: properties[name] for name in _PROPERTIES if properties.get(name) is not None}
     serializer = registry.type_to_name.get(properties.get(CONTENT_TYPE))
     if serializer is not None:
-        options["serializer"] = serializer
-    if came_with.get("compression"):
-        options["compression"] = came_with["compression"]
-    message.set(**{name: value for name, value in options.items() if name not in given})
-    if not given.get("queue"):
-        _send_to_one_worker(message, request)
+        copied["serializer"] = serializer
+    if received.get("compression"):
+        copied["compression"] = received["compression"]
+    message.set(**{name: value for name, value in copied.items() if name not in options})
+    if not options.get("queue"):
+        _keep_from_other_workers(message, request)
     if message.app.conf.task_protocol == 2:
-        headers = {name: came_with[name] for name in _HEADERS if name in {*came_with} - {*given}}
+        headers = {name: received[name] for name in _HEADERS if name in {*received} - {*options}}
         headers |= _representations(message, request)
         message.set(headers={**(message.options.get("headers") or {}), **headers})
 
 
-def _send_to_one_worker(message: Signature, request: Context) -> None:
-    """A message that came by a fanout exchange has come to every worker: it goes back to this one.
+def _keep_from_other_workers(message: Signature, request: Context) -> None:
+    """Routes a message that came from a fanout exchange to this worker alone.
 
-    Where the transport delivers a fanout past its queues (Redis), it goes to another queue.
+    Every worker has received it. Where the transport delivers a fanout without queues (Redis), the
+    message goes to another queue.
     """
-    came_by = request.delivery_info or {}
-    # The exchange; or, where it has come back to its queue already, that.
-    name = came_by.get("exchange") or came_by.get("routing_key")
+    delivery_info = request.delivery_info or {}
+    # The exchange, or the queue that the message has been returned to before.
+    source = delivery_info.get("exchange") or delivery_info.get("routing_key")
     app = message.app
-    mine = app.amqp.queues.consume_from.values()
-    fanouts = [queue for queue in mine if queue.exchange.type == "fanout"]
-    own = next((queue for queue in fanouts if name in (queue.exchange.name, queue.name)), None)
+    consumed = app.amqp.queues.consume_from.values()
+    fanouts = [queue for queue in consumed if queue.exchange.type == "fanout"]
+    own = next((queue for queue in fanouts if source in (queue.exchange.name, queue.name)), None)
     if own is None:
         return
     with app.connection_for_write() as connection:
@@ -70,29 +90,83 @@ def _send_to_one_worker(message: Signature, request: Context) -> None:
     if reaches_queues:
         own = Queue(own.name, Exchange(""), routing_key=own.name, no_declare=True)
     else:
-        own = next((queue for queue in mine if queue not in fanouts), app.amqp.default_queue)
+        own = next((queue for queue in consumed if queue not in fanouts), app.amqp.default_queue)
     for option in ("exchange", "routing_key"):
         message.options.pop(option, None)
     message.set(queue=own)
 
 
 def _representations(message: Signature, request: Context) -> dict[str, str]:
-    """How events and logs show the arguments: the caller may have hidden them.
+    """Returns ``argsrepr`` and ``kwargsrepr``: the publisher may have hidden arguments with them.
 
-    Where a retry has other arguments, only what is not simply their text stays.
+    For arguments that differ from the received ones, only a text that the publisher chose is kept.
     """
-    shown = {}
+    headers = {}
     for name, before, after in (
         ("argsrepr", tuple(request.args or ()), tuple(message.args)),
         ("kwargsrepr", dict(request.kwargs or {}), dict(message.kwargs)),
     ):
         text = vars(request).get(name)
-        if text is not None and (after == before or text != _as_celery_shows(before, message.app)):
-            shown[name] = text
-    return shown
+        if text is not None and (after == before or text != _celery_repr(before, message.app)):
+            headers[name] = text
+    return headers
 
 
-def _as_celery_shows(arguments: Any, app: Celery) -> str:
+def _celery_repr(arguments: Any, app: Celery) -> str:
     levels = app.conf.get("task_repr_maxlevels", 3)
     text: str = saferepr(arguments, app.amqp.argsrepr_maxsize, maxlevels=levels)
     return text
+
+
+def adapt_to_delayed_delivery(
+    app: Celery, delivery_info: Any, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns `options` in a form that Celery's delayed delivery accepts.
+
+    Args:
+        delivery_info: of the received message.
+    """
+    adapted = dict(options)
+    if quorum_queues(app):
+        if 0 < seconds_until(options.get("eta") or options.get("countdown")) < 1:
+            adapted |= {"eta": None, "countdown": 1}
+        if not options.get("queue") and (queue := _source_queue(app, delivery_info or {})):
+            adapted["queue"] = queue.name
+    return adapted
+
+
+def _source_queue(app: Celery, delivery_info: Mapping[str, Any]) -> Any:
+    """Returns the queue that the message came from, found by its routing key, or None.
+
+    After a delay, the exchange of a message is that of the delayed delivery instead of its own.
+    """
+    routing_key, delayed = _DELAY.subn("", delivery_info.get("routing_key") or "", count=1)
+    for queue in app.amqp.queues.values():
+        own_exchange = delayed or queue.exchange.name == delivery_info.get("exchange")
+        if own_exchange and queue.routing_key == routing_key:
+            return queue
+    return None
+
+
+@contextmanager
+def confirming_producer(app: Celery) -> Iterator[Any]:
+    """Yields a producer whose `publish` returns when the broker has accepted the message.
+
+    A message is published again on one connection and then acknowledged on another: if the broker
+    dies in between without having accepted it, the acknowledgement drops the only copy. AMQP
+    brokers confirm a publish, for which Celery waits only with `confirm_publish`. Other transports
+    reply to each publish, and None is yielded: the app's own producer is as good.
+    """
+    connection = app.connection_for_write(
+        transport_options={
+            "confirm_publish": True,
+            "read_timeout": CONFIRM_TIMEOUT,
+            "write_timeout": CONFIRM_TIMEOUT,
+        }
+    )
+    if connection.get_transport_cls().driver_type != "amqp":
+        yield None
+        return
+    # Equal connections share one pool; this one is only its key.
+    with pools.producers[connection].acquire(block=True) as producer:
+        yield producer

@@ -20,9 +20,9 @@ from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
 from celery_idempotent.task import canvas
 from celery_idempotent.task.call import acknowledged, generation_of, worker_name
-from celery_idempotent.task.eta import seconds_until
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.republish import CONTENT_TYPE
+from celery_idempotent.task.requeue import seconds_until
 
 #: Seconds between Celery's word that a time limit is over and the end of the child, at most.
 KILL_GRACE = 1.0
@@ -116,7 +116,7 @@ class IdempotentRequest(Request):
             last = error if isinstance(error, WorkerLostError) and not self._goes_back() else None
             if return_ok:
                 # The child lives, has raised what another one left, and has sent what follows.
-                canvas.drop(self._context)
+                canvas.drop_continuation(self._context)
             elif self._abandon(0.0, last):
                 returned = super().on_failure(exc_info, send_failed_event, return_ok)
                 self._note_errbacks()
@@ -203,7 +203,7 @@ class IdempotentRequest(Request):
 
     def _note_errbacks(self) -> None:
         """Celery has sent what follows the failure from here, where no task is under way."""
-        if not canvas.exists(self._context):
+        if not canvas.has_continuation(self._context):
             return
         try:
             key = self.idempotency_key()

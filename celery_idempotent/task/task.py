@@ -23,15 +23,12 @@ from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.record.record import Record
 from celery_idempotent.task import (
     canvas,
-    delayed,
+    current_call,
     handlers,
-    in_thread,
     map_item,
     message_headers,
     publish,
-    replacement,
     republish,
-    soft_limits,
 )
 from celery_idempotent.task.call import TaskCall
 from celery_idempotent.task.key_resolution import resolve_key
@@ -136,7 +133,7 @@ class IdempotentTask(Task):
             request.idempotency_without_body = False
             if item_id is not None:
                 return super().__call__(*args, **kwargs)
-            soft_limits.let_through(request)
+            current_call.stop_deferring_soft_limit(request)
             self.before_start(request.id, args, kwargs)
             return self.run(*args, **kwargs)
         configuration = self._configuration or self.idempotency_configuration
@@ -144,7 +141,9 @@ class IdempotentTask(Task):
         call = new_call(
             self, request, args, kwargs, key, headers, configuration.settings, item_id or request.id
         )
-        return in_thread.enter(configuration.executor, call, eager=bool(request.is_eager))
+        return current_call.run_in_executor(
+            configuration.executor, call, eager=bool(request.is_eager)
+        )
 
     @property
     def idempotency(self) -> Execution:
@@ -155,7 +154,7 @@ class IdempotentTask(Task):
                 execution in the body, and hand it to the thread.
         """
         request = self.request_stack.top
-        call = in_thread.call_of(self) if request is None else TaskCall.of(request)
+        call = current_call.call_in_context(self) if request is None else TaskCall.of(request)
         return unprotected() if call is None or call.execution is None else call.execution
 
     @property
@@ -248,9 +247,9 @@ class IdempotentTask(Task):
             if call is not None:
                 headers = message_headers.put_back(headers, call.key, request.id)
             options["headers"] = headers
-        options = delayed.fitting(self.app, request.delivery_info, options)
+        options = republish.adapt_to_delayed_delivery(self.app, request.delivery_info, options)
         message = super().signature_from_request(request, *args, **options)
-        republish.keep(message, request, options)
+        republish.copy_properties(message, request, options)
         return message
 
     def replace(self, sig: Signature) -> Any:
@@ -258,8 +257,8 @@ class IdempotentTask(Task):
         call = TaskCall.of(self.request)
         if call is None:
             return super().replace(sig)
-        replacement.mark(sig, call.key, self.request)
-        end = replacement.end_of(sig)
+        canvas.mark_replaced(sig, call.key, self.request)
+        end = canvas.last_signature(sig)
         told = end is None or not canvas.ignores_result(end) or self._has_key(end, call.key)
         try:
             return super().replace(sig)

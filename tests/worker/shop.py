@@ -24,7 +24,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import task_failure, task_success, worker_init
 
 from celery_idempotent import TASK_ID, IdempotentTask, LeaseLostError, signals
-from celery_idempotent.task import confirmed_publish
+from celery_idempotent.task import republish
 from tests.worker.ledger import Ledger
 from tests.worker.mortal import die_with_parent
 
@@ -49,9 +49,7 @@ def make_app(settings: Mapping[str, Any]) -> Celery:
     """The shop's app; its tasks are shared ones, so any number of apps have them."""
     app = Celery("shop", set_as_current=False)
     app.conf.update(settings)
-    confirmed_publish.CONFIRM_TIMEOUT = settings.get(
-        "shop_confirm_timeout", confirmed_publish.CONFIRM_TIMEOUT
-    )
+    republish.CONFIRM_TIMEOUT = settings.get("shop_confirm_timeout", republish.CONFIRM_TIMEOUT)
     return app
 
 

@@ -17,8 +17,8 @@ from celery import Celery
 from kombu import Connection, Queue
 from redis import Redis
 
-from celery_idempotent.task import confirmed_publish
-from celery_idempotent.task.confirmed_publish import confirming_producer
+from celery_idempotent.task import republish
+from celery_idempotent.task.republish import confirming_producer
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
@@ -120,7 +120,7 @@ class TestAMessageThatIsPutBackToRabbitMQ:
 
     @pytest.fixture
     def app(self, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Celery:
-        monkeypatch.setattr(confirmed_publish, "CONFIRM_TIMEOUT", 1)
+        monkeypatch.setattr(republish, "CONFIRM_TIMEOUT", 1)
         return Celery("confirming", broker=proxy.url, set_as_current=False)
 
     @pytest.fixture

@@ -103,10 +103,10 @@ def _die_with_parent(**_: object) -> None:
 
 def _disconnect_signals() -> None:
     """Removes the overhead of celery-idempotent, which Celery loads as a command-line plugin."""
-    from celery_idempotent.task.canvas import note
+    from celery_idempotent.task.canvas import mark_continuation_sent
 
-    task_success.disconnect(note)
-    task_failure.disconnect(note)
+    task_success.disconnect(mark_continuation_sent)
+    task_failure.disconnect(mark_continuation_sent)
 
 
 app = None

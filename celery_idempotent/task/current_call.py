@@ -1,0 +1,98 @@
+"""The call that runs here, and the soft time limit of its message.
+
+Celery keeps the request of a task in its own thread. Code of the task that runs in another thread
+finds its call in the context, if the thread has the context of the body (``asyncio.to_thread``,
+anyio, ``contextvars.copy_context().run``).
+
+Celery's tracer also works before the executor (it may store the state STARTED) and after it (it
+stores the result). A soft time limit that is raised there must not become the outcome, so a message
+has one `SoftLimit` from the start of its task to the end.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from celery import Task, current_task
+from celery.app.task import Context
+
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.executor import soft_limit
+from celery_idempotent.executor.soft_limit import BODY, SoftLimit
+
+if TYPE_CHECKING:
+    from celery_idempotent.executor.executor import Executor
+    from celery_idempotent.task.call import TaskCall
+
+_call_of_context: ContextVar[TaskCall | None] = ContextVar("idempotent_call", default=None)
+#: The calls of messages that this process runs.
+_running: set[TaskCall] = set()
+
+
+def run_in_executor(executor: Executor, call: TaskCall, *, eager: bool) -> Any:
+    """Runs `call` in the executor, where `call_in_context` finds it."""
+    outer_call = _call_of_context.get()
+    try:
+        _call_of_context.set(call)
+        if not eager:
+            _running.add(call)
+        return executor.enter(call)
+    finally:
+        _running.discard(call)
+        _call_of_context.set(outer_call)
+
+
+def call_in_context(task: Task) -> TaskCall | None:
+    """Returns the call of `task` that this context belongs to, None for a plain call.
+
+    Raises:
+        IdempotencyError: if the task is running in this process, and this thread has no context:
+            it may belong to any of the running calls, or to none.
+    """
+    call = _call_of_context.get()
+    if call is not None:
+        return call if call.sender.name == task.name else None
+    if not current_task and any(
+        other.execution is not None and other.sender.name == task.name for other in tuple(_running)
+    ):
+        raise IdempotencyError(
+            f"self.idempotency of {task.name} is not available in this thread: take "
+            "`execution = self.idempotency` in the task's body, and pass that to the thread"
+        )
+    return None
+
+
+def soft_limit_of(request: Context) -> SoftLimit:
+    """Returns the soft limit of the message of `request`."""
+    limit: SoftLimit = request.__dict__.setdefault("idempotency_soft_limit", SoftLimit())
+    return limit
+
+
+def stop_deferring_soft_limit(request: Context) -> None:
+    """Raises a soft limit that was deferred, and defers no other: the task runs unprotected."""
+    limit = soft_limit_of(request)
+    limit.phase = BODY
+    if limit.error is not None:
+        raise limit.error
+
+
+def wait_within_time_limits(request: Context) -> float:
+    """Returns half of the shortest time limit in seconds: the other half is left for the body."""
+    task_limits = (current_task.time_limit, current_task.soft_time_limit) if current_task else ()
+    limits = (*(request.timelimit or ()), *task_limits)
+    return min((limit / 2 for limit in limits if limit), default=float("inf"))
+
+
+def _soft_limit_of_current_message() -> SoftLimit | None:
+    task = current_task
+    if not task or not hasattr(task, "idempotency_enabled"):
+        return None
+    request = task.request_stack.top
+    # An eager call is under the limit of the message whose task has made it.
+    if request is None or request.called_directly or request.is_eager:
+        return None
+    return soft_limit_of(request)
+
+
+soft_limit.of_message = _soft_limit_of_current_message
