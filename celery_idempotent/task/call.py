@@ -166,7 +166,7 @@ class TaskCall:
         """
         if self._request.is_eager:
             raise reason
-        headers = message_headers.put_back(
+        headers = message_headers.with_derived_key(
             self._request.headers, self.key, self.task_id, self.requeue_count + 1, unanswered_ids
         )
         self.publish_again(self.sender, seconds, headers, reason)

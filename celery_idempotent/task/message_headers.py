@@ -1,14 +1,15 @@
-"""What a message carries for the gate, in two headers.
+"""The two headers in which a message carries its key.
 
-``idempotency_key`` is the caller's own key, or False to let this one call through. Anyone who
-publishes by name may set it. ``idempotency`` is the gate's: a message that it, or a retry, puts
-back carries its derived key, so that a deploy in between changes nothing for it. It is one text,
-``binding.own`` or ``binding.own.digest.fingerprint.returns.prior``, since every publish with a
-reservation pays for it.
+``idempotency_key`` is the explicit key of the call, or False for a call without protection; anyone
+who publishes by name may set it. ``idempotency`` is written by this package: a message that is
+published again carries its derived key, so a deploy in between does not change the key. It is one
+text, because every publish with a reservation pays for its size: ``message.explicit`` or
+``message.explicit.key.fingerprint.requeue_count.unanswered_ids``.
 
-A task may pass its own headers on (``child.apply_async(…, headers=self.request.headers)``), so both
-are bound to one message: ``binding`` is a digest of its task's name and id, ``own`` one of the own
-key that came with it. In any other message they count as none, but for an own key set since then.
+A task may forward its headers (``child.apply_async(…, headers=self.request.headers)``), so both are
+bound to one message: ``message`` is a digest of the task's name and id, ``explicit`` a digest of
+the explicit key that came with it. Any other message ignores them, but for an explicit key that was
+set since.
 """
 
 from __future__ import annotations
@@ -24,46 +25,47 @@ from celery_idempotent.key.canonical import digest
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import as_text
 
-KEY_HEADER = "idempotency_key"
-REQUEUE_HEADER = "idempotency"
+EXPLICIT_KEY_HEADER = "idempotency_key"
+DERIVED_KEY_HEADER = "idempotency"
 
-_BOUND = re.compile(
+_BINDING = re.compile(
     r"([A-Za-z0-9_-]{11})\.((?:[A-Za-z0-9_-]{11})?)(?:\.(.*))?", re.ASCII | re.DOTALL
 )
-_CARRIED = re.compile(
+_DERIVED_KEY = re.compile(
     r"([A-Za-z0-9_-]{22})\.((?:[0-9a-f]{16})?)\.([0-9]{1,9})\.((?:[0-9a-f]{2})*)", re.ASCII
 )
+#: RabbitMQ's headers about dead-lettering and requeues.
 _DEATH = re.compile(r"x-((first-|last-)?death|delivery-count)")
 
 
 @dataclass(frozen=True, slots=True)
 class MessageHeaders:
-    """The headers of one message, read."""
+    """What the headers of one message hold."""
 
-    #: The caller's own key.
+    #: The key that the caller gave.
     explicit: str | None = None
     #: The caller has switched protection off for this call.
     unprotected: bool = False
-    #: What an earlier pass derived.
+    #: The key that was derived when the message was published before.
     key: Key | None = None
     requeue_count: int = 0
     unanswered_ids: bytes = b""
 
     @classmethod
     def read(cls, task: str, task_id: str, headers: Mapping[str, Any] | None) -> MessageHeaders:
-        """The passage in the custom headers of a message of `task`.
+        """Reads the custom headers of a message of `task`.
 
-        What belongs to another message, is damaged or of another version counts as none.
+        Headers that belong to another message, are damaged or of another version are ignored.
         """
-        if not _speaks(headers):
+        if not _has_key_headers(headers):
             return NO_HEADERS
-        explicit, headers_read = _meant_for(task, task_id, headers)
+        explicit, derived = _headers_of(task, task_id, headers)
         if explicit is False:
             return cls(unprotected=True)
-        parts = _CARRIED.fullmatch(headers_read)
-        if parts is None:
+        fields = _DERIVED_KEY.fullmatch(derived)
+        if fields is None:
             return cls(explicit)
-        digest, fingerprint, requeue_count, unanswered_ids = parts.groups()
+        digest, fingerprint, requeue_count, unanswered_ids = fields.groups()
         return cls(
             explicit,
             key=Key(task, digest, bytes.fromhex(fingerprint)),
@@ -72,24 +74,24 @@ class MessageHeaders:
         )
 
 
-#: Of a message that carries nothing for this package.
+#: Of a message without either header.
 NO_HEADERS = MessageHeaders()
 
 
-def bound(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`headers` for this message alone: what belongs to another one is left out."""
-    if not _speaks(headers):
+def bind(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns `headers` bound to this message, without what belongs to another one."""
+    if not _has_key_headers(headers):
         return dict(headers or {})
-    return _bind(task, task_id, headers, *_meant_for(task, task_id, headers))
+    return _write(task, task_id, headers, *_headers_of(task, task_id, headers))
 
 
-def with_own_key(
+def with_explicit_key(
     task: str, task_id: str, headers: Mapping[str, Any] | None, key: Any
 ) -> dict[str, Any]:
-    """`headers` for a call that carries its own key, or False.
+    """Returns `headers` for a call with an explicit key, or False.
 
     Raises:
-        KeyRuleError: if `key` is neither text, number or UUID, nor False.
+        KeyRuleError: if `key` is not text, a number, a UUID or False.
     """
     if key is not False:
         if not isinstance(key, bool):
@@ -99,90 +101,88 @@ def with_own_key(
                 f"{task}: idempotency_key must be non-empty text, a number, a UUID or False"
             )
     headers = headers or {}
-    _, headers_read = _meant_for(task, task_id, headers)
-    return _bind(task, task_id, headers, key, headers_read)
+    _, derived = _headers_of(task, task_id, headers)
+    return _write(task, task_id, headers, key, derived)
 
 
-def kept(
-    task: str,
-    task_id: str,
-    headers: Mapping[str, Any] | None,
-    given: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """The `headers` of a message for its retry; where that has some `given`, these, and the key."""
-    headers = headers or {}
-    if given is None:
-        return bound(task, task_id, _without_deaths(headers))
-    explicit, _ = _meant_for(task, task_id, given)
-    if explicit is None:
-        explicit, _ = _meant_for(task, task_id, headers)
-    return _bind(task, task_id, given, explicit)
-
-
-def put_back(
+def with_derived_key(
     headers: Mapping[str, Any] | None,
     key: Key,
     task_id: str,
     requeue_count: int = 0,
     unanswered_ids: bytes = b"",
 ) -> dict[str, Any]:
-    """`headers` for a message that passes again later, under `task_id`."""
+    """Returns `headers` for a message that is published again under `task_id`."""
     headers = _without_deaths(headers or {})
-    explicit, _ = _meant_for(key.task, task_id, headers)
-    headers_read = f"{key.digest}.{key.fingerprint.hex()}.{requeue_count}.{unanswered_ids.hex()}"
-    return _bind(key.task, task_id, headers, explicit, headers_read)
+    explicit, _ = _headers_of(key.task, task_id, headers)
+    derived = f"{key.digest}.{key.fingerprint.hex()}.{requeue_count}.{unanswered_ids.hex()}"
+    return _write(key.task, task_id, headers, explicit, derived)
 
 
-def _speaks(headers: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
-    return headers is not None and (KEY_HEADER in headers or REQUEUE_HEADER in headers)
-
-
-def _meant_for(task: str, task_id: str, headers: Mapping[str, Any]) -> tuple[Any, str]:
-    """The caller's own key and what an earlier pass carried, as far as they are this message's."""
-    own, text = headers.get(KEY_HEADER), headers.get(REQUEUE_HEADER)
-    parts = _BOUND.fullmatch(text) if isinstance(text, str) else None
-    if parts is None:
-        return own, ""
-    binding, bound_with, headers_read = parts.groups()
-    if binding == _binding(task, task_id):
-        return own, headers_read or ""
-    return None if bound_with == _digest_of_own(own) else own, ""
-
-
-def _bind(
-    task: str, task_id: str, headers: Mapping[str, Any], own: Any, headers_read: str = ""
+def for_retry(
+    task: str,
+    task_id: str,
+    headers: Mapping[str, Any] | None,
+    new_headers: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    rest = {
-        name: value for name, value in headers.items() if name not in (KEY_HEADER, REQUEUE_HEADER)
+    """Returns the headers of a retry: the message's own or the new ones, with the explicit key."""
+    headers = headers or {}
+    if new_headers is None:
+        return bind(task, task_id, _without_deaths(headers))
+    explicit, _ = _headers_of(task, task_id, new_headers)
+    if explicit is None:
+        explicit, _ = _headers_of(task, task_id, headers)
+    return _write(task, task_id, new_headers, explicit)
+
+
+def _has_key_headers(headers: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
+    return headers is not None and (EXPLICIT_KEY_HEADER in headers or DERIVED_KEY_HEADER in headers)
+
+
+def _headers_of(task: str, task_id: str, headers: Mapping[str, Any]) -> tuple[Any, str]:
+    """Returns the explicit and the derived key, as far as they belong to this message."""
+    explicit, text = headers.get(EXPLICIT_KEY_HEADER), headers.get(DERIVED_KEY_HEADER)
+    fields = _BINDING.fullmatch(text) if isinstance(text, str) else None
+    if fields is None:
+        return explicit, ""
+    message_digest, explicit_digest, derived = fields.groups()
+    if message_digest == _digest_of_message(task, task_id):
+        return explicit, derived or ""
+    return None if explicit_digest == _digest_of_explicit(explicit) else explicit, ""
+
+
+def _write(
+    task: str, task_id: str, headers: Mapping[str, Any], explicit: Any, derived: str = ""
+) -> dict[str, Any]:
+    written = {
+        name: value
+        for name, value in headers.items()
+        if name not in (EXPLICIT_KEY_HEADER, DERIVED_KEY_HEADER)
     }
-    if own is not None:
-        rest[KEY_HEADER] = own
-    if own is not None or headers_read:
-        parts = [
-            _binding(task, task_id),
-            _digest_of_own(own),
-            *([headers_read] if headers_read else []),
-        ]
-        rest[REQUEUE_HEADER] = ".".join(parts)
-    return rest
+    if explicit is not None:
+        written[EXPLICIT_KEY_HEADER] = explicit
+    if explicit is not None or derived:
+        binding = f"{_digest_of_message(task, task_id)}.{_digest_of_explicit(explicit)}"
+        written[DERIVED_KEY_HEADER] = f"{binding}.{derived}" if derived else binding
+    return written
 
 
-def _binding(task: str, task_id: str) -> str:
-    return _short("binding", task, task_id)
+def _digest_of_message(task: str, task_id: str) -> str:
+    return _short_digest("binding", task, task_id)
 
 
-def _digest_of_own(own: Any) -> str:
-    return "" if own is None else _short("own", own)
+def _digest_of_explicit(explicit: Any) -> str:
+    return "" if explicit is None else _short_digest("own", explicit)
 
 
-def _short(*values: Any) -> str:
+def _short_digest(*values: Any) -> str:
     return urlsafe_b64encode(digest(ascii(values).encode(), 8))[:11].decode()
 
 
 def _without_deaths(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """All but RabbitMQ's notes on where a message has been dead-lettered, and how often requeued.
+    """Returns `headers` without RabbitMQ's about dead-lettering and requeues.
 
-    It drops a message that is dead-lettered round a circle, and that is what it takes one for which
-    brings them along and then waits in its delay queues.
+    RabbitMQ drops a message that is dead-lettered in a cycle, and takes one that comes with these
+    headers and then waits in the queues of the delayed delivery for such a message.
     """
     return {name: value for name, value in headers.items() if not _DEATH.match(name)}

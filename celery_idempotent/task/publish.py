@@ -58,7 +58,10 @@ def publish(
     key, headers = resolve_key(task, task_id, options.get("headers"), args or (), kwargs or {})
     if key is None or headers.key is not None:
         return send(options)
-    options = {**options, "headers": message_headers.put_back(options.get("headers"), key, task_id)}
+    options = {
+        **options,
+        "headers": message_headers.with_derived_key(options.get("headers"), key, task_id),
+    }
     store = configured.executor.store
     hold = hold_for({"expires": task.expires, **options}, configured.settings.lease)
     reserve = commands.reserve(key, task_id, hold_ms=round(hold * 1000))

@@ -124,7 +124,7 @@ class IdempotentTask(Task):
     ) -> Any:
         if request.headers:
             # The body may pass them on: a key that was published by name is not bound yet.
-            request.headers = message_headers.bound(self.name, request.id, request.headers)
+            request.headers = message_headers.bind(self.name, request.id, request.headers)
         request.idempotency_without_body = True
         key, headers = resolve_key(
             self, request.id, request.headers, args, kwargs, request=request, item_id=item_id
@@ -206,9 +206,9 @@ class IdempotentTask(Task):
     def _with_own_key(self, task_id: str, options: dict[str, Any]) -> dict[str, Any]:
         key, headers = options.pop("idempotency_key", None), options.get("headers")
         if key is not None:
-            options["headers"] = message_headers.with_own_key(self.name, task_id, headers, key)
+            options["headers"] = message_headers.with_explicit_key(self.name, task_id, headers, key)
         elif headers:
-            options["headers"] = message_headers.bound(self.name, task_id, headers)
+            options["headers"] = message_headers.bind(self.name, task_id, headers)
         return options
 
     def retry(self, *args: Any, **options: Any) -> Any:
@@ -243,9 +243,9 @@ class IdempotentTask(Task):
         call = TaskCall.of(request)
         given = options.get("headers")
         if MessageHeaders.read(self.name, request.id, given).key is None:
-            headers = message_headers.kept(self.name, request.id, request.headers, given)
+            headers = message_headers.for_retry(self.name, request.id, request.headers, given)
             if call is not None:
-                headers = message_headers.put_back(headers, call.key, request.id)
+                headers = message_headers.with_derived_key(headers, call.key, request.id)
             options["headers"] = headers
         options = republish.adapt_to_delayed_delivery(self.app, request.delivery_info, options)
         message = super().signature_from_request(request, *args, **options)

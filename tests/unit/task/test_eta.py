@@ -26,14 +26,14 @@ def test_a_countdown_is_its_seconds(countdown: Any, seconds: float) -> None:
         IN_A_WEEK.isoformat(),
         IN_A_WEEK.replace(tzinfo=None).isoformat() + "Z",
     ],
-    ids=["UTC", "of another zone", "without a zone", "text", "text in UTC"],
+    ids=["UTC", "another time zone", "no time zone", "text", "text in UTC"],
 )
-def test_an_eta_is_so_far_away(eta: Any) -> None:
-    # The suite may have been at work for an hour.
+def test_the_seconds_until_an_eta(eta: Any) -> None:
+    # IN_A_WEEK is from the import; the suite may have been running for an hour.
     assert timedelta(days=6) < timedelta(seconds=seconds_until(eta)) <= timedelta(days=7)
 
 
-def test_an_eta_that_is_past_is_now() -> None:
+def test_an_eta_in_the_past_is_now() -> None:
     assert seconds_until(IN_A_WEEK - timedelta(days=8)) == 0
 
 
@@ -50,9 +50,11 @@ def test_an_eta_that_is_past_is_now() -> None:
         ({"eta": IN_A_WEEK, "expires": 5.5}, 5.5),
     ],
     ids=[
-        *("nothing", "countdown", "lives longer", "ends first", "ends before it is due"),
-        *("ended", "ended long ago", "ends before its eta"),
+        *("no options", "countdown", "expires later", "expires first", "expires before it is due"),
+        *("expired", "expired long ago", "expires before its eta"),
     ],
 )
-def test_a_key_is_kept_for_a_message_that_lives(options: Any, seconds: float) -> None:
+def test_a_key_is_reserved_until_its_message_is_due_or_expires(
+    options: Any, seconds: float
+) -> None:
     assert hold_for(options, lease=60.0) == seconds

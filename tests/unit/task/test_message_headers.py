@@ -1,4 +1,4 @@
-"""What a message carries for the gate."""
+"""The headers in which a message carries its key."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import pytest
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.key import Key
 from celery_idempotent.task import message_headers
-from celery_idempotent.task.message_headers import MessageHeaders, bound
+from celery_idempotent.task.message_headers import MessageHeaders, bind
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
-
-
 ID = "8416e7e8-c045-46d0-9617-5bdf6316b681"
 ANOTHER = "0d2f8a0e-9f6c-4a3e-8d61-3b1c6d1f2a77"
 
@@ -25,58 +23,58 @@ def read(headers: Any, task: str = "shop.charge", task_id: str = ID) -> MessageH
     return MessageHeaders.read(task, task_id, headers)
 
 
-def with_own_key(headers: Any, key: Any) -> dict[str, Any]:
-    return message_headers.with_own_key("shop.charge", ID, headers, key)
+def with_explicit_key(headers: Any, key: Any) -> dict[str, Any]:
+    return message_headers.with_explicit_key("shop.charge", ID, headers, key)
 
 
-def kept(headers: Any, given: Any) -> dict[str, Any]:
-    return message_headers.kept("shop.charge", ID, headers, given)
+def for_retry(headers: Any, given: Any) -> dict[str, Any]:
+    return message_headers.for_retry("shop.charge", ID, headers, given)
 
 
-def put_back(
+def with_derived_key(
     headers: Any, key: Key, *, requeue_count: int = 0, unanswered_ids: bytes = b""
 ) -> dict[str, Any]:
-    return message_headers.put_back(headers, key, ID, requeue_count, unanswered_ids)
+    return message_headers.with_derived_key(headers, key, ID, requeue_count, unanswered_ids)
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"other": 1}], ids=repr)
-def test_a_first_message_carries_nothing(headers: Any) -> None:
+def test_a_message_without_the_headers_has_no_key(headers: Any) -> None:
     assert read(headers) == MessageHeaders()
 
 
-def test_a_message_put_back_carries_its_key_through_any_broker() -> None:
-    headers = put_back({"other": 1}, KEY, requeue_count=3, unanswered_ids=b"\xff" * 16)
+def test_a_message_published_again_carries_its_key_as_json() -> None:
+    headers = with_derived_key({"other": 1}, KEY, requeue_count=3, unanswered_ids=b"\xff" * 16)
 
-    headers_read = read(json.loads(json.dumps(headers)))
+    parsed = read(json.loads(json.dumps(headers)))
 
-    assert headers_read == MessageHeaders(key=KEY, requeue_count=3, unanswered_ids=b"\xff" * 16)
+    assert parsed == MessageHeaders(key=KEY, requeue_count=3, unanswered_ids=b"\xff" * 16)
     assert headers["other"] == 1
 
 
-def test_a_message_put_back_keeps_the_key_of_its_call() -> None:
-    headers = put_back(with_own_key(None, "req-7"), KEY)
+def test_a_message_published_again_keeps_its_explicit_key() -> None:
+    headers = with_derived_key(with_explicit_key(None, "req-7"), KEY)
 
     assert read(headers) == MessageHeaders("req-7", key=KEY)
 
 
-def test_a_retry_keeps_the_key_of_its_call_whatever_headers_it_is_given() -> None:
-    headers = with_own_key({"other": 1}, "req-7")
+def test_a_retry_keeps_the_explicit_key_whatever_its_headers_are() -> None:
+    headers = with_explicit_key({"other": 1}, "req-7")
 
-    given = kept(headers, {"mine": 2})
-    assert (read(given), given["mine"]) == (MessageHeaders("req-7"), 2)
-    assert "other" not in given
-    assert kept(headers, None) == headers
-    assert kept(None, {"mine": 2}) == {"mine": 2}
-    assert kept(None, None) == {}
+    retried = for_retry(headers, {"mine": 2})
+    assert (read(retried), retried["mine"]) == (MessageHeaders("req-7"), 2)
+    assert "other" not in retried
+    assert for_retry(headers, None) == headers
+    assert for_retry(None, {"mine": 2}) == {"mine": 2}
+    assert for_retry(None, None) == {}
 
 
 @pytest.mark.parametrize("name", ["x-death", "x-first-death-queue", "x-last-death-reason"])
-def test_a_message_goes_back_without_its_deaths(name: str) -> None:
-    """RabbitMQ may drop one that brings them along, so Celery's own retries do not."""
+def test_a_message_is_published_again_without_its_dead_letter_headers(name: str) -> None:
+    """RabbitMQ may drop a message that has them, so Celery's own retries leave them out."""
     headers = {name: "dead", "other": 1}
 
-    assert put_back(headers, KEY).keys() == {"other", "idempotency"}
-    assert kept(headers, None) == {"other": 1}
+    assert with_derived_key(headers, KEY).keys() == {"other", "idempotency"}
+    assert for_retry(headers, None) == {"other": 1}
 
 
 class Level(IntEnum):
@@ -84,7 +82,7 @@ class Level(IntEnum):
 
 
 @pytest.mark.parametrize(
-    ("key", "headers_read"),
+    ("key", "expected"),
     [
         ("req-7", "req-7"),
         (7, "7"),
@@ -93,24 +91,24 @@ class Level(IntEnum):
         (UUID(int=1), str(UUID(int=1))),
     ],
 )
-def test_a_call_may_carry_its_own_key(key: Any, headers_read: str) -> None:
+def test_a_call_may_have_an_explicit_key(key: Any, expected: str) -> None:
     given = {"other": 1}
 
-    headers = with_own_key(given, key)
+    headers = with_explicit_key(given, key)
 
-    assert read(headers) == MessageHeaders(headers_read)
+    assert read(headers) == MessageHeaders(expected)
     assert given == {"other": 1}
 
 
-def test_a_call_may_go_ungated() -> None:
-    assert read(with_own_key(None, False)) == MessageHeaders(unprotected=True)
-    assert read({**put_back(None, KEY), "idempotency_key": False}).unprotected
+def test_a_call_may_be_unprotected() -> None:
+    assert read(with_explicit_key(None, False)) == MessageHeaders(unprotected=True)
+    assert read({**with_derived_key(None, KEY), "idempotency_key": False}).unprotected
 
 
 @pytest.mark.parametrize("key", ["", b"req", True, 1.5, [], ["a"], {}, object], ids=repr)
-def test_what_is_no_key_is_refused_at_publish_and_not_shown(key: Any) -> None:
+def test_an_invalid_explicit_key_is_rejected_and_not_shown(key: Any) -> None:
     with pytest.raises(KeyRuleError) as caught:
-        with_own_key(None, key)
+        with_explicit_key(None, key)
 
     assert str(caught.value) == (
         "shop.charge: idempotency_key must be non-empty text, a number, a UUID or False"
@@ -118,17 +116,17 @@ def test_what_is_no_key_is_refused_at_publish_and_not_shown(key: Any) -> None:
 
 
 class TestAnotherMessagesHeaders:
-    """Forwarded whole: ``child.apply_async(…, headers=self.request.headers)``."""
+    """Headers forwarded to a child: ``child.apply_async(…, headers=self.request.headers)``."""
 
     @pytest.fixture(
         params=[
-            with_own_key({"other": 1}, "req-7"),
-            with_own_key({"other": 1}, False),
-            put_back({"other": 1}, KEY, requeue_count=3, unanswered_ids=b"\xff" * 16),
-            put_back(with_own_key({"other": 1}, "req-7"), KEY),
-            bound("shop.charge", ID, {"other": 1, "idempotency_key": "req-7"}),
+            with_explicit_key({"other": 1}, "req-7"),
+            with_explicit_key({"other": 1}, False),
+            with_derived_key({"other": 1}, KEY, requeue_count=3, unanswered_ids=b"\xff" * 16),
+            with_derived_key(with_explicit_key({"other": 1}, "req-7"), KEY),
+            bind("shop.charge", ID, {"other": 1, "idempotency_key": "req-7"}),
         ],
-        ids=["own key", "ungated", "put back", "put back with its own key", "by name"],
+        ids=["explicit key", "unprotected", "derived key", "derived and explicit key", "by name"],
     )
     def headers(self, request: pytest.FixtureRequest) -> dict[str, Any]:
         return dict(request.param)
@@ -138,59 +136,61 @@ class TestAnotherMessagesHeaders:
         [("shop.pack", ANOTHER), ("shop.charge", ANOTHER), ("shop.pack", ID)],
         ids=["another task", "another call of the task", "another task under the id"],
     )
-    def test_say_nothing(self, headers: dict[str, Any], task: str, task_id: str) -> None:
+    def test_are_ignored(self, headers: dict[str, Any], task: str, task_id: str) -> None:
         assert read(headers, task, task_id) == MessageHeaders()
-        assert bound(task, task_id, headers) == {"other": 1}
+        assert bind(task, task_id, headers) == {"other": 1}
         assert read(headers) != MessageHeaders()
 
-    def test_say_nothing_in_what_goes_back(self, headers: dict[str, Any]) -> None:
-        back = message_headers.put_back(headers, KEY, ANOTHER)
+    def test_are_left_out_when_the_message_is_published_again(
+        self, headers: dict[str, Any]
+    ) -> None:
+        republished = message_headers.with_derived_key(headers, KEY, ANOTHER)
 
-        assert read(back, task_id=ANOTHER) == MessageHeaders(key=KEY)
-        assert message_headers.kept("shop.charge", ANOTHER, headers, None) == {"other": 1}
+        assert read(republished, task_id=ANOTHER) == MessageHeaders(key=KEY)
+        assert message_headers.for_retry("shop.charge", ANOTHER, headers, None) == {"other": 1}
 
-    def test_may_be_given_a_key(self, headers: dict[str, Any]) -> None:
+    def test_may_get_another_explicit_key(self, headers: dict[str, Any]) -> None:
         headers["idempotency_key"] = "req-8"
 
         assert read(headers, task_id=ANOTHER) == MessageHeaders("req-8")
-        assert read(bound("shop.charge", ANOTHER, headers), task_id=ANOTHER) == MessageHeaders(
+        assert read(bind("shop.charge", ANOTHER, headers), task_id=ANOTHER) == MessageHeaders(
             "req-8"
         )
 
-    def test_may_be_given_the_same_key(self, headers: dict[str, Any]) -> None:
-        given = message_headers.with_own_key("shop.charge", ANOTHER, headers, "req-7")
+    def test_may_get_the_same_explicit_key(self, headers: dict[str, Any]) -> None:
+        headers = message_headers.with_explicit_key("shop.charge", ANOTHER, headers, "req-7")
 
-        assert read(given, task_id=ANOTHER) == MessageHeaders("req-7")
+        assert read(headers, task_id=ANOTHER) == MessageHeaders("req-7")
 
-    def test_may_come_from_a_later_version(self, headers: dict[str, Any]) -> None:
+    def test_of_a_later_version_are_ignored(self, headers: dict[str, Any]) -> None:
         headers["idempotency"] += ".more"
 
         assert read(headers, task_id=ANOTHER) == MessageHeaders()
 
 
-def test_what_is_bound_already_stays_as_it_is() -> None:
-    headers = put_back(
-        with_own_key({"other": 1}, "req-7"), KEY, requeue_count=2, unanswered_ids=b"\xff" * 16
+def test_binding_bound_headers_changes_nothing() -> None:
+    headers = with_derived_key(
+        with_explicit_key({"other": 1}, "req-7"), KEY, requeue_count=2, unanswered_ids=b"\xff" * 16
     )
 
-    assert bound("shop.charge", ID, headers) == headers
-    assert bound("shop.charge", ID, None) == {}
+    assert bind("shop.charge", ID, headers) == headers
+    assert bind("shop.charge", ID, None) == {}
 
 
-def test_a_header_of_the_first_version_counts_as_none() -> None:
-    """It was bound to no message."""
+def test_a_header_of_the_first_version_is_ignored() -> None:
+    """That version did not bind it to a message."""
     first = {"idempotency": f"{KEY.digest}.{'00' * 8}.3."}
 
     assert read(first) == MessageHeaders()
     assert read({**first, "idempotency_key": "req-7"}) == MessageHeaders("req-7")
     assert read({**first, "idempotency_key": False}) == MessageHeaders(unprotected=True)
-    assert bound("shop.charge", ID, first) == {}
+    assert bind("shop.charge", ID, first) == {}
 
 
-BINDING = with_own_key(None, "req-7")["idempotency"]
+BINDING = with_explicit_key(None, "req-7")["idempotency"]
 
 
-def headers_read(
+def header_text(
     key: str = KEY.digest,
     fingerprint: str = "00" * 8,
     requeue_count: str = "3",
@@ -199,8 +199,8 @@ def headers_read(
     return f"{BINDING}.{key}.{fingerprint}.{requeue_count}.{unanswered_ids}"
 
 
-def test_a_header_that_is_whole() -> None:
-    assert read({"idempotency": headers_read()}).requeue_count == 3
+def test_an_intact_header_is_read() -> None:
+    assert read({"idempotency": header_text()}).requeue_count == 3
 
 
 @pytest.mark.parametrize(
@@ -213,29 +213,29 @@ def test_a_header_that_is_whole() -> None:
         b"text",
         "text",
         "...",
-        headers_read(key="short"),
-        headers_read(key=KEY.digest + "x"),
-        headers_read(key=KEY.digest + "\n"),
-        headers_read(key="{" * 22),
-        headers_read(key="é" * 22),
-        headers_read(fingerprint="zz"),
-        headers_read(fingerprint="00" * 300),
-        headers_read(requeue_count="often"),
-        headers_read(requeue_count=""),
-        headers_read(requeue_count="-1"),
-        headers_read(requeue_count="٣"),
-        headers_read(requeue_count="9" * 10),
-        headers_read(unanswered_ids="zz"),
-        headers_read(unanswered_ids="000"),
-        headers_read() + "\n",
-        headers_read() + ".more",
-        headers_read().rpartition(".")[0],
-        headers_read()[1:],
-        headers_read().partition(".")[2],
-        "é" + headers_read()[1:],
+        header_text(key="short"),
+        header_text(key=KEY.digest + "x"),
+        header_text(key=KEY.digest + "\n"),
+        header_text(key="{" * 22),
+        header_text(key="é" * 22),
+        header_text(fingerprint="zz"),
+        header_text(fingerprint="00" * 300),
+        header_text(requeue_count="often"),
+        header_text(requeue_count=""),
+        header_text(requeue_count="-1"),
+        header_text(requeue_count="٣"),
+        header_text(requeue_count="9" * 10),
+        header_text(unanswered_ids="zz"),
+        header_text(unanswered_ids="000"),
+        header_text() + "\n",
+        header_text() + ".more",
+        header_text().rpartition(".")[0],
+        header_text()[1:],
+        header_text().partition(".")[2],
+        "é" + header_text()[1:],
     ],
     ids=lambda damaged: repr(damaged).replace(KEY.digest, "KEY")[:100],
 )
-def test_a_damaged_header_counts_as_none(damaged: Any) -> None:
+def test_a_damaged_header_is_ignored(damaged: Any) -> None:
     assert read({"idempotency": damaged}) == MessageHeaders()
     assert read({"idempotency": damaged, "idempotency_key": "req-7"}) == MessageHeaders("req-7")

@@ -1,4 +1,4 @@
-"""How long a message is kept that cannot be published again."""
+"""The pause of a worker that cannot publish a message again."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ def task_of(app: Celery) -> Any:
 def pause(
     deliveries: int | None = None, since: float = 0.0, app: Celery | None = None, **request: Any
 ) -> float:
-    """Seconds, of a message whose task has been running `since` so many seconds."""
+    """Returns the pause for a message whose task began `since` seconds ago."""
     task = task_of(app or app_with())
     headers = {} if deliveries is None else {"x-delivery-count": deliveries}
     context = Context(headers=headers, **request)
     return RequeuePause(task, context, time.monotonic() - since)._seconds
 
 
-def test_grows_with_each_delivery_that_the_broker_counts() -> None:
+def test_the_pause_grows_with_the_delivery_count() -> None:
     assert [pause(number) for number in (None, 0, 1, 2)] == [1, 1, 4, 16]
     assert pause(20) == pause(10**6) == LONGEST_PAUSE
     assert sum(map(pause, range(20))) > 75 * MINUTE
 
 
-def test_leaves_room_below_the_hard_time_limit() -> None:
+def test_the_pause_ends_well_before_the_hard_time_limit() -> None:
     assert pause(20, since=10, timelimit=[40, None]) == pytest.approx(15, abs=0.5)
     assert pause(20, since=50, timelimit=[40, None]) <= 0
 
 
-def test_leaves_room_below_the_visibility_timeout() -> None:
+def test_the_pause_ends_well_before_the_visibility_timeout() -> None:
     redis = app_with("redis://", broker_transport_options={"visibility_timeout": 30})
 
     assert pause(20, app=redis) == 15
 
 
-def test_ends_with_a_soft_time_limit() -> None:
-    waiting = RequeuePause(task_of(app_with()), Context(), time.monotonic())
+def test_a_soft_time_limit_ends_the_pause() -> None:
+    requeue_pause = RequeuePause(task_of(app_with()), Context(), time.monotonic())
 
-    assert not waiting.wait(SoftTimeLimitExceeded())
+    assert not requeue_pause.wait(SoftTimeLimitExceeded())
 
 
 @pytest.mark.parametrize(
