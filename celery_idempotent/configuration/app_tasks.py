@@ -1,4 +1,4 @@
-"""The tasks of an app that pass the gate, and the stores that their records are in."""
+"""The idempotent tasks of an app, and the stores of their records."""
 
 from __future__ import annotations
 
@@ -7,32 +7,19 @@ from typing import Any, Protocol
 
 from celery import Celery
 
-from celery_idempotent.executor.executor import Executor
+from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.key.key import Key
-from celery_idempotent.key.rule import KeyRule
-from celery_idempotent.settings import Settings
 from celery_idempotent.store.record_store import RecordStore
 
-#: Celery's own tasks that call another once for each item, with arguments made of the item.
+#: Celery's tasks that call another task for each item of a list, and its arguments for an item.
 MAPPING: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "celery.map": lambda item: (item,),
     "celery.starmap": tuple,
 }
 
 
-class Configuration(Protocol):
-    """What a task goes by."""
-
-    settings: Settings
-    rule: KeyRule
-
-    @property
-    def executor(self) -> Executor:
-        """The gate to its Redis."""
-
-
 class IdempotentTaskLike(Protocol):
-    """A task under the gate, as an app's registry has it. Celery's attributes are its own."""
+    """The attributes of an idempotent task that this package uses; the rest are Celery's."""
 
     name: str
     app: Celery
@@ -43,15 +30,15 @@ class IdempotentTaskLike(Protocol):
     send_events: bool
 
     @property
-    def idempotency_configuration(self) -> Configuration:
-        """Its settings, key rule and gate."""
+    def idempotency_configuration(self) -> TaskConfiguration:
+        """Its settings, key rule and executor."""
 
     def idempotency_key_of(self, *args: Any, **kwargs: Any) -> Key:
-        """The key of a call."""
+        """Returns the key of a call."""
 
 
 def tasks(app: Celery) -> list[IdempotentTaskLike]:
-    """All of them by name, those with ``idempotency_enabled=False`` too."""
+    """Returns the idempotent tasks by name, also those with ``idempotency_enabled=False``."""
     named: dict[str, IdempotentTaskLike] = {
         name: task for name, task in app.tasks.items() if hasattr(task, "idempotency_configuration")
     }
@@ -59,10 +46,10 @@ def tasks(app: Celery) -> list[IdempotentTaskLike]:
 
 
 def enabled(app: Celery) -> list[IdempotentTaskLike]:
-    """Those that do pass the gate."""
+    """Returns the idempotent tasks that are protected."""
     return [task for task in tasks(app) if task.idempotency_configuration.settings.enabled]
 
 
 def stores(app_tasks: Iterable[IdempotentTaskLike]) -> list[RecordStore]:
-    """The stores of these tasks, each once."""
+    """Returns the stores of these tasks, each once."""
     return list(dict.fromkeys(task.idempotency_configuration.executor.store for task in app_tasks))

@@ -1,4 +1,4 @@
-"""Arguments as the worker gets them, so that a key at publish equals the key in the worker."""
+"""Arguments as the worker receives them, so that a key at publish equals the key in the worker."""
 
 from __future__ import annotations
 
@@ -7,28 +7,34 @@ from typing import Any
 
 from kombu import serialization
 
-#: Values of exactly these types come out of every serializer as they went in, and so does text
-#: that can be encoded: JSON makes one letter of two surrogates.
+#: Values of exactly these types pass through every serializer unchanged, and so does text that can
+#: be encoded: JSON decodes two surrogates as one character.
 _SCALARS = frozenset({int, float, bool, type(None)})
 
 _MARK = "__type__"
 
-#: Members of lists and mappings that are looked at; one that contains itself has no end of them.
-_LOOKS = 100_000
+#: Members of lists and mappings that are checked; one that contains itself is infinite.
+_MAX_MEMBERS = 100_000
 
 
 def normaliser(
     serializer: str,
 ) -> Callable[[Sequence[Any], Mapping[str, Any]], tuple[Sequence[Any], Mapping[str, Any]]]:
-    """A function that sends arguments through `serializer` and back, where that may matter.
+    """Returns a function that writes arguments with `serializer` and reads them back.
 
-    Arguments that the serializer cannot write stay as they are: the call itself may use another
-    serializer, and then both sides meet the same difficulty here.
+    It returns plain arguments as they are, because serializers do not change them, and those that
+    the serializer cannot write: the call itself may use another one, and if not, publisher and
+    worker fail in the same way.
     """
 
     def normalise(
         args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        for value in (*args, *kwargs.values()):
+            if type(value) not in _SCALARS and not (type(value) is str and value.isascii()):
+                break
+        else:
+            return args, kwargs
         if _is_plain(*args, *kwargs.values()):
             return args, kwargs
         try:
@@ -44,22 +50,22 @@ def normaliser(
 
 
 def _is_plain(*values: Any) -> bool:
-    left = list(values)
-    looks = _LOOKS
-    while left:
-        value = left.pop()
+    unchecked = list(values)
+    members_left = _MAX_MEMBERS
+    while unchecked:
+        value = unchecked.pop()
         kind = type(value)
         if kind is list or kind is dict:
-            looks -= len(value)
-            if looks < 0:
+            members_left -= len(value)
+            if members_left < 0:
                 return False
             if kind is dict:
-                # Marked so, kombu's JSON takes a mapping for a value of its own: a datetime, say.
+                # kombu's JSON decodes a mapping with this key as another type, such as a datetime.
                 if _MARK in value or not all(type(key) is str for key in value):
                     return False
-                left += value
+                unchecked += value
                 value = value.values()
-            left += value
+            unchecked += value
         elif kind is str:
             if not (value.isascii() or _is_encodable(value)):
                 return False

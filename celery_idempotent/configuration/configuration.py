@@ -1,4 +1,4 @@
-"""From Celery's configuration and a task's attributes to settings, a key rule and a gate."""
+"""Settings, key rule and executor of a task, from Celery's configuration and its attributes."""
 
 from __future__ import annotations
 
@@ -32,57 +32,52 @@ from celery_idempotent.store.record_store import RecordStore
 
 
 class ConfigurationError(SettingsError, ImproperlyConfigured, click.ClickException):
-    """A fault in the settings, as Celery raises it; its command line shows the sentence alone."""
+    """An invalid setting, as Celery raises it; its command line shows the message alone."""
 
     def __init__(self, message: str) -> None:
         click.ClickException.__init__(self, message)
 
 
 class TaskConfiguration:
-    """All that the gate needs to know of one task.
+    """The validated settings, the key rule and the executor of one task.
 
     Raises:
-        ConfigurationError: for the first fault found, in one line that names the option.
+        ConfigurationError: for the first invalid option, in one line that names it.
     """
 
     def __init__(self, task: type[Task], app: Celery) -> None:
-        self.settings, self.rule = check(task, app)
         self._app = app
+        try:
+            check_option_names(app)
+            settings.check_names(_attributes_of(task), task.name)
+            options = settings.build(dict(_values_of(task, app)), task.name)
+            options = with_serializer(
+                options, task.name, app.conf.result_serializer, accepted_content_types(app)
+            )
+            if options.offload_backend:
+                offload_storage.check(app, options.offload_backend)
+            encryption_keys.check(options)
+            if options.enabled:
+                _check_call(task)
+                _check_body(task)
+            self.settings = options
+            self.rule = KeyRule(
+                task.name, options.key, _signature_of(task), normaliser(task.serializer)
+            )
+        except SettingsError as error:
+            raise ConfigurationError(str(error)) from None
 
     @cached_property
     def executor(self) -> Executor:
-        """The gate to the task's Redis, which is not contacted yet.
+        """The executor for the task's store, which is not connected yet.
 
         Raises:
-            ConfigurationError: if no setting names a Redis.
+            ConfigurationError: if no setting names a Redis server.
         """
         return executor_of(self._app, self.settings)
 
 
-def check(task: type[Task], app: Celery) -> tuple[Settings, KeyRule]:
-    """The settings and the key rule of `task`, each found right.
-
-    Raises:
-        ConfigurationError: for the first fault found, in one line that names the option.
-    """
-    try:
-        check_names_in(app)
-        settings.check_names(_attributes_of(task), task.name)
-        options = settings.build(dict(_values(task, app)), task.name)
-        options = with_serializer(options, task.name, app.conf.result_serializer, accepted(app))
-        if options.offload_backend:
-            offload_storage.check(app, options.offload_backend)
-        encryption_keys.check(options)
-        if options.enabled:
-            _check_call(task)
-            _check_body(task)
-        rule = KeyRule(task.name, options.key, _signature_of(task), normaliser(task.serializer))
-    except SettingsError as error:
-        raise ConfigurationError(str(error)) from None
-    return options, rule
-
-
-def _values(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
+def _values_of(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
     for option in OPTIONS:
         value = getattr(task, option, None)
         if value is None:
@@ -91,20 +86,20 @@ def _values(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
             yield option, value
 
 
-def check_names_in(app: Celery) -> None:
-    """Refuse what looks like an option in the app's configuration and is none.
+def check_option_names(app: Celery) -> None:
+    """Rejects settings that are named like an option and do not exist.
 
     Raises:
-        SettingsError: naming it, and the option that was probably meant.
+        SettingsError: with that name, and the option that was probably meant.
     """
     known = (*OPTIONS, *settings.APP_OPTIONS)
-    settings.check_names(options_in(app), "the Celery configuration", known)
+    settings.check_names(_options_in(app), "the Celery configuration", known)
 
 
-def options_in(app: Celery) -> Iterator[str]:
-    """Everything in the configuration that is named like an option of ours, without namespace.
+def _options_in(app: Celery) -> Iterator[str]:
+    """Yields the settings that are named like options of this package, without namespace.
 
-    In Django's settings an upper-case name without the namespace is some other library's.
+    In Django's settings, an upper-case name without the namespace belongs to another library.
     """
     namespace = (app.namespace or "").rstrip("_").lower() + "_"
     for name in map(str, app.conf.keys()):
@@ -115,7 +110,7 @@ def options_in(app: Celery) -> Iterator[str]:
 
 
 def _attributes_of(task: type[Task]) -> Iterator[str]:
-    """Attributes that look like options, but for the class's methods and properties."""
+    """Yields the attributes that are named like options, without methods and properties."""
     for name in dir(task):
         value = inspect.getattr_static(task, name) if name.startswith(PREFIX) else property()
         if not (inspect.isroutine(value) or isinstance(value, property)):
@@ -125,18 +120,22 @@ def _attributes_of(task: type[Task]) -> Iterator[str]:
 def with_serializer(
     options: Settings, where: str, default: str, accept: frozenset[str]
 ) -> Settings:
-    """`options` with a serializer and a compression that are found right.
+    """Returns `options` with a serializer, after checks of that and of the compression.
 
     Args:
-        where: the task, for the error's sentence.
-        accept: content types that will be read.
+        where: the task, for the error message.
+        default: the serializer if `options` have none.
+        accept: content types that are accepted when results are read.
 
     Raises:
-        SettingsError: if one cannot be used, or what it writes is not accepted.
+        SettingsError: if one of them is not available, or the serializer's content type is not
+            accepted.
     """
     serializer = options.serializer or default
     if serializer not in registry.name_to_type:
-        raise SettingsError(f"{where}: idempotency_serializer: kombu knows no {serializer!r}")
+        raise SettingsError(
+            f"{where}: idempotency_serializer: kombu has no serializer {serializer!r}"
+        )
     try:
         dumps(None, serializer)
     except Exception as error:
@@ -145,21 +144,22 @@ def with_serializer(
         ) from None
     if registry.name_to_type[serializer] not in accept:
         raise SettingsError(
-            f"{where}: idempotency_serializer {serializer!r} writes what "
-            "result_accept_content (or accept_content) does not let anyone read"
+            f"{where}: idempotency_serializer {serializer!r} writes a content type that is not in "
+            "result_accept_content (or accept_content): add it there, or set another serializer"
         )
     if options.compression:
         try:
             get_encoder(options.compression)
         except KeyError:
             raise SettingsError(
-                f"{where}: idempotency_compression: kombu knows no {options.compression!r}"
+                f"{where}: idempotency_compression: kombu has no compression "
+                f"{options.compression!r}"
             ) from None
     return replace(options, serializer=serializer)
 
 
-def accepted(app: Celery) -> frozenset[str]:
-    """Content types that the app reads results of."""
+def accepted_content_types(app: Celery) -> frozenset[str]:
+    """Returns the content types that the app accepts in results."""
     accept = app.conf.result_accept_content
     if accept is None:
         accept = app.conf.accept_content
@@ -167,21 +167,22 @@ def accepted(app: Celery) -> frozenset[str]:
 
 
 def _check_call(task: type[Task]) -> None:
-    """Refuse a ``__call__`` that runs the body itself: the gate stands in the one above it."""
+    """Rejects a ``__call__`` that calls ``self.run``: the task would run without protection."""
     for cls in task.__mro__:
         if "idempotency_configuration" in vars(cls):
             return
         call = vars(cls).get("__call__")
-        names = set(_names_in(getattr(inspect.unwrap(call), "__code__", None))) if call else set()
+        code = getattr(inspect.unwrap(call), "__code__", None) if call else None
+        names = set(_names_in(code))
         if "run" in names and "__call__" not in names:
             raise SettingsError(
-                f"{task.name}: {cls.__name__}.__call__ goes round the gate by self.run; let it "
+                f"{task.name}: {cls.__name__}.__call__ calls self.run, which skips idempotency: "
                 "call super().__call__ instead"
             )
 
 
 def _names_in(code: Any) -> Iterator[str]:
-    """Every name that `code` speaks of, functions inside it included; none if it is no code."""
+    """Yields the names that `code` and the functions in it use; nothing if it is not code."""
     if isinstance(code, CodeType):
         yield from code.co_names
         for constant in code.co_consts:
@@ -189,22 +190,22 @@ def _names_in(code: Any) -> Iterator[str]:
 
 
 def _check_body(task: type[Task]) -> None:
-    """Refuse a body that has not run when it returns: its key would be completed without it."""
+    """Rejects a body that returns before it has run: its key would be completed too early."""
     body = task.run
-    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
+    if inspect.iscoroutinefunction(body):
         raise SettingsError(
-            f"{task.name} is async def, which no worker awaits: it would be done before it runs; "
-            "let a plain function call asyncio.run"
+            f"{task.name} is a coroutine function, which Celery does not await: wrap its body in "
+            "asyncio.run() in a plain function"
         )
-    if inspect.isgeneratorfunction(body):
+    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
         raise SettingsError(
-            f"{task.name} is a generator, which no worker runs: it would be done before it starts; "
-            "return a list"
+            f"{task.name} is a generator function, which Celery does not iterate: return a list "
+            "instead"
         )
 
 
 def _signature_of(task: type[Task]) -> inspect.Signature:
-    """What the task takes, without ``self``."""
+    """Returns the signature of the task's body without ``self``."""
     signature = inspect.signature(task.run)
     if isinstance(inspect.getattr_static(task, "run"), staticmethod):
         return signature
@@ -212,30 +213,31 @@ def _signature_of(task: type[Task]) -> inspect.Signature:
     return signature.replace(parameters=parameters[1:])
 
 
-_making = threading.Lock()
+_executors_lock = threading.Lock()
 
 
 def executor_of(app: Celery, options: Settings) -> Executor:
-    """The app's gate to these places: tasks that share them share its connections."""
+    """Returns the app's executor for these options; tasks of one store share its connections."""
     try:
         config = store_config_of(app, options)
-        wanted = config, options.offload_backend, options.encryption_keys
-        with _making:
+        identity = config, options.offload_backend, options.encryption_keys
+        with _executors_lock:
+            # A list, because options may not be hashable.
             executors: list[tuple[tuple[StoreConfig, Any, Any], Executor]]
-            executors = vars(app).setdefault("_idempotency_gates", [])
-            for known, executor in executors:
-                if known == wanted:
+            executors = vars(app).setdefault("_idempotency_executors", [])
+            for other_identity, executor in executors:
+                if other_identity == identity:
                     return executor
             executor = _new_executor(app, config, options)
-            executors.append((wanted, executor))
+            executors.append((identity, executor))
             return executor
     except SettingsError as error:
         raise ConfigurationError(str(error)) from None
 
 
 def _new_executor(app: Celery, config: StoreConfig, options: Settings) -> Executor:
-    offload = options.offload_backend
-    elsewhere = BackendOffloadStorage(app, offload) if offload else None
+    url = options.offload_backend
+    storage = BackendOffloadStorage(app, url) if url else None
     cipher = encryption_keys.cipher(options)
-    codec = PayloadCodec(BackendResultCodec(app), accepted(app), elsewhere, cipher)
+    codec = PayloadCodec(BackendResultCodec(app), accepted_content_types(app), storage, cipher)
     return Executor(RecordStore(config, codec.decode), codec)

@@ -1,4 +1,4 @@
-"""Which Redis holds a task's records: by its options, else the result backend's or the broker's."""
+"""The Redis that holds a task's records: as configured, or the result backend's or broker's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from celery_idempotent.settings import Settings
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.url import is_redis_url
 
-#: What Celery's transport options have that is meant for connecting, not for transporting.
-_CONNECTING = (
+#: Celery's transport options that are about connections; the others are about messages.
+_CONNECTION_OPTIONS = (
     "master_name",
     "sentinel_kwargs",
     "min_other_sentinels",
@@ -26,12 +26,12 @@ _CONNECTING = (
 
 
 def store_config_of(app: Celery | None, options: Settings) -> StoreConfig:
-    """Where the records of a task with these `options` are, or of callers without an app.
+    """Returns the store configuration of a task with these `options`, or of callers without an app.
 
     Raises:
-        SettingsError: if no setting names a Redis, or one cannot be used.
+        SettingsError: if no setting names a Redis server, or a setting is invalid.
     """
-    url, inherited = ("", {}) if options.redis_client else _found(app, options)
+    url, inherited = ("", {}) if options.redis_client else _url_and_options(app, options)
     return StoreConfig(
         url=url,
         prefix=options.key_prefix,
@@ -47,31 +47,31 @@ def store_config_of(app: Celery | None, options: Settings) -> StoreConfig:
     )
 
 
-def _found(app: Celery | None, options: Settings) -> tuple[str, Mapping[str, Any]]:
+def _url_and_options(app: Celery | None, options: Settings) -> tuple[str, Mapping[str, Any]]:
     if options.redis_url is not None:
         return options.redis_url, {}
     for url, transport, tls in _candidates(app) if app else ():
         if is_redis_url(url):
-            inherited = {n: v for n, v in (transport or {}).items() if n in _CONNECTING}
+            inherited = {n: v for n, v in (transport or {}).items() if n in _CONNECTION_OPTIONS}
             if not tls:
                 return str(url), inherited
             inherited |= {"ssl": True} if str(url).startswith("sentinel:") else {}
             inherited |= tls if isinstance(tls, Mapping) else {}
-            return _encrypted(str(url)), inherited
+            return _with_tls(str(url)), inherited
     raise SettingsError(
-        "idempotency_redis_url is not set, and neither the result backend nor the broker is a "
-        "Redis; set it to the URL of the Redis that shall hold the records"
+        "idempotency_redis_url is not set, and neither the result backend nor the broker is "
+        "Redis: set it to the URL of the Redis server that is to hold the records"
     )
 
 
 def _candidates(app: Celery) -> Iterator[tuple[Any, Any, Any]]:
-    """URL, transport options and TLS options of what may be a Redis."""
+    """Yields URL, transport options and TLS options of the result backend and of the broker."""
     conf = app.conf
     yield conf.result_backend, conf.result_backend_transport_options, conf.redis_backend_use_ssl
     yield conf.broker_read_url, conf.broker_transport_options, conf.broker_use_ssl
 
 
-def _encrypted(url: str) -> str:
+def _with_tls(url: str) -> str:
     return url.replace("redis://", "rediss://", 1) if url.startswith("redis://") else url
 
 

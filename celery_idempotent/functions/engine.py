@@ -68,7 +68,7 @@ class Idempotency:
         self.name = name
         self._values: dict[str, Any] = {"on_conflict": "wait", "on_store_error": "raise"}
         if self._app is not None:
-            configuration.check_names_in(self._app)
+            configuration.check_option_names(self._app)
             self._values |= _configured_options(self._app)
         elif isinstance(app_or_redis, str):
             self._values["redis_url"] = app_or_redis
@@ -76,7 +76,7 @@ class Idempotency:
             self._values["redis_client"] = app_or_redis
         #: The content types that are decoded: without an app, only the engine's own.
         self._accept = (
-            configuration.accepted(self._app)
+            configuration.accepted_content_types(self._app)
             if self._app is not None
             else frozenset({registry.name_to_type.get(options.get("serializer") or "json", "")})
         )

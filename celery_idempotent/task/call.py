@@ -115,9 +115,9 @@ class TaskCall:
         stored = isinstance(error, Exception) and not isinstance(error, MemoryError)
         return stored and not self._request.is_eager and acknowledged(self.sender, "failure")
 
-    def replaced_by_canvas(self, told: bool) -> None:
+    def replaced_by_canvas(self, reports_result: bool) -> None:
         """What has taken the task's place is on its way."""
-        self.replaced = Delegate((self.generation // GENERATIONS + 1) * GENERATIONS, told)
+        self.replaced = Delegate((self.generation // GENERATIONS + 1) * GENERATIONS, reports_result)
 
     def retry_published(self, retry: Retry) -> None:
         """The message of `retry` is on its way: the key waits for it, however this run ends."""

@@ -1,7 +1,7 @@
-"""A task's handlers (``before_start``, ``on_success`` …) run once for a body that runs.
+"""Task handlers (``before_start``, ``on_success`` …) run only for a body that has run.
 
-Celery's tracer calls them for every message. A duplicate that is answered, refused or put back has
-run nothing, so nothing is to follow it: whoever mails a receipt in ``on_success`` mails one.
+Celery's tracer calls them for every message. A duplicate that is replayed, rejected or requeued has
+run nothing, so its handlers are skipped: a receipt that ``on_success`` sends is sent once.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ _AFTER_THE_BODY = ("on_success", "on_failure", "on_retry", "after_return")
 
 
 def wrap_handlers(task: type[Task]) -> None:
-    """Wrap the handlers that `task` has of its own, wherever it has them from."""
+    """Wraps the handlers that `task` defines or inherits from a class other than Celery's."""
     for name in ("before_start", *_AFTER_THE_BODY):
         handler = inspect.getattr_static(task, name)
-        if handler is not vars(Task)[name] and not hasattr(handler, "idempotency_guards"):
-            applies = _is_at_the_body if name == "before_start" else _has_run_its_body
-            setattr(task, name, _wrapped(handler, applies))
+        if handler is not vars(Task)[name] and not hasattr(handler, "idempotency_wrapped"):
+            condition = _is_at_body if name == "before_start" else _has_run_body
+            setattr(task, name, _wrap(handler, condition))
 
 
-def _wrapped(handler: Any, applies: Callable[[Context | None], bool]) -> Callable[..., Any]:
-    def guarded(self: Task, *args: Any, **kwargs: Any) -> Any:
-        if applies(self.request_stack.top):
-            bound = handler.__get__(self, type(self)) if hasattr(handler, "__get__") else handler
-            return bound(*args, **kwargs)
+def _wrap(handler: Any, condition: Callable[[Context | None], bool]) -> Callable[..., Any]:
+    def wrapper(self: Task, *args: Any, **kwargs: Any) -> Any:
+        if condition(self.request_stack.top):
+            method = handler.__get__(self, type(self)) if hasattr(handler, "__get__") else handler
+            return method(*args, **kwargs)
         return None
 
-    guarded.idempotency_guards = handler  # type: ignore[attr-defined]
-    return guarded
+    wrapper.idempotency_wrapped = handler  # type: ignore[attr-defined]
+    return wrapper
 
 
-def _is_at_the_body(request: Context | None) -> bool:
-    """Not yet, where the tracer calls: the gate is still to come, and calls once more."""
+def _is_at_body(request: Context | None) -> bool:
+    """Returns False for the tracer's call; the task calls ``before_start`` before its body."""
     return request is None or request.called_directly or bool(request._protected)  # noqa: SLF001
 
 
-def _has_run_its_body(request: Context | None) -> bool:
-    """Or there is no message here that would have one, as in the worker's main process."""
+def _has_run_body(request: Context | None) -> bool:
+    """Returns True also where there is no message, as in the worker's main process."""
     return not getattr(request, "idempotency_without_body", False)

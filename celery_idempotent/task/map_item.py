@@ -1,7 +1,7 @@
-"""Items of ``task.map``, ``task.starmap`` and ``task.chunks``: each passes the gate by itself.
+"""Items of ``task.map``, ``task.starmap`` and ``task.chunks``, each of which is an execution.
 
-Celery runs such a message as a task of its own, which calls the mapped task once for each item as
-a plain function. That one plain call is an execution; every other stays what it is.
+Celery runs such a message as a task of its own, which calls the mapped task as a plain function,
+once for each item. Only these plain calls become executions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from celery_idempotent.record.record import Record
 from celery_idempotent.task.call import TaskCall
 
 
-def message_under_way() -> Context | None:
-    """The request of the mapping message that is being worked on here, if one is."""
+def current_map_request() -> Context | None:
+    """Returns the request of the ``map`` or ``starmap`` message that runs in this thread."""
     task = _task_stack.top
     if task is None or task.name not in MAPPING:
         return None
@@ -38,22 +38,22 @@ def item_id(task_id: str, number: int) -> str:
 
 
 class MapItemIgnoredError(Exception):
-    """One item has no outcome; the others of the message go on."""
+    """An item is ignored; the other items of its message run."""
 
 
 class MapItemCall(TaskCall):
-    """One item: it goes back to the queue with the message.
+    """The call of one item, which can only be requeued with the whole message.
 
-    Its id is the message's and its place in it, which is the same in every copy of the message. The
-    result backend has the message's result under the message's id, and none under this.
+    Its id is the message's with the item's number, which is the same in every copy of the message.
+    The result backend has no result under this id, only that of the message under the message's.
     """
 
     @property
     def soft_limit(self) -> None:
-        """The limit is the whole message's, which has other items."""
+        """None, because the limit is for all items of the message."""
 
     def run(self, execution: Execution) -> Any:
-        """Run the item under a request of its own, as Celery does for a plain call."""
+        """Runs the item under a request of its own, as Celery does for a plain call."""
         self.execution = execution
         _task_stack.push(self.sender)
         self.sender.push_request(args=self._args, kwargs=self._kwargs)
@@ -65,14 +65,14 @@ class MapItemCall(TaskCall):
             _task_stack.pop()
 
     def replayed(self, record: Record) -> None:
-        """What follows the message follows all its items; no single one decides on it."""
+        """Keeps the continuation: it follows all items of the message."""
 
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
-        """Put the whole message back; the items that are done will replay."""
+        """Publishes the whole message again; its finished items will be replayed."""
         if self._request.is_eager:
             raise reason
         self.publish_again(_task_stack.top, seconds, self._request.headers, reason)
 
     def ignore(self) -> NoReturn:
-        """Leave this item alone: the message has others, and Celery would ignore them all."""
+        """Ignores this item; celery.exceptions.Ignore would ignore the whole message."""
         raise MapItemIgnoredError

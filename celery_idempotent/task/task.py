@@ -14,7 +14,6 @@ from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
 from kombu.exceptions import EncodeError
 
-from celery_idempotent.configuration import configuration
 from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.executor.execution import Execution, unprotected
@@ -37,7 +36,7 @@ from celery_idempotent.task.requeue import RequeuePause
 
 
 class IdempotentTask(Task):
-    """A task whose duplicates get the first one's outcome instead of an execution.
+    """A task whose duplicates get the outcome of the first execution instead of one of their own.
 
     ``@app.task(base=IdempotentTask, idempotency_key="order:{order_id}")``. Every option is an
     attribute of the task, and a Celery setting of the same name is the default for all tasks;
@@ -46,14 +45,14 @@ class IdempotentTask(Task):
 
     abstract = True
 
-    # The record makes a second delivery safe, and without one a crash would lose the task.
+    # The record makes a redelivery safe, and without redelivery a crash would lose the task.
     acks_late = True
     reject_on_worker_lost = True
 
-    #: A refusal is a sentence in the log, without a traceback.
+    #: Celery logs these errors in one line, without a traceback.
     throws = (IdempotencyError,)
 
-    #: Sees, in the worker's main process, how a pool child ends.
+    #: The message in the worker's main process, which observes how a pool child ends.
     Request = "celery_idempotent.task.request:IdempotentRequest"
 
     idempotency_enabled: bool | None = None
@@ -92,24 +91,25 @@ class IdempotentTask(Task):
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
-        """Refuse wrong options as soon as the app knows the task."""
+        """Raises an error for invalid options when the task is registered."""
         super().on_bound(app)
         cls._configuration = None
         if cls.name is not None:
-            configuration.check(cls, app)
+            TaskConfiguration(cls, app)
         handlers.wrap_handlers(cls)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """From a worker: pass the gate. From anywhere else: a plain function call."""
+        """Runs a message of a worker through the executor; anything else is a function call."""
         request = self.request_stack.top
-        # `_protected` is Celery's own mark that a request has reached its body: a call of the task
-        # from inside the task is a plain one again.
+        # Celery sets `_protected` when a request has reached its body: a call of the task from
+        # inside its body is a plain function call again.
         if request is None or request.called_directly or request._protected:  # noqa: SLF001
-            message = map_item.message_under_way()
-            if message is None:
+            map_request = map_item.current_map_request()
+            if map_request is None:
                 return super().__call__(*args, **kwargs)
             try:
-                return self._execute(message, args, kwargs, map_item.next_item_id(message))
+                item_id = map_item.next_item_id(map_request)
+                return self._execute(map_request, args, kwargs, item_id)
             except map_item.MapItemIgnoredError:
                 return None
         request._protected = 1  # noqa: SLF001
@@ -123,7 +123,7 @@ class IdempotentTask(Task):
         item_id: str | None = None,
     ) -> Any:
         if request.headers:
-            # The body may pass them on: a key that was published by name is not bound yet.
+            # The body may forward them, and a key that was published by name is not bound yet.
             request.headers = message_headers.bind(self.name, request.id, request.headers)
         request.idempotency_without_body = True
         key, headers = resolve_key(
@@ -147,11 +147,11 @@ class IdempotentTask(Task):
 
     @property
     def idempotency(self) -> Execution:
-        """The execution under way; in a plain call one that nothing protects.
+        """The running execution; in a plain function call one without protection.
 
         Raises:
-            IdempotencyError: in a thread that the body has started without its context: take the
-                execution in the body, and hand it to the thread.
+            IdempotencyError: in a thread that the body has started without its context: read
+                `self.idempotency` in the body, and pass the execution to the thread.
         """
         request = self.request_stack.top
         call = current_call.call_in_context(self) if request is None else TaskCall.of(request)
@@ -159,10 +159,10 @@ class IdempotentTask(Task):
 
     @property
     def idempotency_configuration(self) -> TaskConfiguration:
-        """The task's settings, key rule and gate, as they were at first use.
+        """The task's settings, key rule and executor, created at first use.
 
         Raises:
-            ImproperlyConfigured: if an option is wrong.
+            ImproperlyConfigured: if an option is invalid.
         """
         cls = type(self)
         if cls._configuration is None:
@@ -180,17 +180,22 @@ class IdempotentTask(Task):
         shadow: str | None = None,
         **options: Any,
     ) -> AsyncResult:
-        """As Celery's, with ``idempotency_key``: this call's own key, or False for no gate.
+        """Publishes a call, as Celery does.
 
-        Under ``idempotency_dedupe_publish`` a call whose key is in flight or done publishes
-        nothing, and gives the first one's result.
+        With ``idempotency_dedupe_publish``, a call whose key is queued, running or finished is not
+        published: the result of the first call is returned.
+
+        Args:
+            options: Celery's, and ``idempotency_key``: an explicit key of this call, or False to
+                run it without protection.
 
         Raises:
-            KeyRuleError: if `idempotency_key`, or the task's rule, gives no key.
-            KeyReusedError: if publishing is deduplicated, and the key came with other arguments.
+            KeyRuleError: if `idempotency_key` is invalid, or the task's rule cannot derive a key.
+            KeyReusedError: if publishing is deduplicated, and the key was used with other
+                arguments.
         """
         task_id = task_id or uuid()
-        options = self._with_own_key(task_id, options) | {"link": link, "link_error": link_error}
+        options = self._bind_headers(task_id, options) | {"link": link, "link_error": link_error}
         publish_now = super().apply_async
 
         def send(options: dict[str, Any]) -> AsyncResult:
@@ -199,11 +204,12 @@ class IdempotentTask(Task):
         return publish.publish(self, args, kwargs, task_id, options, send)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> EagerResult:
-        """As Celery's, with ``idempotency_key``; the gate stands before an eager run too."""
+        """Runs a call eagerly, as Celery does, with the protection of one in a worker."""
         options["task_id"] = options.get("task_id") or uuid()
-        return super().apply(args, kwargs, **self._with_own_key(options["task_id"], options))
+        return super().apply(args, kwargs, **self._bind_headers(options["task_id"], options))
 
-    def _with_own_key(self, task_id: str, options: dict[str, Any]) -> dict[str, Any]:
+    def _bind_headers(self, task_id: str, options: dict[str, Any]) -> dict[str, Any]:
+        """Moves ``idempotency_key`` into the headers, and binds them to this call."""
         key, headers = options.pop("idempotency_key", None), options.get("headers")
         if key is not None:
             options["headers"] = message_headers.with_explicit_key(self.name, task_id, headers, key)
@@ -212,9 +218,9 @@ class IdempotentTask(Task):
         return options
 
     def retry(self, *args: Any, **options: Any) -> Any:
-        """As Celery's, which drops the message where the retry cannot be published.
+        """Retries the task, as Celery does, without losing it if the retry cannot be published.
 
-        This leaves it with the broker: the task runs again, if earlier than it wished.
+        Celery drops the message then. Here it is requeued: the task runs again, if too early.
         """
         call = TaskCall.of(self.request)
         pause = RequeuePause(self, self.request, call.began_at if call else monotonic())
@@ -226,11 +232,11 @@ class IdempotentTask(Task):
             except Retry as raised:
                 retry = raised
                 raise
-            except Reject as dropped:
-                if isinstance(dropped.reason, EncodeError):
-                    raise  # no message can carry these arguments, today or tomorrow
-                if not pause.wait(dropped.reason):
-                    raise Reject(dropped.reason, requeue=True) from None
+            except Reject as rejected:
+                if isinstance(rejected.reason, EncodeError):
+                    raise  # these arguments can never be published
+                if not pause.wait(rejected.reason):
+                    raise Reject(rejected.reason, requeue=True) from None
             finally:
                 if retry is not None and call is not None and not self.request.is_eager:
                     call.retry_published(retry)
@@ -238,12 +244,12 @@ class IdempotentTask(Task):
     def signature_from_request(
         self, request: Context | None = None, *args: Any, **options: Any
     ) -> Signature:
-        """As Celery's; the message keeps all that it came with, and carries its derived key."""
+        """Returns the signature of a retry, as Celery does, and keeps the key of the message."""
         request = self.request if request is None else request
         call = TaskCall.of(request)
-        given = options.get("headers")
-        if MessageHeaders.read(self.name, request.id, given).key is None:
-            headers = message_headers.for_retry(self.name, request.id, request.headers, given)
+        new_headers = options.get("headers")
+        if MessageHeaders.read(self.name, request.id, new_headers).key is None:
+            headers = message_headers.for_retry(self.name, request.id, request.headers, new_headers)
             if call is not None:
                 headers = message_headers.with_derived_key(headers, call.key, request.id)
             options["headers"] = headers
@@ -253,70 +259,71 @@ class IdempotentTask(Task):
         return message
 
     def replace(self, sig: Signature) -> Any:
-        """As Celery's; the key's outcome is then what the replacement returns under this id."""
+        """Replaces the task by `sig`, as Celery does; the key gets the outcome of `sig`."""
         call = TaskCall.of(self.request)
         if call is None:
             return super().replace(sig)
         canvas.mark_replaced(sig, call.key, self.request)
-        end = canvas.last_signature(sig)
-        told = end is None or not canvas.ignores_result(end) or self._has_key(end, call.key)
+        last = canvas.last_signature(sig)
+        reports_result = (
+            last is None or not canvas.ignores_result(last) or self._completes_key(last, call.key)
+        )
         try:
             return super().replace(sig)
         except Ignore:
-            # The replacement is on its way. One that could not be sent is an error like any other.
-            call.replaced_by_canvas(told)
+            # Celery raises Ignore after it has published the replacement.
+            call.replaced_by_canvas(reports_result)
             raise
 
-    def _has_key(self, sig: Signature, key: Key) -> bool:
-        """Whether `sig`, under this task's id, is going to complete `key`."""
+    def _completes_key(self, sig: Signature, key: Key) -> bool:
+        """Returns whether `sig`, with this task's id, will complete `key`."""
         if sig.task != self.name:
             return False
         try:
             task_id = self.request.id
-            headers = self._with_own_key(task_id, dict(sig.options)).get("headers")
+            headers = self._bind_headers(task_id, dict(sig.options)).get("headers")
             own, _ = resolve_key(self, task_id, headers, sig.args, sig.kwargs, request=self.request)
         except (IdempotencyError, TypeError):
             return False  # its own execution will raise the error
         return own is not None and own.digest == key.digest
 
     def idempotency_record(self, *args: Any, **kwargs: Any) -> Record | None:
-        """The record of a call with these arguments, or None if there is none.
+        """Returns the record of a call with these arguments, or None.
 
-        ``idempotency_key=`` names a record by the key that its call carried. Under the rule
-        TASK_ID the one argument is the task's id.
+        ``idempotency_key=`` selects the record of a call with that explicit key. With the rule
+        TASK_ID, the only argument is the task id.
 
         Raises:
             CorruptRecordError: if the record cannot be read.
-            StoreUnavailableError: if Redis cannot be asked.
+            StoreUnavailableError: if Redis does not reply.
         """
         return self.idempotency_configuration.executor.store.get(
             self.idempotency_key_of(*args, **kwargs)
         )
 
     def idempotency_forget(self, *args: Any, **kwargs: Any) -> bool:
-        """Drop the record of a call with these arguments: the next one runs. True if there was one.
+        """Deletes the record of a call with these arguments; returns whether there was one.
 
-        Errors of ended task ids go with it, or alone: they are no record. A message of such a task
-        id then runs, too.
-
-        An execution under way is not stopped; its outcome will be refused.
+        The next call runs. Errors that are stored for task ids of the key are deleted too, with or
+        without a record, so copies of those messages run as well. A running execution is not
+        stopped; its outcome will be rejected.
 
         Raises:
-            StoreUnavailableError: if Redis cannot be asked.
+            StoreUnavailableError: if Redis does not reply.
         """
         key = self.idempotency_key_of(*args, **kwargs)
         return self.idempotency_configuration.executor.forget(key) == "ok"
 
     def idempotency_key_of(self, *args: Any, **kwargs: Any) -> Key:
-        """The key of a call with these arguments; ``str()`` of it is `Record.key`.
+        """Returns the key of a call with these arguments; its ``str()`` is `Record.key`.
 
         Raises:
-            KeyRuleError: if the rule gives none for them.
+            KeyRuleError: if the rule cannot derive a key from them.
         """
-        configured = self.idempotency_configuration
+        configuration = self.idempotency_configuration
         if "idempotency_key" in kwargs:
-            return configured.rule.of_text(kwargs["idempotency_key"])
-        if configured.settings.key is TASK_ID:
+            return configuration.rule.of_text(kwargs["idempotency_key"])
+        if configuration.settings.key is TASK_ID:
             (task_id,) = args
-            return configured.rule.derive((), {}, task_id=task_id)
-        return configured.rule.derive(args, kwargs)
+            return configuration.rule.derive((), {}, task_id=task_id)
+        return configuration.rule.derive(args, kwargs)

@@ -57,7 +57,7 @@ def everything(server: RedisServer, tmp_path: Path) -> Callable[[], bytes]:
 def deploy(task: IdempotentTask) -> None:
     """Let the task begin afresh, with the keys of now."""
     type(task)._configuration = None
-    task.app._idempotency_gates.clear()
+    task.app._idempotency_executors.clear()
 
 
 def with_step(self: IdempotentTask, order: str) -> dict[str, str]:

@@ -551,7 +551,7 @@ class TestWhatItIsMadeFrom:
             "idempotency_on_store_error must be 'raise' or 'run' outside tasks",
         ),
         ({"dedupe_publish": True}, "idempotency_dedupe_publish is for tasks only"),
-        ({"serializer": "nonesuch"}, "kombu knows no 'nonesuch'"),
+        ({"serializer": "nonesuch"}, "kombu has no serializer 'nonesuch'"),
         ({"offload_backend": "file:///tmp"}, "create Idempotency from the app"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The key at publish equals the key in the worker, whatever the serializer does on the way."""
+"""The key at publish equals the key in the worker, whatever the serializer changes."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ VALUES = [
 def charge(order: Any, **options: Any) -> None: ...
 
 
-def arrived(args: Any, kwargs: Any, serializer: str) -> tuple[Any, Any]:
-    """What the worker gets of these arguments."""
+def round_trip(args: Any, kwargs: Any, serializer: str) -> tuple[Any, Any]:
+    """Returns the arguments as the worker receives them."""
     content_type, encoding, data = serialization.dumps((args, kwargs), serializer)
     args, kwargs = serialization.loads(data, content_type, encoding, accept=[content_type])
     return args, kwargs
@@ -91,7 +91,7 @@ def arrived(args: Any, kwargs: Any, serializer: str) -> tuple[Any, Any]:
 
 def can_be_sent(value: Any, serializer: str) -> bool:
     try:
-        arrived((value,), {}, serializer)
+        round_trip((value,), {}, serializer)
     except Exception:
         return False
     return True
@@ -116,42 +116,44 @@ RULES = {
 
 
 def has_text(value: Any, key: str) -> bool:
-    """Whether a rule that writes the value as text can do so."""
+    """Returns whether a rule that formats the value as text accepts it."""
     members = value if isinstance(value, list) else [value]
     if key == "template" and any(isinstance(one, (set, dict)) for one in members):
-        return False  # refused: test_template.py
-    return key not in ("template", "callable") or value != 10**5000  # test_what_cannot_be_a_key
+        return False  # rejected, see test_template.py
+    return key not in ("template", "callable") or value != 10**5000  # see the test of huge numbers
 
 
 @pytest.mark.parametrize(("value", "serializer"), SENT)
 @pytest.mark.parametrize("key", RULES)
-def test_both_sides_have_one_key(value: Any, serializer: str, key: str) -> None:
+def test_publisher_and_worker_derive_the_same_key(value: Any, serializer: str, key: str) -> None:
     rule = KeyRule("shop.charge", RULES[key], signature(charge), normaliser(serializer))
     for args, kwargs in [((value,), {}), ((), {"order": value}), ((value,), {"more": [value]})]:
         if not has_text(value, key):
             continue
 
-        assert rule.derive(args, kwargs) == rule.derive(*arrived(args, kwargs, serializer))
+        assert rule.derive(args, kwargs) == rule.derive(*round_trip(args, kwargs, serializer))
 
 
 @pytest.mark.parametrize(("value", "serializer"), SENT)
 @pytest.mark.parametrize("key", [key for key in RULES if key != "callable"])
-def test_a_default_equals_itself_when_it_is_given(value: Any, serializer: str, key: str) -> None:
+def test_an_argument_at_its_default_does_not_change_the_key(
+    value: Any, serializer: str, key: str
+) -> None:
     def refund(order: Any = value) -> None: ...
 
     rule = KeyRule("shop.refund", RULES[key], signature(refund), normaliser(serializer))
     if has_text(value, key):
-        left_out = rule.derive((), {})
-        assert rule.derive((value,), {}) == left_out
-        assert rule.derive(*arrived((value,), {}, serializer)) == left_out
+        default = rule.derive((), {})
+        assert rule.derive((value,), {}) == default
+        assert rule.derive(*round_trip((value,), {}, serializer)) == default
 
 
-def test_ten_megabytes_have_one_key_on_both_sides() -> None:
+def test_publisher_and_worker_derive_the_same_key_of_ten_megabytes() -> None:
     rule = KeyRule("shop.charge", None, signature(charge), normaliser("json"))
     large = "Zürich" * 1_700_000
 
     for args in ((large,), ([large],), ([f"{n}" for n in range(200_000)],)):
-        assert rule.derive(args, {}) == rule.derive(*arrived(args, {}, "json"))
+        assert rule.derive(args, {}) == rule.derive(*round_trip(args, {}, "json"))
 
 
 def nested(levels: int) -> Any:
@@ -161,14 +163,14 @@ def nested(levels: int) -> Any:
     return value
 
 
-def endless() -> list[Any]:
+def infinite() -> list[Any]:
     value: list[Any] = []
     value.append(value)
     return value
 
 
 def shared(levels: int, members: int) -> Any:
-    """Small, until it is written out."""
+    """Returns a value that is small in memory and huge when it is serialised."""
     value: Any = None
     for _ in range(levels):
         value = [value] * members
@@ -180,15 +182,17 @@ def shared(levels: int, members: int) -> Any:
     "value",
     [
         nested(10_000),
-        endless(),
+        infinite(),
         float("nan"),
         Decimal("nan"),
         [Decimal("snan")],
         {"a": {1.0: [{2j}]}},
     ],
-    ids=["deep", "endless", "nan", "decimal-nan", "signalling-nan", "complex"],
+    ids=["deep", "infinite", "nan", "decimal-nan", "signalling-nan", "complex"],
 )
-def test_what_cannot_be_a_key_is_refused_in_one_line(serializer: str, value: Any) -> None:
+def test_values_without_a_canonical_form_are_rejected_in_one_line(
+    serializer: str, value: Any
+) -> None:
     rule = KeyRule("shop.charge", None, signature(charge), normaliser(serializer))
 
     with pytest.raises(KeyRuleError) as caught:
@@ -198,7 +202,7 @@ def test_what_cannot_be_a_key_is_refused_in_one_line(serializer: str, value: Any
 
 
 @pytest.mark.parametrize("key", ["template", "callable"])
-def test_a_number_that_python_does_not_write_is_refused_by_a_rule_that_wants_its_text(
+def test_a_huge_number_is_rejected_by_a_rule_that_formats_it(
     key: str,
 ) -> None:
     rule = KeyRule("shop.charge", RULES[key], signature(charge), normaliser("pickle"))
@@ -208,25 +212,23 @@ def test_a_number_that_python_does_not_write_is_refused_by_a_rule_that_wants_its
 
 
 @pytest.mark.parametrize(("levels", "members"), [(60, 2), (5, 1000), (2, 5000)])
-def test_what_is_small_in_memory_and_endless_on_paper_is_refused_soon(
-    levels: int, members: int
-) -> None:
+def test_values_that_are_huge_when_serialised_are_rejected_early(levels: int, members: int) -> None:
     rule = KeyRule("shop.charge", None, signature(charge), normaliser("pickle"))
 
     with pytest.raises(KeyRuleError, match="'order' is larger than 64 MiB, or has more than a mil"):
         rule.derive((shared(levels, members),), {})
 
 
-def test_plain_arguments_are_not_written_at_all() -> None:
+def test_plain_arguments_are_not_serialised() -> None:
     args, kwargs = (1, "a", [None, {"b": [1.5]}]), {"c": True}
 
-    there = normaliser("json")(args, kwargs)
+    normalised = normaliser("json")(args, kwargs)
 
-    assert there[0] is args
-    assert there[1] is kwargs
+    assert normalised[0] is args
+    assert normalised[1] is kwargs
 
 
-def test_arguments_that_cannot_be_written_stay_as_they_are() -> None:
+def test_arguments_that_cannot_be_serialised_are_returned_unchanged() -> None:
     contains_itself: list[Any] = []
     contains_itself.append(contains_itself)
 

@@ -1,4 +1,4 @@
-"""Options through a real Celery app."""
+"""Options read from a real Celery app."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def celery(**settings: Any) -> Celery:
 def charge(order_id: Any, amount: Any = 0) -> None: ...
 
 
-async def in_time(order_id: Any) -> None: ...
+async def coroutine(order_id: Any) -> None: ...
 
 
-def one_by_one(order_id: Any) -> Iterator[Any]:
+def generator(order_id: Any) -> Iterator[Any]:
     yield order_id
 
 
-async def one_by_one_in_time(order_id: Any) -> AsyncIterator[Any]:
+async def async_generator(order_id: Any) -> AsyncIterator[Any]:
     yield order_id
 
 
@@ -55,8 +55,8 @@ def settings_of(app: Celery, **attributes: Any) -> Settings:
     return task_in(app, **attributes).idempotency_configuration.settings
 
 
-def refusal(app: Celery, **attributes: Any) -> str:
-    """The line in which Celery says what is wrong."""
+def error_of(app: Celery, **attributes: Any) -> str:
+    """Returns the error message in one line."""
     with pytest.raises(ImproperlyConfigured) as caught:
         settings_of(app, **attributes)
     assert "\n" not in str(caught.value)
@@ -64,8 +64,8 @@ def refusal(app: Celery, **attributes: Any) -> str:
     return str(caught.value)
 
 
-class TestWhereOptionsComeFrom:
-    def test_nowhere(self) -> None:
+class TestSourcesOfOptions:
+    def test_defaults(self) -> None:
         assert settings_of(celery()) == Settings(serializer="json")
 
     def test_plain_settings(self) -> None:
@@ -81,7 +81,7 @@ class TestWhereOptionsComeFrom:
 
         assert settings_of(app).lease == 7
 
-    def test_djangos_settings(self) -> None:
+    def test_django_settings(self) -> None:
         app = Celery("shop", set_as_current=False)
         app.config_from_object(
             SimpleNamespace(
@@ -98,7 +98,7 @@ class TestWhereOptionsComeFrom:
 
         assert (settings.lease, settings.on_conflict) == (7, "raise")
 
-    def test_the_task_outranks_the_settings(self) -> None:
+    def test_attributes_override_settings(self) -> None:
         app = celery(idempotency_lease=7, idempotency_store_result=True, idempotency_wait_timeout=9)
 
         settings = settings_of(
@@ -107,10 +107,10 @@ class TestWhereOptionsComeFrom:
 
         assert (settings.lease, settings.store_result, settings.wait_timeout) == (8, False, 0)
 
-    def test_none_in_the_task_means_the_setting(self) -> None:
+    def test_an_attribute_that_is_none_means_the_setting(self) -> None:
         assert settings_of(celery(idempotency_lease=7), idempotency_lease=None).lease == 7
 
-    def test_a_base_class_of_ones_own(self) -> None:
+    def test_a_custom_base_class(self) -> None:
         class Careful(IdempotentTask):
             abstract = True
             idempotency_lease = 8
@@ -125,35 +125,35 @@ class TestWhereOptionsComeFrom:
         assert all(getattr(IdempotentTask, option) is None for option in OPTIONS)
 
 
-class TestRefusals:
-    def test_a_wrong_value_in_the_settings(self) -> None:
-        assert refusal(celery(idempotency_lease="60")).startswith(
+class TestInvalidOptions:
+    def test_an_invalid_setting(self) -> None:
+        assert error_of(celery(idempotency_lease="60")).startswith(
             "shop.charge: idempotency_lease must be a number of seconds"
         )
 
-    def test_a_wrong_value_in_the_task(self) -> None:
-        assert refusal(celery(), idempotency_max_attempts=0).startswith(
+    def test_an_invalid_attribute(self) -> None:
+        assert error_of(celery(), idempotency_max_attempts=0).startswith(
             "shop.charge: idempotency_max_attempts must be a whole number"
         )
 
-    def test_a_wrong_name_in_the_settings(self) -> None:
-        assert refusal(celery(idempotency_leese=5)) == (
+    def test_an_unknown_setting(self) -> None:
+        assert error_of(celery(idempotency_leese=5)) == (
             "the Celery configuration: there is no option idempotency_leese; "
             "did you mean idempotency_lease?"
         )
 
-    def test_a_wrong_name_in_the_task(self) -> None:
-        assert refusal(celery(), idempotency_leese=5) == (
+    def test_an_unknown_attribute(self) -> None:
+        assert error_of(celery(), idempotency_leese=5) == (
             "shop.charge: there is no option idempotency_leese; did you mean idempotency_lease?"
         )
 
-    def test_a_wrong_name_in_djangos_settings(self) -> None:
+    def test_an_unknown_django_setting(self) -> None:
         app = Celery("shop", set_as_current=False)
         app.config_from_object(SimpleNamespace(CELERY_IDEMPOTENCY_LEESE=7), namespace="CELERY")
 
-        assert "there is no option idempotency_leese; did you mean" in refusal(app)
+        assert "there is no option idempotency_leese; did you mean" in error_of(app)
 
-    def test_another_librarys_setting_in_djangos_settings_is_not_ours(self) -> None:
+    def test_a_django_setting_of_another_library_is_accepted(self) -> None:
         app = Celery("shop", set_as_current=False)
         app.config_from_object(
             SimpleNamespace(IDEMPOTENCY_HEADER_NAME="Idempotency-Key", CELERY_IDEMPOTENCY_LEASE=7),
@@ -162,47 +162,48 @@ class TestRefusals:
 
         assert settings_of(app).lease == 7
 
-    def test_a_template_that_names_an_argument_which_the_task_lacks(self) -> None:
-        assert refusal(celery(), idempotency_key="order:{id}") == (
+    def test_a_template_with_an_unknown_argument(self) -> None:
+        assert error_of(celery(), idempotency_key="order:{id}") == (
             "shop.charge: idempotency_key names 'id', which the task does not take "
             "(it takes: order_id, amount)"
         )
 
-    def test_self_is_no_argument(self) -> None:
+    def test_a_template_with_self(self) -> None:
         def bound(self: Any, order_id: Any) -> None: ...
 
         with pytest.raises(ImproperlyConfigured, match=r"names 'self'.*takes: order_id\)"):
             task_in(celery(), bound, bind=True, idempotency_key="{self.name}")
 
     @pytest.mark.parametrize(
-        ("options", "sentence"),
+        ("options", "message"),
         [
             (
                 {"idempotency_serializer": "jason"},
-                "shop.charge: idempotency_serializer: kombu knows no 'jason'",
+                "shop.charge: idempotency_serializer: kombu has no serializer 'jason'",
             ),
             (
                 {"idempotency_compression": "zip"},
-                "shop.charge: idempotency_compression: kombu knows no 'zip'",
+                "shop.charge: idempotency_compression: kombu has no compression 'zip'",
             ),
             (
                 {"idempotency_serializer": "pickle"},
                 (
-                    "shop.charge: idempotency_serializer 'pickle' writes what "
-                    "result_accept_content (or accept_content) does not let anyone read"
+                    "shop.charge: idempotency_serializer 'pickle' writes a content type that is "
+                    "not in result_accept_content (or accept_content): add it there, or set "
+                    "another serializer"
                 ),
             ),
         ],
-        ids=["serializer", "compression", "unreadable"],
+        ids=["serializer", "compression", "content-type"],
     )
-    def test_what_kombu_does_not_know_or_nobody_may_read(
-        self, options: dict[str, Any], sentence: str
+    def test_a_serializer_or_compression_that_cannot_be_used(
+        self, options: dict[str, Any], message: str
     ) -> None:
-        assert refusal(celery(**options)) == sentence
-        assert refusal(celery(), **options) == sentence
+        assert error_of(celery(**options)) == message
+        assert error_of(celery(), **options) == message
 
     @pytest.mark.parametrize("compression", ["gzip", "zlib", "bzip2", "application/x-gzip"])
-    def test_not_what_kombu_knows_by_any_name(self, compression: str) -> None:
+    def test_every_name_of_a_compression_is_accepted(self, compression: str) -> None:
         settings = settings_of(celery(idempotency_compression=compression))
 
         assert settings.compression == compression
@@ -213,36 +214,36 @@ class TestRefusals:
 
         serialization.register("broken", not_installed, not_installed, "application/x-broken")
         try:
-            sentence = refusal(celery(), idempotency_serializer="broken")
+            message = error_of(celery(), idempotency_serializer="broken")
         finally:
             serialization.unregister("broken")
-        assert "idempotency_serializer 'broken' cannot be used here" in sentence
-        assert "no module named broken" in sentence
+        assert "idempotency_serializer 'broken' cannot be used here" in message
+        assert "no module named broken" in message
 
-    def test_a_depot_that_is_no_key_value_backend(self) -> None:
+    def test_an_offload_backend_that_is_not_a_key_value_backend(self) -> None:
         for url in ("rpc://:secret@localhost", "nonesuch://:secret@localhost", "secret"):
-            sentence = refusal(celery(), idempotency_offload_backend=url)
-            assert "idempotency_offload_backend" in sentence
+            message = error_of(celery(), idempotency_offload_backend=url)
+            assert "idempotency_offload_backend" in message
 
     @pytest.mark.parametrize(
         "url",
         ["http://:secret@localhost", ":secret@localhost:6379", "redis://:secret@localhost:port"],
     )
-    def test_a_url_that_is_no_redis(self, url: str) -> None:
+    def test_a_url_that_is_not_of_redis(self, url: str) -> None:
         task = task_in(celery(), idempotency_redis_url=url)
 
         with pytest.raises(ImproperlyConfigured, match="idempotency_redis_url") as caught:
             _ = task.idempotency_configuration.executor
         assert "secret" not in str(caught.value)
 
-    @pytest.mark.parametrize("body", [in_time, one_by_one, one_by_one_in_time])
-    def test_a_body_that_has_not_run_when_it_returns(self, body: Callable[..., Any]) -> None:
-        assert refusal(celery(), function=body).startswith("shop.charge is a")
+    @pytest.mark.parametrize("body", [coroutine, generator, async_generator])
+    def test_a_body_that_returns_before_it_has_run(self, body: Callable[..., Any]) -> None:
+        assert error_of(celery(), function=body).startswith("shop.charge is a")
 
         settings_of(celery(idempotency_enabled=False), function=body)
 
-    def test_a_call_that_goes_round_the_gate(self) -> None:
-        """As Flask's documentation has it, to open a context around the body."""
+    def test_a_call_method_that_skips_idempotency(self) -> None:
+        """As in Flask's documentation, to open a context around the body."""
 
         class InContext(Task):
             abstract = True
@@ -251,32 +252,32 @@ class TestRefusals:
                 with nullcontext():
                     return self.run(*args, **kwargs)
 
-        class Round(InContext, IdempotentTask):
+        class SkipsIdempotency(InContext, IdempotentTask):
             abstract = True
 
-        assert refusal(celery(), base=Round) == (
-            "shop.charge: InContext.__call__ goes round the gate by self.run; let it call "
+        assert error_of(celery(), base=SkipsIdempotency) == (
+            "shop.charge: InContext.__call__ calls self.run, which skips idempotency: call "
             "super().__call__ instead"
         )
-        settings_of(celery(idempotency_enabled=False), base=Round)
+        settings_of(celery(idempotency_enabled=False), base=SkipsIdempotency)
 
-    def test_not_a_body_that_runs_something(self) -> None:
+    def test_a_body_that_calls_run_is_accepted(self) -> None:
         def runs(order_id: Any) -> Any:
             return order_id.run()
 
         settings_of(celery(), function=runs)
 
-    def test_not_a_call_that_goes_through_it(self) -> None:
-        class Through(IdempotentTask):
+    def test_a_call_method_that_calls_the_inherited_one_is_accepted(self) -> None:
+        class Wrapped(IdempotentTask):
             abstract = True
 
             def __call__(self, *args: Any, **kwargs: Any) -> Any:
                 with nullcontext(self.run):
                     return super().__call__(*args, **kwargs)
 
-        settings_of(celery(), base=Through)
+        settings_of(celery(), base=Wrapped)
 
-    def test_come_when_the_app_is_finalised(self) -> None:
+    def test_are_rejected_when_the_app_is_finalised(self) -> None:
         app = celery(idempotency_lease=-1)
         app.task(charge, base=IdempotentTask, name="shop.charge", shared=False)
 
@@ -286,27 +287,27 @@ class TestRefusals:
 
 KEY = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0IHNlY3I="
 
-times_asked: list[None] = []
+key_requests: list[None] = []
 
 
 def keys() -> tuple[str, ...]:
-    times_asked.append(None)
+    key_requests.append(None)
     return (KEY,)
 
 
-def keys_from_a_vault_that_is_away() -> tuple[str, ...]:
-    raise OSError("secret vault is away")
+def keys_of_an_unavailable_vault() -> tuple[str, ...]:
+    raise OSError("secret vault is not available")
 
 
 class TestEncryptionKeys:
-    """However they are given, results are encrypted; whatever is wrong, they are not shown."""
+    """Results are encrypted with them, and no error message shows them."""
 
     @pytest.mark.parametrize(
         "given",
         [(KEY,), [KEY.encode()], keys, f"{__name__}.keys", f"{__name__}:keys", f"{__name__}:GIVEN"],
         ids=["tuple", "list", "function", "dotted", "colon", "value"],
     )
-    def test_come_from_the_settings_or_from_elsewhere(self, given: Any) -> None:
+    def test_may_be_given_in_several_ways(self, given: Any) -> None:
         for task in (
             task_in(celery(idempotency_encryption_keys=given)),
             task_in(celery(), idempotency_encryption_keys=given),
@@ -318,15 +319,15 @@ class TestEncryptionKeys:
             assert payload.format == "!json"
             assert KEY not in repr(configured.settings)
 
-    def test_that_a_function_gives_are_asked_for_at_first_use(self) -> None:
-        times_asked.clear()
+    def test_of_a_function_are_requested_at_first_use(self) -> None:
+        key_requests.clear()
         configured = task_in(celery(idempotency_encryption_keys=keys)).idempotency_configuration
-        assert times_asked == []
+        assert key_requests == []
 
         for _ in range(2):
             assert configured.executor
 
-        assert len(times_asked) == 1
+        assert len(key_requests) == 1
 
     def test_of_several_tasks_may_differ(self) -> None:
         app = celery()
@@ -345,16 +346,16 @@ class TestEncryptionKeys:
         [("secret",), (KEY, "secret"), [b"secret secret"], "secret", (), KEY],
         ids=["short", "second", "bytes", "no-path", "empty", "not-in-a-tuple"],
     )
-    def test_that_are_none_are_refused_at_once(self, given: Any) -> None:
-        for sentence in (
-            refusal(celery(idempotency_encryption_keys=given)),
-            refusal(celery(), idempotency_encryption_keys=given),
+    def test_that_are_invalid_are_rejected_at_once(self, given: Any) -> None:
+        for message in (
+            error_of(celery(idempotency_encryption_keys=given)),
+            error_of(celery(), idempotency_encryption_keys=given),
         ):
-            assert "idempotency_encryption_keys" in sentence
-            assert KEY not in sentence
+            assert "idempotency_encryption_keys" in message
+            assert KEY not in message
 
     @pytest.mark.parametrize(
-        ("given", "sentence"),
+        ("given", "message"),
         [
             (
                 f"{__name__}.nothing",
@@ -362,7 +363,7 @@ class TestEncryptionKeys:
             ),
             ("no.such.module", "'no.such.module' raised ModuleNotFoundError"),
             (
-                keys_from_a_vault_that_is_away,
+                keys_of_an_unavailable_vault,
                 "its function raised OSError instead of returning keys",
             ),
             (lambda: KEY, "its function must return a tuple of Fernet keys, not str"),
@@ -372,12 +373,12 @@ class TestEncryptionKeys:
         ],
         ids=["no-name", "no-module", "raises", "text", "none", "empty", "no-key"],
     )
-    def test_that_cannot_be_had_are_refused_at_first_use(self, given: Any, sentence: str) -> None:
+    def test_that_are_unavailable_are_rejected_at_first_use(self, given: Any, message: str) -> None:
         task = task_in(celery(idempotency_encryption_keys=given))
 
         with pytest.raises(ImproperlyConfigured, match="idempotency_encryption_keys") as caught:
             _ = task.idempotency_configuration.executor
-        assert sentence in str(caught.value)
+        assert message in str(caught.value)
         assert "secret" not in str(caught.value)
         assert KEY not in str(caught.value)
 
@@ -386,14 +387,14 @@ GIVEN = [KEY]
 
 
 class TestSerializer:
-    def test_is_the_apps_unless_told_otherwise(self) -> None:
+    def test_is_the_result_serializer_of_the_app_by_default(self) -> None:
         pickling = {"result_serializer": "pickle", "accept_content": ["pickle"]}
 
         assert settings_of(celery(**pickling)).serializer == "pickle"
-        with pytest.raises(ImproperlyConfigured, match="'json' writes what"):
+        with pytest.raises(ImproperlyConfigured, match="'json' writes a content type"):
             settings_of(celery(**pickling), idempotency_serializer="json")
 
-    def test_goes_by_what_results_may_be(self) -> None:
+    def test_has_to_be_in_result_accept_content(self) -> None:
         app = celery(result_accept_content=["json", "pickle"], accept_content=["json"])
 
         assert settings_of(app, idempotency_serializer="pickle").serializer == "pickle"
@@ -401,7 +402,7 @@ class TestSerializer:
 
 class TestRedis:
     @pytest.mark.parametrize(
-        ("settings", "place"),
+        ("settings", "config"),
         [
             ({"idempotency_redis_url": "redis://own:1/5"}, "redis://own:1/5"),
             ({}, "redis://backend:1/0"),
@@ -411,8 +412,8 @@ class TestRedis:
         ],
         ids=["own", "backend", "rpc", "none", "file"],
     )
-    def test_is_the_one_named_else_the_backend_else_the_broker(
-        self, settings: dict[str, Any], place: str
+    def test_is_the_configured_one_or_the_backend_or_the_broker(
+        self, settings: dict[str, Any], config: str
     ) -> None:
         app = Celery("shop", set_as_current=False)
         app.conf.update(
@@ -420,9 +421,9 @@ class TestRedis:
             | settings
         )
 
-        assert str(task_in(app).idempotency_configuration.executor.store.config) == place
+        assert str(task_in(app).idempotency_configuration.executor.store.config) == config
 
-    def test_takes_what_the_result_backend_connects_with(self) -> None:
+    def test_gets_the_connection_options_of_the_result_backend(self) -> None:
         app = Celery("shop", set_as_current=False)
         app.conf.update(
             result_backend="sentinel://one:1/0;sentinel://two:2/0",
@@ -430,15 +431,15 @@ class TestRedis:
             redis_backend_use_ssl={"ssl_ca_certs": "/etc/ca.pem"},
         )
 
-        place = task_in(app).idempotency_configuration.executor.store.config
+        config = task_in(app).idempotency_configuration.executor.store.config
 
-        assert place.url == "sentinel://one:1/0;sentinel://two:2/0"
-        assert place.options == {
+        assert config.url == "sentinel://one:1/0;sentinel://two:2/0"
+        assert config.options == {
             "master_name": "shop", "ssl": True, "ssl_ca_certs": "/etc/ca.pem",
         }  # fmt: skip
 
     @pytest.mark.parametrize("tls", [True, {"ssl_ca_certs": "/etc/ca.pem"}])
-    def test_takes_what_the_broker_connects_with(self, tls: Any) -> None:
+    def test_gets_the_connection_options_of_the_broker(self, tls: Any) -> None:
         app = Celery("shop", set_as_current=False)
         app.conf.update(
             broker_url="redis://:pw@broker:1/0",
@@ -446,12 +447,12 @@ class TestRedis:
             broker_transport_options={"socket_keepalive": True, "queue_order_strategy": "sorted"},
         )
 
-        place = task_in(app).idempotency_configuration.executor.store.config
+        config = task_in(app).idempotency_configuration.executor.store.config
 
-        assert place.url == "rediss://:pw@broker:1/0"
-        assert place.options == {"socket_keepalive": True} | (tls if tls is not True else {})
+        assert config.url == "rediss://:pw@broker:1/0"
+        assert config.options == {"socket_keepalive": True} | (tls if tls is not True else {})
 
-    def test_that_is_named_takes_nothing_from_others(self) -> None:
+    def test_that_is_configured_gets_no_options_of_others(self) -> None:
         app = Celery("shop", set_as_current=False)
         app.conf.update(
             result_backend="redis://backend",
@@ -460,11 +461,11 @@ class TestRedis:
             idempotency_redis_options={"username": "shop"},
         )
 
-        place = task_in(app).idempotency_configuration.executor.store.config
+        config = task_in(app).idempotency_configuration.executor.store.config
 
-        assert (place.url, place.options) == ("redis://own", {"username": "shop"})
+        assert (config.url, config.options) == ("redis://own", {"username": "shop"})
 
-    def test_may_be_a_client_of_ones_own(self) -> None:
+    def test_may_be_a_custom_client(self) -> None:
         client = Redis()
         task = task_in(celery(), idempotency_redis_client=lambda: client)
 
@@ -473,18 +474,18 @@ class TestRedis:
         assert store.client is client
         assert str(store.config) == "function of your own"
 
-    def test_may_be_the_path_to_a_client(self) -> None:
+    def test_may_be_the_import_path_of_a_client(self) -> None:
         task = task_in(celery(), idempotency_redis_client="redis:Redis")
 
         assert isinstance(task.idempotency_configuration.executor.store.client, Redis)
 
-    def test_at_a_path_that_leads_nowhere_is_refused(self) -> None:
+    def test_with_an_invalid_import_path_is_rejected(self) -> None:
         task = task_in(celery(), idempotency_redis_client="shop.nowhere:client")
 
         with pytest.raises(ImproperlyConfigured, match="'shop.nowhere:client' cannot be imported"):
             task.idempotency_record(1)
 
-    def test_that_is_nowhere_is_asked_for(self) -> None:
+    def test_that_is_not_configured_is_an_error(self) -> None:
         app = Celery("shop", set_as_current=False)
         app.conf.update(broker_url="amqp://guest:secret@localhost//", result_backend="rpc://")
         task = task_in(app)
@@ -493,8 +494,8 @@ class TestRedis:
             task.idempotency_record(1)
 
         assert str(caught.value) == (
-            "idempotency_redis_url is not set, and neither the result backend nor the broker is a "
-            "Redis; set it to the URL of the Redis that shall hold the records"
+            "idempotency_redis_url is not set, and neither the result backend nor the broker is "
+            "Redis: set it to the URL of the Redis server that is to hold the records"
         )
 
     def test_is_shared_by_the_tasks_of_an_app(self) -> None:
@@ -509,7 +510,7 @@ class TestRedis:
         assert executors[0] is not executors[2]
         assert task_in(celery()).idempotency_configuration.executor is not executors[0]
 
-    def test_is_not_asked_for_by_a_task_that_goes_ungated(self) -> None:
+    def test_is_not_required_by_an_unprotected_task(self) -> None:
         app = Celery("shop", set_as_current=False)
         app.conf.update(broker_url="memory://", idempotency_enabled=False, task_always_eager=True)
 
@@ -519,7 +520,7 @@ class TestRedis:
         assert task_in(app, increment).delay(1).get() == 2
 
 
-def test_the_task_lives_through_crashes_unless_told_otherwise() -> None:
+def test_the_task_survives_crashes_by_default() -> None:
     task = task_in(celery())
     plain = task_in(celery(), acks_late=False)
 

@@ -50,7 +50,7 @@ def charge(order_id, amount): ...
             "memory://",
             (
                 "idempotency_redis_url is not set, and neither the result backend nor the broker "
-                "is a Redis; set it to the URL of the Redis that shall hold the records"
+                "is Redis: set it to the URL of the Redis server that is to hold the records"
             ),
         ),
     ],
