@@ -1,4 +1,4 @@
-"""Publishing under ``idempotency_dedupe_publish``: one message for a key in flight or done."""
+"""Deduplicated publishing (``idempotency_dedupe_publish``): one message for each key."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A call with any of these has someone waiting behind it, and is published whatever runs already:
-#: as a duplicate it is answered in the worker, and what follows it goes on from there. The last of
-#: a canvas, and what takes a task's place, have a parent and an id that someone waits for already.
-_CONTINUATIONS = (
+#: Options of a call that something else waits for. It is published even as a duplicate: the worker
+#: replays the outcome and sends the continuation. The last task of a canvas, and the replacement of
+#: a task, have a parent, and others wait for their id already.
+_CANVAS_OPTIONS = (
     *("link", "link_error", "chain", "chord", "group_id"),
     *("parent_id", "replaced_task_nesting"),
 )
@@ -46,14 +46,14 @@ def publish(
     """Reserves the key and sends the message, or returns the result of the call that has the key.
 
     Args:
-        send: publishes, given the options.
+        send: publishes the message with the given options.
 
     Raises:
-        KeyReusedError: the key belongs to a call with other arguments.
-        CorruptRecordError: there is something under the key that cannot be read.
+        KeyReusedError: if the key was used with other arguments.
+        CorruptRecordError: if the record of the key cannot be read.
     """
-    configured = task.idempotency_configuration
-    if not configured.settings.dedupe_publish or any(map(options.get, _CONTINUATIONS)):
+    configuration = task.idempotency_configuration
+    if not configuration.settings.dedupe_publish or any(map(options.get, _CANVAS_OPTIONS)):
         return send(options)
     key, headers = resolve_key(task, task_id, options.get("headers"), args or (), kwargs or {})
     if key is None or headers.key is not None:
@@ -62,51 +62,53 @@ def publish(
         **options,
         "headers": message_headers.with_derived_key(options.get("headers"), key, task_id),
     }
-    store = configured.executor.store
-    hold = hold_for({"expires": task.expires, **options}, configured.settings.lease)
+    store = configuration.executor.store
+    hold = hold_for({"expires": task.expires, **options}, configuration.settings.lease)
     reserve = commands.reserve(key, task_id, hold_ms=round(hold * 1000))
     try:
-        answer = store.execute(reserve)
-        if answer.case in ("held", "reused"):
-            record = store.record(key, answer.raw)
+        reply = store.execute(reserve)
+        if reply.case in ("held", "reused"):
+            record = store.record(key, reply.raw)
             if _is_revoked(task, record):
-                _give_back(task, record.task_id, replace(key, fingerprint=record.fingerprint))
-                answer = store.execute(reserve)
+                _delete_reservation(
+                    task, record.task_id, replace(key, fingerprint=record.fingerprint)
+                )
+                reply = store.execute(reserve)
     except StoreUnavailableError as error:
-        # The gate stands before the execution as well: at worst the message is one too many.
+        # The worker begins under the same key, so a duplicate message does not run twice.
         logger.warning("%s is published without a reservation: %s", key, error)
         return send(options)
-    if answer.case == "expired":
+    if reply.case == "expired":
         return send(options)
-    if answer.case == "corrupt":
+    if reply.case == "corrupt":
         raise layout.corrupt(str(key))
-    if answer.case == "reserved":
+    if reply.case == "reserved":
         try:
             return send(options)
         except BaseException:
-            _give_back(task, task_id, key)
+            _delete_reservation(task, task_id, key)
             raise
-    record = store.record(key, answer.raw)
-    if answer.case == "reused":
+    record = store.record(key, reply.raw)
+    if reply.case == "reused":
         raise conflict.reused(record)
     return RecordResult(record.task_id, key, task.backend, task.app)
 
 
 def _is_revoked(task: IdempotentTask, record: Record) -> bool:
-    """Whether the message that the key is kept for will be discarded by whoever receives it."""
+    """Returns whether the key is reserved for a revoked message, which no worker will run."""
     if record.state is not State.RESERVED:
         return False
     try:
         return bool(task.AsyncResult(record.task_id).state == REVOKED)
     except Exception as error:
-        logger.debug("The result backend does not have the state of %s: %s", record.task_id, error)
+        logger.debug("Cannot read the state of task %s: %s", record.task_id, error)
         return False
 
 
-def _give_back(task: IdempotentTask, task_id: str, key: Key) -> None:
+def _delete_reservation(task: IdempotentTask, task_id: str, key: Key) -> None:
     try:
         task.idempotency_configuration.executor.store.execute(
             commands.reserve(key, task_id, hold_ms=0)
         )
     except IdempotencyError as error:
-        logger.warning("The reservation of %s is not given back; it ends by itself: %s", key, error)
+        logger.warning("%s: cannot delete the reservation, it will expire: %s", key, error)

@@ -1,4 +1,4 @@
-"""A running task as the worker's main process sees it."""
+"""A message of an idempotent task in the worker's main process."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.republish import CONTENT_TYPE
 from celery_idempotent.task.requeue import seconds_until
 
-#: Seconds between Celery's word that a time limit is over and the end of the child, at most.
+#: Seconds that Celery may take to kill a child after `on_timeout`.
 KILL_GRACE = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 class IdempotentRequest(Request):
-    """Ends the lease of a pool child that died, so that the redelivered message runs at once.
+    """Ends the lease of a pool child that died, and the reservation of a discarded message.
 
-    And the reservation of a message that is discarded, so that the next one is published at once.
+    So a redelivered message runs at once, and the next call with the key is published at once.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """As Celery's, which keeps from the pool how the message is written, but for AMQP's."""
+        """Passes the content type to the pool, which Celery does for AMQP messages only."""
         super().__init__(*args, **options)
         properties = self.request_dict.get("properties") or {}
         if self.content_type:
@@ -45,24 +45,24 @@ class IdempotentRequest(Request):
             self.request_dict["properties"] = properties
 
     def revoked(self) -> bool:
-        """As Celery's, but lets a copy of a message through that runs already, or is done.
+        """Returns whether to discard the message: not if its execution has begun or finished.
 
-        Celery would overwrite the state of the execution, count it in its chord as failed, and
-        acknowledge the copy, which may be all that is left if the execution dies. At the gate the
-        copy is put back, or gets the outcome.
+        For a copy of such a message, Celery would overwrite the state of the execution, count it as
+        failed in its chord, and acknowledge the copy, which may be the last one if the execution
+        dies. The executor requeues the copy instead, or replays the outcome.
         """
         if self._began():
             return False
         revoked: bool = super().revoked()
         if revoked:
-            self._give_back()
+            self._delete_reservation()
         return revoked
 
     def _began(self) -> bool:
-        """Whether an execution of this message, which is expired or revoked, has begun.
+        """Returns whether the message is expired or revoked, and its execution has begun.
 
-        One that began in time does not expire, even if it dies and runs again. One that is revoked
-        does not run again.
+        A message whose execution began in time does not expire, even if it dies and runs again. A
+        revoked message does not run again.
         """
         expired = self.expires is not None and not seconds_until(self.expires)
         revoked = self.id in revoked_tasks
@@ -73,72 +73,74 @@ class IdempotentRequest(Request):
             if key is None:
                 return False
             store = self.task.idempotency_configuration.executor.store
-            answer = store.execute(commands.get(key))
-            raw = answer.raw if answer.case == "absent" else answer.raw.partition(b" ")[2]
+            reply = store.execute(commands.get(key))
+            raw = reply.raw if reply.case == "absent" else reply.raw.partition(b" ")[2]
             if not raw:
                 return False
             record = store.record(key, raw)
             if record.task_id == self.id and record.state is State.STARTED:
-                return not revoked or record.at_ms > answer.now_ms
+                return not revoked or record.at_ms > reply.now_ms
             if record.state.finished:
                 return bool(record.task_id == self.id)
             return layout.write_task_id(self.id) in steps.ended_task_ids(record.body, record.key)
-        except Exception as trouble:
+        except Exception as error:
             logger.warning(
-                "Task %s is expired or revoked, and is discarded even if a copy of it runs: %s",
+                "Cannot read the record of task %s, which is expired or revoked: it is discarded, "
+                "even if a copy of it is running: %s",
                 self.id,
-                trouble,
+                error,
             )
             return False
 
-    def _give_back(self) -> None:
+    def _delete_reservation(self) -> None:
         try:
             key = self.idempotency_key()
             if key is not None:
                 self.task.idempotency_configuration.executor.store.execute(
                     commands.reserve(key, self.id, hold_ms=0)
                 )
-        except Exception as trouble:
+        except Exception as error:
             logger.warning(
-                "The reservation of task %s, which is discarded, ends by itself: %s",
+                "Cannot delete the reservation of task %s, which is discarded; it will expire: %s",
                 self.id,
-                trouble,
+                error,
             )
 
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> Any:
-        """As Celery's; a lost child's lease is abandoned before its message goes back."""
+        """Abandons the lease of a lost child before Celery requeues its message."""
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         if isinstance(error, (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)):
-            last = error if isinstance(error, WorkerLostError) and not self._goes_back() else None
+            is_final = isinstance(error, WorkerLostError) and not self._is_redelivered()
+            final_error: Any = error if is_final else None
             if return_ok:
-                # The child lives, has raised what another one left, and has sent what follows.
+                # The child is alive: it has replayed this error, and has sent the continuation.
                 canvas.drop_continuation(self._context)
-            elif self._abandon(0.0, last):
-                returned = super().on_failure(exc_info, send_failed_event, return_ok)
-                self._note_errbacks()
-                return returned
+            elif self._abandon(0.0, final_error):
+                result = super().on_failure(exc_info, send_failed_event, return_ok)
+                self._mark_errbacks_sent()
+                return result
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """As Celery's; SIGKILL leaves the child no time to give its key back itself."""
+        """Abandons the lease of a child that gets SIGKILL, which cannot release its key itself."""
         super().terminate(pool, signal)
         if self.time_start and signals.signum(signal or TERM_SIGNAME) == SIGKILL:
             self._abandon(grace=0.0)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
-        """As Celery's; at a hard time limit the lease ends, shortly after the child."""
+        """Lets the lease end shortly after a child that has reached its hard time limit."""
         if soft:
             return super().on_timeout(soft, timeout)
-        last = TimeLimitExceeded(timeout) if acknowledged(self.task, "timeout") else None
-        ended = self._abandon(KILL_GRACE, last)
-        returned = super().on_timeout(soft, timeout)
-        if ended:
-            self._note_errbacks()
-        return returned
+        final_error = TimeLimitExceeded(timeout) if acknowledged(self.task, "timeout") else None
+        has_error = self._abandon(KILL_GRACE, final_error)
+        result = super().on_timeout(soft, timeout)
+        if has_error:
+            self._mark_errbacks_sent()
+        return result
 
     def idempotency_key(self) -> Key | None:
         """Returns the key of this message, None if it is not protected.
@@ -152,8 +154,8 @@ class IdempotentRequest(Request):
         )
         return key
 
-    def _goes_back(self) -> bool:
-        """Whether the message of a lost worker process is handed out, or published, again."""
+    def _is_redelivered(self) -> bool:
+        """Returns whether the message of a lost worker process is redelivered or retried."""
         task = self.task
         return (
             (task.acks_late and task.reject_on_worker_lost)
@@ -161,11 +163,11 @@ class IdempotentRequest(Request):
             or not acknowledged(task, "failure")
         )
 
-    def _abandon(self, grace: float, last: Exception | None = None) -> bool:
-        """End the child's lease.
+    def _abandon(self, grace: float, final_error: Exception | None = None) -> bool:
+        """Ends the child's lease after `grace` seconds.
 
         Args:
-            last: the error that Celery stores in acknowledging the message.
+            final_error: the error that Celery stores, if it acknowledges the message.
 
         Returns:
             Whether copies of the message get that error from now on.
@@ -174,35 +176,36 @@ class IdempotentRequest(Request):
             key = self.idempotency_key()
             if key is None or self.worker_pid is None:
                 return False
-            configured = self.task.idempotency_configuration
-            error, executor, settings = None, configured.executor, configured.settings
-            if last is not None:
-                # The token is in the child's memory; what it names in the depot must be unique.
+            configuration = self.task.idempotency_configuration
+            executor, settings = configuration.executor, configuration.settings
+            payload = None
+            if final_error is not None:
+                # Only the child knows the token, and an offloaded payload needs a unique name.
                 token = time.time_ns() // 1000
-                error = executor.codec.of_error(last, settings, key=str(key), token=token)
-            answer = executor.store.execute(
+                payload = executor.codec.of_error(final_error, settings, key=str(key), token=token)
+            reply = executor.store.execute(
                 commands.abandon(
                     key,
                     self.id,
                     worker_name(self.hostname, self.worker_pid),
                     grace_ms=round(grace * 1000),
                     generation=generation_of(self._context),
-                    error=error,
+                    error=payload,
                     error_ms=settings.error_ms,
                 )
             )
-            return last is not None and answer.case == "ok"
-        except Exception as trouble:
-            # The lease ends by itself; the message must go back whatever happens here.
+            return final_error is not None and reply.case == "ok"
+        except Exception as error:
+            # The lease expires by itself, and the message has to be redelivered in any case.
             logger.warning(
-                "The lease of task %s, whose worker process died, was not ended early: %s",
+                "Cannot end the lease of task %s, whose worker process died; it will expire: %s",
                 self.id,
-                trouble,
+                error,
             )
             return False
 
-    def _note_errbacks(self) -> None:
-        """Celery has sent what follows the failure from here, where no task is under way."""
+    def _mark_errbacks_sent(self) -> None:
+        """Writes into the record that Celery has sent the errbacks, in this process."""
         if not canvas.has_continuation(self._context):
             return
         try:
@@ -211,7 +214,7 @@ class IdempotentRequest(Request):
             self.task.idempotency_configuration.executor.store.execute(
                 commands.mark_continued(key, self.id)
             )
-        except Exception as trouble:
+        except Exception as error:
             logger.warning(
-                "A redelivery of task %s may send its errbacks again: %s", self.id, trouble
+                "A redelivery of task %s may send its errbacks again: %s", self.id, error
             )

@@ -1,4 +1,4 @@
-"""The result of a call that was not published, because another one has its key."""
+"""The result of a call that was not published, because another call has its key."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from celery_idempotent.store import commands
 
 logger = logging.getLogger(__name__)
 
-#: Milliseconds in which a worker that has completed the record stores its result in the backend.
+#: Milliseconds that a worker may take to store a result in the backend after `complete`.
 BACKEND_DELAY_MS = 2000
-#: Seconds between two reads of the result backend while an execution holds the record.
+#: Seconds between two reads of the result backend while the key is held.
 LONGEST_INTERVAL = 1.0
 
 
 class RecordResult(AsyncResult):
-    """Answers from the result backend or, where that has no result, from the key's record.
+    """Reads the result backend and, if that has no result, the record of the key.
 
-    Whoever holds the key may never store a result under its id: an item of ``map``, ``apply()`` in
-    another process, a call with ``ignore_result``; or the result has expired before the record.
+    The call that has the key may not store a result under its id: an item of ``map``, ``apply()``
+    in another process, a call with ``ignore_result``. Or its result has expired before the record.
     """
 
-    #: The result backend, which waits for many results at once, knows nothing of records.
+    #: A backend that waits for many results at once does not read records.
     supports_native_join = False
 
     def __init__(
@@ -38,7 +38,7 @@ class RecordResult(AsyncResult):
         super().__init__(task_id, backend, app=app, parent=parent)
         self.key = key
         self._store = self.app.tasks[key.task].idempotency_configuration.executor.store
-        #: The record, as it was last read, while it can still change.
+        #: The bytes of the record at the last read, if it was unfinished.
         self._unfinished: bytes | None = None
 
     def __reduce_args__(self) -> tuple[Any, ...]:
@@ -57,12 +57,12 @@ class RecordResult(AsyncResult):
         on_interval: Any = None,
         **options: Any,
     ) -> Any:
-        """As Celery's, but does not wait for the result backend alone."""
+        """Waits for the outcome in the result backend or in the record, and returns it."""
         if disable_sync_subtasks:
             assert_will_not_block()
-        give_up_at = None if timeout is None else monotonic() + timeout
+        deadline = None if timeout is None else monotonic() + timeout
         while not self.ready():
-            left = LONGEST_INTERVAL if give_up_at is None else give_up_at - monotonic()
+            left = LONGEST_INTERVAL if deadline is None else deadline - monotonic()
             if left <= 0:
                 raise self.TimeoutError("The operation timed out.")
             if self._unfinished is None:
@@ -76,44 +76,44 @@ class RecordResult(AsyncResult):
         )
 
     def _get_task_meta(self) -> Any:
-        """What `state`, `result`, `ready` and everything else of an AsyncResult goes by."""
+        """Returns what `state`, `result`, `ready` and the rest of AsyncResult read."""
         return self._cache or self._maybe_set_cache(self._read())
 
     def _read(self) -> dict[str, Any]:
-        trouble = None
+        backend_error = None
         try:
             meta: dict[str, Any] = self.backend.get_task_meta(self.id)
         except Exception as error:
-            trouble, meta = error, {"status": PENDING, "result": None}
+            backend_error, meta = error, {"status": PENDING, "result": None}
         if meta["status"] in READY_STATES:
             return meta
         try:
-            outcome = self._outcome(in_backend_soon=trouble is None)
+            outcome = self._outcome(backend_available=backend_error is None)
         except StoreUnavailableError as error:
-            logger.warning("%s: no result in the backend, and %s", self.id, error)
+            logger.warning("%s: the backend has no result, and the record: %s", self.id, error)
             outcome = None
-        if outcome is None and self._unfinished is None and trouble is not None:
-            raise trouble
+        if outcome is None and self._unfinished is None and backend_error is not None:
+            raise backend_error
         return outcome or meta
 
-    def _outcome(self, *, in_backend_soon: bool) -> dict[str, Any] | None:
-        """What the record says, in the words of a result backend; None while it has no outcome."""
+    def _outcome(self, *, backend_available: bool) -> dict[str, Any] | None:
+        """Returns the outcome in the record as task meta; None while there is none."""
         self._unfinished = None
-        answer = self._store.execute(commands.get(self.key))
-        record = self._store.looked_up(self.key, answer)
+        reply = self._store.execute(commands.get(self.key))
+        record = self._store.looked_up(self.key, reply)
         if record is None:
             return None
         if not record.state.finished:
-            self._unfinished = answer.raw.partition(b" ")[2]
+            self._unfinished = reply.raw.partition(b" ")[2]
             return None
         try:
             value = record.outcome()
             state = SUCCESS if record.state is State.COMPLETED else FAILURE
         except (NotReadyError, StoreUnavailableError):
-            return None  # it is told elsewhere: by the task that took its place, or by the depot
+            return None  # the task that replaced it, or the offload storage, has the outcome
         except Exception as error:
-            young = answer.now_ms - record.at_ms < BACKEND_DELAY_MS
-            if isinstance(error, ResultNotStoredError) and in_backend_soon and young:
-                return None
+            recent = reply.now_ms - record.at_ms < BACKEND_DELAY_MS
+            if isinstance(error, ResultNotStoredError) and backend_available and recent:
+                return None  # the backend will have the result soon
             state, value = FAILURE, error
         return {"status": state, "result": value, "traceback": None, "children": None}
