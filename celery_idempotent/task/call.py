@@ -1,4 +1,4 @@
-"""A task's call at the gate: what the gate asks, in Celery's words."""
+"""A message of a task as a call of the executor."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from celery_idempotent.task.task import IdempotentTask
 
 
-#: More retries than any message of one task id has.
+#: More than the retries of any task id.
 GENERATIONS = 10**9
 
 
 class TaskCall:
-    """One message of a task, in the worker that received it."""
+    """One message of a task in the worker that received it."""
 
     @staticmethod
     def of(request: Context | None) -> TaskCall | None:
-        """The call that stands at the gate, or has passed it, under `request`."""
+        """Returns the call of `request`, None if it is not protected or has not begun."""
         return getattr(request, "idempotency_call", None)
 
     def __init__(
@@ -63,9 +63,9 @@ class TaskCall:
         self.generation = generation_of(request)
         self.own_outcome = False
         self.rescheduled: Release | None = None
-        #: The task has replaced itself: its id, and what follows it, belong to another.
+        #: Set if the task has replaced itself: another task has its id and its continuation.
         self.replaced: Delegate | None = None
-        #: Something follows the task. Told now: older Celerys empty `request.chain` in sending it.
+        #: Read now, because older versions of Celery empty `request.chain` when they send it.
         self.continues = canvas.has_continuation(request)
         self.execution: Execution | None = None
         self._request = request
@@ -75,16 +75,16 @@ class TaskCall:
 
     @property
     def soft_limit(self) -> SoftLimit | None:
-        """The message's; an eager call is under the limit of another message, if of any."""
+        """The soft limit of the message; None for an eager call, which has none of its own."""
         return None if self._request.is_eager else current_call.soft_limit_of(self._request)
 
     @property
     def wait_timeout(self) -> float:
-        """What is configured, but no time limit is reached by waiting."""
+        """Seconds as configured, but no more than the message's time limits allow."""
         return min(self.settings.wait_timeout, current_call.wait_within_time_limits(self._request))
 
     def run(self, execution: Execution) -> Any:
-        """Run the task's body, ``autoretry_for`` and the like included."""
+        """Runs the body of the task, including ``autoretry_for`` and similar wrappers."""
         self.execution = execution
         self._request.idempotency_call = self
         self._request.idempotency_without_body = False
@@ -93,11 +93,15 @@ class TaskCall:
 
     @property
     def stopped(self) -> bool:
-        """Whether the body has dropped the rest of its chain, and whatever else was to follow."""
+        """Whether the body has removed its continuation, such as the rest of a chain."""
         return self.continues and not canvas.continues_on_success(self._request)
 
     def disposition(self, error: BaseException) -> Disposition:
-        """Celery's retry holds the key for its task id; ``idempotency_replay_errors`` end it."""
+        """Returns what an error of the body means for the key.
+
+        A retry reserves the key for its task id. Errors in ``idempotency_replay_errors`` are
+        stored. All others release the key.
+        """
         if self.replaced:
             return self.replaced
         if self.rescheduled:
@@ -111,16 +115,20 @@ class TaskCall:
         return Release(final=self._ends(error))
 
     def _ends(self, error: BaseException) -> bool:
-        """Whether Celery stores `error` as the task's, and acknowledges the message."""
+        """Returns whether Celery stores `error` and acknowledges the message."""
         stored = isinstance(error, Exception) and not isinstance(error, MemoryError)
         return stored and not self._request.is_eager and acknowledged(self.sender, "failure")
 
     def replaced_by_canvas(self, reports_result: bool) -> None:
-        """What has taken the task's place is on its way."""
+        """Notes that the canvas that replaces the task was published.
+
+        Args:
+            reports_result: whether its outcome can be read under the task's id.
+        """
         self.replaced = Delegate((self.generation // GENERATIONS + 1) * GENERATIONS, reports_result)
 
     def retry_published(self, retry: Retry) -> None:
-        """The message of `retry` is on its way: the key waits for it, however this run ends."""
+        """Notes that `retry` was published: the key is reserved for it, however this run ends."""
         held = self._until(_options_of(retry), self.generation + 1)
         if self.rescheduled is None or held.hold > self.rescheduled.hold:
             self.rescheduled = held
@@ -129,16 +137,19 @@ class TaskCall:
         return Release(hold=hold_for(options, self.settings.lease), awaited=awaited)
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
-        """For a redelivery of the message that ran: what the result backend has under its id.
+        """Returns or raises the outcome that the result backend has, for a redelivered message.
 
-        Another failure must not be told to those who have seen the success, or the first failure.
+        Callers may have read it already, so a redelivery must not end with another error.
+
+        Raises:
+            IdempotencyError: `error`, if the backend has no outcome.
         """
         if record.task_id == self.task_id and not self._request.is_eager:
             result = self.sender.AsyncResult(self.task_id)
             try:
                 state, value = result.state, result.result
-            except Exception as trouble:
-                raise error from trouble
+            except Exception as backend_error:
+                raise error from backend_error
             if state == SUCCESS:
                 return value
             if state == FAILURE and isinstance(value, Exception):
@@ -146,9 +157,9 @@ class TaskCall:
         raise error
 
     def replayed(self, record: Record) -> None:
-        """A redelivery of the message that ran sends its continuation only if nobody has yet.
+        """Lets a redelivery send its continuation only if the record does not have it as sent.
 
-        Another task id is a caller of its own: its continuation is its own, too.
+        A duplicate with another task id has a continuation of its own.
         """
         self._request.idempotency_call = self
         self._request.idempotency_without_body = True
@@ -158,11 +169,11 @@ class TaskCall:
             canvas.drop_continuation(self._request)
 
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
-        """Publish the message again under its id, then let this copy be acknowledged.
+        """Publishes the message again under its id, then lets this copy be acknowledged.
 
-        In this order, because the broker may take an acknowledgement of a copy for one of the
-        original. Where publishing fails, the broker is asked to hand this copy out again; where it
-        cannot be asked either, it will do so by itself.
+        In this order, because a broker may acknowledge the original together with a copy. If
+        publishing fails, this copy is requeued; if the broker is not available for that either, it
+        will redeliver the copy by itself.
         """
         if self._request.is_eager:
             raise reason
@@ -174,10 +185,10 @@ class TaskCall:
     def publish_again(
         self, task: Task, seconds: float, headers: dict[str, Any] | None, reason: BaseException
     ) -> NoReturn:
-        """Publish the message of `task`, then let this copy be acknowledged.
+        """Publishes the message of `task`, then lets this copy be acknowledged.
 
-        It keeps its time of expiry, in a header alone: a worker knows what has begun in time, and a
-        broker, which Celery would tell it too, drops whatever it has.
+        Its expiry is kept in a header only. Celery would pass it to the broker too, which drops
+        every expired message, while a worker runs one whose execution began in time.
         """
         request = self._request
         expires = request.expires
@@ -193,50 +204,50 @@ class TaskCall:
         }
         while True:
             try:
-                message = task.signature_from_request(
+                signature = task.signature_from_request(
                     request,
                     request.args,
                     request.kwargs,
                     **republish.adapt_to_delayed_delivery(task.app, request.delivery_info, options),
                 )
                 if task is not self.sender:
-                    republish.copy_properties(message, request, options)
+                    republish.copy_properties(signature, request, options)
                 with republish.confirming_producer(task.app) as producer:
-                    message.apply_async(producer=producer)
+                    signature.apply_async(producer=producer)
                 break
             except Exception as error:
                 if not pause.wait(error):
-                    # The errors behind this one would be a page of log for each.
-                    failure = f"{reason}; and it cannot be published: {error}"
-                    raise Reject(failure, requeue=True) from None
+                    # Without a cause, whose traceback would fill a page of the log.
+                    message = f"{reason}; and the message cannot be published again: {error}"
+                    raise Reject(message, requeue=True) from None
         raise Ignore from reason
 
     def ignore(self) -> NoReturn:
-        """Acknowledge the message; its task id never gets a state."""
+        """Acknowledges the message; its task id gets no state."""
         raise Ignore
 
     def reject(self, reason: str) -> NoReturn:
-        """Reject the message without requeueing it: the broker's dead letters get it."""
+        """Rejects the message without requeueing it, for the broker's dead-letter queue."""
         raise Reject(reason, requeue=False)
 
 
 def _options_of(retry: Retry) -> Mapping[str, Any]:
-    """The options that the message of `retry` is published with, as far as they are known."""
+    """Returns the options that the message of `retry` is published with, as far as known."""
     options: Mapping[str, Any] = retry.sig.options if retry.sig else {"eta": retry.when}
     return options
 
 
 def generation_of(request: Any) -> int:
-    """The number of a message among those of its task id.
+    """Returns the number of a message among those of its task id.
 
-    A retry adds one to ``retries``; a task that replaces itself starts again, one level deeper.
+    A retry adds one to ``retries``. A task that replaces itself starts again, one level deeper.
     """
     depth = getattr(request, "replaced_task_nesting", 0) or 0
     return int(depth) * GENERATIONS + int(request.retries or 0)
 
 
 def acknowledged(task: Task, after: str) -> bool:
-    """Whether a message of `task` is acknowledged after a ``failure``, or a ``timeout``."""
+    """Returns whether a message of `task` is acknowledged after a ``failure`` or ``timeout``."""
     either = task.acks_on_failure_or_timeout
     acks = getattr(task, f"acks_on_{after}", either)  # one option for both before Celery 5.7
     return not task.acks_late or bool(acks)
@@ -244,5 +255,5 @@ def acknowledged(task: Task, after: str) -> bool:
 
 @lru_cache(16)
 def worker_name(nodename: str | None, pid: int) -> str:
-    """``nodename/pid``: the process that runs an execution."""
+    """Returns ``nodename/pid``, the name of a process that runs executions."""
     return f"{nodename or gethostname()}/{pid}"
