@@ -16,7 +16,6 @@ from celery_idempotent.cli.command import (
 )
 from celery_idempotent.cli.target import read_view
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.explanation import Argument, Explanation
 from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.monitoring import json_format
@@ -56,8 +55,6 @@ def explain(
         raise click.UsageError(f"the key rule of {task} is TASK_ID: give --task-id")
     try:
         explanation = configuration.rule.explain(args, kwargs, task_id=task_id, explicit=own_key)
-    except IdempotencyError:
-        raise
     except TypeError as error:
         raise click.UsageError(f"the arguments do not fit {task}: {error}") from None
     store = configuration.executor.store

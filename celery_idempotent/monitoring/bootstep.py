@@ -78,7 +78,7 @@ def describe_settings(tasks: list[IdempotentTaskLike]) -> Iterator[str]:
     for task in tasks:
         settings = task.idempotency_configuration.settings
         if not settings.enabled:
-            yield f"{task.name}: not idempotent (idempotency_enabled is False)"
+            yield f"{task.name}: unprotected (idempotency_enabled is False)"
             continue
         different = {name: text for name, text in _texts(settings).items() if common[name] != text}
         if different:

@@ -13,7 +13,7 @@ from celery_idempotent.store.record_query import RecordView
 class Prediction(NamedTuple):
     """What would happen to a call, as a case for programs and a sentence for people."""
 
-    #: ungated, run, taken over, poisoned, replay, reused, conflict or corrupt.
+    #: unprotected, run, taken over, poisoned, replay, reused, conflict or corrupt.
     case: str
     sentence: str
 
@@ -30,7 +30,7 @@ _ON_CONFLICT = {
 def predict(key: Key, settings: Settings, view: RecordView | None) -> Prediction:
     """Predicts the reply of lua/begin.lua to a call with `key`, and what follows from it."""
     if not settings.enabled:
-        return Prediction("ungated", "runs without idempotency: idempotency_enabled is False")
+        return Prediction("unprotected", "runs unprotected: idempotency_enabled is False")
     if view is None:
         return Prediction("run", "runs: there is no record")
     record = view.record

@@ -48,7 +48,7 @@ class TestList:
         shop.charge.apply((1, 999))
         shop.charge.apply((2, 13))
 
-        assert [one["state"] for one in list_json(shop, "--state", "failed")] == ["FAILED"]
+        assert [record["state"] for record in list_json(shop, "--state", "failed")] == ["FAILED"]
         assert len(list_json(shop, "--task", "shop.charge", "--limit", "1")) == 1
         assert list_json(shop, "--older-than", "2h") == []
         assert shop.celery("list", "--task", "shop.nothing") == "No matching records.\n"
@@ -108,8 +108,12 @@ class TestList:
     def test_shows_an_unreadable_record_as_corrupt(self, shop: Shop) -> None:
         shop.client.set("idem:shop.charge:" + "x" * 22, "Znewer")
 
-        (one,) = list_json(shop)
-        assert one == {"key": f"shop.charge:{'x' * 22}", "task": "shop.charge", "state": "CORRUPT"}
+        (record,) = list_json(shop)
+        assert record == {
+            "key": f"shop.charge:{'x' * 22}",
+            "task": "shop.charge",
+            "state": "CORRUPT",
+        }
         assert "CORRUPT" in shop.celery("list")
 
     @pytest.mark.parametrize("command", ["scan", "getrange", "pttl", "time"])
@@ -130,9 +134,9 @@ class TestList:
     def test_json_has_stable_field_names(self, shop: Shop) -> None:
         shop.charge.apply((1, 999))
 
-        (one,) = list_json(shop)
+        (record,) = list_json(shop)
 
-        assert list(one) == [
+        assert list(record) == [
             *("key", "task", "state", "task_id", "worker", "token", "attempt"),
             *("started_at", "finished_at", "deadline", "expires_at"),
         ]
@@ -326,7 +330,7 @@ class TestForget:
         output = shop.celery("forget", "--state", "FAILED", answer="y\n")
 
         assert "Forget 3 records?" in output
-        assert [one["state"] for one in list_json(shop)] == ["COMPLETED"]
+        assert [record["state"] for record in list_json(shop)] == ["COMPLETED"]
 
     def test_keeps_a_record_that_has_changed_meanwhile(
         self, shop: Shop, monkeypatch: pytest.MonkeyPatch

@@ -27,11 +27,11 @@ def test_records_of_all_tasks_are_found_in_all_their_stores(shop: Shop) -> None:
         shop.charge.apply((number, 999))
     shop.pack.apply((1,))
 
-    found = list_records(shop)
+    listed = list_records(shop)
 
-    assert sorted(record.task for record in found) == ["shop.charge"] * 3 + ["shop.pack"]
-    assert all(record.state is State.COMPLETED for record in found)
-    assert {record.key for record in found if record.task == "shop.charge"} == {
+    assert sorted(record.task for record in listed) == ["shop.charge"] * 3 + ["shop.pack"]
+    assert all(record.state is State.COMPLETED for record in listed)
+    assert {record.key for record in listed if record.task == "shop.charge"} == {
         str(shop.charge.idempotency_key_of(number, 999)) for number in range(3)
     }
 
@@ -39,17 +39,17 @@ def test_records_of_all_tasks_are_found_in_all_their_stores(shop: Shop) -> None:
 def test_a_scanned_record_equals_one_that_is_read_by_key(shop: Shop) -> None:
     shop.charge.apply((42, 999))
 
-    (found,) = list_records(shop)
+    (record,) = list_records(shop)
 
     expected = shop.charge.idempotency_record(42, 999)
-    assert found.expires_at == pytest.approx(expected.expires_at, abs=timedelta(seconds=1))
-    assert (found.token, found.task_id, found.started_at, found.finished_at) == (
+    assert record.expires_at == pytest.approx(expected.expires_at, abs=timedelta(seconds=1))
+    assert (record.token, record.task_id, record.started_at, record.finished_at) == (
         expected.token,
         expected.task_id,
         expected.started_at,
         expected.finished_at,
     )
-    assert found.result == {"order": 42, "amount": 999}
+    assert record.result == {"order": 42, "amount": 999}
 
 
 def test_records_are_filtered_by_state_and_task(shop: Shop) -> None:
@@ -133,29 +133,29 @@ def test_a_large_result_is_fetched_on_access(shop: Shop) -> None:
     shop.pack.apply((1, 5_000))
     received = bytes_sent(shop.client)
 
-    (found,) = list_records(shop)
+    (record,) = list_records(shop)
 
     assert bytes_sent(shop.client) - received < 5_000
-    assert found.result == "x" * 5_000
+    assert record.result == "x" * 5_000
 
 
 def test_a_large_result_that_has_changed_meanwhile_raises_an_error(shop: Shop) -> None:
     shop.pack.apply((1, 5_000))
-    (found,) = list_records(shop)
+    (record,) = list_records(shop)
     shop.pack.idempotency_forget(1, 5_000)
     shop.begin(shop.pack, 1, 5_000)
 
     with pytest.raises(ResultNotStoredError, match="changed meanwhile"):
-        _ = found.result
+        _ = record.result
 
 
 def test_a_record_whose_task_id_exceeds_the_scanned_bytes_is_read_whole(shop: Shop) -> None:
     shop.charge.apply((1, 999), task_id="long" * 300)
 
-    (found,) = list_records(shop)
+    (record,) = list_records(shop)
 
-    assert found.task_id == "long" * 300
-    assert found.result == {"order": 1, "amount": 999}
+    assert record.task_id == "long" * 300
+    assert record.result == {"order": 1, "amount": 999}
 
 
 def test_many_records_are_scanned_in_pages_without_the_command_keys(shop: Shop) -> None:
@@ -190,9 +190,9 @@ def test_a_clusters_records_are_found_on_all_its_nodes(shop: Shop) -> None:
             client.set(name, raw, px=60_000)
         engine = Idempotency(cluster.url)
 
-        found = list(engine.records(state="COMPLETED", task="shop.charge"))
+        listed = list(engine.records(state="COMPLETED", task="shop.charge"))
 
-        assert {f"idem:{record.key}" for record in found} == names
+        assert {f"idem:{record.key}" for record in listed} == names
         with engine.executor.store.open_reader() as reader:
             keys = [found.key for page in reader.scan() for found in page]
             assert len(reader.get(keys)) == len(reader.bytes_used(keys)) == 200
@@ -217,11 +217,11 @@ def test_an_engine_lists_its_own_records_and_those_of_its_app(shop: Shop) -> Non
     shop.charge.apply((1, 999))
     shop.pack.apply((1,))
 
-    found = {record.task: record.result for record in engine.records()}
+    results = {record.task: record.result for record in engine.records()}
 
-    assert found.pop("shop.charge") == {"order": 1, "amount": 999}
-    assert found.pop("shop.pack") == "x"
-    assert list(found.values()) == [3]
+    assert results.pop("shop.charge") == {"order": 1, "amount": 999}
+    assert results.pop("shop.pack") == "x"
+    assert list(results.values()) == [3]
 
 
 def copy(shop: Shop, times: int) -> None:

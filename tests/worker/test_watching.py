@@ -97,7 +97,7 @@ class TestLogAtStart:
         lines = worker.logs()
 
         assert re.search(r"shop\.short_lease: lease 2$", lines, re.MULTILINE)
-        assert "shop.open_door: not idempotent" in lines
+        assert "shop.open_door: unprotected" in lines
 
     def test_each_finding_is_one_line(self, worker: Worker) -> None:
         warnings = [line for line in worker.logs().splitlines() if "weakens idempotency" in line]

@@ -61,10 +61,10 @@ class TestServer:
     ) -> None:
         findings = server.check(replace(SOUND, **info), "here")
 
-        found = only(finding for finding in findings if finding.name == name)
+        finding = only(f for f in findings if f.name == name)
 
-        assert str(found.severity) == severity
-        assert setting in found.setting
+        assert str(finding.severity) == severity
+        assert setting in finding.setting
 
     def test_every_version_of_valkey_is_supported(self) -> None:
         valkey = replace(SOUND, flavour="valkey", version=(7, 2, 5))
@@ -73,13 +73,13 @@ class TestServer:
 
     @pytest.mark.parametrize("replicas", [0, 2])
     def test_replicas_are_reported(self, replicas: int) -> None:
-        (found,) = server.check(replace(SOUND, replicas=replicas), "here")
-        assert str(replicas or "no replica") in found.what
+        (finding,) = server.check(replace(SOUND, replicas=replicas), "here")
+        assert str(replicas or "no replica") in finding.what
 
     def test_fewer_replicas_than_required_are_an_error(self) -> None:
         assert names(server.check(replace(SOUND, replicas=2), "here", required_replicas=2)) == set()
-        found = only(server.check(replace(SOUND, replicas=1), "here", required_replicas=2))
-        assert (found.name, str(found.severity)) == ("replicas", "error")
+        finding = only(server.check(replace(SOUND, replicas=1), "here", required_replicas=2))
+        assert (finding.name, str(finding.severity)) == ("replicas", "error")
 
 
 def shop(broker_url: str = "redis://localhost:1/0", **settings: Any) -> Celery:
@@ -104,9 +104,9 @@ class TestBroker:
         assert list(broker.check_visibility_timeout(app)) == []
 
         add(app, name="shop.ship", idempotency_lease=31)
-        found = only(broker.check_visibility_timeout(app))
-        assert "shop.ship" in found.what
-        assert "visibility_timeout" in found.setting
+        finding = only(broker.check_visibility_timeout(app))
+        assert "shop.ship" in finding.what
+        assert "visibility_timeout" in finding.setting
 
     def test_a_rare_sweep_is_found(self) -> None:
         slow = shop(broker_transport_options={"visibility_timeout": 70})
@@ -216,10 +216,10 @@ class TestTasks:
         add(app, name="shop.tidy")
         add(app)
 
-        found = only(tasks.check(app))
+        finding = only(tasks.check(app))
 
-        assert (found.name, found.subject) == ("periodic-key", "shop.tidy")
-        assert "TASK_ID" in found.setting
+        assert (finding.name, finding.subject) == ("periodic-key", "shop.tidy")
+        assert "TASK_ID" in finding.setting
 
     def test_task_always_eager_is_found(self) -> None:
         app = shop(task_always_eager=True)
