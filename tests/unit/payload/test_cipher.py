@@ -1,4 +1,4 @@
-"""Encryption at rest: what a look into Redis shows, and what tampering with it brings."""
+"""Encryption at rest: payloads in Redis reveal nothing, and tampering is detected."""
 
 from __future__ import annotations
 
@@ -12,173 +12,175 @@ from hypothesis import strategies as st
 
 from celery_idempotent.errors import CorruptRecordError, DecryptionError, SettingsError
 from celery_idempotent.payload.cipher import Cipher
-from celery_idempotent.payload.codec import ERROR, RESULT, step_field
+from celery_idempotent.payload.fields import ERROR, RESULT, step_field
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
-from tests.unit.payload.test_codec import (
-    KEY,
+from tests.unit.payload.encoding import (
     PLAIN,
-    BaseRecordStore,
+    MemoryStorage,
     OutOfStockError,
-    codec,
-    error_written,
-    read,
-    written,
+    decode,
+    decode_field,
+    encode,
+    encode_error,
+    make_codec,
 )
 from tests.unit.serializers import SERIALIZERS
 
 OLD, NEW, LOST = (Fernet.generate_key() for _ in range(3))
 SECRET = "4111-1111-1111-1111"
 
-desk = codec(cipher=Cipher([NEW]))
+ENCRYPTING = make_codec(cipher=Cipher([NEW]))
 
 
 @pytest.mark.parametrize("serializer", SERIALIZERS)
-def test_a_result_comes_back_as_it_was(serializer: str) -> None:
+def test_a_result_is_decoded_unchanged(serializer: str) -> None:
     for value in PLAIN:
-        back = read(written(value, serializer, by=desk), by=desk)
+        decoded = decode(encode(value, serializer, codec=ENCRYPTING), codec=ENCRYPTING)
 
-        assert back == value
-        assert type(back) is type(value)
+        assert decoded == value
+        assert type(decoded) is type(value)
 
 
-def test_nothing_of_it_can_be_read_in_redis() -> None:
-    payload = written({"card": SECRET}, by=desk)
+def test_a_payload_reveals_nothing_of_a_result() -> None:
+    payload = encode({"card": SECRET}, codec=ENCRYPTING)
 
     assert payload.format == "!json"
     assert SECRET.encode() not in payload.body
     assert b"card" not in payload.body
 
 
-def test_neither_can_anything_of_an_error() -> None:
-    payload = error_written(OutOfStockError(SECRET, 5), by=desk)
+def test_a_payload_reveals_nothing_of_an_error() -> None:
+    payload = encode_error(OutOfStockError(SECRET, 5), codec=ENCRYPTING)
 
     assert payload.format == "!json"
     assert b"4111" not in payload.body
     assert b"OutOfStock" not in payload.body
-    assert read(payload, by=desk, state=State.FAILED).args == (SECRET, 5)
+    assert decode(payload, codec=ENCRYPTING, state=State.FAILED).args == (SECRET, 5)
 
 
-def test_the_same_value_looks_different_each_time() -> None:
-    assert written(SECRET, by=desk).body != written(SECRET, by=desk).body
+def test_the_same_value_is_encrypted_differently_each_time() -> None:
+    assert encode(SECRET, codec=ENCRYPTING).body != encode(SECRET, codec=ENCRYPTING).body
 
 
-def test_compression_comes_first() -> None:
-    payload = written("text " * 1000, compression="gzip", by=desk)
+def test_compression_precedes_encryption() -> None:
+    payload = encode("text " * 1000, compression="gzip", codec=ENCRYPTING)
 
     assert payload.format == "!json+gzip"
     assert len(payload.body) < 300
-    assert read(payload, by=desk) == "text " * 1000
+    assert decode(payload, codec=ENCRYPTING) == "text " * 1000
 
 
-def test_what_is_in_the_depot_is_encrypted_there() -> None:
-    shelf = BaseRecordStore()
-    keeper = codec(offload_storage=shelf, cipher=Cipher([NEW]))
+def test_offloaded_objects_are_encrypted() -> None:
+    storage = MemoryStorage()
+    codec = make_codec(offload_storage=storage, cipher=Cipher([NEW]))
 
-    payload = written(SECRET, max_size=10, by=keeper)
+    payload = encode(SECRET, max_size=10, codec=codec)
 
     assert payload == Payload("@!json", b"shop.charge:digest:17")
-    assert SECRET.encode() not in shelf.kept["shop.charge:digest:17"]
-    assert read(payload, by=keeper) == SECRET
+    assert SECRET.encode() not in storage.objects["shop.charge:digest:17"]
+    assert decode(payload, codec=codec) == SECRET
 
 
-def test_the_size_that_counts_is_that_of_the_encrypted_bytes() -> None:
-    assert written("x" * 50, max_size=60).has_value
-    assert not written("x" * 50, max_size=60, by=desk).has_value
+def test_the_maximum_size_applies_to_encrypted_bytes() -> None:
+    assert encode("x" * 50, max_size=60).has_value
+    assert not encode("x" * 50, max_size=60, codec=ENCRYPTING).has_value
 
 
 class TestRotation:
-    def test_the_first_key_encrypts_and_all_decrypt(self) -> None:
-        before = written(SECRET, by=codec(cipher=Cipher([OLD])))
-        both = codec(cipher=Cipher([NEW, OLD]))
-        after = written(SECRET, by=both)
+    def test_the_first_key_encrypts_and_every_key_decrypts(self) -> None:
+        before = encode(SECRET, codec=make_codec(cipher=Cipher([OLD])))
+        both = make_codec(cipher=Cipher([NEW, OLD]))
+        after = encode(SECRET, codec=both)
 
-        assert read(before, by=both) == read(after, by=both) == SECRET
-        assert read(after, by=desk) == SECRET
+        assert decode(before, codec=both) == decode(after, codec=both) == SECRET
+        assert decode(after, codec=ENCRYPTING) == SECRET
 
-    def test_a_key_that_is_taken_away_takes_its_results_along(self) -> None:
-        before = written(SECRET, by=codec(cipher=Cipher([OLD])))
+    def test_results_of_a_removed_key_cannot_be_decrypted(self) -> None:
+        before = encode(SECRET, codec=make_codec(cipher=Cipher([OLD])))
 
         with pytest.raises(DecryptionError) as caught:
-            read(before, by=desk)
+            decode(before, codec=ENCRYPTING)
         assert str(caught.value) == (
             "the result of shop.charge:digest cannot be decrypted: its key is not in "
             "idempotency_encryption_keys, or it was tampered with; add the key, or forget the "
             "record to start afresh"
         )
 
-    def test_without_any_key_it_is_said_which_setting_is_missing(self) -> None:
+    def test_without_keys_the_error_names_the_setting(self) -> None:
         for payload, state in [
-            (written(SECRET, by=desk), State.COMPLETED),
-            (error_written(ValueError(SECRET), by=desk), State.FAILED),
+            (encode(SECRET, codec=ENCRYPTING), State.COMPLETED),
+            (encode_error(ValueError(SECRET), codec=ENCRYPTING), State.FAILED),
         ]:
             with pytest.raises(DecryptionError, match="has no idempotency_encryption_keys"):
-                read(payload, state=state)
+                decode(payload, state=state)
 
-    def test_what_was_written_before_encryption_is_still_read(self) -> None:
-        assert read(written(SECRET), by=desk) == SECRET
-        assert read(error_written(ValueError("a")), by=desk, state=State.FAILED).args == ("a",)
+    def test_payloads_that_are_not_encrypted_can_still_be_decoded(self) -> None:
+        assert decode(encode(SECRET), codec=ENCRYPTING) == SECRET
+        assert decode(encode_error(ValueError("a")), codec=ENCRYPTING, state=State.FAILED).args == (
+            "a",
+        )
 
 
 class TestTampering:
-    def test_with_any_byte_is_found_out(self) -> None:
-        payload = written("x", by=desk)
+    def test_with_any_byte_is_detected(self) -> None:
+        payload = encode("x", codec=ENCRYPTING)
 
-        for context in range(len(payload.body)):
+        for position in range(len(payload.body)):
             body = bytearray(payload.body)
-            body[context] ^= 1
+            body[position] ^= 1
             with pytest.raises(DecryptionError):
-                read(Payload(payload.format, bytes(body)), by=desk)
+                decode(Payload(payload.format, bytes(body)), codec=ENCRYPTING)
 
-    def test_cutting_it_short_is_found_out(self) -> None:
-        payload = written("x", by=desk)
+    def test_truncation_is_detected(self) -> None:
+        payload = encode("x", codec=ENCRYPTING)
 
         for length in range(len(payload.body)):
             with pytest.raises(DecryptionError):
-                read(Payload(payload.format, payload.body[:length]), by=desk)
+                decode(Payload(payload.format, payload.body[:length]), codec=ENCRYPTING)
 
     @given(st.binary(max_size=200))
-    def test_any_bytes_are_found_out(self, body: bytes) -> None:
+    def test_arbitrary_bytes_are_rejected(self, body: bytes) -> None:
         with pytest.raises(DecryptionError):
-            read(Payload("!json", body), by=desk)
+            decode(Payload("!json", body), codec=ENCRYPTING)
 
-    def test_a_body_from_another_record_is_refused(self) -> None:
+    def test_the_body_of_another_record_is_rejected(self) -> None:
         with pytest.raises(DecryptionError):
-            read(written("theirs", key="shop.charge:other", by=desk), by=desk)
+            decode(encode("theirs", key="shop.charge:other", codec=ENCRYPTING), codec=ENCRYPTING)
 
-    def test_a_body_of_another_part_is_refused(self) -> None:
-        parts = [RESULT, ERROR, step_field("a"), step_field("b")]
-        payload = {field: written("x", field=field, by=desk) for field in parts}
+    def test_the_body_of_another_field_is_rejected(self) -> None:
+        fields = [RESULT, ERROR, step_field("a"), step_field("b")]
+        payloads = {field: encode("x", field=field, codec=ENCRYPTING) for field in fields}
 
-        for field in parts:
-            for other in parts:
+        for field in fields:
+            for other in fields:
                 if other == field:
-                    assert desk.load(payload[field], KEY, other) == "x"
+                    assert decode_field(payloads[field], other, ENCRYPTING) == "x"
                     continue
                 with pytest.raises(DecryptionError):
-                    desk.load(payload[field], KEY, other)
+                    decode_field(payloads[field], other, ENCRYPTING)
 
-    def test_a_result_does_not_pass_for_an_error(self) -> None:
+    def test_a_result_is_not_accepted_as_an_error(self) -> None:
         forged = {"exc_type": "ValueError", "exc_module": "builtins", "exc_message": []}
 
         with pytest.raises(DecryptionError):
-            read(written(forged, by=desk), by=desk, state=State.FAILED)
+            decode(encode(forged, codec=ENCRYPTING), codec=ENCRYPTING, state=State.FAILED)
 
     @pytest.mark.parametrize("form", ["!pickle", "!json+gzip", "!", "!!json", "@!json"])
-    def test_another_format_is_refused(self, form: str) -> None:
-        payload = written("x", by=desk)
+    def test_another_format_is_rejected(self, form: str) -> None:
+        payload = encode("x", codec=ENCRYPTING)
 
         with pytest.raises(CorruptRecordError):
-            read(Payload(form, payload.body), by=desk)
+            decode(Payload(form, payload.body), codec=ENCRYPTING)
 
-    def test_a_body_that_is_said_to_be_plain_is_corrupt(self) -> None:
+    def test_an_encrypted_body_with_a_plain_format_is_corrupt(self) -> None:
         with pytest.raises(CorruptRecordError, match="cannot be decoded as json"):
-            read(Payload("json", written("x", by=desk).body), by=desk)
+            decode(Payload("json", encode("x", codec=ENCRYPTING).body), codec=ENCRYPTING)
 
 
 class TestKeys:
     @pytest.mark.parametrize("key", [b"short", "x" * 44, b"", "ü" * 44, 5, None], ids=repr)
-    def test_that_are_none_are_refused_and_not_shown(self, key: Any) -> None:
+    def test_that_are_invalid_are_rejected_without_being_quoted(self, key: Any) -> None:
         with pytest.raises(SettingsError) as caught:
             Cipher([NEW, key])
 
@@ -188,16 +190,16 @@ class TestKeys:
         )
         assert caught.value.__suppress_context__
 
-    def test_may_be_text(self) -> None:
+    def test_may_be_strings(self) -> None:
         cipher = Cipher([NEW.decode()])
 
         assert Cipher([NEW]).decrypt(cipher.encrypt(b"x", "k"), "k") == b"x"
 
-    def test_there_must_be_one(self) -> None:
+    def test_must_not_be_empty(self) -> None:
         with pytest.raises(SettingsError, match="idempotency_encryption_keys is empty"):
             Cipher([])
 
-    def test_need_a_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_need_the_library_cryptography(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "cryptography.fernet", None)
 
         with pytest.raises(SettingsError) as caught:
@@ -208,7 +210,7 @@ class TestKeys:
         )
 
 
-def test_places_do_not_run_into_each_other() -> None:
+def test_contexts_are_unambiguous() -> None:
     cipher = Cipher([LOST])
 
     assert cipher.decrypt(cipher.encrypt(b"x", "a", "bc"), "ab", "c") is None

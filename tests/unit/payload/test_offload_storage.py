@@ -1,4 +1,4 @@
-"""Large payloads in Celery's own backends: a directory, and an S3 that moto plays."""
+"""Offload storage in Celery's backends: a directory, memory, and S3 simulated by moto."""
 
 from __future__ import annotations
 
@@ -36,78 +36,78 @@ def bucket() -> Iterator[Bucket]:
 
 
 @pytest.fixture(params=["file", "s3", "memory"])
-def offload_storage(request: pytest.FixtureRequest, tmp_path: Path) -> BackendOffloadStorage:
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> BackendOffloadStorage:
     if request.param == "s3":
         settings = request.getfixturevalue("bucket").settings
-        return BackendOffloadStorage(celery(**settings), "s3://")
+        return BackendOffloadStorage(make_app(**settings), "s3://")
     url = {"file": f"file://{tmp_path}", "memory": "cache+memory://"}[request.param]
-    return BackendOffloadStorage(celery(), url)
+    return BackendOffloadStorage(make_app(), url)
 
 
-def celery(**settings: Any) -> Celery:
-    app = Celery("depot", set_as_current=False)
+def make_app(**settings: Any) -> Celery:
+    app = Celery("offload", set_as_current=False)
     app.conf.update(settings)
     return app
 
 
-def test_any_bytes_come_back_as_they_were(offload_storage: BackendOffloadStorage) -> None:
+def test_any_bytes_are_returned_unchanged(storage: BackendOffloadStorage) -> None:
     for number, data in enumerate(DATA):
-        offload_storage.put(f"{NAME}{number}", data, 60)
+        storage.put(f"{NAME}{number}", data, 60)
     for number, data in enumerate(DATA):
-        assert offload_storage.get(f"{NAME}{number}") == data
+        assert storage.get(f"{NAME}{number}") == data
 
 
-def test_what_was_never_put_is_not_there(offload_storage: BackendOffloadStorage) -> None:
-    assert offload_storage.get(f"{NAME}-never") is None
+def test_a_name_that_was_never_stored_has_no_data(storage: BackendOffloadStorage) -> None:
+    assert storage.get(f"{NAME}-never") is None
 
 
-def test_what_was_deleted_is_not_there_any_more(offload_storage: BackendOffloadStorage) -> None:
-    offload_storage.put(NAME, b"1", 60)
-    offload_storage.delete(NAME)
+def test_a_deleted_name_has_no_data(storage: BackendOffloadStorage) -> None:
+    storage.put(NAME, b"1", 60)
+    storage.delete(NAME)
 
-    assert offload_storage.get(NAME) is None
+    assert storage.get(NAME) is None
 
 
-def test_each_thread_has_a_client_of_its_own(offload_storage: BackendOffloadStorage) -> None:
-    opened = []
+def test_each_thread_has_its_own_backend(storage: BackendOffloadStorage) -> None:
+    backends = []
 
     def use() -> None:
-        offload_storage.get(NAME)
-        opened.append(offload_storage._backend())
+        storage.get(NAME)
+        backends.append(storage._backend())
 
     use()
     thread = threading.Thread(target=use)
     thread.start()
     thread.join()
 
-    assert offload_storage._backend() is opened[0]
-    assert opened[0] is not opened[1]
+    assert storage._backend() is backends[0]
+    assert backends[0] is not backends[1]
 
 
-def test_the_backend_is_told_how_long_to_keep_it() -> None:
-    offload_storage = BackendOffloadStorage(celery(), "cache+memory://")
-    offload_storage.put(NAME, b"1", 59.5)
-    offload_storage.put(NAME, b"1", 120)
+def test_the_backend_gets_the_retention() -> None:
+    storage = BackendOffloadStorage(make_app(), "cache+memory://")
+    storage.put(NAME, b"1", 59.5)
+    storage.put(NAME, b"1", 120)
 
-    assert [offload_storage._backend(seconds).expires for seconds in (60, 120)] == [60, 120]
+    assert [storage._backend(seconds).expires for seconds in (60, 120)] == [60, 120]
 
 
-def test_a_directory_holds_text_as_it_is(tmp_path: Path) -> None:
-    BackendOffloadStorage(celery(), f"file://{tmp_path}").put(NAME, b'{"a": 1}', 60)
+def test_text_is_stored_unchanged(tmp_path: Path) -> None:
+    BackendOffloadStorage(make_app(), f"file://{tmp_path}").put(NAME, b'{"a": 1}', 60)
 
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(NAME, '{"a": 1}')]
 
 
-def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    offload_storage = BackendOffloadStorage(celery(), f"file://{tmp_path}/nowhere")
+def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
+    storage = BackendOffloadStorage(make_app(), f"file://{tmp_path}/nowhere")
 
-    for use in (lambda: offload_storage.put(NAME, b"1", 60), lambda: offload_storage.get(NAME)):
+    for use in (lambda: storage.put(NAME, b"1", 60), lambda: storage.get(NAME)):
         with pytest.raises(Exception, match="path"):
             use()
 
 
 @pytest.mark.parametrize("damage", ["base64:M", "base64:###", "base64:Zü"])
-def test_damage_is_left_to_the_reader(tmp_path: Path, damage: str) -> None:
+def test_damaged_data_is_returned_unchanged(tmp_path: Path, damage: str) -> None:
     (tmp_path / NAME).write_text(damage)
 
-    assert BackendOffloadStorage(celery(), f"file://{tmp_path}").get(NAME) == damage.encode()
+    assert BackendOffloadStorage(make_app(), f"file://{tmp_path}").get(NAME) == damage.encode()

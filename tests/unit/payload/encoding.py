@@ -1,0 +1,139 @@
+"""Helpers that encode and decode payloads, an offload storage in memory, and sample values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from celery import Celery
+from kombu.serialization import prepare_accept_content
+
+from celery_idempotent.executor.runtime.run_sync import run_sync
+from celery_idempotent.payload.backend_result_codec import BackendResultCodec
+from celery_idempotent.payload.cipher import Cipher
+from celery_idempotent.payload.codec import PayloadCodec
+from celery_idempotent.payload.fields import RESULT
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.record import Record, State
+from celery_idempotent.settings import Settings
+from tests.unit.serializers import SERIALIZERS
+
+app = Celery("payloads", backend="cache+memory://", set_as_current=False)
+
+KEY = "shop.charge:digest"
+
+
+class MemoryStorage:
+    """An offload storage in memory; all its methods fail while it is `unavailable`."""
+
+    def __init__(self, unavailable: bool = False) -> None:
+        self.unavailable = unavailable
+        self.objects: dict[str, bytes] = {}
+
+    def put(self, name: str, data: bytes, seconds: float) -> None:
+        if self.unavailable:
+            raise OSError("unavailable")
+        self.objects[name] = data
+        self.seconds = seconds
+
+    def get(self, name: str) -> bytes | None:
+        if self.unavailable:
+            raise OSError("unavailable")
+        return self.objects.get(name)
+
+    def delete(self, name: str) -> None:
+        if self.unavailable:
+            raise OSError("unavailable")
+        self.objects.pop(name, None)
+
+
+def make_codec(
+    accept: Iterable[str] = SERIALIZERS,
+    offload_storage: MemoryStorage | None = None,
+    cipher: Cipher | None = None,
+) -> PayloadCodec:
+    return PayloadCodec(
+        BackendResultCodec(app), prepare_accept_content(list(accept)), offload_storage, cipher
+    )
+
+
+def encode(
+    value: Any,
+    serializer: str = "json",
+    *,
+    compression: str | None = None,
+    threshold: int = 0,
+    max_size: int = 1_000_000,
+    key: str = KEY,
+    field: str = RESULT,
+    codec: PayloadCodec | None = None,
+) -> Payload:
+    settings = Settings(
+        serializer=serializer,
+        compression=compression,
+        compression_threshold=threshold,
+        max_result_size=max_size,
+    )
+    codec = codec or make_codec()
+    return run_sync(codec.encode_result(value, settings, key=key, token=17, field=field))
+
+
+def encode_error(
+    error: BaseException, *, codec: PayloadCodec | None = None, max_size: int = 1_000_000
+) -> Payload:
+    settings = Settings(serializer="json", max_result_size=max_size)
+    codec = codec or make_codec()
+    return run_sync(codec.encode_error(error, settings, key=KEY, token=17))
+
+
+def record_with(payload: Payload, state: State = State.COMPLETED) -> Record:
+    return Record(
+        state=state,
+        key=KEY,
+        task="shop.charge",
+        task_id="a",
+        worker="w",
+        token=1,
+        attempt=5,
+        format=payload.format,
+        body=payload.body,
+    )
+
+
+def decode(
+    payload: Payload, codec: PayloadCodec | None = None, state: State = State.COMPLETED
+) -> Any:
+    return (codec or make_codec()).decode(record_with(payload, state))
+
+
+def decode_field(payload: Payload, field: str, codec: PayloadCodec) -> Any:
+    return codec._decode(payload, KEY, field, codec._accept)
+
+
+PLAIN: list[Any] = [
+    None,
+    0,
+    0.0,
+    "",
+    [],
+    {},
+    False,
+    True,
+    -1,
+    1.5,
+    "Zürich",
+    [1, {"a": [None]}],
+    2**60,
+]
+
+
+class OutOfStockError(Exception):
+    """Of a module that every worker can import."""
+
+
+class Explodes:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("secret")
+
+    def __json__(self) -> Any:
+        raise RuntimeError("secret")

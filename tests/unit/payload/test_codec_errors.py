@@ -1,0 +1,251 @@
+"""Errors, and results of tasks that were replaced: decoded as the first caller got them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timezone
+from decimal import Decimal
+from threading import Lock
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+from celery.utils.serialization import get_pickleable_exception
+from kombu.serialization import prepare_accept_content
+
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    NotReadyError,
+    PoisonedTaskError,
+    ResultNotStoredError,
+)
+from celery_idempotent.payload.backend_result_codec import BackendResultCodec
+from celery_idempotent.payload.codec import DELEGATED, PayloadCodec
+from celery_idempotent.payload.plain_result_codec import PlainResultCodec
+from celery_idempotent.payload.result_codec import ResultCodec
+from celery_idempotent.record import layout
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.record import Record, State
+from tests.unit.payload.encoding import (
+    Explodes,
+    OutOfStockError,
+    app,
+    decode,
+    encode,
+    encode_error,
+    make_codec,
+    record_with,
+)
+
+
+class TestReplacedTask:
+    """The result of the task that replaced this one (`self.replace`)."""
+
+    @staticmethod
+    def delegated(task_id: str, seconds: float = 0) -> Record:
+        payload = Payload(DELEGATED, layout.write_replacement(1, task_id, b""))
+        at_ms = round((datetime.now(timezone.utc).timestamp() - seconds) * 1000)
+        return replace(record_with(payload), decode=make_codec().decode, at_ms=at_ms)
+
+    def test_is_not_ready_while_that_task_runs(self) -> None:
+        record = self.delegated(str(uuid4()))
+
+        assert record.result is None
+        with pytest.raises(NotReadyError):
+            record.outcome()
+
+    def test_is_not_stored_once_the_backend_may_have_deleted_it(self) -> None:
+        day = 86400.0
+        with pytest.raises(NotReadyError):
+            self.delegated(str(uuid4()), day - 60).outcome()
+        with pytest.raises(ResultNotStoredError, match="result_expires"):
+            self.delegated(str(uuid4()), day + 60).outcome()
+
+    def test_is_returned_for_as_long_as_the_backend_has_it(self) -> None:
+        task_id = str(uuid4())
+        app.backend.store_result(task_id, 42, "SUCCESS")
+
+        assert self.delegated(task_id, 10 * 86400.0).outcome() == 42
+
+    def test_is_the_value_that_the_task_returned(self) -> None:
+        for value in (42, None, ""):
+            task_id = str(uuid4())
+            app.backend.store_result(task_id, value, "SUCCESS")
+
+            assert self.delegated(task_id).outcome() == value
+
+    def test_is_the_error_that_the_task_raised(self) -> None:
+        task_id = str(uuid4())
+        app.backend.store_result(task_id, OutOfStockError("sku-7"), "FAILURE")
+
+        with pytest.raises(OutOfStockError, match="sku-7"):
+            self.delegated(task_id).outcome()
+
+    @pytest.mark.parametrize("body", [b"", bytes(8), bytes(7) + b"\0\5four"])
+    def test_is_corrupt_if_its_body_is_truncated(self, body: bytes) -> None:
+        record = replace(record_with(Payload(DELEGATED, body)), decode=make_codec().decode)
+
+        with pytest.raises(CorruptRecordError):
+            record.outcome()
+
+    def test_is_not_stored_without_a_backend(self) -> None:
+        without = Celery("without", backend="disabled://", set_as_current=False)
+        codec = PayloadCodec(BackendResultCodec(without), prepare_accept_content(["json"]))
+
+        with pytest.raises(ResultNotStoredError, match="the result backend cannot return"):
+            codec.decode(self.delegated(str(uuid4())))
+
+
+class WordyError(Exception):
+    """Builds its message from its argument."""
+
+    def __init__(self, number: object) -> None:
+        super().__init__(f"out of {number}")
+
+
+class LockedError(Exception):
+    """Cannot be pickled."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.lock = Lock()
+
+
+class UnprintableError(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("secret")
+
+    __str__ = __repr__
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        "error",
+        [
+            ValueError("a", 1),
+            KeyError("x"),
+            ValueError(),
+            OutOfStockError("sku-7", Decimal("1.5")),
+            UnicodeDecodeError("utf-8", b"\xff", 0, 1, "reason"),
+            SystemExit(3),
+            type("MadeHere", (ValueError,), {})("message"),
+            ValueError(object),
+        ],
+        ids=lambda error: type(error).__name__ + str(len(error.args)),
+    )
+    def test_are_decoded_as_async_result_raises_them(self, error: BaseException) -> None:
+        task_id = str(uuid4())
+        # As Celery's tracer passes it to the backend.
+        app.backend.store_result(task_id, get_pickleable_exception(error), "FAILURE")
+        first = app.AsyncResult(task_id).result
+
+        again = decode(encode_error(error), state=State.FAILED)
+
+        assert type(again).__qualname__ == type(first).__qualname__
+        assert type(again).__module__ == type(first).__module__
+        assert again.args == first.args
+
+    def test_that_cannot_be_pickled_are_decoded_as_celery_reports_them(self) -> None:
+        first = get_pickleable_exception(LockedError("sku-7"))
+
+        again = decode(encode_error(LockedError("sku-7")), state=State.FAILED)
+
+        assert type(again) is type(first)
+        assert str(again) == str(first) == "LockedError('sku-7')"
+
+    def test_keep_their_type_and_arguments(self) -> None:
+        again = decode(encode_error(OutOfStockError("sku-7", 5)), state=State.FAILED)
+
+        assert type(again) is OutOfStockError
+        assert again.args == ("sku-7", 5)
+
+    @pytest.mark.parametrize(
+        "result_codec", [BackendResultCodec(app), PlainResultCodec()], ids=["app", "plain"]
+    )
+    def test_keep_their_arguments_however_often_they_are_stored(
+        self, result_codec: ResultCodec
+    ) -> None:
+        # The worker of a duplicate stores the error again, for the duplicate's caller.
+        codec = PayloadCodec(result_codec, prepare_accept_content(["json"]))
+        error: BaseException = WordyError(5)
+        for _ in range(3):
+            error = decode(encode_error(error, codec=codec), codec=codec, state=State.FAILED)
+
+        assert type(error) is WordyError
+        assert str(error) == "out of 5"
+
+    def test_are_json_whatever_the_serializer_of_the_result_backend(self) -> None:
+        pickling = Celery("pickling", backend="cache+memory://", set_as_current=False)
+        pickling.conf.result_serializer = "pickle"
+        codec = PayloadCodec(BackendResultCodec(pickling), prepare_accept_content(["pickle"]))
+
+        again = decode(
+            encode_error(ValueError(object), codec=codec), codec=codec, state=State.FAILED
+        )
+
+        assert type(again) is ValueError
+        assert again.args == ("<class 'object'>",)
+
+    def test_are_encoded_as_json_which_executes_nothing(self) -> None:
+        payload = encode_error(ValueError(Explodes, "a"))
+
+        assert payload.format == "json"
+
+    def test_are_decoded_even_if_the_app_does_not_accept_json(self) -> None:
+        payload = encode_error(ValueError("a"))
+
+        assert decode(payload, codec=make_codec(accept=["pickle"]), state=State.FAILED).args == (
+            "a",
+        )
+
+    def test_are_never_unpickled(self) -> None:
+        with pytest.raises(CorruptRecordError):
+            decode(encode(ValueError("a"), "pickle"), state=State.FAILED)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b"5",
+            b"[]",
+            b"null",
+            b"{}",
+            b'"text"',
+            b'{"exc_type": "system", "exc_module": "os", "exc_message": ["true"]}',
+            b'{"exc_type": 5, "exc_module": [], "exc_message": {}}',
+            b'{"exc_module": "os"}',
+        ],
+    )
+    def test_that_were_tampered_with_are_corrupt(self, body: bytes) -> None:
+        with pytest.raises(CorruptRecordError, match="shop.charge:digest"):
+            decode(Payload("json", body), state=State.FAILED)
+
+    @pytest.mark.parametrize(
+        "error", [UnprintableError(), ValueError(UnprintableError())], ids=["it", "arg"]
+    )
+    def test_that_cannot_be_serialized_do_not_fail(self, error: Exception) -> None:
+        payload = encode_error(error)
+
+        again = decode(payload, state=State.FAILED)
+
+        assert isinstance(again, (UnprintableError, ValueError, ResultNotStoredError))
+
+    def test_that_are_too_large_leave_the_reason(self) -> None:
+        error = decode(encode_error(ValueError("x" * 1000), max_size=100), state=State.FAILED)
+
+        assert type(error) is ResultNotStoredError
+        assert str(error) == (
+            "shop.charge:digest has failed, but its error was not stored: "
+            "it is larger than idempotency_max_result_size"
+        )
+
+    def test_of_a_poisoned_key_name_the_number_of_attempts(self) -> None:
+        error = decode(Payload("", b"poisoned"), state=State.FAILED)
+
+        assert type(error) is PoisonedTaskError
+        assert "shop.charge:digest has begun 5 times" in str(error)
+        assert "forget" in str(error)
+
+    def test_that_were_not_stored_are_reported(self) -> None:
+        error = decode(Payload("", b""), state=State.FAILED)
+
+        assert type(error) is ResultNotStoredError

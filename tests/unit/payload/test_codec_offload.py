@@ -1,0 +1,220 @@
+"""Payloads that are too large for Redis: stored in an offload storage, and deleted there."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from threading import get_ident
+
+import pytest
+
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    ResultNotStoredError,
+    StoreUnavailableError,
+)
+from celery_idempotent.executor.runtime.run_sync import run_sync
+from celery_idempotent.payload.codec import PayloadCodec
+from celery_idempotent.payload.fields import RESULT, step_field
+from celery_idempotent.record import steps
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.record import State
+from celery_idempotent.settings import Settings
+from tests.unit.payload.encoding import (
+    KEY,
+    MemoryStorage,
+    decode,
+    decode_field,
+    encode,
+    encode_error,
+    make_codec,
+    record_with,
+)
+
+
+class TestOffloadStorage:
+    def test_stores_payloads_that_are_too_large(self) -> None:
+        storage = MemoryStorage()
+        codec = make_codec(offload_storage=storage)
+
+        payload = encode("x" * 1000, max_size=100, codec=codec)
+
+        assert payload.has_value
+        assert len(payload.body) < 100
+        assert storage.objects == {"shop.charge:digest:17": b'"' + b"x" * 1000 + b'"'}
+        assert decode(payload, codec=codec) == "x" * 1000
+
+    def test_does_not_store_small_payloads(self) -> None:
+        storage = MemoryStorage()
+
+        encode("x", codec=make_codec(offload_storage=storage))
+
+        assert storage.objects == {}
+
+    def test_that_fails_to_store_leaves_the_reason(self, caplog: pytest.LogCaptureFixture) -> None:
+        codec = make_codec(offload_storage=MemoryStorage(unavailable=True))
+
+        payload = encode("x" * 1000, max_size=100, codec=codec)
+
+        with pytest.raises(ResultNotStoredError, match="offload_backend could not store"):
+            decode(payload, codec=codec)
+        assert "shop.charge:digest:17" in caplog.text
+
+    def test_that_no_longer_has_the_object_is_an_error(self) -> None:
+        payload = encode(
+            "x" * 1000, max_size=100, codec=make_codec(offload_storage=MemoryStorage())
+        )
+
+        with pytest.raises(ResultNotStoredError) as caught:
+            decode(payload, codec=make_codec(offload_storage=MemoryStorage()))
+        assert str(caught.value) == (
+            "shop.charge:digest has completed, but its result is no longer in "
+            "idempotency_offload_backend: shop.charge:digest:17"
+        )
+
+    def test_that_is_not_configured_is_an_error(self) -> None:
+        payload = encode(
+            "x" * 1000, max_size=100, codec=make_codec(offload_storage=MemoryStorage())
+        )
+
+        with pytest.raises(ResultNotStoredError, match="has no idempotency_offload_backend"):
+            decode(payload)
+
+    def test_that_is_unavailable_does_not_mean_that_the_object_is_gone(self) -> None:
+        storage = MemoryStorage()
+        payload = encode("x" * 1000, max_size=100, codec=make_codec(offload_storage=storage))
+        storage.unavailable = True
+
+        with pytest.raises(StoreUnavailableError) as caught:
+            decode(payload, codec=make_codec(offload_storage=storage))
+        assert str(caught.value) == (
+            "idempotency_offload_backend cannot be read for the result of shop.charge:digest: "
+            "OSError"
+        )
+
+    def test_gets_the_retention(self) -> None:
+        storage = MemoryStorage()
+        settings = Settings(serializer="json", max_result_size=0, result_ttl=60, error_ttl=90)
+
+        codec = make_codec(offload_storage=storage)
+        run_sync(codec.encode_result(1, settings, key=KEY, token=17))
+        assert storage.seconds == 60
+        run_sync(codec.encode_error(ValueError(), settings, key=KEY, token=17))
+        assert storage.seconds == 90
+
+    def test_has_one_object_for_each_field(self) -> None:
+        storage = MemoryStorage()
+        codec = make_codec(offload_storage=storage)
+        fields = [RESULT, step_field("a"), step_field("a/../../b"), step_field("x" * 1000)]
+        for field in fields:
+            payload = encode(field, max_size=0, field=field, codec=codec)
+            assert decode_field(payload, field, codec) == field
+        error = encode_error(ValueError("a"), max_size=0, codec=codec)
+        assert decode(error, codec=codec, state=State.FAILED).args == ("a",)
+
+        assert len(storage.objects) == len(fields) + 1
+        assert all(
+            re.fullmatch(r"shop\.charge:digest:17(:[\w-]{12})?", name) for name in storage.objects
+        )
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "../../etc/passwd",
+            "shop.charge:digest:17/../x",
+            "shop.charge:digest:",
+            "shop.charge:other:17",
+            "shop.charge:digest:17:AAAAAAAAAAAA",
+            "shop.charge:digest:17\n",
+            "shop.charge:digest:١٧",
+            "",
+        ],
+    )
+    def test_is_never_used_with_a_name_that_the_record_cannot_have_written(self, name: str) -> None:
+        storage = MemoryStorage()
+        storage.objects[name] = b"1"
+        codec = make_codec(offload_storage=storage)
+        forged = Payload("@json", name.encode())
+
+        with pytest.raises(CorruptRecordError, match="names an object that is not its own"):
+            decode(forged, codec=codec)
+        run_sync(codec.delete_record_objects(record_with(forged)))
+        assert storage.objects == {name: b"1"}
+
+    def test_deletes_the_objects_of_a_deleted_record(self) -> None:
+        storage = MemoryStorage()
+        codec = make_codec(offload_storage=storage)
+        for number, state in enumerate([State.COMPLETED, State.FAILED, State.STARTED]):
+            if state is State.COMPLETED:
+                payload = encode(1, max_size=0, codec=codec)
+            elif state is State.FAILED:
+                payload = encode_error(ValueError(), max_size=0, codec=codec)
+            else:
+                step = encode(1, max_size=0, field=step_field("a"), codec=codec)
+                payload = Payload("", steps.write("a", *step) + steps.write("b", "json", b"1"))
+            storage.objects["another"] = b""
+            assert len(storage.objects) == 2, number
+
+            run_sync(codec.delete_record_objects(record_with(payload, state)))
+
+            assert list(storage.objects) == ["another"]
+
+    def test_that_fails_to_delete_is_only_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        storage = MemoryStorage()
+        codec = make_codec(offload_storage=storage)
+        payload = encode(1, max_size=0, codec=codec)
+        storage.unavailable = True
+
+        run_sync(codec.delete_record_objects(record_with(payload)))
+        run_sync(
+            codec.delete_record_objects(record_with(Payload("", b"\0\0\0\x09cut"), State.STARTED))
+        )
+        run_sync(make_codec().delete_record_objects(record_with(payload)))
+
+        (message,) = caplog.messages
+        assert message == (
+            "shop.charge:digest: its result could not be deleted from "
+            "idempotency_offload_backend: OSError"
+        )
+
+
+def test_on_an_event_loop_only_the_offload_storage_is_used_in_a_thread() -> None:
+    threads = []
+
+    class Recording(MemoryStorage):
+        def put(self, name: str, data: bytes, seconds: float) -> None:
+            threads.append(get_ident())
+            super().put(name, data, seconds)
+
+        def get(self, name: str) -> bytes | None:
+            threads.append(get_ident())
+            return super().get(name)
+
+        def delete(self, name: str) -> None:
+            threads.append(get_ident())
+            super().delete(name)
+
+    storage = Recording()
+    settings = Settings(serializer="json", max_result_size=10)
+
+    async def use(codec: PayloadCodec) -> None:
+        small = await codec.encode_result("x", settings, key=KEY, token=17)
+        assert await codec.decode_outcome(record_with(small)) == "x"
+        await codec.delete_record_objects(record_with(small))
+        assert threads == []
+
+        large = await codec.encode_result("x" * 10, settings, key=KEY, token=17)
+        assert await codec.decode_outcome(record_with(large)) == "x" * 10
+        step = await codec.encode_step("y" * 10, settings, key=KEY, token=17, name="a")
+        assert await codec.decode_step(step, KEY, "a") == "y" * 10
+        await codec.delete_record_objects(record_with(large))
+        await codec.delete_step_objects(steps.write("a", *step), KEY)
+        assert storage.objects == {}
+        assert len(threads) == 6
+
+    asyncio.run(use(make_codec(offload_storage=storage)))
+    assert set(threads) == {get_ident()}
+
+    threads.clear()
+    asyncio.run(use(make_codec(offload_storage=storage).for_asyncio()))
+    assert get_ident() not in threads
