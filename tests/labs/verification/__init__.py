@@ -1,6 +1,7 @@
-"""The protocol as a model: searched exhaustively, and held against the real scripts.
+"""The protocol as a model, which is searched exhaustively and compared with the real scripts.
 
-`model` is the one source of truth: what each script answers and leaves behind. `search` drives it
-through every reachable state of the worlds in `worlds`; `conformance` holds the real scripts on
-real servers against it. `model_mutants` and `lua_mutants` break the one and the other on purpose.
+`model` defines what each script replies and stores. `search` visits every reachable state of the
+environments in `environments`; `conformance` compares the scripts on real servers with the model.
+`model_mutants` and `lua_mutants` change the model and the scripts to show that mistakes are
+detected.
 """

@@ -1,4 +1,4 @@
-"""The whole proof: the model searched and broken, the scripts hunted and broken."""
+"""Runs the verification: searches the model, tests the scripts, and mutates both."""
 
 from __future__ import annotations
 
@@ -17,194 +17,186 @@ from rich.table import Table
 
 from celery_idempotent.testing.server import Binary, find_servers
 from tests.labs.verification import conformance_run, lua_mutants, mutation_run, table
-from tests.labs.verification.environment import Runtime
+from tests.labs.verification.environment import Environment
 from tests.labs.verification.environments import LIMITS, LONG
 from tests.labs.verification.equivalent_mutants import SURVIVORS
 from tests.labs.verification.model_mutants import MUTANTS
-from tests.labs.verification.search import Searched, search, told
+from tests.labs.verification.search import SearchResult, format_counterexample, search
 
 PROCESSES = 2
 STAGES = ("search", "mistakes", "table", "sequences", "lua")
 
 
-class Course:
-    """The stages, each a row of the table at the end."""
+class Verification:
+    """The stages, each of which returns a name and figures for a row of the final table."""
 
-    def __init__(self, wanted: argparse.Namespace, beside: Console) -> None:
-        self.wanted = wanted
-        self.beside = beside
+    def __init__(self, options: argparse.Namespace, console: Console) -> None:
+        self.options = options
+        self.console = console
         self.rows: list[tuple[str, str, str, float, float]] = []
-        #: What is wrong, a line each.
-        self.wrong: list[str] = []
-        self.discovery = [
-            kind for kind, found in find_servers().items() if isinstance(found, Binary)
-        ]
+        self.failures: list[str] = []
+        self.servers = [kind for kind, found in find_servers().items() if isinstance(found, Binary)]
 
     def run(self) -> None:
-        for stage in self.wanted.only or STAGES:
-            began_at, busy, known = time.monotonic(), _busy(), len(self.wrong)
-            what, figures = getattr(self, stage)()
-            mark = "✓" if len(self.wrong) == known else "✗"
-            self.rows.append((mark, what, figures, time.monotonic() - began_at, _busy() - busy))
+        for stage in self.options.only or STAGES:
+            started_at, cpu, failures = time.monotonic(), _cpu_seconds(), len(self.failures)
+            name, figures = getattr(self, stage)()
+            mark = "✓" if len(self.failures) == failures else "✗"
+            seconds, cpu = time.monotonic() - started_at, _cpu_seconds() - cpu
+            self.rows.append((mark, name, figures, seconds, cpu))
 
     def search(self) -> tuple[str, str]:
-        states = moves = 0
-        for name, searched in self._all("searching", _search, LONG):
-            states, moves = states + searched.states, moves + searched.moves
-            if self.wanted.verbose:
-                self.beside.print(
-                    f"  {name}: {searched.states:,} states, {searched.moves:,} steps, "
-                    f"{searched.depth} deep, {searched.seconds:.0f} s"
+        states = transitions = 0
+        for name, result in self._map("searching", _search, LONG):
+            states, transitions = states + result.states, transitions + result.transitions
+            if self.options.verbose:
+                self.console.print(
+                    f"  {name}: {result.states:,} states, {result.transitions:,} steps, "
+                    f"{result.depth} deep, {result.seconds:.0f} s"
                 )
-            if searched.found is not None:
-                self._tells(name, searched)
-        return "model searched", f"{len(LONG)} worlds, {states:,} states, {moves:,} steps"
+            if result.counterexample is not None:
+                trace = "\n".join(format_counterexample(result.counterexample))
+                self.failures.append(f"{name}: {result.counterexample.violation}\n{trace}")
+        figures = f"{len(LONG)} environments, {states:,} states, {transitions:,} steps"
+        return "model searched", figures
 
     def mistakes(self) -> tuple[str, str]:
-        caught = 0
-        for name, searched in self._all("breaking the model", _hunt, [one.name for one in MUTANTS]):
-            if searched.found is None:
-                self.wrong.append(f"the model with the mistake {name!r} is not caught")
+        detected = 0
+        names = [mutant.name for mutant in MUTANTS]
+        for name, result in self._map("mutating the model", _search_mutant, names):
+            if result.counterexample is None:
+                self.failures.append(f"the mistake {name!r} in the model is not detected")
                 continue
-            caught += 1
-            if self.wanted.verbose:
-                self._shows(name, searched)
-        for name, (setting, wrong) in LIMITS.items():
-            found = search(Runtime(**setting)).found
-            if found is None or found.wrong != wrong:
-                self.wrong.append(f"the limit {name!r} is none any more")
-        return (
-            "mistakes in the model",
-            f"{caught} of {len(MUTANTS)} caught, {len(LIMITS)} limits known",
-        )
+            detected += 1
+            if self.options.verbose:
+                self.console.rule(name)
+                trace = "\n".join(format_counterexample(result.counterexample))
+                self.console.print(trace, markup=False)
+        for name, (arguments, violation) in LIMITS.items():
+            counterexample = search(Environment(**arguments)).counterexample
+            if counterexample is None or counterexample.violation != violation:
+                self.failures.append(f"the search does not find the known limit {name!r} any more")
+        figures = f"{detected} of {len(MUTANTS)} detected, {len(LIMITS)} known limits found"
+        return "mistakes in the model", figures
 
     def table(self) -> tuple[str, str]:
-        jobs = [(kind, script) for kind in self.discovery for script in table.ARGUMENTS]
-        calls = 0
-        for _, (made, wrong) in self._all("single calls", _table, jobs):
-            calls += made
-            self.wrong += wrong
-        return "single calls against the model", f"{calls:,} on {', '.join(self.discovery)}"
+        jobs = [(kind, script) for kind in self.servers for script in table.ARGUMENTS]
+        total = 0
+        for _, (calls, mismatches) in self._map("single calls", _table, jobs):
+            total += calls
+            self.failures += mismatches
+        return "single calls against the model", f"{total:,} on {', '.join(self.servers)}"
 
     def sequences(self) -> tuple[str, str]:
-        each = (
-            conformance_run.EXAMPLES * conformance_run.STEPS * 2 // 3
-        )  # a sequence may end before its length
+        # A sequence may end before its full length.
+        steps_per_job = conformance_run.EXAMPLES * conformance_run.STEPS * 2 // 3
         jobs = [
-            (self.discovery[number % len(self.discovery)], self.wanted.seed + number)
-            for number in range(-(-self.wanted.steps // each))
+            (self.servers[number % len(self.servers)], self.options.seed + number)
+            for number in range(-(-self.options.steps // steps_per_job))
         ]
         steps = restarts = 0
-        for (kind, seed), hunted in self._all("sequences of calls", _sequences, jobs):
-            steps, restarts = steps + hunted.steps, restarts + hunted.restarts
-            if hunted.wrong:
-                self.wrong.append(f"sequence on {kind} with seed {seed}:\n{hunted.wrong}")
+        for (kind, seed), result in self._map("sequences of calls", _sequences, jobs):
+            steps, restarts = steps + result.steps, restarts + result.restarts
+            if result.failure:
+                self.failures.append(f"sequence on {kind} with seed {seed}:\n{result.failure}")
         return "sequences of calls", f"{steps:,} steps, {restarts} restarts of a server"
 
     def lua(self) -> tuple[str, str]:
-        unbroken = lua_mutants.unbroken()
-        if mutation_run.judge(unbroken).killed_by:
-            self.wrong.append("the Lua as it is does not pass")
-            return "mutants of the Lua", "not tried"
+        if mutation_run.run(lua_mutants.unchanged()).killed_by:
+            self.failures.append("the unchanged Lua fails the tests")
+            return "mutants of the Lua", "not run"
         mutants = lua_mutants.all_mutants()
         killed = 0
-        known: set[str] = set()
-        for _, verdict in self._all("breaking the Lua", _kill, mutants):
-            name = verdict.mutant.name
-            if verdict.killed_by:
+        survivors: set[str] = set()
+        for _, result in self._map("mutating the Lua", _run_mutant, mutants):
+            name = result.mutant.name
+            if result.killed_by:
                 killed += 1
-                if self.wanted.verbose and verdict.killed_by != mutation_run.TABLE:
-                    self.beside.print(f"  by {verdict.killed_by}: {name}", markup=False)
+                if self.options.verbose and result.killed_by != mutation_run.TABLE:
+                    self.console.print(f"  by {result.killed_by}: {name}", markup=False)
             elif name in SURVIVORS:
-                known.add(name)
+                survivors.add(name)
             else:
-                self.wrong.append(f"survives: {name} (line {verdict.mutant.line})")
-        self.wrong += [
-            f"is said to survive, and does not: {name}" for name in set(SURVIVORS) - known
+                self.failures.append(f"survives: {name} (line {result.mutant.line})")
+        self.failures += [
+            f"is listed as equivalent, but is killed: {name}" for name in set(SURVIVORS) - survivors
         ]
-        return "mutants of the Lua", f"{killed:,} of {len(mutants):,} killed, {len(known)} equal"
+        figures = f"{killed:,} of {len(mutants):,} killed, {len(mutants) - killed} equivalent"
+        return "mutants of the Lua", figures
 
-    def _all(
-        self, told: str, work: Callable[[Any], Any], jobs: Iterable[Any]
+    def _map(
+        self, description: str, function: Callable[[Any], Any], jobs: Iterable[Any]
     ) -> Iterator[tuple[Any, Any]]:
+        """Yields each job with its result, as they finish."""
         jobs = list(jobs)
         with (
             Progress(
                 TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
-                TimeElapsedColumn(), console=self.beside,
-            ) as bars,
+                TimeElapsedColumn(), console=self.console,
+            ) as progress,
             ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("fork")) as pool,
         ):  # fmt: skip
-            bar = bars.add_task(told, total=len(jobs))
-            # The largest come last in each list, and would be waited for.
-            running = {pool.submit(work, job): job for job in reversed(jobs)}
-            for done in as_completed(running):
-                bars.advance(bar)
-                yield running[done], done.result()
+            bar = progress.add_task(description, total=len(jobs))
+            # Start with the last: the largest are at the end of each list.
+            futures = {pool.submit(function, job): job for job in reversed(jobs)}
+            for future in as_completed(futures):
+                progress.advance(bar)
+                yield futures[future], future.result()
 
-    def _tells(self, name: str, searched: Searched) -> None:
-        assert searched.found is not None
-        self.wrong.append(f"{name}: {searched.found.wrong}\n" + "\n".join(told(searched.found)))
-
-    def _shows(self, name: str, searched: Searched) -> None:
-        assert searched.found is not None
-        self.beside.rule(name)
-        self.beside.print("\n".join(told(searched.found)), markup=False)
-
-    def result(self) -> Table:
-        result = Table("", "", "", "s", "processor s")
-        for mark, what, figures, seconds, busy in self.rows:
-            result.add_row(mark, what, figures, f"{seconds:.0f}", f"{busy:.0f}")
-        return result
+    def summary(self) -> Table:
+        summary = Table("", "", "", "s", "processor s")
+        for mark, name, figures, seconds, cpu in self.rows:
+            summary.add_row(mark, name, figures, f"{seconds:.0f}", f"{cpu:.0f}")
+        return summary
 
 
-def _busy() -> float:
-    """Processor seconds so far, without the servers': on a busy machine they tell more."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+def _cpu_seconds() -> float:
+    """Returns the processor time so far, without the servers'."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _search(name: str) -> Searched:
-    return search(Runtime(**LONG[name]))
+def _search(name: str) -> SearchResult:
+    return search(Environment(**LONG[name]))
 
 
-def _hunt(name: str) -> Searched:
-    return next(one for one in MUTANTS if one.name == name).conformance_run()
+def _search_mutant(name: str) -> SearchResult:
+    return next(mutant for mutant in MUTANTS if mutant.name == name).search()
 
 
 def _table(job: tuple[str, str]) -> tuple[int, list[str]]:
     return conformance_run.table_on(*job)
 
 
-def _sequences(job: tuple[str, int]) -> conformance_run.Hunted:
+def _sequences(job: tuple[str, int]) -> conformance_run.SequenceResult:
     return conformance_run.sequences_on(*job)
 
 
-def _kill(mutant: lua_mutants.Mutant) -> mutation_run.Disposition:
-    return mutation_run.judge(mutant)
+def _run_mutant(mutant: lua_mutants.Mutant) -> mutation_run.MutationResult:
+    return mutation_run.run(mutant)
 
 
-def _arguments() -> argparse.Namespace:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.labs.verification", description=__doc__)
     parser.add_argument("--only", action="extend", nargs="+", choices=STAGES, metavar="STAGE",
-                        help="these alone: " + ", ".join(STAGES))  # fmt: skip
+                        help="run only these stages: " + ", ".join(STAGES))  # fmt: skip
     parser.add_argument("--steps", type=int, default=120_000, help="of all sequences (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the first sequence (%(default)s)")
-    parser.add_argument("--verbose", action="store_true", help="tell of each world and mutant")
+    parser.add_argument("--verbose", action="store_true", help="print each environment and mutant")
     return parser.parse_args()
 
 
 def main() -> int:
-    began_at = time.monotonic()
-    beside = Console(stderr=True)
-    runner = Course(_arguments(), beside)
-    runner.run()
-    Console().print(runner.result())
-    for wrong in runner.wrong:
-        beside.print(f"✗ {wrong}", style="red", markup=False)
-    verdict = "all as it should be" if not runner.wrong else f"{len(runner.wrong)} things are wrong"
-    beside.print(f"{verdict} ({time.monotonic() - began_at:.0f} s)")
-    return 1 if runner.wrong else 0
+    started_at = time.monotonic()
+    console = Console(stderr=True)
+    verification = Verification(_options(), console)
+    verification.run()
+    Console().print(verification.summary())
+    for failure in verification.failures:
+        console.print(f"✗ {failure}", style="red", markup=False)
+    verdict = f"{len(verification.failures)} failures" if verification.failures else "all passed"
+    console.print(f"{verdict} ({time.monotonic() - started_at:.0f} s)")
+    return 1 if verification.failures else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A state written in one way: what nobody can tell apart is made equal, so there are few."""
+"""The canonical form of a state: states that differ in names alone become equal."""
 
 from __future__ import annotations
 
@@ -11,103 +11,109 @@ from tests.labs.verification.state import (
     LETTERS,
     RETENTION,
     TICK_US,
-    Pass,
+    Delivery,
+    History,
     State,
-    Truth,
-    left,
+    remaining,
     tokens,
 )
 
 
-def canonical_state(state: State, steps_back: bool) -> tuple[State, bytes]:
-    """The same state, written in one way, and the letters that are A, B, C … now."""
-    floor = -LEASE * left(state, "clock back") if steps_back else 0
-    record, echo, truth = state.record, state.echo, state.truth
+def canonical_state(state: State, clock_steps_back: bool) -> tuple[State, bytes]:
+    """Returns the canonical form, and the execution ids that are A, B, C … in it."""
+    floor = -LEASE * remaining(state, "clock back") if clock_steps_back else 0
+    record, copy, history = state.record, state.late_copy, state.history
     if record is not None:
         at = 0 if record.finished else max(record.at, floor - RETENTION)
-        errors = tuple(one._replace(at=0) for one in record.errors)
+        errors = tuple(error._replace(at=0) for error in record.errors)
         record = record._replace(at=at, format=b"", errors=errors)
-    deliveries = [one for one in state.deliveries if one is not None]
-    deliveries.sort(key=_nameless)
-    # Letters and numbers in the order in which they are met.
-    letters = "".join(map(_letters, (record, truth, *deliveries))).encode()
-    letters += b"".join(one.unanswered_ids for one in state.messages)
+    deliveries = [delivery for delivery in state.deliveries if delivery is not None]
+    deliveries.sort(key=_sort_key)
+    # Execution ids and delivery tags in the order in which they occur.
+    letters = "".join(map(_letters, (record, history, *deliveries))).encode()
+    letters += b"".join(message.unanswered_ids for message in state.messages)
     letters += b"".join(worker for _, worker in state.notices)
-    if echo is not None:
-        letters += _letters(echo.who).encode()
-    met = _met(letters)
-    rename = _renaming(met)
-    numbers = {one.message: number for number, one in reversed([*enumerate(deliveries)])}
+    if copy is not None:
+        letters += _letters(copy.sender).encode()
+    renamed = bytes(dict.fromkeys(letter for letter in letters if letter in LETTERS))
+    names = _translation(renamed)
+    numbers = {each.message: number for number, each in reversed([*enumerate(deliveries)])}
     old = _old_tokens(state, floor * TICK_US)
 
-    def named(one: Pass) -> Pass:
-        return one._replace(
-            message=numbers.get(one.message, -1), token=old.get(one.token, one.token),
-            execution_id=one.execution_id.translate(rename),
-            unanswered_ids=one.unanswered_ids.translate(rename),
-        )  # fmt: skip
+    def rename(delivery: Delivery) -> Delivery:
+        return delivery._replace(
+            message=numbers.get(delivery.message, -1),
+            token=old.get(delivery.token, delivery.token),
+            execution_id=delivery.execution_id.translate(names),
+            unanswered_ids=delivery.unanswered_ids.translate(names),
+        )
 
-    renamed = State(
+    canonical = State(
         record=record and record._replace(
-            token=old.get(record.token, record.token),
-            execution_id=record.execution_id.translate(rename),
-            worker=record.worker.translate(rename), body=record.body.translate(rename),
+            token=old.get(record.token, record.token), owner=record.owner.translate(names),
+            worker=record.worker.translate(names), body=record.body.translate(names),
             errors=tuple(
-                one._replace(body=one.body.translate(rename)) for one in record.errors
+                error._replace(body=error.body.translate(names)) for error in record.errors
             ),
         ),
         messages=tuple(sorted(
-            one._replace(
-                number=numbers.get(one.number, -1),
-                unanswered_ids=one.unanswered_ids.translate(rename)
+            message._replace(
+                number=numbers.get(message.number, -1),
+                unanswered_ids=message.unanswered_ids.translate(names),
             )
-            for one in state.messages
+            for message in state.messages
         )),
-        deliveries=(*map(named, deliveries), *(None,) * (len(state.deliveries) - len(deliveries))),
-        notices=tuple((task, worker.translate(rename)) for task, worker in state.notices),
-        echo=echo and echo._replace(who=named(echo.who)),
-        left=state.left, answers=state.answers, publishers=state.publishers,
-        truth=truth._replace(
-            token=old.get(truth.token, truth.token), outcome=truth.outcome.translate(rename),
-            holder=truth.holder.translate(rename), last=truth.last.translate(rename),
+        deliveries=(
+            *map(rename, deliveries), *(None,) * (len(state.deliveries) - len(deliveries)),
+        ),
+        notices=tuple((task, worker.translate(names)) for task, worker in state.notices),
+        late_copy=copy and copy._replace(sender=rename(copy.sender)),
+        remaining=state.remaining, answers=state.answers, publishers=state.publishers,
+        history=history._replace(
+            token=old.get(history.token, history.token),
+            outcome=history.outcome.translate(names), holder=history.holder.translate(names),
+            last=history.last.translate(names),
             ended=tuple(
-                (task, retries, error.translate(rename)) for task, retries, error in truth.ended
+                (task, retries, error.translate(names)) for task, retries, error in history.ended
             ),
         ),
-        shown=state.shown and (old.get(state.shown[0], state.shown[0]), state.shown[1]),
+        displayed=state.displayed and (
+            old.get(state.displayed[0], state.displayed[0]), state.displayed[1]
+        ),
     )  # fmt: skip
-    return renamed, met
+    return canonical, renamed
 
 
-def _nameless(one: Pass) -> tuple[Any, ...]:
-    return one.task, one.phase, one.script, one.trust, one.frozen, one.doomed, one.heard or (), one
+def _sort_key(delivery: Delivery) -> tuple[Any, ...]:
+    """Orders deliveries by what does not depend on names, as far as possible."""
+    return (
+        delivery.task, delivery.phase, delivery.script, delivery.lease_left, delivery.frozen,
+        delivery.dying, delivery.reply or (), delivery,
+    )  # fmt: skip
 
 
-def _letters(one: Record | Truth | Pass | None) -> str:
-    if one is None:
+def _letters(part: Record | History | Delivery | None) -> str:
+    """Returns the execution ids that occur in a part of the state."""
+    if part is None:
         return ""
-    if isinstance(one, Record):
-        errors = b"".join(error.body for error in one.errors)
-        return (one.execution_id + one.worker + one.body + errors).decode()
-    if isinstance(one, Truth):
-        errors = b"".join(error for _, _, error in one.ended)
-        return (one.outcome + one.holder + one.last + errors).decode()
-    return (one.execution_id + one.unanswered_ids).decode()
-
-
-def _met(letters: bytes) -> bytes:
-    return bytes(dict.fromkeys(letter for letter in letters if letter in LETTERS))
+    if isinstance(part, Record):
+        errors = b"".join(error.body for error in part.errors)
+        return (part.owner + part.worker + part.body + errors).decode()
+    if isinstance(part, History):
+        errors = b"".join(error for _, _, error in part.ended)
+        return (part.outcome + part.holder + part.last + errors).decode()
+    return (part.execution_id + part.unanswered_ids).decode()
 
 
 @cache
-def _renaming(met: bytes) -> bytes:
-    return bytes.maketrans(met, LETTERS[: len(met)])
+def _translation(renamed: bytes) -> bytes:
+    return bytes.maketrans(renamed, LETTERS[: len(renamed)])
 
 
 def _old_tokens(state: State, floor_us: int) -> dict[int, int]:
-    """Tokens older than any clock to come: their order is all that matters.
+    """Returns new values for tokens older than any future time: only their order matters.
 
-    Ten apart, so that the one more of an abandon meets none of the others.
+    They are ten apart, so that a token that abandon increments by one equals none of them.
     """
     old = sorted(token for token in tokens(state) if token < floor_us)
     return {token: floor_us - 10 * (len(old) - rank) for rank, token in enumerate(old)}

@@ -1,14 +1,14 @@
-"""The real scripts on a real server against the model, through any sequence of calls.
+"""Sequences of calls of the scripts on a server, compared with the model.
 
-Each rule makes one call, by way of the store, and asks the model's Protocol what it must answer and
-leave behind. Answer, record and expiry must be the model's to the byte, whatever went before:
-owners that come and go, replies that are lost, clocks that step, scripts that are flushed.
+Each rule makes one call through the store and compares it with the model's `Protocol`: reply,
+record and expiry must be equal to the byte, whatever happened before: other executions, lost
+replies, clock steps, flushed scripts.
 
-The same sequence goes the same way each time: what is drawn never hangs on what the server said,
-and no lease or reservation is left with so little that it would end by itself between two calls.
+Sequences are reproducible: nothing that is drawn depends on a reply, and no lease or reservation is
+so short that it could expire between two calls.
 
-The clock steps without touching the server's: to move it by a second is to move everything that was
-written by a second the other way.
+The clock steps without changing the server's clock: a step by a second forward moves all stored
+times by a second back.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record import steps as entries
 from celery_idempotent.record.payload import Payload
-from celery_idempotent.record.record import Record as Shown
+from celery_idempotent.record.record import Record as StoredRecord
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.scripts import Reply
-from tests.labs.verification.model import Answer, Clock, Protocol, Record
-from tests.labs.verification.wire import AT_THE_MOMENT, MOMENT, TOLERANCE_MS, microsecond, written
+from tests.labs.verification.model import Clock, Protocol, Record, Result
+from tests.labs.verification.wire import AT_THE_MOMENT, MOMENT, TOLERANCE_MS, encode, microsecond
 from tests.store.record_harness import (
     FIRST,
     KEY,
@@ -42,14 +42,13 @@ from tests.store.record_harness import (
     RecordHarness,
 )
 
-#: Minutes, and more than a sequence takes on a busy machine: nothing may end but by a step of the
-#: clock, or the same sequence would go two ways.
+#: Longer than a sequence takes on a busy machine: things may expire by a step of the clock alone,
+#: or sequences would not be reproducible.
 LEASE_MS, HOLD_MS, ERROR_MS, RETENTION_MS = 600_000, 900_000, 18_000_000, 36_000_000
 GRACE_MS = 300_000
 
-OWNERS = [bytes([number]) * 16 for number in range(1, 5)]
-owners = st.sampled_from(OWNERS)
-priors = st.lists(owners, max_size=2, unique=True).map(b"".join)
+execution_ids = st.sampled_from([bytes([number]) * 16 for number in range(1, 5)])
+unanswered = st.lists(execution_ids, max_size=2, unique=True).map(b"".join)
 task_ids = st.sampled_from([FIRST, SECOND])
 workers = st.sampled_from([WORKER, OTHER_WORKER])
 keys = st.sampled_from([KEY, KEY, KEY, OTHER_ARGUMENTS, NO_ARGUMENTS])
@@ -58,203 +57,202 @@ payloads = st.sampled_from([
     Payload("json", b'"charged"'), Payload("pickle+zlib", b"\0\xff"),
     Payload("=task", layout.write_replacement(1, FIRST, entries.write("one", "json", b"1"))),
 ])  # fmt: skip
-#: How a call is made: as it is; sent again after its reply was lost; or at a moment around the very
-#: end of the lease or the reservation that is there, in milliseconds after it.
-plain, resent = "plain", "resent"
-calls = st.sampled_from([plain, plain, plain, resent, -1, 0, 1])
-#: With whose token: the record's, more often than others, so that sequences get further; nobody's;
-#: or that of the last, last but one, … execution that has begun.
-its_own, nobodys = "its own", 0
-tokens = st.sampled_from([its_own] * 5 + [nobodys, -1, -2, -3])
-#: Of a message among those of its task id.
+#: How a call is made: once; again after its reply was lost; or so many milliseconds after the end
+#: of the present lease or reservation.
+ONCE, RESENT = "once", "resent"
+modes = st.sampled_from([ONCE, ONCE, ONCE, RESENT, -1, 0, 1])
+#: The token of a call: the record's, most often, so that sequences get further; one that no
+#: execution has; or that of the last, last but one, … execution that has begun.
+CURRENT, UNUSED = "current", 0
+tokens = st.sampled_from([CURRENT] * 5 + [UNUSED, -1, -2, -3])
 generations = st.integers(0, 2)
-#: The last word for a task id, or none.
-output_tail = st.sampled_from([None, Payload("json", b"{}"), Payload("", b"too large")])
-#: By how far the clock steps: past the end of the lease or the reservation that is there, or by so
-#: much. No sum of these and of the durations above ends where a millisecond counts.
-past = "past its end"
+#: An error that ends a task id, or none.
+errors = st.sampled_from([None, Payload("json", b"{}"), Payload("", b"too large")])
+#: How far the clock steps: past the end of the present lease or reservation, or by a duration. No
+#: sum of these and of the durations above is within milliseconds of another.
+PAST_END = "past end"
 clock_steps = st.sampled_from(
-    [past, past, LEASE_MS // 2 + 1, RETENTION_MS + 1, -LEASE_MS // 2, -HOLD_MS]
+    [PAST_END, PAST_END, LEASE_MS // 2 + 1, RETENTION_MS + 1, -LEASE_MS // 2, -HOLD_MS]
 )
 
 
 class Machine(RuleBasedStateMachine):
-    """Several owners of one key, in the server behind `scene`."""
+    """Several executions of one key, on the server of `harness`."""
 
     protocol = Protocol()
 
-    def __init__(self, scene: RecordHarness) -> None:
+    def __init__(self, harness: RecordHarness) -> None:
         super().__init__()
-        self.scene = scene
-        self.client: redis.Redis = scene.client
-        self.client.delete(scene.name)
-        self.there: Record | None = None
-        #: Of executions that have begun, as they know them; the first is nobody's.
+        self.harness = harness
+        self.client: redis.Redis = harness.client
+        self.client.delete(harness.name)
+        self.record: Record | None = None
+        #: Of executions that have begun; no execution has the first one.
         self.tokens = [1_700_000_000_000_000]
-        #: Calls made.
+        #: The number of calls.
         self.steps = 0
 
-    # The calls
+    # Calls
 
-    @rule(execution_id=owners, unanswered_ids=priors, task_id=task_ids, generation=generations,
-        worker=workers,
-          key=keys, max_attempts=st.sampled_from([1, 2, 5]), how=calls)  # fmt: skip
-    def begin(self, key: Key, how: Any, **arguments: Any) -> None:
-        lasts = {"lease_ms": LEASE_MS, "retention_ms": RETENTION_MS, "error_ms": ERROR_MS}
-        answer = self.call(commands.begin(key, **arguments, **lasts), how)
-        if answer.case == "begun" and answer.told is not None:
-            self.tokens.append(answer.told.token)
+    @rule(execution_id=execution_ids, unanswered_ids=unanswered, task_id=task_ids,
+          generation=generations, worker=workers, key=keys,
+          max_attempts=st.sampled_from([1, 2, 5]), mode=modes)  # fmt: skip
+    def begin(self, key: Key, mode: Any, **arguments: Any) -> None:
+        durations = {"lease_ms": LEASE_MS, "retention_ms": RETENTION_MS, "error_ms": ERROR_MS}
+        result = self.call(commands.begin(key, **arguments, **durations), mode)
+        if result.case == "begun" and result.replied is not None:
+            self.tokens.append(result.replied.token)
 
-    @rule(which=tokens, payload=payloads, how=calls)
-    def complete(self, which: Any, payload: Payload, how: Any) -> None:
-        self.call(commands.complete(KEY, self.token(which), payload, RETENTION_MS), how)
+    @rule(which=tokens, payload=payloads, mode=modes)
+    def complete(self, which: Any, payload: Payload, mode: Any) -> None:
+        self.call(commands.complete(KEY, self.token(which), payload, RETENTION_MS), mode)
 
-    @rule(which=tokens, payload=payloads, how=calls)
-    def fail(self, which: Any, payload: Payload, how: Any) -> None:
-        self.call(commands.fail(KEY, self.token(which), payload, ERROR_MS), how)
+    @rule(which=tokens, payload=payloads, mode=modes)
+    def fail(self, which: Any, payload: Payload, mode: Any) -> None:
+        self.call(commands.fail(KEY, self.token(which), payload, ERROR_MS), mode)
 
-    @rule(which=tokens, hold_ms=holds, generation=generations, error=output_tail, how=calls)
-    def release(self, which: Any, hold_ms: int, how: Any, **last_word: Any) -> None:
-        lasts = {"retention_ms": RETENTION_MS, "error_ms": ERROR_MS}
+    @rule(which=tokens, hold_ms=holds, generation=generations, error=errors, mode=modes)
+    def release(self, which: Any, hold_ms: int, mode: Any, **final: Any) -> None:
+        durations = {"retention_ms": RETENTION_MS, "error_ms": ERROR_MS}
         token = self.token(which)
-        self.call(commands.release(KEY, token, hold_ms=hold_ms, **last_word, **lasts), how)
+        self.call(commands.release(KEY, token, hold_ms=hold_ms, **final, **durations), mode)
 
-    @rule(which=tokens, how=calls)
-    def extend(self, which: Any, how: Any) -> None:
+    @rule(which=tokens, mode=modes)
+    def extend(self, which: Any, mode: Any) -> None:
         extension = Extension(KEY, self.token(which), LEASE_MS, RETENTION_MS)
-        self.call(commands.extend(extension), how)
+        self.call(commands.extend(extension), mode)
 
-    @rule(which=tokens, name=st.sampled_from(["one", "two"]), how=calls)
-    def step(self, which: Any, name: str, how: Any) -> None:
+    @rule(which=tokens, name=st.sampled_from(["one", "two"]), mode=modes)
+    def step(self, which: Any, name: str, mode: Any) -> None:
         entry = entries.write(name, "json", b"1")
-        lasts = {"lease_ms": LEASE_MS, "retention_ms": RETENTION_MS}
-        self.call(commands.step(KEY, self.token(which), entry, **lasts), how)
+        durations = {"lease_ms": LEASE_MS, "retention_ms": RETENTION_MS}
+        self.call(commands.step(KEY, self.token(which), entry, **durations), mode)
 
     @rule(task_id=task_ids, worker=workers, grace_ms=st.sampled_from([0, 0, GRACE_MS]),
-          generation=generations, error=output_tail, how=calls)  # fmt: skip
-    def abandon(self, task_id: str, worker: str, how: Any, **rest: Any) -> None:
-        self.call(commands.abandon(KEY, task_id, worker, **rest, error_ms=ERROR_MS), how)
+          generation=generations, error=errors, mode=modes)  # fmt: skip
+    def abandon(self, task_id: str, worker: str, mode: Any, **rest: Any) -> None:
+        self.call(commands.abandon(KEY, task_id, worker, **rest, error_ms=ERROR_MS), mode)
 
-    @rule(task_id=task_ids, key=keys, hold_ms=holds, how=calls)
-    def reserve(self, task_id: str, key: Key, hold_ms: int, how: Any) -> None:
-        self.call(commands.reserve(key, task_id, hold_ms), how)
+    @rule(task_id=task_ids, key=keys, hold_ms=holds, mode=modes)
+    def reserve(self, task_id: str, key: Key, hold_ms: int, mode: Any) -> None:
+        self.call(commands.reserve(key, task_id, hold_ms), mode)
 
-    @rule(task_id=task_ids, how=calls)
-    def mark_continued(self, task_id: str, how: Any) -> None:
-        self.call(commands.mark_continued(KEY, task_id), how)
+    @rule(task_id=task_ids, mode=modes)
+    def mark_continued(self, task_id: str, mode: Any) -> None:
+        self.call(commands.mark_continued(KEY, task_id), mode)
 
     @rule(which=tokens, state=st.sampled_from([None, *State]))
     def forget(self, which: Any, state: State | None) -> None:
-        shown = None if state is None else record_with(state, self.token(which))
-        # Not resent: the second time there is nothing left to forget, and it says so.
-        self.call(commands.forget(KEY, shown), plain)
+        displayed = None if state is None else stored_record(state, self.token(which))
+        # Not resent: the second reply would be absent.
+        self.call(commands.forget(KEY, displayed), ONCE)
 
-    # What befalls
+    # Faults
 
     @rule(by=clock_steps)
     def the_clock_steps(self, by: Any) -> None:
-        if self.there is not None:
-            left_ms = max(1, self.there.at - self.scene.now_ms())
-            self.shift(left_ms + 1 if by == past else by)
+        if self.record is not None:
+            left_ms = max(1, self.record.at - self.harness.now_ms())
+            self.shift(left_ms + 1 if by == PAST_END else by)
 
     @rule()
     def the_scripts_are_flushed(self) -> None:
         self.client.script_flush()
 
-    # How
+    # Execution
 
-    def call(self, command: Command, how: Any) -> Answer:
-        """One call, or two of the same; every answer must be the model's."""
-        if isinstance(how, int) and self.there is not None and not self.there.finished:
-            answer = self.judged(command, self.execute_at(how, command))
-            if how < 0:
-                self.last_longer(LEASE_MS + how)
-            return answer
-        answer = self.judged(command, self.scene.store.execute(command))
-        if how == resent:
-            again = self.judged(command, self.scene.store.execute(command))
-            assert again.case == answer.case, "a resend changes the answer"
-        return answer
+    def call(self, command: Command, mode: Any) -> Result:
+        """Executes a command in the given mode and compares it with the model."""
+        if isinstance(mode, int) and self.record is not None and not self.record.finished:
+            result = self.compare(command, self.execute_at(mode, command))
+            if mode < 0:
+                self.prolong(LEASE_MS + mode)
+            return result
+        result = self.compare(command, self.harness.store.execute(command))
+        if mode == RESENT:
+            again = self.compare(command, self.harness.store.execute(command))
+            assert again.case == result.case, "a resend changes the reply"
+        return result
 
     def execute_at(self, after_ms: int, command: Command) -> Reply:
-        """The script itself, `after_ms` after the end of the lease or reservation, to the ms."""
+        """Executes a command exactly `after_ms` after the end of the lease or reservation."""
         source = AT_THE_MOMENT % after_ms + command.script.source
-        answer = self.client.eval(source, 1, self.scene.name, *command.arguments)
-        assert isinstance(answer, bytes)
-        moment = int(self.client.get(f"{self.scene.name}{MOMENT}") or 0)  # type: ignore[arg-type]
-        assert self.there is not None
-        self.there = self.there._replace(at=moment - after_ms)
-        return command.script.reply(answer)
+        raw_reply = self.client.eval(source, 1, self.harness.name, *command.arguments)
+        assert isinstance(raw_reply, bytes)
+        moment = int(self.client.get(f"{self.harness.name}{MOMENT}") or 0)  # type: ignore[arg-type]
+        assert self.record is not None
+        self.record = self.record._replace(at=moment - after_ms)
+        return command.script.reply(raw_reply)
 
-    def last_longer(self, by_ms: int) -> None:
-        """A lease that has a millisecond left would end by itself, sooner or later."""
-        there = self.there
-        if there is not None and not there.finished:
-            self.put(there._replace(at=there.at + by_ms))
+    def prolong(self, by_ms: int) -> None:
+        """Prolongs a lease or reservation that would expire during the sequence."""
+        record = self.record
+        if record is not None and not record.finished:
+            self.put(record._replace(at=record.at + by_ms))
 
-    def judged(self, command: Command, reply: Reply) -> Answer:
-        """What the model answers; the server must have said and done the same."""
-        raw, left_ms, (seconds, microseconds) = (
-            self.client.pipeline().get(self.scene.name).pttl(self.scene.name).time().execute()
+    def compare(self, command: Command, reply: Reply) -> Result:
+        """Returns the model's result, after comparing the server's reply and record with it."""
+        raw, ttl_ms, (seconds, microseconds) = (
+            self.client.pipeline().get(self.harness.name).pttl(self.harness.name).time().execute()
         )
         names = command.script.argv
-        values = map(as_the_model_has_it, names, command.arguments)
+        values = map(model_argument, names, command.arguments)
         argv = dict(zip(names, values, strict=True))
         now_ms = reply.now_ms or seconds * 1000
         clock = Clock(now_ms, microsecond(now_ms, raw))
         script = getattr(self.protocol, command.script.name)
-        answer: Answer = script(self.there, clock, **argv)
-        assert reply.case == answer.case
-        assert reply.raw == (written(answer.told) or b"")
-        assert raw == written(answer.after)
-        if answer.after is not None:
-            ends = seconds * 1000 + microseconds // 1000 + left_ms
-            assert left_ms > 0
-            assert abs(ends - answer.after.expires) <= TOLERANCE_MS
-        self.there = answer.after
+        result: Result = script(self.record, clock, **argv)
+        assert reply.case == result.case
+        assert reply.raw == (encode(result.replied) or b"")
+        assert raw == encode(result.after)
+        if result.after is not None:
+            expires = seconds * 1000 + microseconds // 1000 + ttl_ms
+            assert ttl_ms > 0
+            assert abs(expires - result.after.expires) <= TOLERANCE_MS
+        self.record = result.after
         self.steps += 1
-        return answer
+        return result
 
     def shift(self, by_ms: int) -> None:
-        """Move the server's clock forward, as far as anybody can tell."""
-        there = self.there
-        assert there is not None
+        """Has the effect of moving the server's clock forward."""
+        record = self.record
+        assert record is not None
         self.tokens = [token - by_ms * 1000 for token in self.tokens]
-        if there.expires - by_ms <= self.scene.now_ms() + TOLERANCE_MS:
-            self.there = None
-            self.client.delete(self.scene.name)
+        if record.expires - by_ms <= self.harness.now_ms() + TOLERANCE_MS:
+            self.record = None
+            self.client.delete(self.harness.name)
             return
-        moved = {"at": there.at - by_ms, "expires": there.expires - by_ms}
-        self.put(there._replace(token=there.token - by_ms * 1000, **moved))
+        moved = {"at": record.at - by_ms, "expires": record.expires - by_ms}
+        self.put(record._replace(token=record.token - by_ms * 1000, **moved))
 
-    def put(self, there: Record) -> None:
-        """Write a record past the scripts."""
-        self.there = there
-        raw = written(there)
+    def put(self, record: Record) -> None:
+        """Writes a record without a script."""
+        self.record = record
+        raw = encode(record)
         assert raw is not None
-        self.client.set(self.scene.name, raw, pxat=there.expires)
+        self.client.set(self.harness.name, raw, pxat=record.expires)
 
     def token(self, which: Any) -> int:
-        if which == its_own:
-            own = self.there.token if self.there is not None else 0
-            return own if own in self.tokens else self.tokens[-1]
+        if which == CURRENT:
+            current = self.record.token if self.record is not None else 0
+            return current if current in self.tokens else self.tokens[-1]
         return self.tokens[max(which, -len(self.tokens))]
 
 
-def record_with(state: State, token: int) -> Shown:
-    """A record as an operator is shown it."""
-    return Shown(state, str(KEY), KEY.task, FIRST, WORKER, token, 1)
+def stored_record(state: State, token: int) -> StoredRecord:
+    """Returns a record as displayed to an operator."""
+    return StoredRecord(state, str(KEY), KEY.task, FIRST, WORKER, token, 1)
 
 
-def as_the_model_has_it(name: str, argument: Any) -> Any:
-    """Text reaches the server as bytes; a state is a letter, and a missing token no text."""
+def model_argument(name: str, argument: Any) -> Any:
+    """Converts an argument of a command to the model's: text to bytes, except for states."""
     if isinstance(argument, str) and argument and name != "state":
         return argument.encode()
     return b"" if name == "format" and not argument else argument
 
 
 def lengths(examples: int, steps: int, seed: int | None = None) -> settings:
-    """So many sequences of so many steps; the same ones each time unless seeded."""
+    """Returns settings for sequences of calls; without a seed they are always the same."""
     return settings(
         max_examples=examples,
         stateful_step_count=steps,

@@ -1,4 +1,4 @@
-"""The long runs against real servers: one server of each kind in each process."""
+"""Long conformance runs: each process has a server of each kind."""
 
 from __future__ import annotations
 
@@ -18,63 +18,63 @@ from tests.labs.verification import table
 from tests.labs.verification.conformance import Machine, lengths
 from tests.store.record_harness import RecordHarness, close_stores, store_at
 
-#: Of one piece of work.
+#: Sequences of one job, and their length.
 EXAMPLES, STEPS = 80, 50
-#: Calls of each script.
+#: Single calls of each script.
 CALLS = 4_000
-#: Of so many times that a restart is drawn, one is done: it takes as long as a hundred calls.
-_SELDOM = 40
+#: One of so many drawn restarts is executed: a restart takes as long as a hundred calls.
+_DRAWS_PER_RESTART = 40
 
 
-class Hunted(NamedTuple):
+class SequenceResult(NamedTuple):
     steps: int
     restarts: int
-    #: What went wrong, with the steps that lead there; "" if nothing did.
-    wrong: str
+    #: The error and the steps that lead to it, or "".
+    failure: str
 
 
-def pool_for(kind: str) -> RedisServer:
-    """Of this process; what it holds outlives a restart."""
+def server_of(kind: str) -> RedisServer:
+    """Returns this process's server of a kind; its data survives a restart."""
     return _server(kind, os.getpid())
 
 
 @cache
 def _server(kind: str, process: int) -> RedisServer:
-    # By process: what a fork inherits is its parent's.
+    # By process: after a fork the inherited entry is the parent's server.
     return RedisServer.start(kind, config={"appendonly": "yes", "appendfsync": "no"})
 
 
 class Restarting(Machine):
-    """The machine, on a server that is restarted now and then."""
+    """The machine on a server that is restarted at times."""
 
-    made = restarts = 0
+    executed = restarts = 0
 
-    def __init__(self, scene: RecordHarness, server: RedisServer) -> None:
-        super().__init__(scene)
+    def __init__(self, harness: RecordHarness, server: RedisServer) -> None:
+        super().__init__(harness)
         self.server = server
 
-    @rule(chance=st.integers(1, _SELDOM))
+    @rule(chance=st.integers(1, _DRAWS_PER_RESTART))
     def the_server_restarts(self, chance: int) -> None:
-        if chance == _SELDOM:
+        if chance == _DRAWS_PER_RESTART:
             self.server.restart()
             Restarting.restarts += 1
 
     def teardown(self) -> None:
-        Restarting.made += self.steps
+        Restarting.executed += self.steps
 
 
 def table_on(kind: str, script: str) -> tuple[int, list[str]]:
-    """How many calls were made, and what was wrong."""
-    with pool_for(kind).client() as client:
+    """Returns the number of calls, and the mismatches."""
+    with server_of(kind).client() as client:
         client.flushall()
         return CALLS, list(table.mismatches(client, script, CALLS))
 
 
-def sequences_on(kind: str, number: int) -> Hunted:
-    """Sequences of calls that the seed `number` draws."""
-    server = pool_for(kind)
-    Restarting.made = Restarting.restarts = 0
-    wrong, story = "", io.StringIO()
+def sequences_on(kind: str, number: int) -> SequenceResult:
+    """Executes the sequences of calls of a seed."""
+    server = server_of(kind)
+    Restarting.executed = Restarting.restarts = 0
+    failure, output = "", io.StringIO()
     with server.client() as client:
         client.flushall()
 
@@ -83,7 +83,7 @@ def sequences_on(kind: str, number: int) -> Hunted:
             return Restarting(RecordHarness(store_at(server.url), client), server)
 
         try:
-            with contextlib.redirect_stdout(story):
+            with contextlib.redirect_stdout(output):
                 run_state_machine_as_test(
                     machine,
                     settings=settings(
@@ -91,7 +91,7 @@ def sequences_on(kind: str, number: int) -> Hunted:
                     ),
                 )
         except Exception:
-            wrong = f"{story.getvalue()}\n{traceback.format_exc(limit=-3)}"
+            failure = f"{output.getvalue()}\n{traceback.format_exc(limit=-3)}"
         finally:
             close_stores()
-    return Hunted(Restarting.made, Restarting.restarts, wrong)
+    return SequenceResult(Restarting.executed, Restarting.restarts, failure)

@@ -1,4 +1,4 @@
-"""A message's way through the gate, as gate/ walks it."""
+"""What a worker does with a delivery, as the executor does it."""
 
 from __future__ import annotations
 
@@ -7,216 +7,230 @@ from collections.abc import Callable, Iterator
 from tests.labs.verification.model import RELEASED, RESERVED, STARTED
 from tests.labs.verification.server import Server
 from tests.labs.verification.state import (
-    ALLOWANCES,
     ERROR,
+    EVENTS,
     IGNORED,
     LEASE,
+    NOT_STORED,
     OUTCOME,
-    UNKEPT,
-    Echo,
-    Heard,
-    Pass,
+    Action,
+    Delivery,
+    Effect,
+    LateCopy,
+    Reply,
     State,
-    Step,
-    StepTaken,
     acknowledge,
-    answer,
-    changes,
-    left,
+    answer_caller,
     publish,
     put,
+    remaining,
+    update,
 )
 
 
-class Passes(Server):
-    """What a pass does next, and what may come between."""
+class Deliveries(Server):
+    """The next actions of a delivery, and the faults that may happen to it."""
 
-    def steps_of(self, state: State, slot: int, one: Pass, name: str) -> Iterator[Step]:
-        if one.phase == "send":
-            yield from self.sends(state, slot, one, f"{name} resends {one.script}")
-        elif one.phase == "run":
-            yield from self._run(state, slot, one, name)
-        elif one.phase == "publish":
-            yield f"{name} publishes its message again", False, self._publishes_again(slot)
-        elif one.phase == "ack":
-            yield f"{name} acknowledges its message", False, self._acknowledges(slot)
+    def actions_of(
+        self, state: State, slot: int, delivery: Delivery, name: str
+    ) -> Iterator[Action]:
+        if delivery.phase == "send":
+            yield from self.send(state, slot, delivery, f"{name} resends {delivery.script}")
+        elif delivery.phase == "run":
+            yield from self._run(state, slot, delivery, name)
+        elif delivery.phase == "publish":
+            yield f"{name} publishes its message again", False, self._publish_again(slot)
+        elif delivery.phase == "ack":
+            yield f"{name} acknowledges its message", False, self._acknowledge(slot)
 
-    def _run(self, state: State, slot: int, one: Pass, name: str) -> Iterator[Step]:
-        if one.beats and one.trust < LEASE:
-            yield f"{name} extends its lease: →", False, self._extends(slot, one, heard=True)
+    def _run(self, state: State, slot: int, delivery: Delivery, name: str) -> Iterator[Action]:
+        if delivery.has_heartbeat and delivery.lease_left < LEASE:
+            yield f"{name} extends its lease: →", False, self._extend(slot, delivery)
             if self.allows(state, "lost reply"):
-                beats = self.uses("lost reply", self._extends(slot, one, heard=False))
-                yield f"{name} extends its lease, the answer is lost: →", True, beats
-        ends = one._replace(phase="send", script="complete", trust=0, beats=False)
-        yield from self.sends(state, slot, ends, f"{name} completes")
-        for what, script, told in (
+                extend = self.count("lost reply", self._extend(slot, delivery, reply_lost=True))
+                yield f"{name} extends its lease, the reply is lost: →", True, extend
+        ended = delivery._replace(
+            phase="send", script="complete", lease_left=0, has_heartbeat=False
+        )
+        yield from self.send(state, slot, ended, f"{name} completes")
+        for event, script, verb in (
             ("stored error", "fail", "fails"), ("error", "release", "ends with an error"),
-            ("exit", "exit", "gives the key back"),
+            ("exit", "exit", "releases the key"),
         ):  # fmt: skip
-            if self.allows(state, what):
-                step = f"{name} {told}"
-                yield from self.sends(state, slot, ends._replace(script=script), step, what)
+            if self.allows(state, event):
+                sender = ended._replace(script=script)
+                yield from self.send(state, slot, sender, f"{name} {verb}", event)
         if self.allows(state, "retry"):
-            step = self.uses("retry", self._retries(slot, ends._replace(script="hold")))
-            yield f"{name} publishes a retry", False, step
+            retry = self.count("retry", self._retry(slot, ended._replace(script="hold")))
+            yield f"{name} publishes a retry", False, retry
         if self.allows(state, "step"):
-            yield f"{name} keeps a step: →", False, self.uses("step", self._step(slot, one))
+            save_step = self.count("step", self._save_step(slot, delivery))
+            yield f"{name} saves a step: →", False, save_step
 
-    def sends(
-        self, state: State, slot: int, one: Pass, told: str, choice: str = "",
-        before: StepTaken = lambda state: state,
-    ) -> Iterator[Step]:  # fmt: skip
-        """`one` sends its script: it hears the answer, or the network or a fault sees to it."""
+    def send(
+        self, state: State, slot: int, delivery: Delivery, text: str, event: str = "",
+        before: Effect = lambda state: state,
+    ) -> Iterator[Action]:  # fmt: skip
+        """Yields what may happen when the delivery sends its script: a reply, or a fault."""
 
-        def step(hears: Callable[[Pass], StepTaken], *uses: str) -> StepTaken:
+        def action(then: Callable[[Delivery], Effect], *events: str) -> Effect:
             def sent(state: State) -> State:
-                begin_replied, state = self._answers(before(state), one)
-                return hears(begin_replied)(put(state, slot, begin_replied))
+                replied, state = self._execute(before(state), delivery)
+                return then(replied)(put(state, slot, replied))
 
-            for what in (*uses, choice):
-                sent = self.uses(what, sent) if what else sent
+            for counted in (*events, event):
+                sent = self.count(counted, sent) if counted else sent
             return sent
 
-        yield f"{told}: →", False, step(lambda one: self._hears(slot, one))
-        if self.allows(state, "echo") and state.echo is None:
-            copy = Echo(one.script, one._replace(message=0, heard=None, doomed=False))
-            keeps = step(lambda one: self._hears(slot, one), "echo")
+        yield f"{text}: →", False, action(lambda replied: self._on_reply(slot, replied))
+        if self.allows(state, "late copy") and state.late_copy is None:
+            copy = LateCopy(delivery.script, delivery._replace(message=0, reply=None, dying=False))
+            copied = action(lambda replied: self._on_reply(slot, replied), "late copy")
             yield (
-                f"{told}, and the network keeps a copy: →", True,
-                lambda state: keeps(state._replace(echo=copy)),
+                f"{text}, and the network keeps a copy: →", True,
+                lambda state: copied(state._replace(late_copy=copy)),
             )  # fmt: skip
         if self.allows(state, "lost reply"):
-            retries = step(lambda one: changes(slot, phase="send", heard=None), "lost reply")
-            yield f"{told}, the answer is lost: →", True, retries
-            if one.script == "begin":
-                gives_up = step(lambda one: self._gives_up(slot, one), "lost reply")
-                yield f"{told}, no answer comes, it gives up: →", True, gives_up
-        if one.script == "begin" and self.allows(state, "freeze"):
-            freezes = step(lambda one: changes(slot, phase="hear", frozen=True), "freeze")
-            yield f"{told}, but freezes before it hears: →", True, freezes
+            resend = action(lambda _: update(slot, phase="send", reply=None), "lost reply")
+            yield f"{text}, the reply is lost: →", True, resend
+            if delivery.script == "begin":
+                give_up = action(lambda replied: self._give_up(slot, replied), "lost reply")
+                yield f"{text}, the reply is lost, it gives up: →", True, give_up
+        if delivery.script == "begin" and self.allows(state, "freeze"):
+            freeze = action(lambda _: update(slot, phase="await", frozen=True), "freeze")
+            yield f"{text}, but freezes before the reply: →", True, freeze
 
-    def allows(self, state: State, what: str) -> bool:
-        return left(state, what) > 0
+    def allows(self, state: State, event: str) -> bool:
+        return remaining(state, event) > 0
 
-    def uses(self, what: str, step: StepTaken) -> StepTaken:
-        index = ALLOWANCES.index(what)
+    def count(self, event: str, effect: Effect) -> Effect:
+        """Returns the effect that also counts the event as happened."""
+        index = EVENTS.index(event)
 
-        def used(state: State) -> State:
-            left = list(state.left)
-            left[index] -= 1
-            return step(state._replace(left=tuple(left)))
+        def counted(state: State) -> State:
+            remaining = list(state.remaining)
+            remaining[index] -= 1
+            return effect(state._replace(remaining=tuple(remaining)))
 
-        return used
+        return counted
 
-    # A pass
+    # One delivery
 
-    def _answers(self, state: State, one: Pass) -> tuple[Pass, State]:
-        answer, state = self.asks(state, one.script, one)
-        told = answer.told
-        heard = Heard(answer.case)
-        # Where only errors are left, there is nobody who could have won.
-        if told is not None and (told.state != RELEASED or answer.case != "lost"):
-            heard = Heard(answer.case, told.state, told.task_id, told.state in "DG")
-        token = told.token if answer.case == "begun" and told is not None else one.token
-        return one._replace(heard=heard, token=token), state
+    def _execute(self, state: State, delivery: Delivery) -> tuple[Delivery, State]:
+        result, state = self.execute_for(state, delivery.script, delivery)
+        record = result.replied
+        reply = Reply(result.case)
+        # A released record has no winner whose outcome could count.
+        if record is not None and (record.state != RELEASED or result.case != "lost"):
+            reply = Reply(result.case, record.state, record.task_id, record.state in "DG")
+        began = result.case == "begun" and record is not None
+        token = record.token if began else delivery.token
+        return delivery._replace(reply=reply, token=token), state
 
-    def _thaws(self, slot: int, one: Pass) -> StepTaken:
-        hears = self._hears(slot, one)
-        return lambda state: hears(changes(slot, frozen=False)(state))
+    def _thaw(self, slot: int, delivery: Delivery) -> Effect:
+        on_reply = self._on_reply(slot, delivery)
+        return lambda state: on_reply(update(slot, frozen=False)(state))
 
-    def _hears(self, slot: int, one: Pass) -> StepTaken:
-        heard = one.heard
-        assert heard is not None
-        finished = heard.state not in ("", RESERVED, STARTED, RELEASED)
-        if one.script == "mark_continued":
-            return changes(slot, phase="ack", heard=None)
-        if heard.case == "begun":
-            return changes(slot, phase="run", trust=self.trusts(one), beats=True, heard=None)
-        if finished and heard.case in ("finished", "lost"):
-            notes = self.continues and heard.task == one.task and not heard.continuation_sent
-            return self._answered(slot, OUTCOME, notes)
-        if heard.case == "held" and self.policy(one, heard) == "ignore":
-            return self._answered(slot, IGNORED if heard.task != one.task else "")
-        if one.script == "hold":
-            return changes(slot, phase="ack", heard=None)  # its retry is on its way
-        if heard.case == "held" or one.script == "stop":
-            return self.comes_back(slot)
-        if heard.case == "ok":
-            kind = ERROR if one.script in ("release", "exit") else OUTCOME
-            return self._answered(slot, kind, notes=self.continues and one.script != "exit")
-        if heard.state == "":
-            return self._answered(slot, ERROR if one.script in ("release", "exit") else UNKEPT)
-        return self.comes_back(slot)
+    def _on_reply(self, slot: int, delivery: Delivery) -> Effect:
+        script, reply = delivery.script, delivery.reply
+        assert reply is not None
+        finished = reply.state not in ("", RESERVED, STARTED, RELEASED)
+        if script == "mark_continued":
+            return update(slot, phase="ack", reply=None)
+        if reply.case == "begun":
+            lease_left = self.lease_left_at_begin(delivery)
+            return update(slot, phase="run", lease_left=lease_left, has_heartbeat=True, reply=None)
+        if finished and reply.case in ("finished", "lost"):
+            is_own = reply.task == delivery.task
+            continues = self.continues and is_own and not reply.continuation_sent
+            return self._answer(slot, OUTCOME, continues)
+        if reply.case == "held" and self.conflict_policy(delivery, reply) == "ignore":
+            return self._answer(slot, IGNORED if reply.task != delivery.task else "")
+        if script == "hold":
+            return update(slot, phase="ack", reply=None)  # its retry has been published
+        if reply.case == "held" or script == "stop":
+            return self.requeue(slot)
+        if reply.case == "ok":
+            answer = ERROR if script in ("release", "exit") else OUTCOME
+            return self._answer(slot, answer, continues=self.continues and script != "exit")
+        if reply.state == "":
+            return self._answer(slot, ERROR if script in ("release", "exit") else NOT_STORED)
+        return self.requeue(slot)
 
-    def trusts(self, one: Pass) -> int:
+    def lease_left_at_begin(self, delivery: Delivery) -> int:
         """Counted from before the request was sent."""
-        return one.trust
+        return delivery.lease_left
 
-    def policy(self, one: Pass, heard: Heard) -> str:
-        """A copy of the very message that runs is always put back."""
-        return "retry" if heard.task == one.task else self.on_conflict
+    def conflict_policy(self, delivery: Delivery, reply: Reply) -> str:
+        """A copy of the message that is running is always put back."""
+        return "retry" if reply.task == delivery.task else self.on_conflict
 
-    def comes_back(self, slot: int) -> StepTaken:
-        """Publish first, then acknowledge."""
-        return self._publishes_again(slot)
+    def requeue(self, slot: int) -> Effect:
+        """Publishes first, then acknowledges."""
+        return self._publish_again(slot)
 
-    def _answered(self, slot: int, kind: str, notes: bool = False) -> StepTaken:
-        if notes:
-            return changes(slot, phase="send", script="mark_continued", heard=None, answer=kind)
-        return changes(slot, phase="ack", heard=None, answer=kind)
+    def _answer(self, slot: int, answer: str, continues: bool = False) -> Effect:
+        if continues:
+            return update(slot, phase="send", script="mark_continued", reply=None, answer=answer)
+        return update(slot, phase="ack", reply=None, answer=answer)
 
-    def _gives_up(self, slot: int, one: Pass) -> StepTaken:
-        comes_back = self.comes_back(slot)
+    def _give_up(self, slot: int, delivery: Delivery) -> Effect:
+        requeue = self.requeue(slot)
 
-        def step(state: State) -> State:
-            if state.truth.last == one.execution_id:
-                state = state._replace(truth=state.truth._replace(given_up=True))
-            return comes_back(changes(slot, unanswered_ids=self.unanswered_ids(one))(state))
+        def effect(state: State) -> State:
+            if state.history.last == delivery.execution_id:
+                state = state._replace(history=state.history._replace(given_up=True))
+            return requeue(update(slot, unanswered_ids=self.unanswered_ids(delivery))(state))
 
-        return step
+        return effect
 
-    def unanswered_ids(self, one: Pass) -> bytes:
-        """What the message carries to its next pass."""
-        return one.unanswered_ids + one.execution_id
+    def unanswered_ids(self, delivery: Delivery) -> bytes:
+        """The execution ids that the message carries to its next delivery."""
+        return delivery.unanswered_ids + delivery.execution_id
 
-    def _publishes_again(self, slot: int, then: str = "ack") -> StepTaken:
-        def step(state: State) -> State:
-            one = state.deliveries[slot]
-            assert one is not None
-            state = publish(state, one.task, one.unanswered_ids, one.retries)
-            return put(state, slot, one._replace(phase=then, heard=None) if then else None)
+    def _publish_again(self, slot: int, then: str = "ack") -> Effect:
+        def effect(state: State) -> State:
+            delivery = state.deliveries[slot]
+            assert delivery is not None
+            state = publish(state, delivery.task, delivery.unanswered_ids, delivery.retries)
+            return put(state, slot, delivery._replace(phase=then, reply=None) if then else None)
 
-        return step
+        return effect
 
-    def _acknowledges(self, slot: int, then: str = "") -> StepTaken:
-        def step(state: State) -> State:
-            one = state.deliveries[slot]
-            assert one is not None
-            state = answer(acknowledge(state, one.message), one.task, one.answer)
-            return put(state, slot, one._replace(phase=then, heard=None) if then else None)
+    def _acknowledge(self, slot: int, then: str = "") -> Effect:
+        def effect(state: State) -> State:
+            delivery = state.deliveries[slot]
+            assert delivery is not None
+            state = acknowledge(state, delivery.message)
+            state = answer_caller(state, delivery.task, delivery.answer)
+            return put(state, slot, delivery._replace(phase=then, reply=None) if then else None)
 
-        return step
+        return effect
 
-    def _extends(self, slot: int, one: Pass, heard: bool) -> StepTaken:
-        def step(state: State) -> State:
-            answer, state = self.asks(state, "extend", one)
-            if not heard:
+    def _extend(self, slot: int, delivery: Delivery, reply_lost: bool = False) -> Effect:
+        def effect(state: State) -> State:
+            result, state = self.execute_for(state, "extend", delivery)
+            if reply_lost:
                 return state
-            if answer.case == "ok":
-                return put(state, slot, one._replace(trust=LEASE))
-            return put(state, slot, one._replace(trust=0, beats=False))
+            if result.case == "ok":
+                return put(state, slot, delivery._replace(lease_left=LEASE))
+            return put(state, slot, delivery._replace(lease_left=0, has_heartbeat=False))
 
-        return step
+        return effect
 
-    def _step(self, slot: int, one: Pass) -> StepTaken:
-        def step(state: State) -> State:
-            answer, state = self.asks(state, "save_step", one)
-            if answer.case == "ok":
+    def _save_step(self, slot: int, delivery: Delivery) -> Effect:
+        def effect(state: State) -> State:
+            result, state = self.execute_for(state, "save_step", delivery)
+            if result.case == "ok":
                 return state
-            stopped = one._replace(phase="send", script="stop", trust=0, beats=False)
+            stopped = delivery._replace(
+                phase="send", script="stop", lease_left=0, has_heartbeat=False
+            )
             return put(state, slot, stopped)
 
-        return step
+        return effect
 
-    def _retries(self, slot: int, one: Pass) -> StepTaken:
-        return lambda state: put(publish(state, one.task, b"", one.retries + 1), slot, one)
+    def _retry(self, slot: int, delivery: Delivery) -> Effect:
+        return lambda state: put(
+            publish(state, delivery.task, b"", delivery.retries + 1), slot, delivery
+        )

@@ -1,12 +1,13 @@
-"""All that surrounds the scripts: a broker, workers that crash and freeze, lost replies, clocks.
+"""What surrounds the scripts: a broker, workers that crash and freeze, lost replies, clocks.
 
-Whatever two passes do in turn may interleave, and a crash or a freeze may come between. What is one
-pass's own affair goes with the step before or after it: a pass that nothing befalls hears an answer
-as soon as it is given, and settles when its work ends. A healthy pass is fast against the clock:
-time passes when each either runs with a lease that it has extended, or is frozen.
+The actions of two deliveries may interleave in any order, and a crash or a freeze may come between.
+Actions of one delivery that affect nothing else are one action: a delivery without a fault reads a
+reply as soon as it is sent, and settles as soon as its work ends. A healthy delivery is fast
+compared with the clock: time passes only while each one either runs under a lease that it has
+extended, or is frozen.
 
-All times count from the server's now, and only the order of old tokens is kept: so there are
-finitely many states, and a search can see them all.
+All times count from the server's present time, and of old tokens only the order is kept. So there
+are finitely many states, and a search visits all of them.
 """
 
 from __future__ import annotations
@@ -15,323 +16,345 @@ from collections.abc import Iterator
 from functools import partial
 
 from tests.labs.verification.canonical_state import canonical_state
-from tests.labs.verification.deliveries import Passes
-from tests.labs.verification.model import COMPLETED, FAILED, RELEASED, STARTED, Answer, Record
+from tests.labs.verification.deliveries import Deliveries
+from tests.labs.verification.model import COMPLETED, FAILED, RELEASED, STARTED, Record, Result
 from tests.labs.verification.state import (
     ERROR,
     GRACE,
     HOLD,
     KILLED,
     LEASE,
-    NONE,
+    NO_TOKEN,
     NOT_SENT,
     OUTCOME,
     RETENTION,
     TICK_US,
-    Echo,
+    Action,
+    Delivery,
+    Effect,
+    History,
+    LateCopy,
     Message,
-    Move,
-    Pass,
     State,
-    Step,
-    StepTaken,
-    Truth,
+    Transition,
     Violation,
     acknowledge,
-    answer,
-    changes,
-    fresh,
+    answer_caller,
+    new_execution_id,
     publish,
-    publisher_at,
     put,
     replace_message,
+    set_publisher,
+    update,
     worker_of,
 )
 
 
-def _as_shown(record: Record) -> str:
+def _displayed_state(record: Record) -> str:
     return {"D": COMPLETED, "G": FAILED}.get(record.state, record.state)
 
 
-def _is_shown(state: State) -> State:
+def _display(state: State) -> State:
     assert state.record is not None
-    return state._replace(shown=(state.record.token, _as_shown(state.record)))
+    return state._replace(displayed=(state.record.token, _displayed_state(state.record)))
 
 
-class Runtime(Passes):
-    """One setting, with all that may happen in it."""
+class Environment(Deliveries):
+    """A setting, with everything that may happen in it."""
 
     def start(self) -> State:
-        """Every message is published, or to be published under a reservation."""
+        """Returns the first state: messages are published, or publishers are about to reserve."""
         messages = () if self.reserves else tuple(
             Message(-1, task, b"", queued=True) for task in self.tasks
         )  # fmt: skip
-        publisher = "comes" if self.reserves else ""
+        stage = "reserving" if self.reserves else ""
         return State(
             record=None, messages=messages, deliveries=(None,) * self.workers, notices=(),
-            echo=None,
-            left=self.left, answers=("",) * len(self.tasks),
-            publishers=(publisher,) * len(self.tasks), truth=Truth(token=NONE),
+            late_copy=None, remaining=self.remaining, answers=("",) * len(self.tasks),
+            publishers=(stage,) * len(self.tasks), history=History(token=NO_TOKEN),
         )  # fmt: skip
 
     def is_goal(self, state: State) -> bool:
-        """Every caller has an answer."""
+        """Whether every caller has an answer."""
         return all(
             answer or stage.startswith("waits")
             for answer, stage in zip(state.answers, state.publishers, strict=True)
         )
 
-    # What may happen next
+    # Actions
 
-    def moves(self, state: State) -> Iterator[Move]:
-        """Every step that is possible in `state`, each with where it leads.
+    def transitions(self, state: State) -> Iterator[Transition]:
+        """Yields every action that is possible in `state`, with the state after it.
 
         Raises:
-            Violation: if one of them breaks an invariant; `args` are its text and the reason.
+            Violation: if one breaks an invariant; `args` are its description and the reason.
         """
-        for text, fault, step in self._steps(state):
+        for text, fault, effect in self._actions(state):
             try:
-                after, met = canonical_state(step(state), self.steps_back)
-                yield Move(text.replace("→", self.case), fault, self._checked(after), met)
+                after, renamed = canonical_state(effect(state), self.clock_steps_back)
+                self._check(after)
             except Violation as violation:
                 raise Violation(text.replace("→", self.case), *violation.args) from None
+            yield Transition(text.replace("→", self.case), fault, after, renamed)
 
-    def _steps(self, state: State) -> Iterator[Step]:
-        for slot, one in enumerate(state.deliveries):
-            if one is None:
-                continue
-            name = f"{one.execution_id.decode()} ({one.task.decode()})"
-            if not one.frozen:
-                yield from self.steps_of(state, slot, one, name)
-                if self.allows(state, "freeze"):
-                    yield f"{name} freezes", True, self.uses("freeze", changes(slot, frozen=True))
-            elif one.heard is not None:
-                yield f"{name} thaws, and hears {one.heard.case}", False, self._thaws(slot, one)
-            else:
-                yield f"{name} thaws", False, changes(slot, frozen=False)
-            if one.doomed:
-                yield f"{name} is killed, as announced", False, self._dies(slot, told=False)
-            elif self.allows(state, "crash"):
-                yield f"{name} is killed", True, self.uses("crash", self._dies(slot, told=False))
-                if state.record is not None and state.record.state == STARTED:
-                    yield (
-                        f"{name} is killed, and its parent sees it", True,
-                        self.uses("crash", self._dies(slot, told=True)),
-                    )  # fmt: skip
-            if one.phase == "run" and not one.doomed and self.allows(state, "time limit"):
-                text = f"{name} is at its time limit: its lease is abandoned, its end is near"
-                yield text, True, self.uses("time limit", self._time_limit(slot, one))
-            if one.phase == "run" and not one.doomed and self.allows(state, "fatal time limit"):
-                text = f"{name} is at its time limit: its message is acknowledged, its end is near"
-                limited = self._time_limit(slot, one, fatal=True)
-                yield text, True, self.uses("fatal time limit", limited)
+    def _actions(self, state: State) -> Iterator[Action]:
+        for slot, delivery in enumerate(state.deliveries):
+            if delivery is not None:
+                yield from self._actions_of_slot(state, slot, delivery)
         yield from self._broker(state)
         yield from self._publishers(state)
         for task, worker in state.notices:
             text = f"the parent abandons the lease of {worker.decode()} ({task.decode()})"
-            yield text, False, self._abandons(task, worker)
-        if state.echo is not None:
-            sender = state.echo.who.execution_id.decode()
-            text = f"the {state.echo.script} of {sender} arrives once more"
-            yield text, False, self._echoes(state.echo)
-        if self.allows(state, "forget") and state.record is not None:
-            yield "an operator forgets the key", True, self.uses("forget", self._forgets)
-        if state.shown:
-            yield "the operator forgets what was shown", True, self._forgets_shown
-        elif state.record and state.record.state != RELEASED and self.allows(state, "forget shown"):
-            yield "an operator is shown the record", True, self.uses("forget shown", _is_shown)
+            yield text, False, self._abandon(task, worker)
+        if state.late_copy is not None:
+            sender = state.late_copy.sender.execution_id.decode()
+            text = f"the {state.late_copy.script} of {sender} arrives once more"
+            yield text, False, self._execute_late_copy(state.late_copy)
+        yield from self._operator(state)
         if self._may_tick(state):
-            yield "the clock ticks", False, self._ticks
+            yield "the clock ticks", False, self._tick
         if self.allows(state, "clock forward"):
-            step = self.uses("clock forward", lambda state: self._clock_steps(state, LEASE))
-            yield f"the server's clock leaps forward by {LEASE}", True, step
+            effect = self.count("clock forward", lambda state: self._shift_clock(state, LEASE))
+            yield f"the server's clock leaps forward by {LEASE}", True, effect
         if self.allows(state, "clock back"):
-            step = self.uses("clock back", lambda state: self._clock_steps(state, -LEASE))
-            yield f"the server's clock falls back by {LEASE}", True, step
+            effect = self.count("clock back", lambda state: self._shift_clock(state, -LEASE))
+            yield f"the server's clock falls back by {LEASE}", True, effect
 
-    def _broker(self, state: State) -> Iterator[Step]:
-        slot = next((slot for slot, one in enumerate(state.deliveries) if one is None), None)
+    def _actions_of_slot(self, state: State, slot: int, delivery: Delivery) -> Iterator[Action]:
+        name = f"{delivery.execution_id.decode()} ({delivery.task.decode()})"
+        if not delivery.frozen:
+            yield from self.actions_of(state, slot, delivery, name)
+            if self.allows(state, "freeze"):
+                yield f"{name} freezes", True, self.count("freeze", update(slot, frozen=True))
+        elif delivery.reply is not None:
+            text = f"{name} thaws, and reads the reply {delivery.reply.case}"
+            yield text, False, self._thaw(slot, delivery)
+        else:
+            yield f"{name} thaws", False, update(slot, frozen=False)
+        if delivery.dying:
+            yield f"{name} is killed, as announced", False, self._die(slot)
+        elif self.allows(state, "crash"):
+            yield f"{name} is killed", True, self.count("crash", self._die(slot))
+            if state.record is not None and state.record.state == STARTED:
+                noticed = self.count("crash", self._die(slot, noticed=True))
+                yield f"{name} is killed, and its parent sees it", True, noticed
+        if delivery.phase == "run" and not delivery.dying and self.allows(state, "time limit"):
+            text = f"{name} reaches its time limit: its lease is abandoned, it will be killed"
+            yield text, True, self.count("time limit", self._time_limit(slot, delivery))
+        if delivery.phase == "run" and not delivery.dying and (
+            self.allows(state, "final time limit")
+        ):  # fmt: skip
+            text = f"{name} reaches its time limit: its message is acknowledged, it will be killed"
+            limited = self._time_limit(slot, delivery, final=True)
+            yield text, True, self.count("final time limit", limited)
+
+    def _broker(self, state: State) -> Iterator[Action]:
+        slot = next((slot for slot, used in enumerate(state.deliveries) if used is None), None)
         if slot is None:
             return
         for message in sorted(set(state.messages)):
             name = message.task.decode()
-            execution_id = self.owner_of(state, message)
+            execution_id = self.execution_id_for(state, message)
             number = message.number if message.number >= 0 else len(state.deliveries)
-            one = Pass(number, message.task, message.unanswered_ids, execution_id, message.retries)
+            delivery = Delivery(
+                number, message.task, message.unanswered_ids, execution_id, message.retries
+            )
             taken = message._replace(number=number, queued=False)
-            takes = partial(replace_message, old=message, new=taken)
-            text = f"{name} is handed out to {execution_id.decode()}"
+            take = partial(replace_message, old=message, new=taken)
             if message.queued:
-                yield from self.sends(state, slot, one, text, before=takes)
-            elif self.allows(state, "handed out again"):
-                text = f"{name} is handed out again, to {execution_id.decode()}"
-                again = "handed out again"
-                for told, _, step in self.sends(state, slot, one, text, again, before=takes):
-                    yield told, True, step
+                text = f"{name} is delivered to {execution_id.decode()}"
+                yield from self.send(state, slot, delivery, text, before=take)
+            elif self.allows(state, "redelivery"):
+                text = f"{name} is redelivered to {execution_id.decode()}"
+                actions = self.send(state, slot, delivery, text, "redelivery", before=take)
+                for sent, _, effect in actions:
+                    yield sent, True, effect
 
-    def owner_of(self, state: State, message: Message) -> bytes:
-        """The id of an execution: drawn afresh for each pass."""
-        return fresh(state)
+    def execution_id_for(self, state: State, message: Message) -> bytes:
+        """Each delivery draws a new execution id."""
+        return new_execution_id(state)
 
-    def _publishers(self, state: State) -> Iterator[Step]:
+    def _publishers(self, state: State) -> Iterator[Action]:
         for number, stage in enumerate(state.publishers):
             task = self.tasks[number].decode()
-            if stage == "comes":
-                yield f"the publisher of {task} reserves the key", False, self._reserves(number)
+            if stage == "reserving":
+                yield f"the publisher of {task} reserves the key", False, self._reserve(number)
             elif stage == "reserved":
-                yield f"the publisher of {task} sends it", False, self._publishes(number)
+                yield f"the publisher of {task} sends it", False, self._publish(number)
                 if self.allows(state, "publish fails"):
-                    fails = self.uses("publish fails", self._gives_back(number))
-                    yield f"the publisher of {task} cannot send it", True, fails
+                    fail = self.count("publish fails", self._cancel_reservation(number))
+                    yield f"the publisher of {task} cannot send it", True, fail
                 if self.allows(state, "publisher dies"):
-                    dies = self.uses("publisher dies", self._not_sent(number))
-                    yield f"the publisher of {task} is killed", True, dies
+                    die = self.count("publisher dies", self._not_sent(number))
+                    yield f"the publisher of {task} is killed", True, die
 
-    # Who ends it
+    def _operator(self, state: State) -> Iterator[Action]:
+        if self.allows(state, "forget") and state.record is not None:
+            yield "an operator forgets the key", True, self.count("forget", self._forget)
+        if state.displayed:
+            yield "the operator forgets the displayed record", True, self._forget_displayed
+        elif (
+            state.record
+            and state.record.state != RELEASED
+            and self.allows(state, "forget displayed")
+        ):
+            display = self.count("forget displayed", _display)
+            yield "the record is displayed to an operator", True, display
 
-    def _dies(self, slot: int, told: bool) -> StepTaken:
-        def step(state: State) -> State:
-            one = state.deliveries[slot]
-            assert one is not None
+    # Deaths
+
+    def _die(self, slot: int, noticed: bool = False) -> Effect:
+        def effect(state: State) -> State:
+            delivery = state.deliveries[slot]
+            assert delivery is not None
             for message in state.messages:
-                if message.number == one.message:
+                if message.number == delivery.message:
                     state = replace_message(state, message, message._replace(queued=True))
-            if told:
-                notice = one.task, worker_of(one.execution_id)
+            if noticed:
+                notice = delivery.task, worker_of(delivery.execution_id)
                 state = state._replace(notices=tuple(sorted({*state.notices, notice})))
             return put(state, slot, None)
 
-        return step
+        return effect
 
-    def _time_limit(self, slot: int, one: Pass, fatal: bool = False) -> StepTaken:
-        def step(state: State) -> State:
-            error = KILLED if fatal else b""
-            state = self.abandoned(
-                state, one.task, worker_of(one.execution_id), GRACE, one.retries, error
-            )
-            if fatal:
-                state = answer(acknowledge(state, one.message), one.task, ERROR)
-            return put(state, slot, one._replace(doomed=True))
+    def _time_limit(self, slot: int, delivery: Delivery, final: bool = False) -> Effect:
+        def effect(state: State) -> State:
+            worker = worker_of(delivery.execution_id)
+            error = KILLED if final else b""
+            state = self.abandon(state, delivery.task, worker, GRACE, delivery.retries, error)
+            if final:
+                state = acknowledge(state, delivery.message)
+                state = answer_caller(state, delivery.task, ERROR)
+            return put(state, slot, delivery._replace(dying=True))
 
-        return step
+        return effect
 
-    def _abandons(self, task: bytes, worker: bytes) -> StepTaken:
-        def step(state: State) -> State:
+    def _abandon(self, task: bytes, worker: bytes) -> Effect:
+        def effect(state: State) -> State:
             notices = tuple(notice for notice in state.notices if notice != (task, worker))
-            return self.abandoned(state._replace(notices=notices), task, worker, 0)
+            return self.abandon(state._replace(notices=notices), task, worker, 0)
 
-        return step
+        return effect
 
     # Publishers
 
-    def _reserves(self, number: int) -> StepTaken:
+    def _reserve(self, number: int) -> Effect:
         task = self.tasks[number]
 
-        def step(state: State) -> State:
-            call = {"task_id": task, "fingerprint": b"", "hold_ms": HOLD}
-            reply, state = self.calls(state, "reserve", **call)
-            if reply.case == "finished":
-                return answer(publisher_at(state, number, ""), task, OUTCOME)
-            if reply.case == "held":
-                # Its caller gets the result of the one who has the key.
-                assert reply.told is not None
-                waits = f"waits for {reply.told.task_id.decode()}"
-                return publisher_at(state, number, waits)
-            return publisher_at(state, number, "reserved")
+        def effect(state: State) -> State:
+            arguments = {"task_id": task, "fingerprint": b"", "hold_ms": HOLD}
+            result, state = self.execute(state, "reserve", **arguments)
+            if result.case == "finished":
+                return answer_caller(set_publisher(state, number, ""), task, OUTCOME)
+            if result.case == "held":
+                # The caller gets the result of the task that has the key.
+                assert result.replied is not None
+                stage = f"waits for {result.replied.task_id.decode()}"
+                return set_publisher(state, number, stage)
+            return set_publisher(state, number, "reserved")
 
-        return step
+        return effect
 
-    def _publishes(self, number: int) -> StepTaken:
-        def step(state: State) -> State:
-            return publish(publisher_at(state, number, ""), self.tasks[number], b"")
+    def _publish(self, number: int) -> Effect:
+        return lambda state: publish(set_publisher(state, number, ""), self.tasks[number], b"")
 
-        return step
-
-    def _gives_back(self, number: int) -> StepTaken:
-        def step(state: State) -> State:
-            task = self.tasks[number]
-            _, state = self.calls(state, "reserve", task_id=task, fingerprint=b"", hold_ms=0)
+    def _cancel_reservation(self, number: int) -> Effect:
+        def effect(state: State) -> State:
+            arguments = {"task_id": self.tasks[number], "fingerprint": b"", "hold_ms": 0}
+            _, state = self.execute(state, "reserve", **arguments)
             return self._not_sent(number)(state)
 
-        return step
+        return effect
 
-    def _not_sent(self, number: int) -> StepTaken:
-        """Its caller knows that it is not sent: there was an error, or it is no more."""
-        return lambda state: answer(publisher_at(state, number, ""), self.tasks[number], NOT_SENT)
+    def _not_sent(self, number: int) -> Effect:
+        """The caller knows that the message was not sent: it got an error, or it is dead."""
+        return lambda state: answer_caller(
+            set_publisher(state, number, ""), self.tasks[number], NOT_SENT
+        )
 
     # Time
 
     def _may_tick(self, state: State) -> bool:
-        for one in state.deliveries:
-            if one is None or (one.frozen and not one.doomed):
+        for delivery in state.deliveries:
+            if delivery is None or (delivery.frozen and not delivery.dying):
                 continue
-            about_to_lapse = one.trust == 1 and one.beats
-            if one.doomed or one.phase != "run" or about_to_lapse:
+            must_extend = delivery.lease_left == 1 and delivery.has_heartbeat
+            if delivery.dying or delivery.phase != "run" or must_extend:
                 return False
         return True
 
-    def _ticks(self, state: State) -> State:
+    def _tick(self, state: State) -> State:
         deliveries = tuple(
-            one and one._replace(trust=max(0, one.trust - 1)) for one in state.deliveries
+            each and each._replace(lease_left=max(0, each.lease_left - 1))
+            for each in state.deliveries
         )
-        return self._clock_steps(state._replace(deliveries=deliveries), 1)
+        return self._shift_clock(state._replace(deliveries=deliveries), 1)
 
-    def _clock_steps(self, state: State, ticks: int) -> State:
-        there = state.record
-        if there is not None and there.expires - ticks <= 0:
-            if there.state == STARTED and there.at + RETENTION > ticks:
-                raise Violation("a lease's record is forgotten before its retention is over")
-            state = self.vanishes(state)
+    def _shift_clock(self, state: State, ticks: int) -> State:
+        record = state.record
+        if record is not None and record.expires - ticks <= 0:
+            if record.state == STARTED and record.at + RETENTION > ticks:
+                raise Violation("the record of a lease expires before its retention ends")
+            state = self.remove_record(state)
         us = ticks * TICK_US
-        record, echo, truth = state.record, state.echo, state.truth
+        record, copy, history = state.record, state.late_copy, state.history
         return state._replace(
             record=record and record._replace(
                 at=record.at - ticks, expires=record.expires - ticks, token=record.token - us
             ),
             deliveries=tuple(
-                one and one._replace(token=one.token - us) for one in state.deliveries
+                each and each._replace(token=each.token - us) for each in state.deliveries
             ),
-            echo=echo and echo._replace(who=echo.who._replace(token=echo.who.token - us)),
-            truth=truth._replace(token=truth.token - us),
-            shown=state.shown and (state.shown[0] - us, state.shown[1]),
+            late_copy=copy and copy._replace(
+                sender=copy.sender._replace(token=copy.sender.token - us)
+            ),
+            history=history._replace(token=history.token - us),
+            displayed=state.displayed and (state.displayed[0] - us, state.displayed[1]),
         )  # fmt: skip
 
-    def _forgets(self, state: State) -> State:
-        _, state = self.calls(state, "forget", state="", token="")
+    # Operators and late requests
+
+    def _forget(self, state: State) -> State:
+        _, state = self.execute(state, "forget", state="", token="")
         return state
 
-    def _forgets_shown(self, state: State) -> State:
-        assert state.shown is not None
-        token, letter = state.shown
+    def _forget_displayed(self, state: State) -> State:
+        assert state.displayed is not None
+        token, letter = state.displayed
 
-        def judge(truth: Truth, before: Record | None, answer: Answer) -> Truth:
-            if answer.case == "ok":
-                if truth.outcome and letter not in (COMPLETED, FAILED):
-                    raise Violation("an outcome is forgotten that was not shown")
-                if before is None or (before.token, _as_shown(before)) != state.shown:
-                    raise Violation("a record is forgotten that was not shown")
-            return truth
+        def check(history: History, before: Record | None, result: Result) -> History:
+            if result.case == "ok":
+                if history.outcome and letter not in (COMPLETED, FAILED):
+                    raise Violation("an outcome is forgotten that was not displayed")
+                if before is None or (before.token, _displayed_state(before)) != state.displayed:
+                    raise Violation("a record is forgotten that was not displayed")
+            return history
 
-        _, after = self.calls(state, "forget", judge, state=letter, token=token)
-        return after._replace(shown=None)
+        _, after = self.execute(state, "forget", check, state=letter, token=token)
+        return after._replace(displayed=None)
 
-    def _echoes(self, echo: Echo) -> StepTaken:
-        return lambda state: self.asks(state._replace(echo=None), echo.script, echo.who)[1]
+    def _execute_late_copy(self, copy: LateCopy) -> Effect:
+        def effect(state: State) -> State:
+            _, state = self.execute_for(state._replace(late_copy=None), copy.script, copy.sender)
+            return state
 
-    # What must hold at all times
+        return effect
 
-    def _checked(self, state: State) -> State:
-        trusting = sum(one is not None and one.trusting for one in state.deliveries)
+    # Invariants of every state
+
+    def _check(self, state: State) -> None:
+        trusting = sum(each is not None and each.trusts_lease for each in state.deliveries)
         if self.exclusive and trusting > 1:
-            raise Violation("two executions have reason to trust their lease")
+            raise Violation("two executions trust their lease")
         for number, task in enumerate(self.tasks):
             stage = state.publishers[number]
-            if state.answers[number] or stage in ("comes", "reserved"):
+            if state.answers[number] or stage in ("reserving", "reserved"):
                 continue
             if stage.startswith("waits"):
                 awaited = stage.rpartition(" ")[2].encode()
                 if state.answers[self.tasks.index(awaited)] == NOT_SENT:
                     raise Violation(f"{task.decode()} waits for a message that was never sent")
             elif not any(message.task == task for message in state.messages):
-                raise Violation(f"the message of {task.decode()} is dropped, and nobody answered")
-        return state
+                raise Violation(
+                    f"the message of {task.decode()} is dropped, but its caller has no answer"
+                )

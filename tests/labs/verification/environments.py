@@ -1,42 +1,42 @@
-"""The worlds that are searched: a short list in every `make test`, a long one in `make proof`.
+"""The environments that are searched: a short list by `make test`, a long one by `make proof`.
 
-Each is one setting with a few faults, in every order and at every moment. In `LIMITS` something
-happens that no protocol on one Redis can make good: there the search must find the way it goes.
+Each is a setting with a few faults, in every order and at every moment. In `LIMITS` something
+happens that no protocol on one Redis can handle: there the search must find the violation.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-#: By name: the arguments of a World.
+#: By name: the arguments of Environment.
 SHORT: dict[str, dict[str, Any]] = {
     "a crash": {"allowed": {"crash": 1}},
     "a freeze": {"allowed": {"freeze": 1}},
     "lost replies": {"tasks": 1, "allowed": {"lost reply": 2, "freeze": 1}},
-    "a time limit": {"tasks": 1, "allowed": {"time limit": 1, "handed out again": 1}},
+    "a time limit": {"tasks": 1, "allowed": {"time limit": 1, "redelivery": 1}},
     "a retry": {"tasks": 1, "allowed": {"retry": 1, "crash": 1}},
-    "a clock that falls back": {"tasks": 1, "allowed": {"clock back": 1, "crash": 1}},
-    "a clock that leaps": {"tasks": 1, "allowed": {"clock forward": 1, "handed out again": 1}},
-    "an operator": {"tasks": 1, "allowed": {"forget": 1, "handed out again": 1}},
-    "a child that dies again and again": {
+    "a clock set back": {"tasks": 1, "allowed": {"clock back": 1, "crash": 1}},
+    "a clock set forward": {"tasks": 1, "allowed": {"clock forward": 1, "redelivery": 1}},
+    "an operator": {"tasks": 1, "allowed": {"forget": 1, "redelivery": 1}},
+    "a child that dies repeatedly": {
         "tasks": 1, "workers": 1, "max_attempts": 2, "allowed": {"crash": 3},
     },
     "a step": {"tasks": 1, "allowed": {"step": 2, "crash": 1, "error": 1}},
-    "a late copy of a request": {"tasks": 1, "allowed": {"echo": 1, "freeze": 1}},
-    "an error, and a copy": {"tasks": 1, "allowed": {"error": 1, "handed out again": 1}},
-    "a retry, and a copy": {"tasks": 1, "allowed": {"retry": 1, "handed out again": 1}},
-    "a time limit that is the end": {
-        "tasks": 1, "allowed": {"fatal time limit": 1, "handed out again": 1},
+    "a late copy of a request": {"tasks": 1, "allowed": {"late copy": 1, "freeze": 1}},
+    "an error, and a copy": {"tasks": 1, "allowed": {"error": 1, "redelivery": 1}},
+    "a retry, and a copy": {"tasks": 1, "allowed": {"retry": 1, "redelivery": 1}},
+    "a final time limit": {
+        "tasks": 1, "allowed": {"final time limit": 1, "redelivery": 1},
     },
-    "an operator who is shown the record": {
-        "tasks": 1, "allowed": {"forget shown": 1, "handed out again": 1},
+    "an operator with a displayed record": {
+        "tasks": 1, "allowed": {"forget displayed": 1, "redelivery": 1},
     },
     "reservations": {"reserves": True, "workers": 1, "allowed": {"retry": 1}},
     "a continuation": {
-        "tasks": 1, "continues": True, "allowed": {"handed out again": 1, "crash": 1},
+        "tasks": 1, "continues": True, "allowed": {"redelivery": 1, "crash": 1},
     },
     "duplicates that are ignored": {
-        "on_conflict": "ignore", "allowed": {"handed out again": 1},
+        "on_conflict": "ignore", "allowed": {"redelivery": 1},
     },
 }  # fmt: skip
 
@@ -44,12 +44,12 @@ LONG: dict[str, dict[str, Any]] = {
     **SHORT,
     "crash and freeze": {"allowed": {"crash": 1, "freeze": 1}},
     "crash and lost reply": {"allowed": {"crash": 1, "lost reply": 1}},
-    "crash and redelivery": {"allowed": {"crash": 1, "handed out again": 1}},
-    "freeze and redelivery": {"allowed": {"freeze": 1, "handed out again": 1}},
+    "crash and redelivery": {"allowed": {"crash": 1, "redelivery": 1}},
+    "freeze and redelivery": {"allowed": {"freeze": 1, "redelivery": 1}},
     "freeze and lost reply": {"allowed": {"freeze": 1, "lost reply": 1}},
     "two freezes": {"allowed": {"freeze": 2}},
     "two crashes": {"allowed": {"crash": 2}},
-    "three workers": {"workers": 3, "tasks": 2, "allowed": {"freeze": 1, "handed out again": 1}},
+    "three workers": {"workers": 3, "tasks": 2, "allowed": {"freeze": 1, "redelivery": 1}},
     "three tasks": {"tasks": 3, "allowed": {"crash": 1}},
     "time limit and freeze": {"allowed": {"time limit": 1, "freeze": 1}},
     "retry, error and crash": {"allowed": {"retry": 1, "error": 1, "crash": 1}},
@@ -62,65 +62,65 @@ LONG: dict[str, dict[str, Any]] = {
     "clock both ways": {"allowed": {"clock back": 1, "clock forward": 1, "crash": 1}},
     "forget and freeze": {"allowed": {"forget": 1, "freeze": 1}},
     "forget and crash": {"allowed": {"forget": 1, "crash": 1, "lost reply": 1}},
-    "late copy and freeze": {"allowed": {"echo": 1, "freeze": 1}},
-    "late copy and crash": {"allowed": {"echo": 1, "crash": 1}},
-    "late copy, retry and error": {"tasks": 1, "allowed": {"echo": 1, "retry": 1, "error": 1}},
+    "late copy and freeze": {"allowed": {"late copy": 1, "freeze": 1}},
+    "late copy and crash": {"allowed": {"late copy": 1, "crash": 1}},
+    "late copy, retry and error": {"tasks": 1, "allowed": {"late copy": 1, "retry": 1, "error": 1}},
     "reservations, retry and crash": {"reserves": True, "allowed": {"retry": 1, "crash": 1}},
     "reservations and freeze": {"reserves": True, "allowed": {"freeze": 1, "error": 1}},
     "ignore, redelivery and crash": {
-        "on_conflict": "ignore", "allowed": {"handed out again": 1, "crash": 1},
+        "on_conflict": "ignore", "allowed": {"redelivery": 1, "crash": 1},
     },
-    "errors of both, and a copy": {"allowed": {"error": 2, "handed out again": 1}},
-    "error, exit and a copy": {"allowed": {"error": 1, "exit": 1, "handed out again": 1}},
-    "error, a copy and crash": {"allowed": {"error": 1, "handed out again": 1, "crash": 1}},
-    "error, a copy and freeze": {"allowed": {"error": 1, "handed out again": 1, "freeze": 1}},
+    "errors of both tasks, and a copy": {"allowed": {"error": 2, "redelivery": 1}},
+    "error, exit and a copy": {"allowed": {"error": 1, "exit": 1, "redelivery": 1}},
+    "error, a copy and crash": {"allowed": {"error": 1, "redelivery": 1, "crash": 1}},
+    "error, a copy and freeze": {"allowed": {"error": 1, "redelivery": 1, "freeze": 1}},
     "error, a copy and a lost reply": {
-        "tasks": 1, "allowed": {"error": 1, "handed out again": 1, "lost reply": 1},
+        "tasks": 1, "allowed": {"error": 1, "redelivery": 1, "lost reply": 1},
     },
     "error, steps and a copy": {
-        "allowed": {"error": 1, "step": 1, "handed out again": 1},
+        "allowed": {"error": 1, "step": 1, "redelivery": 1},
     },
     "error, retry and copies": {
-        "tasks": 1, "allowed": {"error": 1, "retry": 1, "handed out again": 2},
+        "tasks": 1, "allowed": {"error": 1, "retry": 1, "redelivery": 2},
     },
-    "retry, a copy and crash": {"allowed": {"retry": 1, "handed out again": 1, "crash": 1}},
+    "retry, a copy and crash": {"allowed": {"retry": 1, "redelivery": 1, "crash": 1}},
     "reservations, error and a copy": {
-        "reserves": True, "allowed": {"error": 1, "handed out again": 1},
+        "reserves": True, "allowed": {"error": 1, "redelivery": 1},
     },
-    "time limit that is the end, error and a copy": {
-        "allowed": {"fatal time limit": 1, "error": 1, "handed out again": 1},
+    "final time limit, error and a copy": {
+        "allowed": {"final time limit": 1, "error": 1, "redelivery": 1},
     },
     "deaths in a row at time limits": {
-        "max_attempts": 2, "tasks": 3, "workers": 1, "allowed": {"fatal time limit": 3},
+        "max_attempts": 2, "tasks": 3, "workers": 1, "allowed": {"final time limit": 3},
     },
-    "a shown record and freeze": {"allowed": {"forget shown": 1, "freeze": 1}},
-    "a shown record, error and retry": {
-        "allowed": {"forget shown": 1, "error": 1, "retry": 1},
+    "a displayed record and freeze": {"allowed": {"forget displayed": 1, "freeze": 1}},
+    "a displayed record, error and retry": {
+        "allowed": {"forget displayed": 1, "error": 1, "retry": 1},
     },
     "continuation, error, redelivery and crash": {
-        "tasks": 1, "continues": True, "allowed": {"error": 1, "handed out again": 1, "crash": 1},
+        "tasks": 1, "continues": True, "allowed": {"error": 1, "redelivery": 1, "crash": 1},
     },
     "continuation, redelivery and crash": {
-        "continues": True, "allowed": {"handed out again": 1, "crash": 1},
+        "continues": True, "allowed": {"redelivery": 1, "crash": 1},
     },
     "deaths in a row": {
-        "max_attempts": 2, "tasks": 1, "allowed": {"crash": 3, "handed out again": 1},
+        "max_attempts": 2, "tasks": 1, "allowed": {"crash": 3, "redelivery": 1},
     },
 }  # fmt: skip
 
-#: What cannot be promised: the world, and the invariant that breaks there.
+#: What cannot be promised: the arguments of Environment, and the invariant that breaks there.
 LIMITS: dict[str, tuple[dict[str, Any], str]] = {
     "the server's clock leaps past a lease": (
         {"exclusive": True, "allowed": {"clock forward": 1}},
-        "two executions have reason to trust their lease",
+        "two executions trust their lease",
     ),
     "an operator forgets a running execution": (
         {"exclusive": True, "allowed": {"forget": 1}},
-        "two executions have reason to trust their lease",
+        "two executions trust their lease",
     ),
     "the clock falls back past a forgotten record": (
-        {"remembers": True, "tasks": 1,
-         "allowed": {"clock back": 1, "exit": 1, "handed out again": 1}},
+        {"tokens_grow": True, "tasks": 1,
+         "allowed": {"clock back": 1, "exit": 1, "redelivery": 1}},
         "the token does not grow",
     ),
     "a publisher dies between its reservation and its message": (

@@ -1,7 +1,7 @@
-"""The Lua files with one thing turned or dropped, generated from their syntax trees.
+"""Generates mutants of the Lua files: each has one change, derived from the syntax tree.
 
-Every comparison, condition, connective, sum, constant, argument, assignment and call: nothing is
-chosen by hand, so nothing is left out because it looked safe.
+Every comparison, condition, connective, sum, constant, argument, assignment and call is changed.
+Nothing is chosen by hand, so nothing is left out because it looked safe.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from celery_idempotent.store import scripts
 
 _LUA = Path(__file__).parents[3] / "lua"
 
-_TURNED = {
+_REPLACED_OPERATORS = {
     astnodes.EqToOp: ["~="],
     astnodes.NotEqToOp: ["=="],
     astnodes.LessThanOp: ["<=", ">="],
@@ -31,15 +31,15 @@ _TURNED = {
     astnodes.MultOp: ["/"],
     astnodes.FloatDivOp: ["*"],
 }
-_SWAPPED_NAMES = {"max": "min", "min": "max", "floor": "ceil"}
+_REPLACED_FUNCTIONS = {"max": "min", "min": "max", "floor": "ceil"}
 
 
 @dataclass(frozen=True)
 class Mutant:
-    #: Of the file, without .lua.
+    #: The file without .lua.
     script: str
     line: int
-    #: The line before, and what stands in place of what.
+    #: The original line, the changed text and the text that replaces it.
     code: str
     old: str
     new: str
@@ -47,23 +47,23 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """What it is, whatever line it stands on by now."""
+        """Identifies the mutant even if its line moves."""
         return f"{self.script}: {self.code}  ⟶  {self.old} becomes {self.new or 'nothing'}"
 
 
 def all_mutants() -> list[Mutant]:
-    """Of every file that there is, what they share first."""
+    """Returns the mutants of every file."""
     names = sorted(path.stem for path in _LUA.glob("*.lua"))
     return [mutant for name in names for mutant in mutants_of(name, scripts.read_source(name))]
 
 
-def unbroken() -> Mutant:
-    """No mutant at all: whoever notices this one notices anything."""
+def unchanged() -> Mutant:
+    """Returns the original as a mutant: a check that it fails would fail for any mutant."""
     return Mutant("prelude", 0, "as it is", "", "", scripts.read_source("prelude"))
 
 
 def mutants_of(name: str, source: str) -> Iterator[Mutant]:
-    """Each different text that one change of `source` makes."""
+    """Yields a mutant for each different text that one change of `source` produces."""
     seen = {source}
     for start, stop, new in sorted(_changes(source)):
         changed = source[:start] + new + source[stop:]
@@ -77,7 +77,7 @@ def mutants_of(name: str, source: str) -> Iterator[Mutant]:
 
 
 def _changes(source: str) -> Iterator[tuple[int, int, str]]:
-    """Where a change starts and stops, and what stands there then."""
+    """Yields the start, the end and the new text of each change."""
     for node in ast.walk(ast.parse(source)):
         for kind, change in _CHANGES.items():
             if isinstance(node, kind):
@@ -99,9 +99,9 @@ _Changes = Iterator[tuple[int, int, str]]
 def _operator(source: str, node: astnodes.BinaryOp) -> _Changes:
     left, right = _span(node.left), _span(node.right)
     between = source[left[1] : right[0]]
-    sign = between.replace("(", " ").replace(")", " ").split()
-    for new in _TURNED.get(type(node), []):
-        yield left[1], right[0], between.replace(sign[0], new, 1)
+    operator = between.replace("(", " ").replace(")", " ").split()
+    for new in _REPLACED_OPERATORS.get(type(node), []):
+        yield left[1], right[0], between.replace(operator[0], new, 1)
     if isinstance(node, (astnodes.AndLoOp, astnodes.OrLoOp, astnodes.AriOp)):
         yield *_span(node), _text(source, node.left)
         yield *_span(node), _text(source, node.right)
@@ -137,7 +137,7 @@ def _string(source: str, node: astnodes.String) -> _Changes:
     yield start, stop, "''" if inner else "'?'"
     if inner == "PX":
         yield start, stop, "'EX'"
-    # A list of letters, or a layout: without each of its parts.
+    # A list of letters, without each of them.
     if len(inner) > 3 and inner.isupper() and inner.isalpha() and inner != "KEEPTTL":
         for position in range(len(inner)):
             yield start, stop, f"'{inner[:position]}{inner[position + 1 :]}'"
@@ -149,15 +149,15 @@ def _call(source: str, node: astnodes.Call) -> _Changes:
     name = called.rpartition(".")[2]
     for (start, stop), after in pairwise(arguments):
         first, between, second = source[start:stop], source[stop : after[0]], source[slice(*after)]
-        if name not in ("max", "min"):  # to which the order is all one
+        if name not in ("max", "min"):  # their order does not matter
             yield start, after[1], second + between + first
     for number, (start, stop) in enumerate(arguments):
         yield start, stop, "nil"
         if number:
             yield arguments[number - 1][1], stop, ""
-    if name in _SWAPPED_NAMES:
+    if name in _REPLACED_FUNCTIONS:
         stop = node.start_char + len(called)
-        yield stop - len(name), stop, _SWAPPED_NAMES[name]
+        yield stop - len(name), stop, _REPLACED_FUNCTIONS[name]
     if name in ("tonumber", "max", "min", "floor"):
         for argument in node.args:
             yield *_span(node), _text(source, argument)

@@ -1,7 +1,7 @@
-"""What each script promises: from what is there and the arguments to an answer and what is left.
+"""The contract of the scripts: what each one replies and stores.
 
-One method for each file in lua/, with the arguments that its head lists. Pure, and small enough to
-be read as the contract. The mutants of the model override a method or two.
+`Protocol` has one pure method for each script in lua/, with the arguments that its head lists. The
+mutants of the model override a method or two.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from __future__ import annotations
 from typing import NamedTuple
 
 RESERVED, STARTED, COMPLETED, FAILED = "R", "S", "C", "F"
-#: Only errors of ended task ids are left.
+#: Holds only errors of ended task ids.
 RELEASED = "E"
 NOBODY = b"-"
-#: The same outcomes, once their continuation has gone out.
+#: The letters of outcomes once their continuation has been sent.
 CONTINUED = {COMPLETED: "D", FAILED: "G", "D": "D", "G": "G"}
-#: Bytes that older errors may take beside a new one.
+#: Bytes that older errors may take when another one is added.
 OLDER_ERRORS = 16384
 
 
 class Clock(NamedTuple):
-    """The server's."""
+    """The server's time."""
 
     ms: int
     us: int
 
 
 class Error(NamedTuple):
-    """The last word for one task id, and not for the key."""
+    """An error that ended one task id, but not the key."""
 
     task_id: bytes
-    #: F, or G once its continuation has gone out.
+    #: F, or G once its continuation has been sent.
     state: str
-    #: Of the message that it ended: messages with a higher number are no copies of that one.
+    #: Of the message that it ended; messages of a higher generation are not copies of that one.
     generation: int
     at: int
     format: bytes
@@ -44,27 +44,26 @@ class Error(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What a key holds. Where there is none, it is absent."""
+    """What Redis holds for a key; None if the key is absent."""
 
     state: str
     attempt: int
     token: int
-    #: End of the lease or of the reservation; else the moment of the end.
+    #: End of the lease or of the reservation; else when the outcome was stored.
     at: int
     fingerprint: bytes
     task_id: bytes
     worker: bytes
-    #: RESERVED: the generation, in decimals, of the first message that it is for (empty: any), or
-    #: NOBODY.
-    execution_id: bytes
-    #: How the outcome is written; before, for how many milliseconds the key stood still before a
-    #: takeover.
+    #: STARTED: the execution id. RESERVED: the generation, in decimals, of the first message that
+    #: it is reserved for (empty: any), or NOBODY.
+    owner: bytes
+    #: Encoding of the outcome; STARTED by a takeover: milliseconds that the key was orphaned.
     format: bytes
     #: The outcome; before there is one, the finished steps.
     body: bytes
     #: When Redis forgets the record. Always set.
     expires: int
-    #: Of ended task ids, the latest first; none once there is an outcome.
+    #: Of ended task ids, newest first; none once there is an outcome.
     errors: tuple[Error, ...] = ()
 
     @property
@@ -73,27 +72,27 @@ class Record(NamedTuple):
 
     @property
     def replacement(self) -> tuple[int, bytes] | None:
-        """Of a task that has replaced itself: the generation from which on a message of its id goes
-        on under the key, and the finished steps.
-        """
+        """Of a task that replaced itself: first generation of the replacement, finished steps."""
         end = 9 + int.from_bytes(self.body[7:9], "big")
         if not self.format.startswith(b"=") or len(self.body) < max(9, end):
             return None
         return int.from_bytes(self.body[:7], "big"), self.body[end:]
 
     def error_of(self, task_id: bytes) -> Error | None:
-        return next((one for one in self.errors if one.task_id == task_id), None)
+        return next((error for error in self.errors if error.task_id == task_id), None)
 
     def without_error_of(self, task_id: bytes) -> tuple[Error, ...]:
         own = self.error_of(task_id)
-        return tuple(one for one in self.errors if one is not own)
+        return tuple(error for error in self.errors if error is not own)
 
 
-class Answer(NamedTuple):
+class Result(NamedTuple):
+    """What a script replies and stores."""
+
     case: str
-    #: The record that the answer tells.
-    told: Record | None
-    #: The record that is there from now on.
+    #: The record in the reply.
+    replied: Record | None
+    #: The record that Redis holds afterwards.
     after: Record | None
 
 
@@ -101,268 +100,270 @@ class Protocol:
     """The scripts."""
 
     def begin(
-        self, there: Record | None, clock: Clock, *, execution_id: bytes, unanswered_ids: bytes,
-        task_id: bytes,
-        generation: int, fingerprint: bytes, worker: bytes, lease_ms: int, ttl_ms: int,
-        max_attempts: int, error_ms: int,
-    ) -> Answer:  # fmt: skip
-        attempt, token, orphaned_seconds, steps, errors = 1, clock.us, b"", b"", ()
-        if there is not None:
-            awaits = self.awaits(there, task_id)
-            error = None if awaits else self.answering(there, task_id, generation)
+        self, record: Record | None, clock: Clock, *, execution_id: bytes, unanswered_ids: bytes,
+        task_id: bytes, generation: int, fingerprint: bytes, worker: bytes, lease_ms: int,
+        ttl_ms: int, max_attempts: int, error_ms: int,
+    ) -> Result:  # fmt: skip
+        attempt, token, orphaned_ms, steps, errors = 1, clock.us, b"", b"", ()
+        if record is not None:
+            is_awaited = self.is_awaited(record, task_id)
+            error = None if is_awaited else self.error_for(record, task_id, generation)
             if error is not None:
-                told = there._replace(
+                replied = record._replace(
                     state=error.state, at=error.at, fingerprint=b"", task_id=task_id, worker=b"",
-                    execution_id=b"", format=error.format, body=error.body, errors=(),
+                    owner=b"", format=error.format, body=error.body, errors=(),
                 )  # fmt: skip
-                return Answer("finished", told, there)
-            if self.differ(there.fingerprint, fingerprint) and not self.is_absent(there, clock):
-                return Answer("reused", there, there)
-            goes_on = there.finished and self.goes_on(there, task_id, generation)
-            if goes_on:
-                there = there._replace(attempt=0, body=there.replacement[1])
-            elif there.finished:
-                return Answer("finished", there, there)
-            if there.state == STARTED and self.is_own(there, execution_id):
-                attempt, token, orphaned_seconds = there.attempt, there.token, there.format
+                return Result("finished", replied, record)
+            if self.differ(record.fingerprint, fingerprint) and not self.is_absent(record, clock):
+                return Result("reused", record, record)
+            is_replacement = record.finished and self.is_replacement(record, task_id, generation)
+            if is_replacement:
+                record = record._replace(attempt=0, body=record.replacement[1])
+            elif record.finished:
+                return Result("finished", record, record)
+            if record.state == STARTED and self.is_own(record, execution_id):
+                attempt, token, orphaned_ms = record.attempt, record.token, record.format
             else:
-                started = there.state == STARTED
                 unanswered = (
-                    started and there.execution_id != b"" and there.execution_id in unanswered_ids
+                    record.state == STARTED
+                    and record.owner != b""
+                    and record.owner in unanswered_ids
                 )
-                mine = awaits and not self.is_earlier(there, generation)
-                if self.lasts(there, clock) and not (unanswered or mine or goes_on):
-                    return Answer("held", there, there)
-                attempt = there.attempt if unanswered else there.attempt + 1
+                is_retry = is_awaited and not self.is_earlier(record, generation)
+                if self.is_active(record, clock) and not (unanswered or is_retry or is_replacement):
+                    return Result("held", record, record)
+                attempt = record.attempt if unanswered else record.attempt + 1
                 if unanswered:
-                    orphaned_seconds = there.format
-                elif there.attempt:
-                    orphaned_seconds = b"%d" % max(0, clock.ms - there.at)
-                token = self.next_token(there, clock)
-                if attempt > there.attempt and attempt > max_attempts:
-                    poisoned = there._replace(
-                        state=FAILED, token=token, at=clock.ms, task_id=task_id, execution_id=b"",
+                    orphaned_ms = record.format
+                elif record.attempt:
+                    orphaned_ms = b"%d" % max(0, clock.ms - record.at)
+                token = self.next_token(record, clock)
+                if attempt > record.attempt and attempt > max_attempts:
+                    poisoned = record._replace(
+                        state=FAILED, token=token, at=clock.ms, task_id=task_id, owner=b"",
                         format=b"", body=b"poisoned", expires=clock.ms + error_ms, errors=(),
                     )  # fmt: skip
-                    return Answer("finished", poisoned, poisoned)
-            fingerprint = fingerprint or there.fingerprint
-            steps, errors = there.body, there.without_error_of(task_id)
-        expires = self.started_until(clock, lease_ms, ttl_ms)
+                    return Result("finished", poisoned, poisoned)
+            fingerprint = fingerprint or record.fingerprint
+            steps, errors = record.body, record.without_error_of(task_id)
+        expires = self.started_expiry(clock, lease_ms, ttl_ms)
         started = Record(
             STARTED, attempt, token, clock.ms + lease_ms, fingerprint, task_id, worker,
-            execution_id, orphaned_seconds,
-            steps, expires, errors,
+            execution_id, orphaned_ms, steps, expires, errors,
         )  # fmt: skip
-        return Answer("begun", started, started)
+        return Result("begun", started, started)
 
     def complete(
-        self, there: Record | None, clock: Clock, *, token: int, format: bytes, body: bytes,  # noqa: A002
+        self, record: Record | None, clock: Clock, *, token: int, format: bytes, body: bytes,  # noqa: A002
         retention_ms: int,
-    ) -> Answer:  # fmt: skip
-        return self.settle(there, clock, COMPLETED, token, format, body, retention_ms)
+    ) -> Result:  # fmt: skip
+        return self.settle(record, clock, COMPLETED, token, format, body, retention_ms)
 
     def fail(
-        self, there: Record | None, clock: Clock, *, token: int, format: bytes, body: bytes,  # noqa: A002
+        self, record: Record | None, clock: Clock, *, token: int, format: bytes, body: bytes,  # noqa: A002
         retention_ms: int,
-    ) -> Answer:  # fmt: skip
-        return self.settle(there, clock, FAILED, token, format, body, retention_ms)
+    ) -> Result:  # fmt: skip
+        return self.settle(record, clock, FAILED, token, format, body, retention_ms)
 
     def release(
-        self, there: Record | None, clock: Clock, *, token: int, hold_ms: int, retention_ms: int,
+        self, record: Record | None, clock: Clock, *, token: int, hold_ms: int, retention_ms: int,
         generation: int, format: bytes, error: bytes, error_ms: int,  # noqa: A002
-    ) -> Answer:  # fmt: skip
-        if there is None:
-            return Answer("ok", None, None)
-        if not self.holds(there, token):
-            resent = there.state in (RESERVED, RELEASED) and there.token == token
-            return Answer("ok" if resent else "lost", there, there)
+    ) -> Result:  # fmt: skip
+        if record is None:
+            return Result("ok", None, None)
+        if not self.is_held_by(record, token):
+            resent = record.state in (RESERVED, RELEASED) and record.token == token
+            return Result("ok" if resent else "lost", record, record)
         if error:
-            last_word = Error(there.task_id, FAILED, generation, clock.ms, format, error)
-            there = self.with_error(there, last_word)
-        if hold_ms == 0 and not there.body and not there.errors:
-            return Answer("ok", None, None)
-        left = there._replace(
+            final = Error(record.task_id, FAILED, generation, clock.ms, format, error)
+            record = self.prepend_error(record, final)
+        if hold_ms == 0 and not record.body and not record.errors:
+            return Result("ok", None, None)
+        released = record._replace(
             state=RESERVED, attempt=0, at=clock.ms + hold_ms, worker=b"", format=b"",
-            execution_id=b"%d" % generation if hold_ms else NOBODY,
+            owner=b"%d" % generation if hold_ms else NOBODY,
         )  # fmt: skip
-        ttl_ms = hold_ms + (retention_ms if there.body or there.errors else 0)
+        ttl_ms = hold_ms + (retention_ms if record.body or record.errors else 0)
         if not hold_ms:
-            left = self.given_up(left)
+            released = self.reserved_for_nobody(released)
         if error:
-            ttl_ms = error_ms if left.state == RELEASED else max(error_ms, ttl_ms)
-        return Answer("ok", None, left._replace(expires=clock.ms + ttl_ms))
+            ttl_ms = error_ms if released.state == RELEASED else max(error_ms, ttl_ms)
+        return Result("ok", None, released._replace(expires=clock.ms + ttl_ms))
 
     def extend(
-        self, there: Record | None, clock: Clock, *, token: int, lease_ms: int, ttl_ms: int
-    ) -> Answer:
-        if not self.holds(there, token):
-            return Answer("lost", there, there)
-        return Answer("ok", None, self.alive(there, clock, lease_ms, ttl_ms))
+        self, record: Record | None, clock: Clock, *, token: int, lease_ms: int, ttl_ms: int
+    ) -> Result:
+        if not self.is_held_by(record, token):
+            return Result("lost", record, record)
+        return Result("ok", None, self.extended(record, clock, lease_ms, ttl_ms))
 
     def save_step(
-        self, there: Record | None, clock: Clock, *, token: int, entry: bytes, lease_ms: int,
+        self, record: Record | None, clock: Clock, *, token: int, entry: bytes, lease_ms: int,
         ttl_ms: int,
-    ) -> Answer:  # fmt: skip
-        if not self.holds(there, token):
-            return Answer("lost", there, there)
-        kept = there.body if there.body.endswith(entry) else there.body + entry
-        there = there._replace(body=kept)
-        return Answer("ok", None, self.alive(there, clock, lease_ms, ttl_ms))
+    ) -> Result:  # fmt: skip
+        if not self.is_held_by(record, token):
+            return Result("lost", record, record)
+        steps = record.body if record.body.endswith(entry) else record.body + entry
+        record = record._replace(body=steps)
+        return Result("ok", None, self.extended(record, clock, lease_ms, ttl_ms))
 
     def abandon(
-        self, there: Record | None, clock: Clock, *, task_id: bytes, worker: bytes, grace_ms: int,
+        self, record: Record | None, clock: Clock, *, task_id: bytes, worker: bytes, grace_ms: int,
         generation: int, format: bytes, error: bytes, error_ms: int,  # noqa: A002
-    ) -> Answer:  # fmt: skip
-        if there is None or not self.is_child(there, task_id, worker):
-            return Answer("lost", there, there)
-        if there.state != STARTED:
-            return Answer("ok", None, there)
-        ends = min(there.at, clock.ms + grace_ms)
-        abandoned = there._replace(token=there.token + 1, at=ends, execution_id=b"", format=b"")
+    ) -> Result:  # fmt: skip
+        if record is None or not self.is_child(record, task_id, worker):
+            return Result("lost", record, record)
+        if record.state != STARTED:
+            return Result("ok", None, record)
+        at = min(record.at, clock.ms + grace_ms)
+        abandoned = record._replace(token=record.token + 1, at=at, owner=b"", format=b"")
         if error:
-            last_word = Error(task_id, FAILED, generation, clock.ms, format, error)
-            abandoned = self.given_up(self.with_error(abandoned, last_word))
+            final = Error(task_id, FAILED, generation, clock.ms, format, error)
+            abandoned = self.reserved_for_nobody(self.prepend_error(abandoned, final))
         if abandoned.state == RELEASED:
             abandoned = abandoned._replace(expires=clock.ms + error_ms)
-        return Answer("ok", None, abandoned)
+        return Result("ok", None, abandoned)
 
     def reserve(
-        self, there: Record | None, clock: Clock, *, task_id: bytes, fingerprint: bytes,
+        self, record: Record | None, clock: Clock, *, task_id: bytes, fingerprint: bytes,
         hold_ms: int,
-    ) -> Answer:  # fmt: skip
+    ) -> Result:  # fmt: skip
         attempt, token, steps, errors, expires = 0, clock.us, b"", (), clock.ms + hold_ms
-        if there is not None:
-            if self.differ(there.fingerprint, fingerprint) and not self.is_absent(there, clock):
-                return Answer("reused", there, there)
-            if there.finished:
-                return Answer("finished", there, there)
-            if self.lasts(there, clock) and not self.awaits(there, task_id):
-                return Answer("held", there, there)
-            if there.state == STARTED:
-                return Answer("expired", there, there)
-            attempt, token = there.attempt, self.next_token(there, clock)
-            fingerprint = fingerprint or there.fingerprint
-            steps, errors = there.body, there.errors
+        if record is not None:
+            if self.differ(record.fingerprint, fingerprint) and not self.is_absent(record, clock):
+                return Result("reused", record, record)
+            if record.finished:
+                return Result("finished", record, record)
+            if self.is_active(record, clock) and not self.is_awaited(record, task_id):
+                return Result("held", record, record)
+            if record.state == STARTED:
+                return Result("expired", record, record)
+            attempt, token = record.attempt, self.next_token(record, clock)
+            fingerprint = fingerprint or record.fingerprint
+            steps, errors = record.body, record.errors
             if steps or errors:
-                expires = max(expires, there.expires)
+                expires = max(expires, record.expires)
         if expires == clock.ms:
-            return Answer("reserved", None, None)
+            return Result("reserved", None, None)
         reserved = Record(
             RESERVED, attempt, token, clock.ms + hold_ms, fingerprint, task_id, b"", b"", b"",
             steps, expires, errors,
         )  # fmt: skip
         if not hold_ms:
-            reserved = self.given_up(reserved)
-        return Answer("reserved", reserved, reserved)
+            reserved = self.reserved_for_nobody(reserved)
+        return Result("reserved", reserved, reserved)
 
-    def mark_continued(self, there: Record | None, clock: Clock, *, task_id: bytes) -> Answer:
-        if there is not None and not there.finished:
-            error = there.error_of(task_id)
+    def mark_continued(self, record: Record | None, clock: Clock, *, task_id: bytes) -> Result:
+        if record is not None and not record.finished:
+            error = record.error_of(task_id)
             if error is not None:
-                out = tuple(
-                    one._replace(state=CONTINUED[FAILED]) if one is error else one
-                    for one in there.errors
+                errors = tuple(
+                    each._replace(state=CONTINUED[FAILED]) if each is error else each
+                    for each in record.errors
                 )
-                return Answer("ok", None, there._replace(errors=out))
-        if there is None or not there.finished or there.task_id != task_id:
-            return Answer("lost", there, there)
-        return Answer("ok", None, there._replace(state=CONTINUED[there.state]))
+                return Result("ok", None, record._replace(errors=errors))
+        if record is None or not record.finished or record.task_id != task_id:
+            return Result("lost", record, record)
+        return Result("ok", None, record._replace(state=CONTINUED[record.state]))
 
-    def forget(self, there: Record | None, clock: Clock, *, state: str, token: int | str) -> Answer:
-        if there is None:
-            return Answer("absent", None, None)
-        if there.state == RELEASED:
-            return Answer("absent", None, there if state else None)
-        if state and not self.was_shown(there, state, token):
-            return Answer("changed", there, there)
-        return Answer("ok", None, None)
+    def forget(
+        self, record: Record | None, clock: Clock, *, state: str, token: int | str
+    ) -> Result:
+        if record is None:
+            return Result("absent", None, None)
+        if record.state == RELEASED:
+            return Result("absent", None, record if state else None)
+        if state and not self.was_displayed(record, state, token):
+            return Result("changed", record, record)
+        return Result("ok", None, None)
 
-    def get(self, there: Record | None, clock: Clock) -> Answer:
-        if there is None or there.state == RELEASED:
-            return Answer("absent", there, there)
-        return Answer("found", there, there)
+    def get(self, record: Record | None, clock: Clock) -> Result:
+        if record is None or record.state == RELEASED:
+            return Result("absent", record, record)
+        return Result("found", record, record)
 
-    # What several of them ask
+    # Conditions and changes that several scripts share
 
-    def goes_on(self, there: Record, task_id: bytes, generation: int) -> bool:
-        """What a task has become by replacing itself, under the key that it had."""
-        replacement = there.replacement
-        return bool(replacement and there.task_id == task_id and replacement[0] <= generation)
+    def is_replacement(self, record: Record, task_id: bytes, generation: int) -> bool:
+        """Whether the task replaced itself and this message continues it under the key."""
+        replacement = record.replacement
+        return bool(replacement and record.task_id == task_id and replacement[0] <= generation)
 
-    def holds(self, there: Record | None, token: int) -> bool:
-        return there is not None and there.state == STARTED and there.token == token
+    def is_held_by(self, record: Record | None, token: int) -> bool:
+        return record is not None and record.state == STARTED and record.token == token
 
-    def is_own(self, there: Record, execution_id: bytes) -> bool:
-        """A begin whose answer was lost, sent again."""
-        return there.execution_id == execution_id
+    def is_own(self, record: Record, execution_id: bytes) -> bool:
+        """Whether this is the resend of a begin whose reply was lost."""
+        return record.owner == execution_id
 
-    def is_child(self, there: Record, task_id: bytes, worker: bytes) -> bool:
-        return not there.finished and (there.task_id, there.worker) == (task_id, worker)
+    def is_child(self, record: Record, task_id: bytes, worker: bytes) -> bool:
+        return not record.finished and (record.task_id, record.worker) == (task_id, worker)
 
-    def awaits(self, there: Record, task_id: bytes) -> bool:
-        """Reserved for a message of that task id."""
-        return there.state == RESERVED and there.task_id == task_id and there.execution_id != NOBODY
+    def is_awaited(self, record: Record, task_id: bytes) -> bool:
+        """Whether the key is reserved for a message of that task id."""
+        return record.state == RESERVED and record.task_id == task_id and record.owner != NOBODY
 
-    def is_earlier(self, there: Record, generation: int) -> bool:
-        """A copy of a message before the one that the reservation is for."""
-        return generation < int(there.execution_id or 0)
+    def is_earlier(self, record: Record, generation: int) -> bool:
+        """Whether the message is older than the one that the key is reserved for."""
+        return generation < int(record.owner or 0)
 
-    def answering(self, there: Record, task_id: bytes, generation: int) -> Error | None:
-        """The error that ended the message, if it is a copy."""
-        error = there.error_of(task_id)
+    def error_for(self, record: Record, task_id: bytes, generation: int) -> Error | None:
+        """Returns the error that ended the message of which this one is a copy."""
+        error = record.error_of(task_id)
         return error if error is not None and generation <= error.generation else None
 
-    def is_absent(self, there: Record, clock: Clock) -> bool:
-        """Nobody has it, and only errors are left."""
-        return there.state == RESERVED and not there.body and not self.lasts(there, clock)
+    def is_absent(self, record: Record, clock: Clock) -> bool:
+        """Whether the reservation has ended and only errors remain."""
+        return record.state == RESERVED and not record.body and not self.is_active(record, clock)
 
-    def with_error(self, there: Record, error: Error) -> Record:
-        """The older ones stay as long as there is room."""
+    def prepend_error(self, record: Record, error: Error) -> Record:
+        """Adds an error; older ones stay as far as they fit."""
         room, older = OLDER_ERRORS, list[Error]()
-        for one in there.errors:
-            room -= one.size
+        for each in record.errors:
+            room -= each.size
             if room >= 0:
-                older.append(one)
-        return there._replace(errors=(error, *older))
+                older.append(each)
+        return record._replace(errors=(error, *older))
 
-    def given_up(self, there: Record) -> Record:
-        """Reserved for nobody; without steps there are no arguments to compare, either."""
-        if there.body:
-            return there._replace(state=RESERVED, execution_id=NOBODY)
-        return there._replace(state=RELEASED, fingerprint=b"", execution_id=NOBODY)
+    def reserved_for_nobody(self, record: Record) -> Record:
+        """Without steps the fingerprint goes, too: there are no arguments left to compare."""
+        if record.body:
+            return record._replace(state=RESERVED, owner=NOBODY)
+        return record._replace(state=RELEASED, fingerprint=b"", owner=NOBODY)
 
-    def was_shown(self, there: Record, state: str, token: int | str) -> bool:
-        return {"D": "C", "G": "F"}.get(there.state, there.state) == state and there.token == token
+    def was_displayed(self, record: Record, state: str, token: int | str) -> bool:
+        displayed = {"D": "C", "G": "F"}.get(record.state, record.state)
+        return displayed == state and record.token == token
 
-    def lasts(self, there: Record, clock: Clock) -> bool:
-        """The lease or the reservation."""
-        return there.at > clock.ms
+    def is_active(self, record: Record, clock: Clock) -> bool:
+        """Whether the lease or the reservation has not expired."""
+        return record.at > clock.ms
 
-    def next_token(self, there: Record, clock: Clock) -> int:
-        return max(clock.us, there.token + 1)
+    def next_token(self, record: Record, clock: Clock) -> int:
+        return max(clock.us, record.token + 1)
 
-    def started_until(self, clock: Clock, lease_ms: int, ttl_ms: int) -> int:
-        """Longer than the lease: a takeover must see that there was an execution before it."""
+    def started_expiry(self, clock: Clock, lease_ms: int, ttl_ms: int) -> int:
+        """Later than the end of the lease: a takeover must see the execution before it."""
         return clock.ms + ttl_ms
 
-    def alive(self, there: Record, clock: Clock, lease_ms: int, ttl_ms: int) -> Record:
-        expires = self.started_until(clock, lease_ms, ttl_ms)
-        return there._replace(at=clock.ms + lease_ms, expires=expires)
+    def extended(self, record: Record, clock: Clock, lease_ms: int, ttl_ms: int) -> Record:
+        expires = self.started_expiry(clock, lease_ms, ttl_ms)
+        return record._replace(at=clock.ms + lease_ms, expires=expires)
 
     def settle(
-        self, there: Record | None, clock: Clock, state: str, token: int, form: bytes, body: bytes,
-        retention_ms: int,
-    ) -> Answer:  # fmt: skip
-        if not self.holds(there, token):
-            if there is None or (there.state, there.token) != (state, token):
-                return Answer("lost", there, there)
-            return Answer("ok", there, there._replace(expires=clock.ms + retention_ms))
-        outcome = there._replace(
-            state=state, at=clock.ms, execution_id=b"", format=form, body=body,
+        self, record: Record | None, clock: Clock, state: str, token: int, form: bytes,
+        body: bytes, retention_ms: int,
+    ) -> Result:  # fmt: skip
+        if not self.is_held_by(record, token):
+            if record is None or (record.state, record.token) != (state, token):
+                return Result("lost", record, record)
+            return Result("ok", record, record._replace(expires=clock.ms + retention_ms))
+        outcome = record._replace(
+            state=state, at=clock.ms, owner=b"", format=form, body=body,
             expires=clock.ms + retention_ms, errors=(),
         )  # fmt: skip
-        return Answer("ok", None, outcome)
+        return Result("ok", None, outcome)
 
     @staticmethod
-    def differ(one: bytes, other: bytes) -> bool:
-        return bool(one and other and one != other)
+    def differ(fingerprint: bytes, other: bytes) -> bool:
+        return bool(fingerprint and other and fingerprint != other)

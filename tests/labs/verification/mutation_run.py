@@ -1,8 +1,8 @@
-"""Whether the suite notices a Lua file that is not as it should be.
+"""Checks whether the tests detect a mutant of a Lua file.
 
-First the table of calls, up to the first that is not as the model has it: most fall there at once.
-Then tests/store in a process of its own, up to the first failure; then the conformance machine. All
-on one kind of server.
+First the table of single calls, up to the first mismatch, which detects most mutants at once. Then
+tests/store in a process of its own, up to the first failure; then the conformance machine. All on
+one kind of server.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from hypothesis.stateful import run_state_machine_as_test
 from celery_idempotent.store import scripts
 from tests.labs.verification import table
 from tests.labs.verification.conformance import Machine, lengths
-from tests.labs.verification.conformance_run import pool_for
+from tests.labs.verification.conformance_run import server_of
 from tests.labs.verification.equivalent_mutants import SURVIVORS
 from tests.labs.verification.lua_mutants import Mutant
 from tests.store.deployments import KINDS
 from tests.store.record_harness import RecordHarness, close_stores, store_at
 
-#: Seconds that tests/store may take; a mutant for which they take longer is noticed, too.
-PATIENCE = 300.0
-#: No failure is shrunk: that there is one is enough.
+#: Seconds that tests/store may take; a mutant that makes them take longer is detected, too.
+SUITE_TIMEOUT = 300.0
+#: Failures are not shrunk: one failure suffices.
 _QUICK = settings(
     lengths(examples=80, steps=30), phases=[Phase.generate], print_blob=False,
     report_multiple_bugs=False,
 )  # fmt: skip
 
-#: Of tests/store, what looks at the scripts alone; the rest takes most of the time.
+#: The modules of tests/store that test the scripts alone; the others take most of the time.
 _TESTS = [
     f"tests/store/test_{name}.py"
     for name in (
@@ -46,19 +46,19 @@ _TESTS = [
     )
 ]  # fmt: skip
 
-TABLE, SUITE, MACHINE, NOBODY = "table", "tests/store", "machine", ""
+TABLE, SUITE, MACHINE, SURVIVED = "table", "tests/store", "machine", ""
 
 
-class Disposition(NamedTuple):
+class MutationResult(NamedTuple):
     mutant: Mutant
-    #: TABLE, SUITE, MACHINE or NOBODY.
+    #: TABLE, SUITE, MACHINE or SURVIVED.
     killed_by: str
     seconds: float
 
 
 @contextlib.contextmanager
-def in_place(mutant: Mutant) -> Iterator[None]:
-    """The store runs the mutant."""
+def installed(mutant: Mutant) -> Iterator[None]:
+    """Makes the store run the mutant."""
     read_source = scripts.read_source
     scripts.read_source = lambda name: mutant.source if name == mutant.script else read_source(name)
     scripts.load.cache_clear()
@@ -69,49 +69,49 @@ def in_place(mutant: Mutant) -> Iterator[None]:
         scripts.load.cache_clear()
 
 
-def judge(mutant: Mutant, kind: str = "") -> Disposition:
-    """Try to kill one mutant, on one kind of server: the first that is here."""
+def run(mutant: Mutant, kind: str = "") -> MutationResult:
+    """Tests one mutant on one kind of server: by default the first that is installed."""
     kind = kind or next(iter(KINDS))
-    began_at = time.monotonic()
-    with in_place(mutant):
-        if _table_notices(mutant.script, kind):
+    started_at = time.monotonic()
+    with installed(mutant):
+        if _table_detects(mutant.script, kind):
             killed_by = TABLE
         elif mutant.name in SURVIVORS:
-            killed_by = NOBODY  # as is known; the rest takes a minute
-        elif _suite_notices(kind):
+            killed_by = SURVIVED  # as expected; the other tests take a minute
+        elif _suite_detects(kind):
             killed_by = SUITE
-        elif _machine_notices(kind):
+        elif _machine_detects(kind):
             killed_by = MACHINE
         else:
-            killed_by = NOBODY
-    return Disposition(mutant, killed_by, time.monotonic() - began_at)
+            killed_by = SURVIVED
+    return MutationResult(mutant, killed_by, time.monotonic() - started_at)
 
 
-def _table_notices(script: str, kind: str) -> bool:
-    """The script's own cases; for what they share, everybody's."""
+def _table_detects(script: str, kind: str) -> bool:
+    """Executes the cases of the script; of all scripts for a shared file."""
     names = [script] if script in table.ARGUMENTS else [*table.ARGUMENTS]
-    with pool_for(kind).client() as client:
+    with server_of(kind).client() as client:
         client.flushall()
         try:
-            # A few of each script first.
+            # First a few of each script.
             return any(
                 next(table.mismatches(client, name, cases), None)
                 for cases in (60, table.CASES)
                 for name in names
             )
         except (redis.ConnectionError, redis.TimeoutError):
-            raise  # the machine's trouble, not the mutant's
+            raise  # a fault of the environment, not of the mutant
         except Exception:
             return True
 
 
-def _machine_notices(kind: str) -> bool:
-    with pool_for(kind).client() as client:
+def _machine_detects(kind: str) -> bool:
+    with server_of(kind).client() as client:
         client.flushall()
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                scene = RecordHarness(store_at(pool_for(kind).url), client)
-                run_state_machine_as_test(lambda: Machine(scene), settings=_QUICK)  # type: ignore[arg-type]
+                harness = RecordHarness(store_at(server_of(kind).url), client)
+                run_state_machine_as_test(lambda: Machine(harness), settings=_QUICK)  # type: ignore[arg-type]
         except (redis.ConnectionError, redis.TimeoutError):
             raise
         except Exception:
@@ -121,10 +121,10 @@ def _machine_notices(kind: str) -> bool:
     return False
 
 
-def _suite_notices(kind: str) -> bool:
+def _suite_detects(kind: str) -> bool:
     child = multiprocessing.get_context("fork").Process(target=_run_suite, args=(kind,))
     child.start()
-    child.join(PATIENCE)
+    child.join(SUITE_TIMEOUT)
     if child.is_alive():
         child.kill()
         child.join()

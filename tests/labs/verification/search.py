@@ -1,4 +1,4 @@
-"""Breadth first through every state of a world, and the shortest way to whatever is wrong."""
+"""Breadth-first search of an environment, which returns the shortest counterexample."""
 
 from __future__ import annotations
 
@@ -10,130 +10,138 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from tests.labs.verification.environment import Runtime
+from tests.labs.verification.environment import Environment
 from tests.labs.verification.state import LETTERS, State, Violation
 
 
-class ScannedRecord(NamedTuple):
-    """A counterexample: what happens, step by step, and what is wrong then."""
+class Counterexample(NamedTuple):
+    """A sequence of actions that breaks an invariant."""
 
-    #: Each with the record that is there afterwards.
+    #: Each with the record after it.
     steps: list[tuple[str, str]]
     last: str
-    wrong: str
+    violation: str
 
 
 @dataclass(frozen=True)
-class Searched:
-    """What a search has seen."""
-
+class SearchResult:
     states: int
-    moves: int
-    #: The longest of the shortest ways to a state.
+    transitions: int
+    #: The longest of the shortest paths to a state.
     depth: int
     seconds: float
-    found: ScannedRecord | None
+    counterexample: Counterexample | None
 
 
-def search(world: Runtime, progress: Callable[[int], None] = lambda states: None) -> Searched:
-    """Search `world` until an invariant breaks or nothing is left.
+def search(
+    environment: Environment, progress: Callable[[int], None] = lambda states: None
+) -> SearchResult:
+    """Searches `environment` until an invariant breaks or every state has been visited.
 
-    Liveness: from every state an answer for every caller is reachable without any further fault. In
-    a finite graph that is the same as: no fair run goes without one, fair meaning that a step which
-    is possible again and again is taken some time.
+    Liveness: from every state, an answer for every caller is reachable without a further fault. In
+    a finite graph that means that every fair run gives one: fair are runs in which an action that
+    is possible again and again is taken at some time.
     """
-    began_at = time.monotonic()
-    gc.disable()  # states are tuples without cycles, and many
+    started_at = time.monotonic()
+    gc.disable()  # the states are many tuples without cycles
     try:
-        return _search(world, progress, began_at)
+        return _search(environment, progress, started_at)
     finally:
         gc.enable()
 
 
-def _search(world: Runtime, progress: Callable[[int], None], began_at: float) -> Searched:
-    start = world.start()
-    number = {start: 0}
+def _search(
+    environment: Environment, progress: Callable[[int], None], started_at: float
+) -> SearchResult:
+    start = environment.start()
+    index_of = {start: 0}
     states = [start]
-    came_from = [0]
+    parents = [0]
     depth = [0]
     goals = []
-    #: Who leads here without a fault.
-    leads: list[list[int]] = [[]]
-    moves = 0
+    #: The states from which an action that is not a fault leads to this one.
+    predecessors: list[list[int]] = [[]]
+    transitions = 0
 
-    def searched(found: ScannedRecord | None) -> Searched:
-        return Searched(len(states), moves, depth[-1], time.monotonic() - began_at, found)
+    def result(counterexample: Counterexample | None) -> SearchResult:
+        seconds = time.monotonic() - started_at
+        return SearchResult(len(states), transitions, depth[-1], seconds, counterexample)
 
-    here = 0
-    while here < len(states):
-        state = states[here]
-        if world.is_goal(state):
-            goals.append(here)
+    current = 0
+    while current < len(states):
+        state = states[current]
+        if environment.is_goal(state):
+            goals.append(current)
         try:
-            for move in world.moves(state):
-                moves += 1
-                there = number.setdefault(move.state, len(states))
-                if there == len(states):
-                    states.append(move.state)
-                    came_from.append(here)
-                    depth.append(depth[here] + 1)
-                    leads.append([])
-                if not move.fault:
-                    leads[there].append(here)
+            for transition in environment.transitions(state):
+                transitions += 1
+                target = index_of.setdefault(transition.state, len(states))
+                if target == len(states):
+                    states.append(transition.state)
+                    parents.append(current)
+                    depth.append(depth[current] + 1)
+                    predecessors.append([])
+                if not transition.fault:
+                    predecessors[target].append(current)
         except Violation as violation:
-            last, wrong = violation.args
-            return searched(_story(world, states, came_from, here, last, wrong))
-        here += 1
-        if here % 1000 == 0:
-            progress(here)
-    stuck = _stuck(leads, goals)
+            last, reason = violation.args
+            return result(_trace(environment, states, parents, current, last, reason))
+        current += 1
+        if current % 1000 == 0:
+            progress(current)
+    stuck = _first_stuck(predecessors, goals)
     if stuck is None:
-        return searched(None)
-    last, wrong = "and so on, for ever", "no outcome can be reached any more"
-    return searched(_story(world, states, came_from, stuck, last, wrong))
+        return result(None)
+    last, reason = "and so on, for ever", "no outcome is reachable any more"
+    return result(_trace(environment, states, parents, stuck, last, reason))
 
 
-def _stuck(leads: list[list[int]], goals: list[int]) -> int | None:
-    """The first state from which no goal can be reached."""
-    hopeful = bytearray(len(leads))
-    waiting = list(goals)
-    for state in waiting:
-        hopeful[state] = 1
-    while waiting:
-        for before in leads[waiting.pop()]:
-            if not hopeful[before]:
-                hopeful[before] = 1
-                waiting.append(before)
-    first = hopeful.find(0)
+def _first_stuck(predecessors: list[list[int]], goals: list[int]) -> int | None:
+    """Returns the first state from which no goal is reachable."""
+    reaches_goal = bytearray(len(predecessors))
+    pending = list(goals)
+    for state in pending:
+        reaches_goal[state] = 1
+    while pending:
+        for predecessor in predecessors[pending.pop()]:
+            if not reaches_goal[predecessor]:
+                reaches_goal[predecessor] = 1
+                pending.append(predecessor)
+    first = reaches_goal.find(0)
     return None if first < 0 else first
 
 
-def _story(
-    world: Runtime, states: list[State], came_from: list[int], end: int, last: str, wrong: str
-) -> ScannedRecord:
+def _trace(
+    environment: Environment, states: list[State], parents: list[int], end: int, last: str,
+    reason: str,
+) -> Counterexample:  # fmt: skip
     path = [end]
     while path[-1]:
-        path.append(came_from[path[-1]])
+        path.append(parents[path[-1]])
     path.reverse()
     steps = []
     names = _Names()
-    for here, there in pairwise(path):
-        move = next(move for move in world.moves(states[here]) if move.state == states[there])
-        text = names.told(move.text)
-        names.renamed(move.met)
-        steps.append((text, names.told(_record(move.state))))
-    return ScannedRecord(steps, names.told(last), wrong)
+    for current, target in pairwise(path):
+        transition = next(
+            each
+            for each in environment.transitions(states[current])
+            if each.state == states[target]
+        )
+        text = names.translate(transition.text)
+        names.rename(transition.renamed)
+        steps.append((text, names.translate(_describe_record(transition.state))))
+    return Counterexample(steps, names.translate(last), reason)
 
 
 class _Names:
-    """What the executions are called in a story: each state has letters of its own for them."""
+    """The names of executions in a trace: each state has its own letters for them."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}
         self.unused = iter(LETTERS.decode())
 
-    def told(self, text: str) -> str:
-        """`text` with the story's names for the state's."""
+    def translate(self, text: str) -> str:
+        """Returns `text` with the trace's names instead of the state's letters."""
         return re.sub(r"\b[A-Z]\b", lambda letter: self.name(letter[0]), text)
 
     def name(self, letter: str) -> str:
@@ -141,31 +149,32 @@ class _Names:
             self.names[letter] = next(self.unused)
         return self.names[letter]
 
-    def renamed(self, met: bytes) -> None:
-        """The state's letters are others now."""
-        self.names = {chr(new): self.name(chr(old)) for new, old in zip(LETTERS, met, strict=False)}
+    def rename(self, renamed: bytes) -> None:
+        """Adopts the letters of the next state."""
+        pairs = zip(LETTERS, renamed, strict=False)
+        self.names = {chr(new): self.name(chr(old)) for new, old in pairs}
 
 
-def told(found: ScannedRecord) -> Iterator[str]:
-    """A counterexample, a line a step, each with the record that is there then."""
-    for number, (text, record) in enumerate(found.steps, 1):
+def format_counterexample(counterexample: Counterexample) -> Iterator[str]:
+    """Yields a line for each step, with the record after it."""
+    for number, (text, record) in enumerate(counterexample.steps, 1):
         yield f"{number:3}. {text:<62} {record}"
-    yield f"{len(found.steps) + 1:3}. {found.last}"
-    yield f"  ✗  {found.wrong}"
+    yield f"{len(counterexample.steps) + 1:3}. {counterexample.last}"
+    yield f"  ✗  {counterexample.violation}"
 
 
-def _record(state: State) -> str:
-    there = state.record
-    if there is None:
+def _describe_record(state: State) -> str:
+    record = state.record
+    if record is None:
         return "absent"
-    execution_id = there.worker.decode().removeprefix("w") or "nobody"
-    task = there.task_id.decode()
-    lasts = f"for {there.at}" if there.at > 0 else "over"
+    execution = record.worker.decode().removeprefix("w") or "nobody"
+    task = record.task_id.decode()
+    lease = f"for {record.at}" if record.at > 0 else "expired"
+    errors = ", ".join(error.task_id.decode() for error in record.errors)
     return {
-        "R": f"RESERVED for {task}, {lasts}",
-        "E": "absent, but for the errors of "
-        + ", ".join(error.task_id.decode() for error in there.errors),
-        "S": f"STARTED by {execution_id} ({task}), attempt {there.attempt}, {lasts}",
-        "C": f"COMPLETED by {there.body.decode()}",
-        "D": f"COMPLETED by {there.body.decode()}, continued",
-    }.get(there.state, f"FAILED: {there.body.decode()}")
+        "R": f"RESERVED for {task}, {lease}",
+        "E": f"absent, except for the errors of {errors}",
+        "S": f"STARTED by {execution} ({task}), attempt {record.attempt}, {lease}",
+        "C": f"COMPLETED by {record.body.decode()}",
+        "D": f"COMPLETED by {record.body.decode()}, continued",
+    }.get(record.state, f"FAILED: {record.body.decode()}")

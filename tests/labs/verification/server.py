@@ -1,21 +1,21 @@
-"""The server: it runs the scripts, and what must hold is judged at each."""
+"""The server: runs the scripts, and checks the invariants at each call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.labs.verification.model import RESERVED, STARTED, Answer, Clock, Protocol, Record
+from tests.labs.verification.model import RESERVED, STARTED, Clock, Protocol, Record, Result
 from tests.labs.verification.state import (
-    ALLOWANCES,
+    EVENTS,
     HOLD,
     LEASE,
-    NONE,
+    NO_TOKEN,
     POISONED,
     RETENTION,
-    Pass,
+    Delivery,
+    History,
     State,
-    Truth,
     Violation,
     microsecond,
     worker_of,
@@ -23,19 +23,20 @@ from tests.labs.verification.state import (
 
 
 class Server:
-    """One setting: so many tasks of the same key, workers, and faults.
+    """A setting: tasks that share a key, workers, and the events that may happen.
 
     Args:
         protocol: the scripts.
-        tasks: how many messages with ids of their own.
-        workers: how many passes at a time.
+        tasks: number of messages with ids of their own.
+        workers: number of deliveries at a time.
         reserves: whether publishers reserve the key first.
-        on_conflict: "retry" or "ignore", as the setting.
-        continues: whether something follows each task, so that its dispatch is noted.
-        max_attempts: as the setting.
-        exclusive: whether to judge that at most one trusts its lease; None where that can hold.
-        remembers: whether tokens must grow past a record that is gone; None where they can.
-        allowed: how often each of `ALLOWANCES`.
+        on_conflict: "retry" or "ignore", as the option.
+        continues: whether each task has a continuation, so that sending it is marked.
+        max_attempts: as the option.
+        exclusive: whether to check that at most one execution trusts its lease; None: where that
+            can hold.
+        tokens_grow: whether tokens must grow after a record is gone; None: where they can.
+        allowed: how often each of `EVENTS` may happen.
     """
 
     def __init__(
@@ -49,10 +50,10 @@ class Server:
         continues: bool = False,
         max_attempts: int = 3,
         exclusive: bool | None = None,
-        remembers: bool | None = None,
+        tokens_grow: bool | None = None,
         allowed: Mapping[str, int],
     ) -> None:
-        unknown = set(allowed) - set(ALLOWANCES)
+        unknown = set(allowed) - set(EVENTS)
         assert not unknown, unknown
         self.protocol = protocol or Protocol()
         self.tasks = tuple(b"T%d" % (number + 1) for number in range(tasks))
@@ -61,202 +62,211 @@ class Server:
         self.on_conflict = on_conflict
         self.continues = continues
         self.max_attempts = max_attempts
-        self.left = tuple(allowed.get(name, 0) for name in ALLOWANCES)
-        # An operator who forgets a running execution, and a clock that leaps, let a second one in.
-        leaps = any(map(allowed.get, ("forget", "forget shown", "clock forward")))
-        self.exclusive = not leaps if exclusive is None else exclusive
-        # One message that nothing copies: whoever takes over from a pass without an answer knows
-        # that it had none.
-        copies = ("handed out again", "echo", "crash", "time limit", "fatal time limit")
-        self.alone = tasks == 1 and not any(map(allowed.get, copies))
-        #: Of the last answer.
+        self.remaining = tuple(allowed.get(name, 0) for name in EVENTS)
+        # An operator who forgets a running execution, or a clock that leaps, admits a second one.
+        admits_second = any(map(allowed.get, ("forget", "forget displayed", "clock forward")))
+        self.exclusive = not admits_second if exclusive is None else exclusive
+        # A single message without copies: a delivery that takes over from one without a reply
+        # knows that it got none.
+        copies = ("redelivery", "late copy", "crash", "time limit", "final time limit")
+        self.single_message = tasks == 1 and not any(map(allowed.get, copies))
+        #: Of the last reply.
         self.case = ""
-        # Without a record its token is not remembered, and the clock alone makes the next one: it
-        # is higher unless the clock has fallen back meanwhile.
-        self.steps_back = bool(allowed.get("clock back"))
-        self.remembers = not self.steps_back if remembers is None else remembers
+        # Without a record the clock alone makes the next token, which is higher than the last one
+        # unless the clock has been set back.
+        self.clock_steps_back = bool(allowed.get("clock back"))
+        self.tokens_grow = not self.clock_steps_back if tokens_grow is None else tokens_grow
 
-    def asks(self, state: State, script: str, one: Pass) -> tuple[Answer, State]:
-        """A script, as the pass `one` calls it."""
-        token = {"token": one.token}
-        keeps = {"retention_ms": RETENTION}
-        plain = {"generation": one.retries, "format": b"", "error": b"", "error_ms": RETENTION}
-        given_back = {**token, "hold_ms": 0, **keeps, **plain}
+    def execute_for(self, state: State, script: str, delivery: Delivery) -> tuple[Result, State]:
+        """Executes a script with the arguments of a delivery."""
+        token = {"token": delivery.token}
+        retention = {"retention_ms": RETENTION}
+        no_error = {
+            "generation": delivery.retries, "format": b"", "error": b"", "error_ms": RETENTION
+        }  # fmt: skip
+        release = {**token, "hold_ms": 0, **retention, **no_error}
         lease = {"lease_ms": LEASE, "ttl_ms": LEASE + RETENTION}
         arguments: dict[str, dict[str, Any]] = {
             "begin": {
-                "execution_id": one.execution_id, "unanswered_ids": one.unanswered_ids,
-                "task_id": one.task, "fingerprint": b"",
-                "generation": one.retries, "worker": worker_of(one.execution_id), **lease,
+                "execution_id": delivery.execution_id, "unanswered_ids": delivery.unanswered_ids,
+                "task_id": delivery.task, "generation": delivery.retries, "fingerprint": b"",
+                "worker": worker_of(delivery.execution_id), **lease,
                 "max_attempts": self.max_attempts, "error_ms": RETENTION,
             },
-            "complete": {**token, "format": b"", "body": one.execution_id, **keeps},
-            "fail": {**token, "format": b"", "body": one.execution_id, **keeps},
-            "release": {**given_back, "error": one.execution_id},
-            "stop": given_back,
-            "exit": given_back,
-            "hold": {**given_back, "hold_ms": HOLD, "generation": one.retries + 1},
+            "complete": {**token, "format": b"", "body": delivery.execution_id, **retention},
+            "fail": {**token, "format": b"", "body": delivery.execution_id, **retention},
+            "release": {**release, "error": delivery.execution_id},
+            "stop": release,
+            "exit": release,
+            "hold": {**release, "hold_ms": HOLD, "generation": delivery.retries + 1},
             "extend": {**token, **lease},
             "save_step": {**token, "entry": b"1", **lease},
-            "mark_continued": {"task_id": one.task},
+            "mark_continued": {"task_id": delivery.task},
         }  # fmt: skip
         name = "release" if script in ("hold", "stop", "exit") else script
-        judge = getattr(self, f"_judge_{name}", self._judge_others)
-        return self.calls(state, name, lambda *told: judge(*told, one), **arguments[script])
+        check = getattr(self, f"_check_{name}", self._check_others)
+        return self.execute(state, name, lambda *seen: check(*seen, delivery), **arguments[script])
 
-    def abandoned(
+    def abandon(
         self, state: State, task: bytes, worker: bytes, grace: int, retries: int = 0,
         error: bytes = b"",
     ) -> State:  # fmt: skip
-        def judge(truth: Truth, before: Record | None, answer: Answer) -> Truth:
-            if answer.case != "ok":
-                return truth
-            if worker != worker_of(truth.last):
+        def check(history: History, before: Record | None, result: Result) -> History:
+            if result.case != "ok":
+                return history
+            if worker != worker_of(history.last):
                 raise Violation("the lease of another execution is abandoned")
-            truth = truth._replace(holder=b"")
-            return truth.ending(task, retries, error) if error else truth
+            history = history._replace(holder=b"")
+            return history.with_ended(task, retries, error) if error else history
 
         arguments = {
             "task_id": task, "worker": worker, "grace_ms": grace, "generation": retries,
             "format": b"", "error": error, "error_ms": RETENTION,
         }  # fmt: skip
-        return self.calls(state, "abandon", judge, **arguments)[1]
+        return self.execute(state, "abandon", check, **arguments)[1]
 
-    def calls(
+    def execute(
         self, state: State, name: str,
-        judge: Callable[[Truth, Record | None, Answer], Truth] = lambda truth, *_: truth, /,
+        check: Callable[[History, Record | None, Result], History] = lambda history, *_: history, /,
         **arguments: Any,
-    ) -> tuple[Answer, State]:  # fmt: skip
-        """A script: at the server, once; what it answers is what it would answer a resend."""
+    ) -> tuple[Result, State]:  # fmt: skip
+        """Executes a script, checks the invariants and that a resend gets the same reply."""
         script = getattr(self.protocol, name)
         clock = Clock(0, microsecond(state))
-        answer = script(state.record, clock, **arguments)
-        self.case = answer.case
-        again = script(answer.after, Clock(0, clock.us + 1), **arguments)
-        if again.case != answer.case and name != "forget":
-            raise Violation(f"a resend changes the answer: {answer.case}, then {again.case}")
-        if answer.case == "begun" and again.told != answer.told:
+        result = script(state.record, clock, **arguments)
+        self.case = result.case
+        resent = script(result.after, Clock(0, clock.us + 1), **arguments)
+        if resent.case != result.case and name != "forget":
+            raise Violation(f"a resend changes the reply: {result.case}, then {resent.case}")
+        if result.case == "begun" and resent.replied != result.replied:
             raise Violation("a resend of begin begins another execution")
-        self._judge_record(state, name, answer)
-        truth = judge(state.truth, state.record, answer)
-        gone = answer.after is None and state.record is not None
-        state = state._replace(record=answer.after, truth=truth)
-        # An operator forgets all of it, a release what it may.
-        ended = () if name == "forget" else truth.ended
-        return answer, self.vanishes(state, ended) if gone else state
+        self._check_record(state, name, result)
+        history = check(state.history, state.record, result)
+        deleted = result.after is None and state.record is not None
+        state = state._replace(record=result.after, history=history)
+        # An operator forgets everything; a release keeps which task ids have ended.
+        ended = () if name == "forget" else history.ended
+        return result, self.remove_record(state, ended) if deleted else state
 
-    # What must hold
+    # The invariants
 
-    def _judge_record(self, state: State, name: str, answer: Answer) -> None:
-        before, after = state.record, answer.after
+    def _check_record(self, state: State, name: str, result: Result) -> None:
+        before, after = state.record, result.after
         if after is not None:
             if not 0 < (after.expires or 10**9) <= LEASE + HOLD + RETENTION + LEASE:
-                raise Violation(f"the record that {name} leaves does not expire in time")
+                raise Violation(f"the record that {name} stores does not expire in time")
             if after.token < (before.token if before else 0):
                 raise Violation(f"{name} lowers the token")
         if before is not None and before.finished and name != "forget" and (
             after is None or not after.finished or after.body != before.body
         ):  # fmt: skip
             raise Violation(f"{name} overwrites an outcome")
-        told = answer.told
-        if told is not None and told.finished:
-            stored = after and (after if after.finished else after.error_of(told.task_id))
-            if not stored or stored.body != told.body:
-                raise Violation("an outcome is told that is not stored")
-            known = state.truth.outcome or (POISONED if name == "begin" else b"")
+        replied = result.replied
+        if replied is not None and replied.finished:
+            stored = after and (after if after.finished else after.error_of(replied.task_id))
+            if not stored or stored.body != replied.body:
+                raise Violation("a reply has an outcome that is not stored")
+            first = state.history.outcome or (POISONED if name == "begin" else b"")
             if stored is not after:
-                known = next((e for t, _, e in state.truth.ended if t == told.task_id), b"")
-            if told.body != known:
-                raise Violation("a reader sees another outcome than the first")
+                errors = (
+                    error for task, _, error in state.history.ended if task == replied.task_id
+                )
+                first = next(errors, b"")
+            if replied.body != first:
+                raise Violation("a reply has another outcome than the first")
 
-    def _judge_begin(self, truth: Truth, before: Record | None, answer: Answer, one: Pass) -> Truth:
-        told, after = answer.told, answer.after
-        if answer.case == "finished" and not truth.outcome:
-            assert told is not None
+    def _check_begin(
+        self, history: History, before: Record | None, result: Result, delivery: Delivery
+    ) -> History:
+        replied, after = result.replied, result.after
+        if result.case == "finished" and not history.outcome:
+            assert replied is not None
             if after is not None and not after.finished:
-                return truth
-            if truth.begun < self.max_attempts:
-                raise Violation("it is poisoned before its attempts are used up")
-            return Truth(outcome=told.body, token=told.token)
-        if answer.case == "held" and before is not None and before.at <= 0:
-            raise Violation("it is refused, and nobody has a lease")
-        if answer.case != "begun" or told is None:
-            return truth
-        if truth.outcome:
+                return history
+            if history.begun < self.max_attempts:
+                raise Violation("the task is poisoned before its attempts are used up")
+            return History(outcome=replied.body, token=replied.token)
+        if result.case == "held" and before is not None and before.at <= 0:
+            raise Violation("begin replies held after the lease has expired")
+        if result.case != "begun" or replied is None:
+            return history
+        if history.outcome:
             raise Violation("an execution begins though there is an outcome")
-        if any(task == one.task and one.retries <= retries for task, retries, _ in truth.ended):
+        if any(
+            task == delivery.task and delivery.retries <= retries
+            for task, retries, _ in history.ended
+        ):
             raise Violation("a copy of a message that ended in an error runs again")
-        lasts = before is not None and before.state == RESERVED and before.at > 0
-        task, retries = truth.awaited or (b"", 0)
-        if lasts and one.task == task and one.retries < retries:
+        is_reserved = before is not None and before.state == RESERVED and before.at > 0
+        task, retries = history.awaited or (b"", 0)
+        if is_reserved and delivery.task == task and delivery.retries < retries:
             raise Violation("a copy of an earlier message runs while its retry is awaited")
-        if told.body != truth.steps:
-            raise Violation("the finished steps are not those that were kept")
-        if before is not None and before.state == RESERVED and before.at > 0 and (
-            before.task_id not in (one.task, b"")
-        ):  # fmt: skip
+        if replied.body != history.steps:
+            raise Violation("begin returns other steps than those that were saved")
+        if before is not None and is_reserved and before.task_id not in (delivery.task, b""):
             raise Violation("an execution begins over another task's reservation")
-        if truth.holder == one.execution_id:
-            if told.token != truth.token:
+        if history.holder == delivery.execution_id:
+            if replied.token != history.token:
                 raise Violation("a resend of begin changes the token")
-            return truth
-        if told.token <= truth.token:
+            return history
+        if replied.token <= history.token:
             raise Violation("the token does not grow")
-        died = truth.died + bool(truth.last and not truth.given_up)
-        if told.attempt > self.max_attempts:
+        died = history.died + bool(history.last and not history.given_up)
+        if replied.attempt > self.max_attempts:
             raise Violation("an execution begins after the last attempt")
-        at_most = died if self.alone else truth.begun
-        if not died <= told.attempt - 1 <= at_most:
-            raise Violation(f"attempt {told.attempt} begins after {died} that died")
-        return truth._replace(
-            holder=one.execution_id, last=one.execution_id, died=died, begun=truth.begun + 1,
-            token=told.token,
-            given_up=False, awaited=None,
-            ended=tuple(ending for ending in truth.ended if ending[0] != one.task),
+        at_most = died if self.single_message else history.begun
+        if not died <= replied.attempt - 1 <= at_most:
+            raise Violation(f"attempt {replied.attempt} begins after {died} deaths")
+        return history._replace(
+            holder=delivery.execution_id, last=delivery.execution_id, died=died,
+            begun=history.begun + 1, token=replied.token, given_up=False, awaited=None,
+            ended=tuple(ended for ended in history.ended if ended[0] != delivery.task),
         )  # fmt: skip
 
-    def _judge_complete(
-        self, truth: Truth, before: Record | None, answer: Answer, one: Pass
-    ) -> Truth:
-        if answer.case == "lost":
-            return self._judge_others(truth, before, answer, one)
-        if truth.outcome:
-            if truth.outcome != one.execution_id:
-                raise Violation("a second completion is told that it was accepted")
-            return truth
-        if truth.holder != one.execution_id:
+    def _check_complete(
+        self, history: History, before: Record | None, result: Result, delivery: Delivery
+    ) -> History:
+        if result.case == "lost":
+            return self._check_others(history, before, result, delivery)
+        if history.outcome:
+            if history.outcome != delivery.execution_id:
+                raise Violation("a second completion is accepted")
+            return history
+        if history.holder != delivery.execution_id:
             raise Violation("the completion of a stale token is accepted")
-        return Truth(outcome=one.execution_id, token=truth.token)
+        return History(outcome=delivery.execution_id, token=history.token)
 
-    _judge_fail = _judge_complete
+    _check_fail = _check_complete
 
-    def _judge_release(
-        self, truth: Truth, before: Record | None, answer: Answer, one: Pass
-    ) -> Truth:
-        if answer.case == "lost" or before is None or before == answer.after:
-            return self._judge_others(truth, before, answer, one)
-        if truth.holder != one.execution_id:
+    def _check_release(
+        self, history: History, before: Record | None, result: Result, delivery: Delivery
+    ) -> History:
+        if result.case == "lost" or before is None or before == result.after:
+            return self._check_others(history, before, result, delivery)
+        if history.holder != delivery.execution_id:
             raise Violation("the release of a stale token is accepted")
-        released = Truth(token=truth.token, steps=truth.steps, ended=truth.ended)
-        if one.script == "release":
-            return released.ending(one.task, one.retries, one.execution_id)
-        if one.script == "hold":
-            return released._replace(awaited=(one.task, one.retries + 1))
+        released = History(token=history.token, steps=history.steps, ended=history.ended)
+        if delivery.script == "release":
+            return released.with_ended(delivery.task, delivery.retries, delivery.execution_id)
+        if delivery.script == "hold":
+            return released._replace(awaited=(delivery.task, delivery.retries + 1))
         return released
 
-    def _judge_others(
-        self, truth: Truth, before: Record | None, answer: Answer, one: Pass
-    ) -> Truth:
-        """extend, step, and every refusal."""
-        held = (truth.holder, truth.token) == (one.execution_id, one.token)
-        if answer.case == "lost" and held and not truth.outcome:
-            raise Violation("the holder of the lease is refused")
-        if answer.case == "ok" and answer.after is not None and answer.after.state == STARTED:
-            if truth.holder != one.execution_id:
+    def _check_others(
+        self, history: History, before: Record | None, result: Result, delivery: Delivery
+    ) -> History:
+        """Checks extend, save_step, and every script that replies lost."""
+        holds = (history.holder, history.token) == (delivery.execution_id, delivery.token)
+        if result.case == "lost" and holds and not history.outcome:
+            raise Violation("the holder of the lease is rejected")
+        if result.case == "ok" and result.after is not None and result.after.state == STARTED:
+            if history.holder != delivery.execution_id:
                 raise Violation("a stale token keeps the lease")
-            return truth._replace(steps=answer.after.body)
-        return truth
+            return history._replace(steps=result.after.body)
+        return history
 
-    def vanishes(self, state: State, ended: tuple[tuple[bytes, int, bytes], ...] = ()) -> State:
-        token = state.truth.token if self.remembers else NONE
-        return state._replace(record=None, truth=Truth(token=token, ended=ended))
+    def remove_record(
+        self, state: State, ended: tuple[tuple[bytes, int, bytes], ...] = ()
+    ) -> State:
+        token = state.history.token if self.tokens_grow else NO_TOKEN
+        return state._replace(record=None, history=History(token=token, ended=ended))

@@ -1,4 +1,4 @@
-"""Where everything stands: the record, messages, passes, and what really happened."""
+"""A state of the model: the record, messages, deliveries, and what has really happened."""
 
 from __future__ import annotations
 
@@ -9,247 +9,250 @@ from tests.labs.verification.model import Record
 
 # Ticks of the clock.
 LEASE, HOLD, GRACE, RETENTION = 2, 2, 1, 3
-#: Microseconds in a tick, so to speak: more than the tokens that can be drawn in one.
+#: Microseconds of a tick in the model: more than the tokens that are drawn in one tick.
 TICK_US = 1000
 
 POISONED = b"poisoned"
 #: The error of an execution that was killed at a time limit.
 KILLED = b"killed"
 
-# How a message's caller has been answered.
-OUTCOME, ERROR, UNKEPT, IGNORED, NOT_SENT = "outcome", "error", "unkept", "ignored", "not sent"
+# The kinds of answers that a caller can get.
+OUTCOME, ERROR, NOT_STORED, IGNORED, NOT_SENT = (
+    "outcome", "error", "not stored", "ignored", "not sent",
+)  # fmt: skip
 
 
 class Violation(Exception):
-    """The invariant that does not hold."""
+    """An invariant that does not hold."""
 
 
 class Message(NamedTuple):
-    """At the broker, until it is acknowledged."""
+    """A message at the broker, until it is acknowledged."""
 
     #: The tag of its delivery; -1 while it has none.
     number: int
     task: bytes
-    #: Owners of passes that had no answer.
+    #: Execution ids of deliveries that got no reply.
     unanswered_ids: bytes
-    #: Else a worker has it.
+    #: False: a worker has it.
     queued: bool
     #: Retries of its task id before it.
     retries: int = 0
 
 
-class Heard(NamedTuple):
-    """What an answer told."""
+class Reply(NamedTuple):
+    """The reply of a script, as far as the library uses it."""
 
     case: str
-    #: Of the record in the answer, if one was.
+    #: Of the record in the reply, if there is one.
     state: str = ""
     task: bytes = b""
     continuation_sent: bool = False
 
 
-class Pass(NamedTuple):
-    """One message on its way through the gate."""
+class Delivery(NamedTuple):
+    """One delivery of a message to a worker."""
 
     message: int
     task: bytes
     unanswered_ids: bytes
     execution_id: bytes
     retries: int = 0
-    #: "run"; "send" a script again; "hear" an answer late; "publish" again; "ack" the message.
+    #: "run"; "send" a script; "await" a reply; "publish" again; "ack" the message.
     phase: str = "send"
     script: str = "begin"
-    heard: Heard | None = None
+    reply: Reply | None = None
     token: int = 0
-    #: Ticks, by its own clock, for which it trusts its lease.
-    trust: int = LEASE
+    #: Ticks, by its own clock, until it regards its lease as expired.
+    lease_left: int = LEASE
     #: While it runs: the heartbeat extends its lease.
-    beats: bool = False
+    has_heartbeat: bool = False
     frozen: bool = False
-    #: Its parent has ended the lease, and kills it within the grace.
-    doomed: bool = False
-    #: What its caller is answered when it acknowledges.
+    #: Its parent has ended the lease, and will kill it within the grace period.
+    dying: bool = False
+    #: The answer of its caller once it acknowledges.
     answer: str = ""
 
     @property
-    def trusting(self) -> bool:
-        """It works, and believes that nobody else does."""
-        return self.phase == "run" and self.trust > 0
+    def trusts_lease(self) -> bool:
+        """Whether it runs and relies on its lease."""
+        return self.phase == "run" and self.lease_left > 0
 
 
-class Echo(NamedTuple):
-    """A request that reaches the server once more, late and unheard."""
+class LateCopy(NamedTuple):
+    """A request that reaches the server once more, late; nothing reads the reply."""
 
     script: str
-    who: Pass
+    sender: Delivery
 
 
-class Truth(NamedTuple):
-    """What really happened; no script sees it."""
+class History(NamedTuple):
+    """What really happened; the scripts do not see it."""
 
-    #: The first accepted outcome, until retention ends or an operator forgets it.
+    #: The first accepted outcome, until its retention ends or an operator forgets it.
     outcome: bytes = b""
-    #: Owner of the last begin that still has the right to complete.
+    #: Execution id of the last begin that still has the right to complete.
     holder: bytes = b""
-    #: Owner of the last begin that has not ended; its lease may have been abandoned.
+    #: Execution id of the last begin that has not ended; its lease may have been abandoned.
     last: bytes = b""
-    #: It had no answer, and its message has come back with its id.
+    #: The last begin got no reply, and its message was put back with its execution id.
     given_up: bool = False
-    #: Executions in a row that began and never ended, the last one left out ...
+    #: Executions in a row that began and never ended, without the last one ...
     died: int = 0
-    #: ... and with those that nobody ran, because the answer to their begin was lost.
+    #: ... and with those that never ran, because the reply to their begin was lost.
     begun: int = 0
-    #: The highest token that a begin gave.
+    #: The highest token that a begin returned.
     token: int = 0
     #: Finished steps.
     steps: bytes = b""
-    #: Task ids that ended in an error: with the retries before, and the error.
+    #: Task ids that ended in an error, each with the retries before and the error.
     ended: tuple[tuple[bytes, int, bytes], ...] = ()
-    #: Whose retry the key is held for: its task id, and its number.
+    #: The retry for which the key is held: its task id and its number.
     awaited: tuple[bytes, int] | None = None
 
-    def ending(self, task: bytes, retries: int, error: bytes) -> Truth:
-        """With that error as the last word for `task`."""
-        others = (one for one in self.ended if one[0] != task)
+    def with_ended(self, task: bytes, retries: int, error: bytes) -> History:
+        """Returns the history after `task` ended in `error`."""
+        others = (ended for ended in self.ended if ended[0] != task)
         return self._replace(ended=tuple(sorted((*others, (task, retries, error)))))
 
 
 class State(NamedTuple):
     record: Record | None
     messages: tuple[Message, ...]
-    deliveries: tuple[Pass | None, ...]
-    #: Parents who have seen a child die, each with the task and the worker.
+    #: A slot for each worker.
+    deliveries: tuple[Delivery | None, ...]
+    #: Deaths that a parent has seen, but not reported yet: task and worker.
     notices: tuple[tuple[bytes, bytes], ...]
-    echo: Echo | None
-    #: Faults, retries and the like that are left.
-    left: tuple[int, ...]
-    #: By task: how its caller was answered, "" while it is not.
+    late_copy: LateCopy | None
+    #: How often each of EVENTS may still happen.
+    remaining: tuple[int, ...]
+    #: By task: the answer of its caller, "" before there is one.
     answers: tuple[str, ...]
-    #: By task: where its publisher stands.
+    #: By task: the stage of its publisher.
     publishers: tuple[str, ...]
-    truth: Truth
-    #: Token and state that an operator has been shown.
-    shown: tuple[int, str] | None = None
+    history: History
+    #: Token and state of the record that was displayed to an operator.
+    displayed: tuple[int, str] | None = None
 
 
-#: A step, told and taken: its text, whether it is a fault, where it leads. A text that ends in →
-#: goes on with the case of the answer.
-StepTaken = Callable[[State], State]
-Step = tuple[str, bool, StepTaken]
+#: What an action does to a state.
+Effect = Callable[[State], State]
+#: Description, whether it is a fault, effect. A → in the description stands for the reply's case.
+Action = tuple[str, bool, Effect]
 
 
-class Move(NamedTuple):
+class Transition(NamedTuple):
+    """An action that was taken."""
+
     text: str
     fault: bool
     state: State
-    #: The letters of the state before whose executions are A, B, C … now.
-    met: bytes
+    #: The execution ids of the state before that are A, B, C … in this one.
+    renamed: bytes
 
 
-#: What a world may allow, each a number of times.
-ALLOWANCES = (
-    "crash", "freeze", "lost reply", "echo", "handed out again", "clock back", "clock forward",
-    "forget", "forget shown", "time limit", "fatal time limit", "retry", "error", "stored error",
-    "exit", "step", "publish fails", "publisher dies",
+#: What an environment may allow, each a number of times.
+EVENTS = (
+    "crash", "freeze", "lost reply", "late copy", "redelivery", "clock back", "clock forward",
+    "forget", "forget displayed", "time limit", "final time limit", "retry", "error",
+    "stored error", "exit", "step", "publish fails", "publisher dies",
 )  # fmt: skip
 #: Lower than any token.
-NONE = -(10**9)
-#: Names of executions.
+NO_TOKEN = -(10**9)
+#: Execution ids.
 LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def worker_of(execution_id: bytes) -> bytes:
-    """Each pass has a process of its own; one that is reused bears its name for one at a time."""
+    """Each delivery has a process of its own; a reused one holds one delivery at a time."""
     return b"w" + execution_id
 
 
-def left(state: State, what: str) -> int:
-    """How often that may still happen."""
-    return state.left[ALLOWANCES.index(what)]
+def remaining(state: State, event: str) -> int:
+    """Returns how often the event may still happen."""
+    return state.remaining[EVENTS.index(event)]
 
 
-def changes(slot: int, **fields: Any) -> StepTaken:
-    """The pass in that slot changes so."""
+def update(slot: int, **fields: Any) -> Effect:
+    """Returns the effect that changes these fields of the delivery in a slot."""
 
-    def step(state: State) -> State:
-        one = state.deliveries[slot]
-        assert one is not None
-        return put(state, slot, one._replace(**fields))
+    def effect(state: State) -> State:
+        delivery = state.deliveries[slot]
+        assert delivery is not None
+        return put(state, slot, delivery._replace(**fields))
 
-    return step
+    return effect
 
 
-def put(state: State, slot: int, one: Pass | None) -> State:
-    """With that pass in that slot, or none."""
-    deliveries = state.deliveries
-    return state._replace(deliveries=(*deliveries[:slot], one, *deliveries[slot + 1 :]))
+def put(state: State, slot: int, delivery: Delivery | None) -> State:
+    """Puts the delivery into the slot."""
+    deliveries = (*state.deliveries[:slot], delivery, *state.deliveries[slot + 1 :])
+    return state._replace(deliveries=deliveries)
 
 
 def replace_message(state: State, old: Message, new: Message) -> State:
-    """With `new` in the place of `old`."""
     messages = list(state.messages)
     messages[messages.index(old)] = new
     return state._replace(messages=tuple(messages))
 
 
 def publish(state: State, task: bytes, unanswered_ids: bytes, retries: int = 0) -> State:
-    """With one more message at the broker."""
+    """Adds a message at the broker."""
     message = Message(-1, task, unanswered_ids, True, retries)
     return state._replace(messages=(*state.messages, message))
 
 
 def acknowledge(state: State, number: int) -> State:
-    """Copies of one delivery bear one tag: the broker forgets it for all of them."""
-    messages = (one for one in state.messages if one.queued or one.number != number)
+    """Removes all copies of a delivery: they have the same tag."""
+    messages = (each for each in state.messages if each.queued or each.number != number)
     return state._replace(messages=tuple(messages))
 
 
-def answer(state: State, task: bytes, kind: str) -> State:
-    """The caller of `task` has its answer; the first one counts."""
+def answer_caller(state: State, task: bytes, answer: str) -> State:
+    """Records the answer of the task's caller; the first one counts."""
     answers = list(state.answers)
     number = int(task[1:]) - 1
-    answers[number] = answers[number] or kind
+    answers[number] = answers[number] or answer
     return state._replace(answers=tuple(answers))
 
 
-def publisher_at(state: State, number: int, stage: str) -> State:
-    """The publisher gets as far as that."""
-    stages = list(state.publishers)
-    stages[number] = stage
-    return state._replace(publishers=tuple(stages))
+def set_publisher(state: State, number: int, stage: str) -> State:
+    publishers = list(state.publishers)
+    publishers[number] = stage
+    return state._replace(publishers=tuple(publishers))
 
 
-def fresh(state: State) -> bytes:
-    """The first letter that nobody bears."""
-    used = set(state.truth.outcome + state.truth.holder + state.truth.last)
-    for one in (*state.deliveries, state.echo and state.echo.who):
-        if one:
-            used.update(one.execution_id + one.unanswered_ids)
+def new_execution_id(state: State) -> bytes:
+    """Returns the first letter that is not in use."""
+    used = set(state.history.outcome + state.history.holder + state.history.last)
+    for delivery in (*state.deliveries, state.late_copy and state.late_copy.sender):
+        if delivery:
+            used.update(delivery.execution_id + delivery.unanswered_ids)
     for message in state.messages:
         used.update(message.unanswered_ids)
     for _, worker in state.notices:
         used.update(worker)
-    for _, _, error in state.truth.ended:
+    for _, _, error in state.history.ended:
         used.update(error)
     if state.record:
-        used.update(state.record.execution_id + state.record.worker + state.record.body)
-        for one_error in state.record.errors:
-            used.update(one_error.body)
+        used.update(state.record.owner + state.record.worker + state.record.body)
+        for stored in state.record.errors:
+            used.update(stored.body)
     return next(bytes([letter]) for letter in LETTERS if letter not in used)
 
 
 def tokens(state: State) -> set[int]:
-    """All that anybody has."""
-    tokens = {one.token for one in state.deliveries if one} | {state.truth.token}
+    """Returns all tokens in the state."""
+    tokens = {each.token for each in state.deliveries if each} | {state.history.token}
     if state.record:
         tokens.add(state.record.token)
-    if state.echo:
-        tokens.add(state.echo.who.token)
-    if state.shown:
-        tokens.add(state.shown[0])
+    if state.late_copy:
+        tokens.add(state.late_copy.sender.token)
+    if state.displayed:
+        tokens.add(state.displayed[0])
     return tokens
 
 
 def microsecond(state: State) -> int:
-    """The server's clock, later than whatever was drawn in this tick."""
+    """Returns the server's time: later than every token that was drawn in this tick."""
     return max((token for token in tokens(state) if 0 <= token < TICK_US), default=0) + 1

@@ -1,4 +1,4 @@
-"""The protocol's model: nothing goes wrong in any order of things, and each mistake shows."""
+"""The model keeps its invariants in every order of actions, and each mistake is detected."""
 
 from __future__ import annotations
 
@@ -8,47 +8,50 @@ from typing import Any
 
 import pytest
 
-from tests.labs.verification.environment import Runtime
+from tests.labs.verification.environment import Environment
 from tests.labs.verification.environments import LIMITS, SHORT
 from tests.labs.verification.model_mutants import MUTANTS, Mutant
-from tests.labs.verification.search import search, told
+from tests.labs.verification.search import format_counterexample, search
 
 
 @cache
-def nothing_is_wrong(setting: str) -> bool:
-    return search(Runtime(**literal_eval(setting))).found is None
+def has_no_counterexample(arguments: str) -> bool:
+    return search(Environment(**literal_eval(arguments))).counterexample is None
 
 
-@pytest.mark.parametrize("setting", SHORT.values(), ids=SHORT)
-def test_every_invariant_holds_in_every_state(setting: dict[str, Any]) -> None:
-    searched = search(Runtime(**setting))
+@pytest.mark.parametrize("arguments", SHORT.values(), ids=SHORT)
+def test_every_invariant_holds_in_every_state(arguments: dict[str, Any]) -> None:
+    result = search(Environment(**arguments))
 
-    assert searched.found is None, "\n" + "\n".join(told(searched.found))
-    assert searched.states > 100
+    assert result.counterexample is None, "\n".join(
+        ["", *format_counterexample(result.counterexample)]
+    )
+    assert result.states > 100
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mistake_is_caught(mutant: Mutant) -> None:
-    # Without the mistake nothing is found there: what is found is the mistake.
-    assert nothing_is_wrong(str(mutant.where))
+def test_a_mistake_is_detected(mutant: Mutant) -> None:
+    # The same search without the mistake has no counterexample.
+    assert has_no_counterexample(str(mutant.arguments))
 
-    assert mutant.conformance_run().found is not None
-
-
-@pytest.mark.parametrize(("setting", "wrong"), LIMITS.values(), ids=LIMITS)
-def test_what_cannot_be_promised_is_known(setting: dict[str, Any], wrong: str) -> None:
-    found = search(Runtime(**setting)).found
-
-    assert found is not None
-    assert found.wrong == wrong
+    assert mutant.search().counterexample is not None
 
 
-def test_a_counterexample_reads_as_a_story() -> None:
-    found = next(one for one in MUTANTS if one.name == "no token check").conformance_run().found
-    assert found is not None
+@pytest.mark.parametrize(("arguments", "violation"), LIMITS.values(), ids=LIMITS)
+def test_each_known_limit_has_a_counterexample(arguments: dict[str, Any], violation: str) -> None:
+    counterexample = search(Environment(**arguments)).counterexample
 
-    story = list(told(found))
+    assert counterexample is not None
+    assert counterexample.violation == violation
 
-    assert story[0].startswith("  1. T1 is handed out to A")
-    assert "freezes" in "".join(story)
-    assert story[-1] == "  ✗  a stale token keeps the lease"
+
+def test_a_counterexample_is_formatted_as_a_numbered_trace() -> None:
+    mutant = next(each for each in MUTANTS if each.name == "no token check")
+    counterexample = mutant.search().counterexample
+    assert counterexample is not None
+
+    lines = list(format_counterexample(counterexample))
+
+    assert lines[0].startswith("  1. T1 is delivered to A")
+    assert "freezes" in "".join(lines)
+    assert lines[-1] == "  ✗  a stale token keeps the lease"

@@ -1,18 +1,18 @@
-"""The model's records as the server has them, and the server's moments as the model has them."""
+"""Converts the model's records to bytes, and the server's times to the model's."""
 
 from __future__ import annotations
 
 from tests.labs.verification.model import Error, Record
 
-#: Milliseconds between an answer and a look at how long the record has left, on a busy machine. No
-#: two durations in use are that close to each other.
+#: Milliseconds that may pass between a reply and reading the time to live, on a busy machine. All
+#: durations in use differ by more than this.
 TOLERANCE_MS = 10_000
 
-#: Where the moment is noted that `AT_THE_MOMENT` has chosen.
+#: Suffix of the key in which `AT_THE_MOMENT` stores the time that it used.
 MOMENT = ":moment"
 
-#: Before a script: the record's time becomes the server's now, less so many milliseconds. Older
-#: servers let time pass within a script, so the moment is noted.
+#: Precedes a script: sets the record's time to the server's time minus some milliseconds. Older
+#: servers let time pass during a script, so the time that was used is stored.
 AT_THE_MOMENT = """
 do
   local clock = redis.call('TIME')
@@ -23,12 +23,12 @@ end
 """
 
 
-def written(record: Record | None) -> bytes | None:
-    """The record's bytes, as record/layout.py lists them."""
+def encode(record: Record | None) -> bytes | None:
+    """Returns the record's bytes, as record/layout.py documents them."""
     if record is None:
         return None
     fields = (
-        (1, record.fingerprint), (2, record.task_id), (1, record.worker), (1, record.execution_id),
+        (1, record.fingerprint), (2, record.task_id), (1, record.worker), (1, record.owner),
         (1, record.format),
     )  # fmt: skip
     return b"".join((
@@ -40,7 +40,7 @@ def written(record: Record | None) -> bytes | None:
 
 
 def entry(error: Error) -> bytes:
-    """The error's bytes, as record/steps.py lists them."""
+    """Returns the error's bytes, as record/steps.py documents them."""
     rest = b"".join((
         b"\0\0", error.state.encode(), error.generation.to_bytes(7, "big"),
         error.at.to_bytes(6, "big"), len(error.task_id).to_bytes(2, "big"), error.task_id,
@@ -50,6 +50,6 @@ def entry(error: Error) -> bytes:
 
 
 def microsecond(now_ms: int, raw: bytes | None) -> int:
-    """The server's clock: a token that it gave tells it to the microsecond."""
+    """Returns the server's time in microseconds, taken from a token if the script drew one."""
     token = int.from_bytes(raw[2:9], "big") if raw else 0
     return token if token // 1000 == now_ms else now_ms * 1000
