@@ -43,15 +43,13 @@ def check_visibility_timeout(app: Celery) -> Iterator[Finding]:
     lease, task = longest
     in_sqs = ", and the same in SQS: kombu does not set it for predefined_queues"
     yield Finding(
-        "visibility-timeout",
-        Severity.WARNING,
-        "broker",
+        "visibility-timeout", Severity.WARNING, "broker",
         f"its visibility timeout ({timeout:g} s) is shorter than the lease of {task} ({lease:g} s)",
         f"broker_transport_options['visibility_timeout'] above {lease:g}"
         + (in_sqs if has_predefined_queues(app) else ""),
         "messages of running tasks are redelivered again and again, each time as a conflict; so "
         "are messages with an eta or countdown beyond the timeout",
-    )
+    )  # fmt: skip
 
 
 def _check_recovery(app: Celery) -> Iterator[Finding]:
@@ -61,9 +59,7 @@ def _check_recovery(app: Celery) -> Iterator[Finding]:
     sweep = _sweep_interval(app)
     slowest = max(timeout + sweep, longest[0])
     yield Finding(
-        "recovery",
-        Severity.NOTE,
-        "broker",
+        "recovery", Severity.NOTE, "broker",
         f"after a whole worker dies, its tasks run again within {slowest:g} s: "
         f"visibility timeout {timeout:g} s, sweep {sweep:g} s, longest lease {longest[0]:g} s",
         "broker_transport_options: visibility_timeout, above the longest task and countdown"
@@ -74,40 +70,34 @@ def _check_recovery(app: Celery) -> Iterator[Finding]:
             if sweep
             else ""
         ),
-    )
+    )  # fmt: skip
     if sweep > LONG_SWEEP and timeout < sweep:
         yield Finding(
-            "sweep",
-            Severity.WARNING,
-            "broker",
+            "sweep", Severity.WARNING, "broker",
             f"it sweeps for messages to redeliver only every {sweep:g} s",
             "broker_transport_options['unacked_restore_throttle'] = 1",
             f"messages are redelivered later than the visibility timeout of {timeout:g} s suggests",
-        )
+        )  # fmt: skip
 
 
 def _check_quorum_queue(queue: Any) -> Iterator[Finding]:
     subject = f"queue {queue.name}"
     if (queue.queue_arguments or {}).get("x-delivery-limit") is None:
         yield Finding(
-            "delivery-limit",
-            Severity.NOTE,
-            subject,
+            "delivery-limit", Severity.NOTE, subject,
             "RabbitMQ 4 drops a message of a quorum queue after it was requeued 20 times",
             "a policy with delivery-limit -1, or with a dead-letter-exchange, or x-delivery-limit",
             "a message that cannot be published again is requeued: 20 times take 80 minutes, less "
             "if the task has a hard time limit",
-        )
+        )  # fmt: skip
     if queue.exchange.type == "direct":
         yield Finding(
-            "delayed-delivery",
-            Severity.WARNING,
-            subject,
+            "delayed-delivery", Severity.WARNING, subject,
             "Celery cannot delay messages of a quorum queue whose exchange is direct",
             "task_default_exchange_type = 'topic', or exchange_type in task_queues (Celery 5.5)",
             "duplicates that are retried later wait in the worker, where they take the place of "
             "other messages: a worker cannot raise its prefetch count on a quorum queue",
-        )
+        )  # fmt: skip
 
 
 def _sweep_interval(app: Celery) -> float:

@@ -17,30 +17,27 @@ from celery_idempotent.key.canonical import has_canonical_bytes
 
 def check(app: Celery) -> Iterator[Finding]:
     """Yields all findings about the app's tasks."""
-    periodic = {entry.get("task") for entry in (app.conf.beat_schedule or {}).values()}
     if app.conf.task_always_eager:
         yield Finding(
             "eager", Severity.WARNING, "worker",
             "task_always_eager is on", "task_always_eager = False",
             "tasks run in the process that calls them: after a crash nothing redelivers them",
         )  # fmt: skip
+    periodic = {entry.get("task") for entry in (app.conf.beat_schedule or {}).values()}
     for task in app_tasks.tasks(app):
-        if not task.idempotency_configuration.settings.enabled:
+        if task.idempotency_configuration.settings.enabled:
+            yield from _check_options(task, is_periodic=task.name in periodic)
+            yield from _check_canonical(task)
+        else:
             yield Finding(
                 "disabled", Severity.WARNING, task.name,
                 "idempotency_enabled is off", "idempotency_enabled = True",
                 "every duplicate runs",
             )  # fmt: skip
-            continue
-        yield from _check_delivery(task)
-        yield from _check_outcome(task)
-        yield from _check_store_error(task)
-        yield from _check_canonical(task)
-        if task.name in periodic:
-            yield from _check_periodic(task)
 
 
-def _check_delivery(task: IdempotentTaskLike) -> Iterator[Finding]:
+def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[Finding]:
+    settings = task.idempotency_configuration.settings
     if not task.acks_late:
         yield Finding(
             "acks-late", Severity.WARNING, task.name,
@@ -53,10 +50,7 @@ def _check_delivery(task: IdempotentTaskLike) -> Iterator[Finding]:
             "reject_on_worker_lost is off", "reject_on_worker_lost = True",
             "a task whose process is killed is acknowledged as failed, and does not run again",
         )  # fmt: skip
-
-
-def _check_outcome(task: IdempotentTaskLike) -> Iterator[Finding]:
-    if not task.idempotency_configuration.settings.store_result:
+    if not settings.store_result:
         yield Finding(
             "store-result", Severity.NOTE, task.name,
             "idempotency_store_result is off", "idempotency_store_result = True",
@@ -68,20 +62,13 @@ def _check_outcome(task: IdempotentTaskLike) -> Iterator[Finding]:
             "ignore_result is on", "ignore_result = False",
             "the record keeps the result, but no caller, first or duplicate, can wait for it",
         )  # fmt: skip
-
-
-def _check_store_error(task: IdempotentTaskLike) -> Iterator[Finding]:
-    if task.idempotency_configuration.settings.on_store_error == "run":
+    if settings.on_store_error == "run":
         yield Finding(
             "fail-open", Severity.WARNING, task.name,
             "idempotency_on_store_error is 'run'", "idempotency_on_store_error = 'retry'",
             "while Redis is unavailable, duplicates run",
         )  # fmt: skip
-
-
-def _check_periodic(task: IdempotentTaskLike) -> Iterator[Finding]:
-    settings = task.idempotency_configuration.settings
-    if settings.key is None:
+    if is_periodic and settings.key is None:
         yield Finding(
             "periodic-key", Severity.WARNING, task.name,
             "it is in beat_schedule, and its key consists of its arguments, the same each time",
