@@ -1,20 +1,21 @@
-"""An execution under way, with all that is needed to settle it."""
+"""An execution that has begun, with all that is needed to settle it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
 from celery_idempotent import signals
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
 from celery_idempotent.executor.call import ExecutorCall, Release
+from celery_idempotent.executor.outcome import Outcome
 from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.executor.steps import Steps
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.payload.codec import RESULT, PayloadCodec
+from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record.layout import Begun
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
@@ -23,18 +24,18 @@ from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
 
-#: The key is free at once, and nothing is left.
+#: Frees the key at once and leaves nothing.
 FREE = Release()
-#: Seconds between two tries to write while Redis is away.
-STORE_AGAIN = 0.25
+#: Seconds between two attempts to write while Redis is unavailable.
+WRITE_RETRY_INTERVAL = 0.25
 
 
 class ActiveExecution:
-    """What one begin has granted.
+    """What a successful begin grants.
 
     Args:
-        begun: what it has granted.
-        sent_at: seconds of `lease.clock`, taken before the begin was sent.
+        begun: the reply of the begin.
+        sent_at: seconds of `lease.clock`, read before the begin was sent.
     """
 
     def __init__(
@@ -50,82 +51,81 @@ class ActiveExecution:
         self.codec = codec
         settings = call.settings
         extension = Extension(call.key, begun.token, settings.lease_ms, settings.result_ms)
-        self.lease: Lease[Any] = Lease(runtime.store, extension, sent_at, self._lost)
-        self.steps = Steps(self, begun.body)
-        #: What is to be stored at the end, and as which part of the record.
-        self.outcome: tuple[Payload, str] = Payload("", b""), RESULT
-        self.execution = runtime.execution(
-            str(call.key), begun.token, begun.attempt, self.lease, self.steps
-        )
-        #: The caller's.
+        self.lease: Lease[Any] = Lease(runtime.store, extension, sent_at, self._lease_lost)
+        #: What is being stored as the outcome, and in which field of the record.
+        self.outcome: tuple[Payload, str] | None = None
+        self.execution = runtime.execution(str(call.key), begun.token, begun.attempt, self)
+        #: Runs the body.
         self.work = partial(call.run, self.execution)
-        #: Under ``on_lease_lost="abort"``.
+        #: Stops the body, under ``on_lease_lost="abort"``.
         self.interrupt = runtime.interrupt() if settings.on_lease_lost == "abort" else None
-        #: The record has the outcome, or is no longer held, or cannot be written to.
+        #: The record has the outcome, or is not held any more, or cannot be written.
         self.settled = False
-        #: The process is to end: write once, and do not wait for Redis.
+        #: The process is about to end: write once, without waiting for Redis.
         self.in_haste = False
-        self._loss_told = False
-        self._idle = begun.orphaned_seconds
+        self._renewed = False
+        self._loss_reported = False
+        self._orphaned_seconds = begun.orphaned_seconds
+        #: Whether there may be finished steps.
+        self.has_steps = bool(begun.body)
+        self._body = begun.body
+        self._steps: Steps | None = None
 
     def start(self) -> None:
-        """Keep the lease alive from now on."""
+        """Start to renew the lease."""
+        self._renewed = True
         self.runtime.start_renewal(self.lease)
 
     def announce(self) -> None:
-        """Tell what begins, and over what."""
+        """Send the signals of a begin."""
         self.send(signals.begun)
-        if self.execution.recovered:
+        if self.execution.attempt > 1:
             logger.info(
                 "%s: attempt %d takes over from an execution that died",
                 self.execution.key,
                 self.execution.attempt,
             )
-            self.send(signals.taken_over, orphaned_seconds=self._idle)
+            self.send(signals.taken_over, orphaned_seconds=self._orphaned_seconds)
 
     def finish(self) -> None:
-        """Nothing is left to protect."""
-        self.runtime.stop_renewal(self.lease)
+        """Stop renewing the lease."""
+        if self._renewed:
+            self._renewed = False
+            self.runtime.stop_renewal(self.lease)
 
-    async def payload(self, value: Any, field: str = RESULT) -> Payload:
-        """`value` as the settings want it kept, or the reason why it cannot be."""
-        ours = self.execution
-        write = self.codec.of_result
-        return await self._written(
-            partial(write, value, self.call.settings, key=ours.key, token=ours.token, field=field)
-        )
+    @property
+    def steps(self) -> Steps:
+        """The steps that are finished."""
+        if self._steps is None:
+            self.has_steps = True
+            self._steps = Steps(self, self._body)
+        return self._steps
 
-    async def error_payload(self, error: BaseException) -> Payload:
-        """`error` as the settings want it kept, or the reason why it cannot be."""
-        ours = self.execution
-        write = self.codec.of_error
-        return await self._written(
-            partial(write, error, self.call.settings, key=ours.key, token=ours.token)
-        )
-
-    async def _written(self, write: Callable[[], Payload]) -> Payload:
-        return await self.runtime.run_in_thread(write) if self.codec.offloads else write()
+    def step(self, name: str, func: Callable[[], Any]) -> Coroutine[Any, Any, Outcome]:
+        """As :meth:`Steps.run`."""
+        return self.steps.run(name, func)
 
     async def discard_outcome(self) -> None:
-        """It came too late: no record will ever point to it."""
-        payload, field = self.outcome
-        if payload.is_offloaded:
-            key = self.execution.key
-            await self.runtime.run_in_thread(
-                lambda: self.codec.discard_payload(payload, key, field)
-            )
+        """Delete the offloaded value of an outcome that was refused."""
+        if self.outcome is not None:
+            payload, field = self.outcome
+            await self.codec.delete_object(payload, self.execution.key, field)
 
     async def release(self, disposition: Release = FREE, error: Payload | None = None) -> Reply:
-        """Give the key back as `verdict` says; `error` is left for copies of the message."""
+        """Give the key back; `error` stays for copies of the message.
+
+        Raises:
+            StoreUnavailableError: if Redis is unavailable. The lease expires then.
+        """
         try:
-            answer = await self.runtime.execute(self.releasing(disposition, error))
+            reply = await self.runtime.execute(self.release_command(disposition, error))
         except IdempotencyError:
-            self.settled = True  # its lease ends by itself
+            self.settled = True
             raise
         self.settled = True
-        return answer
+        return reply
 
-    def releasing(self, disposition: Release = FREE, error: Payload | None = None) -> Command:
+    def release_command(self, disposition: Release = FREE, error: Payload | None = None) -> Command:
         """The command that gives the key back."""
         settings = self.call.settings
         return commands.release(
@@ -139,10 +139,10 @@ class ActiveExecution:
         )
 
     async def persist(self, command: Command) -> Reply:
-        """Write to the record; while Redis is away, again and again for as long as `outlasts` says.
+        """Write to the record; repeat while Redis is unavailable and `should_retry` allows it.
 
         Raises:
-            StoreUnavailableError: if Redis stays away.
+            StoreUnavailableError: if Redis stays unavailable.
         """
         since = monotonic()
         while True:
@@ -151,31 +151,31 @@ class ActiveExecution:
             except StoreUnavailableError:
                 if not self.should_retry(since):
                     raise
-                await self.runtime.sleep(STORE_AGAIN)
+                await self.runtime.sleep(WRITE_RETRY_INTERVAL)
             except CorruptRecordError:
-                # Someone wrote something else under the key: the record is not there any more.
+                # Another program has written to the key: the record does not exist any more.
                 return Reply("lost", b"", 0)
 
     def should_retry(self, since: float) -> bool:
-        """Whether to go on trying to write what was first tried at `since` (monotonic seconds).
+        """Whether to repeat a write that was first tried at `since` (seconds of `lease.clock`).
 
-        For a lease's time even where ours has ended before: Redis may have been away from
-        everybody, and then nobody has taken over. It knows, and refuses if somebody has.
+        For the length of a lease, even if this one has expired: while Redis is unavailable to all,
+        no other execution can begin. If one has begun, Redis refuses the write.
         """
         if self.in_haste:
             return False
         return self.lease.trusted or monotonic() < since + self.lease.seconds
 
-    def _lost(self) -> None:
-        """The heartbeat has found another execution in the record, or none."""
+    def _lease_lost(self) -> None:
+        """Called by the heartbeat when the record is not this execution's any more."""
         self.report_lease_lost()
         if self.interrupt is not None:
             self.interrupt.trigger()
 
     def report_lease_lost(self) -> None:
-        """Tell, once, that someone else may be running."""
-        if not self._loss_told:
-            self._loss_told = True
+        """Log, and send the signal, once."""
+        if not self._loss_reported:
+            self._loss_reported = True
             self.lease.lost = True
             logger.warning(
                 "%s: task %s has lost its lease; its outcome will be refused",
@@ -185,10 +185,11 @@ class ActiveExecution:
             self.send(signals.lease_lost)
 
     def send(self, signal: Any, **details: Any) -> None:
-        """Send `signal` with what every signal of an execution has."""
-        if signals.heard(signal, self.call.sender):
-            signal.send(
-                sender=self.call.sender,
+        """Send `signal` with the arguments that all signals of an execution have."""
+        if signals.counter is not None or signal.receivers:
+            signals.send(
+                signal,
+                self.call.sender,
                 task_id=self.call.task_id,
                 key=self.execution.key,
                 token=self.execution.token,

@@ -1,25 +1,25 @@
-"""The gate for code on an event loop."""
+"""The executor for code on an event loop."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from celery_idempotent.executor.call import ExecutorCall
-from celery_idempotent.executor.executor import enter
+from celery_idempotent.executor.executor import execute
 from celery_idempotent.executor.runtime.asyncio import AsyncioRuntime
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.store.async_record_store import AsyncRecordStore
 
 
 class AsyncExecutor:
-    """As `Gate`, and awaited; for any number of event loops."""
+    """As `Executor`, awaited; for any number of event loops."""
 
     def __init__(self, store: AsyncRecordStore, codec: PayloadCodec) -> None:
         self.store = store
-        self.codec = codec
+        self.codec = codec.for_asyncio()
 
     async def enter(self, call: ExecutorCall) -> Any:
-        """As :meth:`Gate.enter`; where it is cancelled, the key is given back."""
+        """As :meth:`Executor.enter`. If it is cancelled, the key is released."""
         runtime = AsyncioRuntime(self.store)
-        outcome = await runtime.drive(enter(call, runtime, self.codec))
+        outcome = await runtime.drive(execute(call, runtime, self.codec))
         return outcome.get()

@@ -1,4 +1,4 @@
-"""The flow for many calls at once: one round trip begins them all, one ends them."""
+"""The flow for many calls at once: one round trip begins them all, one completes them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.executor import conflict
-from celery_idempotent.executor.active_execution import STORE_AGAIN, ActiveExecution
+from celery_idempotent.executor.active_execution import WRITE_RETRY_INTERVAL, ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.executor import EXECUTION_ID_BYTES, begin_command, without_store
 from celery_idempotent.executor.runtime.runtime import Runtime
-from celery_idempotent.executor.settle import completing, unsaved
+from celery_idempotent.executor.settle import complete_command, report_unsaved
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record import layout
@@ -30,127 +30,131 @@ from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
 
-#: What a call may do: run, run without protection, take what a record holds, or why none of these.
+#: What a call may do: run, run without protection, return a stored outcome, or why none of these.
 Admission = ActiveExecution | BaseExecution | Record | IdempotencyError
 
 
 async def begin_many(
     calls: Sequence[ExecutorCall], runtime: Runtime, codec: PayloadCodec
 ) -> list[Admission]:
-    """What each of `calls` may do; nobody waits for a key that is held.
+    """What each of `calls` may do. No call waits for a key that is held.
 
     Raises:
-        StoreUnavailableError: Redis cannot be asked, and the policy is ``raise``.
+        StoreUnavailableError: if Redis is unavailable, and the policy is ``raise``.
     """
-    asks = [begin_command(call, os.urandom(EXECUTION_ID_BYTES)) for call in calls]
-    standings: list[Admission] = []
-    for _ in range(2):  # once more if the process stood still until the leases were over
+    begins = [begin_command(call, os.urandom(EXECUTION_ID_BYTES)) for call in calls]
+    admissions: list[Admission] = []
+    for _ in range(2):  # again if the process was suspended until the leases had expired
         sent_at = monotonic()
         try:
-            answers = await runtime.execute_all(asks)
+            replies = await runtime.execute_all(begins)
         except StoreUnavailableError as error:
-            return [without_store(call, runtime, b"", error) for call in calls]
+            return [without_store(call, runtime, call.unanswered_ids, error) for call in calls]
         runtime.store.outage.end()
-        standings = [
-            _admission(call, answer, runtime, codec, sent_at)
-            for call, answer in zip(calls, answers, strict=True)
+        admissions = [
+            _admission(call, reply, runtime, codec, sent_at)
+            for call, reply in zip(calls, replies, strict=True)
         ]
-        if all(one.lease.trusted for one in standings if isinstance(one, ActiveExecution)):
+        if all(each.lease.trusted for each in admissions if isinstance(each, ActiveExecution)):
             break
-    return standings
+    return admissions
 
 
 def _admission(
     call: ExecutorCall,
-    answer: Reply | IdempotencyError,
+    reply: Reply | IdempotencyError,
     runtime: Runtime,
     codec: PayloadCodec,
     sent_at: float,
 ) -> Admission:
-    if isinstance(answer, IdempotencyError):
-        return answer
-    if answer.case == "begun":
-        return ActiveExecution(call, layout.begun(answer.raw), runtime, codec, sent_at)
-    if answer.case == "corrupt":
+    if isinstance(reply, IdempotencyError):
+        return reply
+    if reply.case == "begun":
+        return ActiveExecution(call, layout.begun(reply.raw), runtime, codec, sent_at)
+    if reply.case == "corrupt":
         return layout.corrupt(str(call.key))
     try:
-        record = runtime.store.record(call.key, answer.raw)
+        record = runtime.store.record(call.key, reply.raw)
     except CorruptRecordError as error:
         return error
-    if answer.case == "reused":
+    if reply.case == "reused":
         return conflict.reused(record)
-    return record if answer.case == "finished" else conflict.held(call, record)
+    return record if reply.case == "finished" else conflict.held(call, record)
 
 
 async def complete_many(
-    done: Sequence[tuple[ActiveExecution, Any]], runtime: Runtime
+    values: Sequence[tuple[ActiveExecution, Any]], runtime: Runtime
 ) -> list[IdempotencyError | None]:
-    """Store each value; gives for each None, or why it is not stored.
+    """Store each value. Returns None for each that is stored, else the error.
 
-    While Redis is away it is asked again and again, as long as a lease can be trusted.
+    Writes are repeated while Redis is unavailable, until the leases expire.
     """
-    outcomes = [await completing(active, value) for active, value in done]
-    runs = [active for active, _ in done]
-    faults: list[IdempotencyError | None] = []
-    for active, answer in zip(runs, await _persist_many(runs, outcomes, runtime), strict=True):
+    outcomes = [await complete_command(active, value) for active, value in values]
+    executions = [active for active, _ in values]
+    errors: list[IdempotencyError | None] = []
+    replies = await _persist_many(executions, outcomes, runtime)
+    for active, reply in zip(executions, replies, strict=True):
         active.finish()
-        if isinstance(answer, IdempotencyError):
-            unsaved(active, answer)
-            faults.append(answer)
-        elif answer.case == "ok":
+        if isinstance(reply, IdempotencyError):
+            report_unsaved(active, reply)
+            errors.append(reply)
+        elif reply.case == "ok":
             active.call.own_outcome = True
             active.send(signals.completed)
-            await active.steps.discard()
-            faults.append(None)
+            if active.has_steps:
+                await active.steps.discard()
+            errors.append(None)
         else:
             active.report_lease_lost()
             await active.discard_outcome()
-            faults.append(
+            errors.append(
                 LeaseLostError(f"{active.execution.key}: another execution has taken over")
             )
-    return faults
+    return errors
 
 
 async def _persist_many(
-    runs: Sequence[ActiveExecution], outcomes: Sequence[Command], runtime: Runtime
+    executions: Sequence[ActiveExecution], outcomes: Sequence[Command], runtime: Runtime
 ) -> list[Reply | IdempotencyError]:
-    answers: list[Reply | IdempotencyError] = [Reply("lost", b"", 0)] * len(runs)
-    left = list(range(len(runs)))
+    results: list[Reply | IdempotencyError] = [Reply("lost", b"", 0)] * len(executions)
+    pending = list(range(len(executions)))
     since = monotonic()
-    while left:
-        got: Sequence[Reply | IdempotencyError]
+    while pending:
+        replies: Sequence[Reply | IdempotencyError]
         try:
-            got = await runtime.execute_all([outcomes[n] for n in left])
+            replies = await runtime.execute_all([outcomes[n] for n in pending])
         except StoreUnavailableError as error:
-            got = [error] * len(left)
+            replies = [error] * len(pending)
         again = []
-        for n, answer in zip(left, got, strict=True):
-            if isinstance(answer, StoreUnavailableError) and runs[n].should_retry(since):
+        for n, reply in zip(pending, replies, strict=True):
+            if isinstance(reply, StoreUnavailableError) and executions[n].should_retry(since):
                 again.append(n)
-            elif not isinstance(answer, CorruptRecordError):
-                answers[n] = answer
-        left = again
-        if left:
-            await runtime.sleep(STORE_AGAIN)
-    return answers
+            elif not isinstance(reply, CorruptRecordError):
+                results[n] = reply
+        pending = again
+        if pending:
+            await runtime.sleep(WRITE_RETRY_INTERVAL)
+    return results
 
 
 async def release_many(
-    runs: Sequence[ActiveExecution], runtime: Runtime, why: IdempotencyError
+    executions: Sequence[ActiveExecution], runtime: Runtime, reason: IdempotencyError
 ) -> None:
-    """Give all keys back; one that cannot be is free when its lease ends."""
-    for active in runs:
-        # First, so that the heartbeat does not find the key free and take it for a loss.
+    """Release all keys. One that cannot be released is free when its lease expires."""
+    for active in executions:
+        # First, so that the heartbeat does not take a released key for a lost lease.
         active.finish()
     try:
-        answers = await runtime.execute_all([active.releasing() for active in runs])
-    except StoreUnavailableError as trouble:
-        logger.warning("%d keys are not given back: %s; their leases end", len(runs), trouble)
+        replies = await runtime.execute_all([active.release_command() for active in executions])
+    except StoreUnavailableError as error:
+        logger.warning(
+            "%d keys cannot be released: %s; their leases will expire", len(executions), error
+        )
         return
-    for active, answer in zip(runs, answers, strict=True):
-        if isinstance(answer, IdempotencyError):
-            logger.warning("%s is not given back: %s", active.execution.key, answer)
-        elif answer.case == "ok":
-            active.send(signals.released, error=why, reserved_seconds=None)
+    for active, reply in zip(executions, replies, strict=True):
+        if isinstance(reply, IdempotencyError):
+            logger.warning("%s cannot be released: %s", active.execution.key, reply)
+        elif reply.case == "ok":
+            active.send(signals.released, error=reason, reserved_seconds=None)
         else:
             active.report_lease_lost()

@@ -1,4 +1,4 @@
-"""What the gate asks of whoever stands before it. Each room of `entry/` answers in its own way."""
+"""The interface between the executor and its callers: tasks, functions, consumers, batches."""
 
 from __future__ import annotations
 
@@ -14,88 +14,90 @@ from celery_idempotent.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """An error after which the key is free, or held for a retry of the same task id."""
+    """After the error the key is free, or reserved for a retry of the same task id."""
 
-    #: Seconds; 0 frees it at once.
+    #: Seconds for which the key stays reserved; 0 frees it at once.
     hold: float = 0.0
-    #: Of the message that it is held for: one with a lower number is a copy of an earlier message.
+    #: Generation of the message that the key is reserved for. A lower one is a copy of an earlier
+    #: message.
     awaited: int = 0
-    #: The message is done with: copies of it get the error, and everybody else may run.
+    #: Whether the message has ended: copies of it get the error, and other calls may run.
     final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """An error that ends the key: every duplicate gets it too."""
+    """The error is the outcome of the key: every duplicate gets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delegate:
-    """Not an error at all: another task takes over this one's id, and its result is the result."""
+    """Another task has replaced this one under its id; its result is the outcome."""
 
-    #: Of the first message that goes on under the key, if it bears the task's id.
+    #: Generation of the first message that continues under the key, if it has the task's id.
     awaited: int
-    #: False: that task is one which never tells its result.
-    told: bool = True
+    #: False if the other task ignores its result.
+    stores_result: bool = True
 
 
+#: What an error of the body means for the key.
 Disposition = Release | Fail | Delegate
 
 
 class ExecutorCall(Protocol):
-    """One call at the gate."""
+    """One call to execute at most once."""
 
-    #: Sender of the signals: the task.
+    #: Sender of the signals: the task or function.
     sender: Any
     key: Key
     task_id: str
     #: ``nodename/pid`` of this process.
     worker: str
     settings: Settings
-    #: Ids of earlier passes of this message that had no answer from Redis.
+    #: Execution ids of earlier deliveries of this message whose begin had no reply.
     unanswered_ids: bytes
-    #: How often this message has come back already.
+    #: How often this message has been requeued.
     requeue_count: int
-    #: Number of this message among those of its task id: a retry's is higher than the one before.
+    #: Number of this message among those of its task id; a retry has a higher one.
     generation: int
-    #: Set by the gate: the record's outcome is this task id's own.
+    #: Set by the executor: the record's outcome belongs to this task id.
     own_outcome: bool
-    #: Set by the work: it has scheduled itself again, so its value is not the outcome.
+    #: Set by the body: it has scheduled the call again, so its value is not the outcome.
     rescheduled: Release | None
 
     @property
     def soft_limit(self) -> SoftLimit | None:
-        """The soft time limit that is this call's alone; None if more than the call is under it."""
+        """The soft time limit of this call alone; None if it covers more than this call."""
 
     @property
     def wait_timeout(self) -> float:
-        """Seconds to wait for a key that is held, at most."""
+        """Seconds to wait at most while another execution holds the key."""
 
     @property
-    def stopped(self) -> bool:
-        """Whether the work has called off what would have followed its result."""
+    def dropped_continuation(self) -> bool:
+        """Whether the body has removed the callbacks and the rest of the chain."""
 
     def run(self, execution: Any) -> Any:
-        """Do the work. Whatever it raises comes out of the gate.
+        """Run the body and return its value. Its errors are raised as they are.
 
         Args:
-            execution: of the kind that the world gives, in which this runs.
+            execution: an `Execution` or `AsyncExecution`, by the runtime.
         """
 
     def disposition(self, error: BaseException) -> Disposition:
-        """What an error of the work means for the key."""
+        """What `error` of the body means for the key."""
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
-        """The value that the record cannot give, from wherever the caller has it; or `error`."""
+        """Return the value that `record` does not hold, from elsewhere; or raise `error`."""
 
     def replayed(self, record: Record) -> None:
-        """The record answers this call."""
+        """Called when `record` answers this call."""
 
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
-        """Put the message back for later, then leave it; raise `reason` where there is none."""
+        """Publish the message again, `seconds` from now; raise `reason` if there is none."""
 
     def ignore(self) -> NoReturn:
-        """Leave the message, with no outcome of its own."""
+        """Acknowledge the message without an outcome."""
 
     def reject(self, reason: str) -> NoReturn:
-        """Hand the message to the broker's dead letters."""
+        """Reject the message, so that the broker dead-letters it."""

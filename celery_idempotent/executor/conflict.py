@@ -1,4 +1,4 @@
-"""What a duplicate does while the first one runs, by ``idempotency_on_conflict``."""
+"""What a duplicate does while another call holds the key: ``idempotency_on_conflict``."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from celery_idempotent.errors import ConflictError, KeyReusedError
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.record.record import Record
 
+#: Seconds before a message is requeued for the first time.
 FIRST_REQUEUE_DELAY = 1.0
 
 
 def refuse(call: ExecutorCall, record: Record) -> NoReturn:
-    """Send the duplicate `call` where the policy says.
+    """Requeue, ignore or reject the duplicate `call`, or raise ConflictError, by its policy.
 
-    A copy of the very message that runs is always put back first: it bears the same task id, so
-    any state of its own would overwrite the running one's, and the broker may count its
-    acknowledgement for both, which loses the task if the running one dies.
+    A copy of the message that runs is requeued under every policy. It has the same task id, so a
+    state of its own would overwrite the running one's, and a broker may take its acknowledgement
+    for both, which loses the task if the running one dies.
     """
-    copy = record.task_id == call.task_id
-    policy = "retry" if copy else call.settings.on_conflict
+    is_copy = record.task_id == call.task_id
+    policy = "retry" if is_copy else call.settings.on_conflict
     signals.send(
         signals.conflicted,
         call.sender,
@@ -35,21 +36,28 @@ def refuse(call: ExecutorCall, record: Record) -> NoReturn:
 
 
 def reused(record: Record) -> KeyReusedError:
-    """The error for a call whose key came with other arguments before."""
+    """The error of a call whose key has a record of other arguments."""
     return KeyReusedError(
-        f"{record.key} belongs to task {record.task_id}, which came with other arguments"
+        f"{record.key} belongs to task {record.task_id}, which was called with other arguments"
     )
 
 
+def held(call: ExecutorCall, record: Record) -> ConflictError:
+    """The error of a call whose key another one holds."""
+    where = f" on {record.worker}" if record.worker else ", which has not begun yet"
+    return ConflictError(f"{call.key} is held by task {record.task_id}{where}")
+
+
 def requeue(call: ExecutorCall, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
-    """Put `call` back for later, a little later each time."""
-    call.requeue(requeue_delay(call.requeue_count, call.settings.lease), unanswered_ids, reason)
+    """Requeue `call`, with a delay that grows each time."""
+    delay = requeue_delay(call.requeue_count, call.settings.lease)
+    call.requeue(delay, unanswered_ids, reason)
 
 
 def requeue_delay(requeue_count: int, longest: float) -> float:
-    """Seconds till a message comes back: 1, then twice that each time, up to `longest`.
+    """Seconds until the message is delivered again: 1, doubled each time, up to `longest`.
 
-    Up to a quarter less by chance, so that the duplicates of a burst do not come back as one.
+    Random jitter takes up to a quarter off, which spreads the duplicates of a burst.
     """
     delay: float = min(
         FIRST_REQUEUE_DELAY * 2 ** min(requeue_count, 30), max(longest, FIRST_REQUEUE_DELAY)
@@ -73,13 +81,7 @@ def _reject(call: ExecutorCall, record: Record) -> NoReturn:
     call.reject(str(held(call, record)))
 
 
-def held(call: ExecutorCall, record: Record) -> ConflictError:
-    """The error for a call whose key someone else holds."""
-    place = f" on {record.worker}" if record.worker else ", which is yet to run"
-    return ConflictError(f"{call.key} is held by task {record.task_id}{place}")
-
-
-#: ``wait`` has waited by now, and comes back like ``retry``.
+#: ``wait`` is refused when its time is up, and is then requeued like ``retry``.
 _POLICIES: dict[str, Callable[[ExecutorCall, Record], NoReturn]] = {
     "retry": _requeue,
     "wait": _requeue,

@@ -1,4 +1,4 @@
-"""The flow: begin, then run, replay or refuse, then settle."""
+"""The flow of a call: begin, then run, replay or refuse, then settle."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 from celery_idempotent import signals
@@ -39,19 +40,19 @@ from celery_idempotent.store.scripts import Reply
 logger = logging.getLogger(__name__)
 
 EXECUTION_ID_BYTES = 16
-#: Unanswered passes that a message remembers; each is a begin that timed out.
+#: Begins without a reply that a message remembers.
 MAX_UNANSWERED_IDS = 8
 
-#: Seconds after which ``on_conflict="wait"`` looks again, though it has heard of no change: at the
-#: end of a lease, but neither sooner nor later than this.
+#: Seconds after which ``on_conflict="wait"`` sends another begin without an invalidation: when the
+#: lease ends, within these limits.
 MIN_WAIT_INTERVAL, MAX_WAIT_INTERVAL = 0.01, 1.0
 
 _STORE_ERROR_MESSAGES = {
-    "retry": "come back later",
-    "run": "run without protection",
-    "raise": "fail",
+    "retry": "is requeued",
+    "run": "runs without protection",
+    "raise": "fails",
 }
-#: How loudly, after the first one: the worker itself tells at INFO that a task came and went.
+#: Log levels after the first call of an outage, which is logged as an error.
 _REPEATED_STORE_ERROR_LEVELS = {
     "retry": logging.INFO,
     "run": logging.WARNING,
@@ -59,8 +60,35 @@ _REPEATED_STORE_ERROR_LEVELS = {
 }
 
 
+async def execute(call: ExecutorCall, runtime: Runtime, codec: PayloadCodec) -> Outcome:
+    """The outcome of `call`; raises as :meth:`Executor.enter`, except for errors of the body."""
+    request = BeginRequest(call, runtime, codec)
+    try:
+        granted = await begin(request)
+        if isinstance(granted, ActiveExecution):
+            outcome = await runtime.run(granted.work, granted.interrupt)
+            return await settle(granted, outcome)
+        if isinstance(granted, BaseExecution):
+            return await runtime.run(partial(call.run, granted))
+        return granted
+    except Interrupted as interrupted:
+        request.unanswered = False  # a begin that Redis has granted is recognised by its id
+        await request.give_back()
+        error = interrupted.error
+        logger.warning("%s: task %s is requeued: %r", call.key, call.task_id, error)
+        conflict.requeue(call, request.unanswered_ids, error)
+    except GeneratorExit:
+        raise  # the event loop is closed: nothing can be awaited
+    except BaseException:
+        await request.give_back()
+        raise
+    finally:
+        if request.active is not None:
+            request.active.finish()
+
+
 class Executor:
-    """Lets calls through one at a time for each key; for code that blocks."""
+    """Executes calls once for each key; for code that blocks."""
 
     def __init__(self, store: RecordStore, codec: PayloadCodec) -> None:
         self.store = store
@@ -68,184 +96,164 @@ class Executor:
         self.runtime = BlockingRuntime(store)
 
     def enter(self, call: ExecutorCall) -> Any:
-        """The call's result: its own, or the one of the execution that it duplicates.
+        """The result of `call`, or of the execution that it duplicates.
 
         Raises:
-            KeyReusedError: the key belongs to a call with other arguments.
-            ConflictError: the key is held, and the policy is ``raise``.
-            CorruptRecordError: there is something under the key that cannot be read.
-            StoreUnavailableError: Redis cannot be asked, and the policy is ``raise``.
-            BaseException: whatever the work raises, and whatever a stored error was.
+            KeyReusedError: if the key has a record of other arguments.
+            ConflictError: if another call holds the key, and the policy is ``raise``.
+            CorruptRecordError: if the record cannot be read.
+            StoreUnavailableError: if Redis is unavailable, and the policy is ``raise``.
+            BaseException: whatever the body raises, or a stored error was.
         """
-        return run_sync(enter(call, self.runtime, self.codec), call.soft_limit).get()
+        return run_sync(execute(call, self.runtime, self.codec), call.soft_limit).get()
 
     def forget(self, key: Key, shown: Record | str | None = None) -> str:
-        """Drop the record of `key`, and what it has in the depot.
+        """Delete the record of `key`, and its offloaded values.
 
         Args:
-            shown: as :func:`commands.forget` takes it.
+            shown: as for :func:`commands.forget`.
 
         Returns:
-            ``ok``, ``absent`` or ``changed``, as lua/forget.lua has them.
+            ``ok``, ``absent`` or ``changed``: a reply of lua/forget.lua.
 
         Raises:
-            StoreUnavailableError: if Redis cannot be asked.
+            StoreUnavailableError: if Redis is unavailable.
         """
         record = None
-        if self.codec.offloads:
-            with contextlib.suppress(CorruptRecordError):
-                record = self.store.get(key)
+        with contextlib.suppress(CorruptRecordError):
+            record = self.store.get(key)
         case = self.store.execute(commands.forget(key, shown)).case
         if record is not None and case == "ok":
-            self.codec.discard(record)
+            run_sync(self.codec.delete_record_objects(record))
         return case
 
 
-async def enter(call: ExecutorCall, runtime: Runtime, codec: PayloadCodec) -> Outcome:
-    """How `call` ends; raises what :meth:`Gate.enter` does but for the work's own errors."""
-    begin_request = BeginRequest(call, runtime, codec)
-    try:
-        admission = await begin(begin_request)
-        if isinstance(admission, ActiveExecution):
-            outcome = await runtime.run(admission.work, admission.interrupt)
-            return await settle(admission, outcome)
-        if isinstance(admission, BaseExecution):
-            unprotected = admission
-            return await runtime.run(lambda: call.run(unprotected))
-        return admission
-    except Interrupted as stop:
-        begin_request.unanswered = False  # if it was granted, the next pass knows it as its own
-        await begin_request.give_back()
-        logger.warning("%s: task %s comes back: %r struck", call.key, call.task_id, stop.error)
-        conflict.requeue(call, _unanswered_ids(call, begin_request.execution_id), stop.error)
-    except GeneratorExit:
-        raise  # the loop is gone: nothing can be awaited any more
-    except BaseException:
-        await begin_request.give_back()
-        raise
-    finally:
-        begin_request.finish()
-
-
 class BeginRequest:
-    """What one call has been granted, or may have been: none of it outlives the flow."""
+    """The begin of one call. What it was granted, or may have been, ends with the flow."""
 
     def __init__(self, call: ExecutorCall, runtime: Runtime, codec: PayloadCodec) -> None:
         self.call = call
         self.runtime = runtime
         self.codec = codec
         self.execution_id = os.urandom(EXECUTION_ID_BYTES)
-        #: A begin was sent, and what it was answered is not known.
+        #: A begin was sent, and its reply has not been processed.
         self.unanswered = False
         self.active: ActiveExecution | None = None
 
-    async def ask(self) -> Reply:
-        """Ask for the right to run; the answer that grants it leaves `running` behind."""
+    async def send(self) -> Reply:
+        """Send the begin; if it is granted, set `active`."""
         sent_at = monotonic()
         self.unanswered = True
         try:
-            answer = await self.runtime.ask(begin_command(self.call, self.execution_id))
+            reply = await self.runtime.execute_interruptible(
+                begin_command(self.call, self.execution_id)
+            )
         except IdempotencyError:
             self.unanswered = False
             raise
-        if answer.case == "begun":
-            begun = layout.begun(answer.raw)
+        if reply.case == "begun":
+            begun = layout.begun(reply.raw)
             self.active = ActiveExecution(self.call, begun, self.runtime, self.codec, sent_at)
         self.unanswered = False
         self.runtime.store.outage.end()
         if signals.begin_replied.receivers:
-            _send_begin_replied(self.call, answer, monotonic() - sent_at)
-        return answer
+            signals.send(
+                signals.begin_replied,
+                self.call.sender,
+                task_id=self.call.task_id,
+                key=str(self.call.key),
+                case=reply.case,
+                seconds=monotonic() - sent_at,
+            )
+        return reply
+
+    @property
+    def unanswered_ids(self) -> bytes:
+        """The ids by which the next delivery of the message recognises begins without a reply."""
+        return (self.call.unanswered_ids + self.execution_id)[
+            -MAX_UNANSWERED_IDS * EXECUTION_ID_BYTES :
+        ]
 
     async def give_back(self) -> None:
-        """Free the key, if it is held and the flow has left it so: a signal's handler has raised.
+        """Release the key if it is still held, because a signal handler has raised.
 
-        Any line of the flow can be the one that does, so what it knows is not the whole.
+        The handler can have interrupted any line of the flow, so `active` may not be set yet.
         """
         try:
             if self.unanswered:
-                await self.ask()
+                await self.send()
             active = self.active
             if active is not None and not active.settled:
                 active.finish()
                 await active.release()
-        except IdempotencyError as trouble:
+        except IdempotencyError as error:
             logger.warning(
-                "%s: the key is not given back: %s; its lease ends by itself",
-                self.call.key,
-                trouble,
+                "%s: the key cannot be released: %s; its lease will expire", self.call.key, error
             )
 
-    def finish(self) -> None:
-        """Nothing is left to protect."""
-        if self.active is not None:
-            self.active.finish()
 
-
-async def begin(begin_request: BeginRequest) -> ActiveExecution | BaseExecution | Outcome:
-    """What the call may do: run, run without protection, or take what is there already."""
-    call, runtime = begin_request.call, begin_request.runtime
-    settings = call.settings
+async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outcome:
+    """What the call may do: run, run without protection, or return the stored outcome."""
+    call, runtime = request.call, request.runtime
     since = monotonic()
-    announced = 0
+    announced_token = 0
     while True:
         try:
-            answer = await begin_request.ask()
+            reply = await request.send()
         except StoreUnavailableError as error:
-            return without_store(call, runtime, begin_request.execution_id, error)
-        active = begin_request.active
+            return without_store(call, runtime, request.unanswered_ids, error)
+        active = request.active
         if active is not None:
             active.start()
-            if active.execution.token != announced:
+            if active.execution.token != announced_token:
                 active.announce()
             elif not active.lease.trusted:
-                await begin_request.give_back()
-                late = StoreUnavailableError("Redis answers later than idempotency_lease allows")
-                return without_store(call, runtime, begin_request.execution_id, late)
+                await request.give_back()
+                late = StoreUnavailableError("Redis replies later than idempotency_lease allows")
+                return without_store(call, runtime, request.unanswered_ids, late)
             if active.lease.trusted:
                 return active
-            # The process stood still meanwhile. Asked by the same id Redis tells who has the key.
-            logger.warning("%s: the lease ended before task %s ran", call.key, call.task_id)
-            announced, begin_request.active = active.execution.token, None
+            # The process was suspended. A begin with the same id returns the state of the key.
+            logger.warning("%s: the lease expired before task %s ran", call.key, call.task_id)
+            announced_token, request.active = active.execution.token, None
             active.finish()
             continue
-        if answer.case == "corrupt":
+        if reply.case == "corrupt":
             raise layout.corrupt(str(call.key))
-        record = runtime.store.record(call.key, answer.raw)
-        if answer.case == "finished":
+        record = runtime.store.record(call.key, reply.raw)
+        if reply.case == "finished":
             try:
-                return await replay(call, record, runtime, begin_request.codec)
+                return await replay(call, record, request.codec)
             except NotReadyError:
                 conflict.refuse(call, record)
             except StoreUnavailableError as error:
-                _without_offload(call, error)
-        if answer.case == "reused" and call.generation and record.task_id == call.task_id:
-            # What the very call has become by a replacement is not another one with its key.
-            call.key = replace(call.key, fingerprint=b"")
-            continue
-        if answer.case == "reused":
+                _requeue_without_offload(call, error)
+        if reply.case == "reused":
+            if call.generation and record.task_id == call.task_id:
+                # A task that has replaced itself has other arguments under the same key.
+                call.key = replace(call.key, fingerprint=b"")
+                continue
             refusal = conflict.reused(record)
             logger.warning("Task %s is refused: %s", call.task_id, refusal)
             raise refusal
-        waits = settings.on_conflict == "wait"
+        waits = call.settings.on_conflict == "wait"
         left = since + call.wait_timeout - monotonic() if waits else 0.0
         if left <= 0:
             conflict.refuse(call, record)
-        await runtime.wait_for_change(
-            call.key, answer.raw, min(left, _wait_interval(record, answer.now_ms))
-        )
+        interval = min(left, _wait_interval(record, reply.now_ms))
+        await runtime.wait_for_change(call.key, reply.raw, interval)
 
 
 def _wait_interval(record: Record, now_ms: int) -> float:
-    """Seconds that a held record may stay as it is: its lease may end without a word."""
+    """Seconds until the next begin: a lease that expires causes no invalidation."""
     if record.deadline is None:
         return MAX_WAIT_INTERVAL
-    lasts = record.deadline.timestamp() - now_ms / 1000
-    return min(max(lasts, MIN_WAIT_INTERVAL), MAX_WAIT_INTERVAL)
+    left = record.deadline.timestamp() - now_ms / 1000
+    return min(max(left, MIN_WAIT_INTERVAL), MAX_WAIT_INTERVAL)
 
 
 def begin_command(call: ExecutorCall, execution_id: bytes) -> Command:
-    """The command that asks for the right to run."""
+    """The command that begins an execution of `call`."""
     settings = call.settings
     return commands.begin(
         call.key,
@@ -261,36 +269,23 @@ def begin_command(call: ExecutorCall, execution_id: bytes) -> Command:
     )
 
 
-def _without_offload(call: ExecutorCall, error: StoreUnavailableError) -> NoReturn:
-    """There is an outcome, so running is out of the question whatever the policy."""
-    logger.error("%s: task %s is not answered: %s", call.key, call.task_id, error)
+def _requeue_without_offload(call: ExecutorCall, error: StoreUnavailableError) -> NoReturn:
+    """The outcome exists and cannot be fetched: requeue or fail, but never run."""
+    logger.error("%s: the outcome for task %s is unavailable: %s", call.key, call.task_id, error)
     if call.settings.on_store_error == "raise":
         raise error
     conflict.requeue(call, call.unanswered_ids, error)
 
 
-def _send_begin_replied(call: ExecutorCall, answer: Reply, seconds: float) -> None:
-    signals.send(
-        signals.begin_replied,
-        call.sender,
-        task_id=call.task_id,
-        key=str(call.key),
-        case=answer.case,
-        seconds=seconds,
-    )
-
-
 def without_store(
-    call: ExecutorCall, runtime: Runtime, execution_id: bytes, error: StoreUnavailableError
+    call: ExecutorCall, runtime: Runtime, unanswered_ids: bytes, error: StoreUnavailableError
 ) -> BaseExecution:
-    """The execution that nothing protects, if that is the policy; else there is none."""
-    settings = call.settings
-    policy = settings.on_store_error
+    """An execution without protection under ``on_store_error="run"``; else requeue or raise."""
+    policy = call.settings.on_store_error
+    first = runtime.store.outage.another_call()
     logger.log(
-        logging.ERROR
-        if runtime.store.outage.another_call()
-        else _REPEATED_STORE_ERROR_LEVELS[policy],
-        "%s: %s; task %s will %s",
+        logging.ERROR if first else _REPEATED_STORE_ERROR_LEVELS[policy],
+        "%s: %s; task %s %s",
         call.key,
         error,
         call.task_id,
@@ -305,13 +300,8 @@ def without_store(
         policy=policy,
     )
     if policy == "run":
-        return runtime.execution(str(call.key), token=0, attempt=1)
+        return runtime.execution(str(call.key))
     if policy == "raise":
         raise error
-    delay = conflict.requeue_delay(call.requeue_count, settings.breaker_max_delay)
-    call.requeue(delay, _unanswered_ids(call, execution_id), error)
-
-
-def _unanswered_ids(call: ExecutorCall, execution_id: bytes) -> bytes:
-    """Redis may have granted a begin whose answer was lost: the next pass must know it again."""
-    return (call.unanswered_ids + execution_id)[-MAX_UNANSWERED_IDS * EXECUTION_ID_BYTES :]
+    delay = conflict.requeue_delay(call.requeue_count, call.settings.breaker_max_delay)
+    call.requeue(delay, unanswered_ids, error)

@@ -1,4 +1,4 @@
-"""How work ended, as a value: so that the flow can carry an error without raising it."""
+"""How a body ended, as a value that the flow can pass on without raising it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from typing import Any, NamedTuple
 
 
 class Result(NamedTuple):
-    """It returned."""
+    """The body returned."""
 
     value: Any
 
     def get(self) -> Any:
-        """What it returned."""
+        """Return the value."""
         return self.value
 
 
 class Failure(NamedTuple):
-    """It raised."""
+    """The body raised."""
 
     error: BaseException
 
     def get(self) -> Any:
-        """Raise what it raised."""
+        """Raise the error."""
         try:
             raise self.error
         finally:
-            # The error holds this frame by its traceback: a circle that only a collection frees.
+            # The traceback of the error refers to this frame: a cycle without this.
             del self
 
 

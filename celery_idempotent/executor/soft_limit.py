@@ -1,9 +1,9 @@
-"""Keeps a soft time limit out of the flow: it is for the body alone.
+"""Confines soft time limits to the body of a task.
 
-Celery's prefork pool raises SoftTimeLimitExceeded from a handler of SIGUSR1, in the main thread and
-between any two bytecodes: while a begin is under way whose answer is then lost, or while a result
-is stored. So the gate puts a handler of its own around the one that it finds. It calls that one at
-once, always; only what it raises waits where the flow, not the body, is at work.
+Celery's prefork pool raises SoftTimeLimitExceeded in a handler of SIGUSR1: in the main thread,
+between any two bytecodes. It could interrupt a begin whose reply is then lost, or the storing of a
+result. The executor wraps the installed handler. The wrapper always calls it at once; an error that
+it raises outside the body is kept until the flow has a place for it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from contextvars import ContextVar
 from typing import Any
 
 _SIGNAL = getattr(signal, "SIGUSR1", None)
-# What is behind signal.getsignal: that takes 2 µs to find out that a function is no enum.
-_handler_of = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+# Without the conversion to an enum of signal.getsignal, which takes 2 µs for a function.
+_get_handler = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 
-#: Phases, by what becomes of a limit that strikes: it waits until somebody asks for it; it ends the
-#: waiting for the store, as Interrupted; it is raised as it is.
+#: Phases of a call. In FLOW the error is kept; in WAIT it ends the wait for Redis, as Interrupted;
+#: in BODY it is raised as it is.
 FLOW, WAIT, BODY = "flow", "wait", "body"
 
 
 class Interrupted(BaseException):
-    """A limit has struck before the work began: there is no outcome yet.
+    """A soft time limit was reached before the body began.
 
     Args:
-        error: what the signal's handler has raised.
+        error: what the handler raised.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -41,27 +41,31 @@ class SoftLimit:
 
     def __init__(self) -> None:
         self.phase = FLOW
-        #: What has struck, and waits.
+        #: What the handler has raised, if it is kept.
         self.error: BaseException | None = None
         self._thread = get_ident()
-        self._around: SoftLimit | None = None
+        self._outer: SoftLimit | None = None
 
     def enter(self) -> None:
-        """A limit that strikes from now on meets this one."""
-        _watch()
-        self._around = _current.get()
+        """Make this the current one of the thread, and wrap the installed handler."""
+        self._outer = _current.get()
         _current.set(self)
+        if _SIGNAL is None or get_ident() != threading.main_thread().ident:
+            return  # handlers run in the main thread
+        handler = _get_handler(_SIGNAL)
+        if type(handler) is not _Handler and callable(handler):
+            signal.signal(_SIGNAL, _Handler(handler))
 
     def leave(self) -> None:
-        """It meets again what it met before; a second call does nothing."""
+        """Make the outer one current again. A second call does nothing."""
         if _current.get() is self:
-            _current.set(self._around)
+            _current.set(self._outer)
 
     def begin(self, phase: str) -> None:
-        """Enter `phase`, unless a limit has struck by then.
+        """Begin `phase`.
 
         Raises:
-            Interrupted: if one has.
+            Interrupted: if the limit has been reached.
         """
         try:
             self.phase = phase
@@ -75,26 +79,26 @@ class SoftLimit:
             raise Interrupted(error) from None
 
     def take(self) -> BaseException | None:
-        """What has struck; once."""
+        """Return the kept error once."""
         error, self.error = self.error, None
         return error
 
 
 _current: ContextVar[SoftLimit | None] = ContextVar("idempotent_soft_limit", default=None)
 
-#: Gives the limit of the message under way, where no flow is: its task has not reached the gate
-#: yet, or has left it.
+#: Returns the limit of the current message, for a task that is not in the executor. Set by the
+#: task's room.
 of_message: Callable[[], SoftLimit | None] | None = None
 
 
 def current() -> SoftLimit | None:
-    """The limit that is in force here; none in a thread that has only inherited the context."""
+    """The current limit of this thread; None if only the context was inherited."""
     limit = _current.get()
     return limit if limit is not None and limit._thread == get_ident() else None  # noqa: SLF001
 
 
 class _Handler:
-    """Calls `handler`, and keeps what it raises from the flow."""
+    """Calls the installed handler, and keeps its errors out of the flow."""
 
     def __init__(self, handler: Callable[..., Any]) -> None:
         self._handler = handler
@@ -111,12 +115,3 @@ class _Handler:
             if limit.phase is WAIT:
                 limit.phase = FLOW
                 raise Interrupted(limit.error) from None
-
-
-def _watch() -> None:
-    """Stand around the handler that is installed now, if one is."""
-    if _SIGNAL is None or get_ident() != threading.main_thread().ident:
-        return  # nobody is struck in another thread
-    handler = _handler_of(_SIGNAL)
-    if type(handler) is not _Handler and callable(handler):
-        signal.signal(_SIGNAL, _Handler(handler))

@@ -1,14 +1,12 @@
-"""Recovery points: parts of an execution that run once for a key, whoever runs the rest."""
+"""Steps: parts of an execution whose values are stored, so that they run once for a key."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_idempotent.errors import LeaseLostError
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
-from celery_idempotent.payload.codec import step_field
 from celery_idempotent.record import steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
@@ -18,59 +16,57 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """The finished steps of the execution that `running` is, those of its forerunners included."""
+    """The finished steps of `active`, and of the executions before it."""
 
     def __init__(self, active: ActiveExecution, body: bytes) -> None:
-        self._running = active
+        self._active = active
         self._body = body
         self._values: dict[str, Any] = {}
 
-    async def run(self, name: str, work: Callable[[], Any]) -> Outcome:
-        """How the step ends: as `work` does, or with the value that is kept."""
+    async def run(self, name: str, func: Callable[[], Any]) -> Outcome:
+        """The outcome of the step: that of `func`, or the stored value."""
         if name not in self._values:
-            kept = steps.read(self._body, self._running.execution.key).get(name)
-            if kept is None:
-                steps.write(name, "", b"")  # a name that cannot be kept is refused before the work
-                outcome = await self._running.runtime.run(work)
+            stored = steps.read(self._body, self._active.execution.key).get(name)
+            if stored is None:
+                steps.write(name, "", b"")  # refuses an invalid name before `func` runs
+                outcome = await self._active.runtime.run(func)
                 if isinstance(outcome, Failure):
                     return outcome
-                await self._keep(name, outcome.value)
+                await self._save(name, outcome.value)
                 self._values[name] = outcome.value
             else:
-                self._values[name] = await self._load(name, Payload(*kept))
+                self._values[name] = await self._active.codec.decode_step(
+                    Payload(*stored), self._active.execution.key, name
+                )
         return Result(self._values[name])
-
-    async def _load(self, name: str, payload: Payload) -> Any:
-        active = self._running
-        load = partial(active.codec.load, payload, active.execution.key, step_field(name))
-        return await active.runtime.run_in_thread(load) if active.codec.offloads else load()
 
     @property
     def finished(self) -> bytes:
-        """The finished steps, as a record holds them."""
+        """The finished steps, as the body of a record."""
         return steps.without_errors(self._body)
 
     async def discard(self) -> None:
-        """Delete from the depot what the execution's outcome has replaced."""
-        active = self._running
-        if active.codec.offloads and self._body:
-            key = active.execution.key
-            await active.runtime.run_in_thread(lambda: active.codec.discard_steps(self._body, key))
+        """Delete offloaded values of steps, which the outcome has replaced."""
+        active = self._active
+        await active.codec.delete_step_objects(self._body, active.execution.key)
 
-    async def _keep(self, name: str, value: Any) -> None:
-        active = self._running
-        payload = await active.payload(value, step_field(name))
+    async def _save(self, name: str, value: Any) -> None:
+        active = self._active
+        settings = active.call.settings
+        payload = await active.codec.encode_step(
+            value, settings, key=active.execution.key, token=active.execution.token, name=name
+        )
         entry = steps.write(name, payload.format, payload.body)
-        answer = await active.persist(
+        reply = await active.persist(
             commands.step(
                 active.call.key,
                 active.execution.token,
                 entry,
-                lease_ms=active.call.settings.lease_ms,
-                retention_ms=active.call.settings.result_ms,
+                lease_ms=settings.lease_ms,
+                retention_ms=settings.result_ms,
             )
         )
-        if answer.case == "lost":
+        if reply.case == "lost":
             active.report_lease_lost()
             raise LeaseLostError(f"{active.execution.key}: another execution has taken over")
         self._body += entry

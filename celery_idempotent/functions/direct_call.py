@@ -40,7 +40,7 @@ class DirectCall:
     #: None, because a soft time limit applies to the task that makes the call.
     soft_limit: SoftLimit | None = None
     rescheduled: Release | None = None
-    stopped = False
+    dropped_continuation = False
 
     def __init__(
         self, sender: Any, key: Key, settings: Settings, work: Callable[[], Any] | None = None

@@ -1,6 +1,6 @@
-"""The heartbeat of an event loop: a timer, and a task for each beat.
+"""The heartbeat of an event loop: a timer, and a task for each request.
 
-A timer keeps no loop from ending, so nothing has to be stopped when the last lease is let go.
+A timer does not keep the loop running, so there is nothing to stop after the last lease.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class AsyncioHeartbeat:
         self._loop = asyncio.get_running_loop()
         self._leases: Leases[AsyncRecordStore] = Leases()
         self._timer: asyncio.TimerHandle | None = None
-        self._beating: asyncio.Task[None] | None = None
+        self._request: asyncio.Task[None] | None = None
 
     def start_renewal(self, lease: Lease[AsyncRecordStore]) -> None:
         """Extend `lease` from now on."""
@@ -33,7 +33,7 @@ class AsyncioHeartbeat:
         self._wake_at(lease.due)
 
     def stop_renewal(self, lease: Lease[AsyncRecordStore]) -> None:
-        """Extend it no longer; what a request under way still brings is not heard."""
+        """Stop extending it; the reply to a request that is being sent is ignored."""
         self._leases.held.discard(lease)
 
     def held(self) -> tuple[Lease[AsyncRecordStore], ...]:
@@ -41,8 +41,8 @@ class AsyncioHeartbeat:
         return tuple(self._leases.held)
 
     def _wake_at(self, due: float) -> None:
-        if self._beating is not None:
-            return  # it sets the timer when it is done
+        if self._request is not None:
+            return  # it sets the timer when it ends
         when = self._loop.time() + due - monotonic()
         if self._timer is not None:
             if self._timer.when() <= when and not self._timer.cancelled():
@@ -54,31 +54,31 @@ class AsyncioHeartbeat:
         self._timer = None
         due, timeout = self._leases.take_due()
         if due:
-            self._beating = self._loop.create_task(self._beat(due, timeout))
-            self._beating.add_done_callback(self._rest)
+            self._request = self._loop.create_task(self._extend(due, timeout))
+            self._request.add_done_callback(self._request_done)
         else:
-            self._rest()
+            self._request_done()
 
-    def _rest(self, beat: asyncio.Task[None] | None = None) -> None:
-        self._beating = None
-        if beat is not None and not beat.cancelled() and (error := beat.exception()):
-            # Whatever it was, the other leases must not end of it.
+    def _request_done(self, request: asyncio.Task[None] | None = None) -> None:
+        self._request = None
+        if request is not None and not request.cancelled() and (error := request.exception()):
+            # The other leases must still be extended.
             logger.error(
-                "The idempotency heartbeat met an unexpected error and goes on", exc_info=error
+                "Unexpected error in the idempotency heartbeat, which continues", exc_info=error
             )
         if self._leases.held:
             self._wake_at(self._leases.next_due)
 
-    async def _beat(self, due: list[Lease[AsyncRecordStore]], timeout: float) -> None:
+    async def _extend(self, due: list[Lease[AsyncRecordStore]], timeout: float) -> None:
         for store, leases in by_store(due).items():
             sent_at = monotonic()
             try:
-                answers = await store.extend([lease.extension for lease in leases], timeout)
+                replies = await store.extend([lease.extension for lease in leases], timeout)
             except IdempotencyError as error:
                 log_renewal_failure(leases, error)
             else:
-                self._leases.apply_replies(leases, answers, sent_at)
+                self._leases.apply_replies(leases, replies, sent_at)
 
 
-#: Gives the one of the running event loop.
+#: Returns the heartbeat of the running event loop.
 asyncio_heartbeat = PerLoop(AsyncioHeartbeat).get

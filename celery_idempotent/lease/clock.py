@@ -1,9 +1,10 @@
-"""The clock that leases go by."""
+"""The clock of leases."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 
 def _clock() -> Callable[[], float]:
@@ -12,11 +13,12 @@ def _clock() -> Callable[[], float]:
         return time.monotonic
     try:
         time.clock_gettime(boottime)
-    except OSError:  # a kernel, or a sandbox, that does not have it
+    except OSError:  # some kernels and sandboxes do not have it
         return time.monotonic
-    return lambda: time.clock_gettime(boottime)
+    return partial(time.clock_gettime, boottime)
 
 
-#: Seconds, never set back. On Linux they go on while the machine is suspended: a lease that ends
-#: meanwhile is over when it wakes up. ``time.monotonic`` stands still there.
-monotonic = _clock()
+#: Seconds; never set back. On Linux the clock includes the time for which the machine is suspended,
+#: so that a lease which expires meanwhile has expired when the machine resumes. ``time.monotonic``
+#: stops there.
+monotonic: Callable[[], float] = _clock()

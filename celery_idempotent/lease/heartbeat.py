@@ -1,4 +1,4 @@
-"""The heartbeat: one daemon thread a process that extends all its leases."""
+"""The heartbeat: one daemon thread per process that extends its leases."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from celery_idempotent.store.record_store import RecordStore
 
 logger = logging.getLogger(__name__)
 
-#: Seconds, at least, before the thread counts as late: a busy machine is no fault of its own.
+#: Seconds, at least, before the thread counts as late, since a busy machine delays it.
 LEAST_DELAY = 1.0
 
 _FOREVER = float("inf")
 
 
 class Heartbeat:
-    """Keeps leases alive from :meth:`hold` to :meth:`let_go`.
+    """Extends leases from :meth:`start_renewal` to :meth:`stop_renewal`.
 
-    The thread starts with the first lease. A forked child has no threads and holds no leases of
-    its parent, so it starts afresh. A thread that has died, or is stuck, is replaced by the next
-    lease that begins or ends.
+    The thread starts with the first lease. A forked child has none of its parent's threads and
+    leases, so it starts with an empty set. A thread that has died, or does not return from a
+    request, is replaced when the next lease is added or removed.
 
-    There is no lock: a signal whose handler raises could leave it locked for ever.
+    There is no lock, because a signal handler that raises could leave it locked.
     """
 
     def __init__(self) -> None:
@@ -41,34 +41,35 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._wakes_at = _FOREVER
-        #: When the thread will have come round, if all is well.
+        #: Seconds of `lease.clock` by which the thread finishes its current wait or request.
         self._expected_by = _FOREVER
 
     def start_renewal(self, lease: Lease[RecordStore]) -> None:
         """Extend `lease` from now on."""
         self._leases.held.add(lease)
-        self._ensure_thread()
+        self._check_thread()
         if lease.due < self._wakes_at:
             self._wake.put(None)
 
     def stop_renewal(self, lease: Lease[RecordStore]) -> None:
-        """Extend it no longer; what a request under way still brings is not heard."""
+        """Stop extending it; the reply to a request that is being sent is ignored."""
         self._leases.held.discard(lease)
         if self._leases.held:
-            self._ensure_thread()
+            self._check_thread()
 
     def held(self) -> tuple[Lease[RecordStore], ...]:
         """The leases of this process."""
         return tuple(self._leases.held)
 
-    def _ensure_thread(self) -> None:
-        before, late = self._thread, monotonic() - self._expected_by
-        if before is not None and before.is_alive() and late <= 0:
+    def _check_thread(self) -> None:
+        """Start a thread unless there is one that runs and is not late."""
+        current, late = self._thread, monotonic() - self._expected_by
+        if current is not None and current.is_alive() and late <= 0:
             return
-        if before is not None:
+        if current is not None:
             logger.error(
                 "The idempotency heartbeat %s; another thread goes on with %d leases",
-                f"is {late:.1f} s late" if before.is_alive() else "has died",
+                f"is {late:.1f} s late" if current.is_alive() else "has died",
                 len(self._leases.held),
             )
         self._expected_by = _FOREVER
@@ -79,16 +80,16 @@ class Heartbeat:
         thread.start()
 
     def _run(self, thread: threading.Thread) -> None:
-        while self._thread is thread:  # else another has taken over
+        while self._thread is thread:  # else it was replaced
             try:
-                self._beat(*self._wait_for_due(), thread)
+                self._extend(*self._wait_for_due(), thread)
             except Exception:
-                # Whatever it was, the other leases must not end of it.
-                logger.exception("The idempotency heartbeat met an unexpected error and goes on")
+                # The other leases must still be extended.
+                logger.exception("Unexpected error in the idempotency heartbeat, which continues")
 
     def _wait_for_due(self) -> tuple[list[Lease[RecordStore]], float]:
         while True:
-            # A lease that comes while the others are looked at must not be missed.
+            # Infinite while the set is read, so that a lease added meanwhile wakes the thread.
             self._wakes_at = _FOREVER
             due, now = self._leases.next_due, monotonic()
             if due <= now:
@@ -99,25 +100,25 @@ class Heartbeat:
                 self._wake.get(timeout=min(due - now, threading.TIMEOUT_MAX))
 
     def _expect(self, at: float) -> None:
-        """Count as late a third of the shortest lease after `at`: two thirds are over by then."""
+        """Count as late from a third of the shortest lease after `at` on."""
         shortest = min((lease.seconds for lease in self.held()), default=_FOREVER)
         self._expected_by = at + max(shortest / 3, LEAST_DELAY)
 
-    def _beat(
+    def _extend(
         self, due: list[Lease[RecordStore]], timeout: float, thread: threading.Thread
     ) -> None:
         for store, leases in by_store(due).items():
             sent_at = monotonic()
             self._expect(sent_at + 2 * timeout)
             try:
-                answers = store.extend([lease.extension for lease in leases], timeout)
+                replies = store.extend([lease.extension for lease in leases], timeout)
             except IdempotencyError as error:
                 log_renewal_failure(leases, error)
             else:
                 if self._thread is not thread:
                     return
-                self._leases.apply_replies(leases, answers, sent_at)
+                self._leases.apply_replies(leases, replies, sent_at)
 
 
-#: The one of this process.
+#: The heartbeat of this process.
 heartbeat = Heartbeat()

@@ -1,4 +1,4 @@
-"""Raises an error inside a thread, or a greenlet, that is busy running a task."""
+"""Raises an error in a thread, or greenlet, that runs a task."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-#: Seconds, at most, that the end of the protected part waits for an error on its way to it.
+#: Seconds that `disarm` waits at most for an error that is being raised.
 LONGEST_WAIT = 1.0
 
 
 class Interrupt:
-    """Lets the heartbeat raise `error` in whoever creates this.
+    """Lets the heartbeat raise `error` in the thread, or greenlet, that creates this.
 
-    In a thread Python delivers it between two bytecodes; in a greenlet the hub does, when the
-    greenlet waits. Code that waits in C hears of it when it comes back.
+    Python raises it in a thread between two bytecodes; the hub raises it in a greenlet that waits.
+    Code that waits in C is interrupted when it returns.
     """
 
     def __init__(self, error: type[BaseException]) -> None:
         self._raise = _gevent(error) or _eventlet(error) or _thread(error)
-        # Whoever takes it first decides whether the error is raised. Not a lock: one that a signal
-        # leaves locked would stop the heartbeat.
+        # The first to take it decides whether the error is raised. Not a lock: one that a signal
+        # handler leaves locked would block the heartbeat.
         self._turn = deque((None,))
-        self._struck = False
+        self._raised = False
 
     def trigger(self) -> None:
-        """Raise it, unless the protected part is over."""
+        """Raise it, unless `disarm` came first."""
         if self._take_turn():
             self._raise(self._delivered)
 
     def disarm(self) -> None:
-        """The protected part has ended; from now on nothing is raised.
+        """Raise nothing from now on.
 
-        An error that is on its way at this moment is raised here.
+        An error that is being raised at this moment is raised here.
         """
         if self._take_turn():
             return
         give_up_at = time.monotonic() + LONGEST_WAIT
-        while not self._struck and time.monotonic() < give_up_at:
+        while not self._raised and time.monotonic() < give_up_at:
             time.sleep(0)
 
     def _take_turn(self) -> bool:
@@ -51,10 +51,10 @@ class Interrupt:
         return True
 
     def _delivered(self) -> None:
-        self._struck = True
+        self._raised = True
 
 
-#: Raises, and calls the function that it is given when the error is sure to arrive.
+#: Raises the error, and calls the given function when it is sure to arrive.
 _Raise = Callable[[Callable[[], None]], None]
 
 

@@ -1,4 +1,4 @@
-"""A lease in the hands of this process."""
+"""A lease that this process holds."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.store.commands import Extension
 
-#: A store that blocks, or one for an event loop; each has a heartbeat of its kind.
+#: A blocking store, or one for event loops; each has its own heartbeat.
 StoreT = TypeVar("StoreT")
 
-#: Part of a lease that is not trusted: room for clocks of different rates.
+#: Part of a lease that is not trusted, since clocks run at different rates.
 MARGIN = 0.05
 
 
 class Lease(Generic[StoreT]):
-    """The right to run one execution; renewed by the heartbeat, read by the execution's thread.
+    """The right to run one execution; extended by the heartbeat, read by the execution's thread.
 
     Args:
         store: where the record is.
-        extension: which record, under which token, for how long.
-        sent_at: seconds of `lease.clock`, taken before the request that granted the lease was sent.
-        on_lost: called once, in the heartbeat's thread, when the server says that it is lost.
+        extension: the record, the token and the length of the lease.
+        sent_at: seconds of `lease.clock`, read before the request that granted the lease was sent.
+        on_lost: called once, in the heartbeat's thread, when the server replies that it is lost.
     """
 
     def __init__(
@@ -37,12 +37,15 @@ class Lease(Generic[StoreT]):
         self.extension = extension
         self.on_lost = on_lost
         self.lost = False
-        self.seconds = extension.lease_ms / 1000
-        self.renewed(sent_at)
+        self.seconds = seconds = extension.lease_ms / 1000
+        #: Seconds of `lease.clock` until which no other execution can have begun.
+        self.trusted_until = sent_at + seconds * (1 - MARGIN)
+        #: Seconds of `lease.clock` from which the heartbeat extends it.
+        self.due = sent_at + seconds / 3
 
     @property
     def key(self) -> Key:
-        """Whose record."""
+        """The key of the record."""
         return self.extension.key
 
     @property
@@ -52,19 +55,19 @@ class Lease(Generic[StoreT]):
 
     @property
     def trusted(self) -> bool:
-        """Whether no rival can have begun."""
+        """Whether no other execution can have begun."""
         return not self.lost and monotonic() < self.trusted_until
 
     def renewed(self, sent_at: float) -> None:
-        """The server granted it again, on a request sent at `sent_at`, by `lease.clock`."""
+        """The server has extended the lease, in reply to a request sent at `sent_at`."""
         self.trusted_until = sent_at + self.seconds * (1 - MARGIN)
         self.due = sent_at + self.seconds / 3
 
     def unanswered(self) -> None:
-        """The server did not answer: ask again soon, the lease is running out."""
+        """A request is being sent: without a reply, send another one soon."""
         self.due = monotonic() + min(1.0, self.seconds / 10)
 
     @property
     def due_with_others(self) -> float:
-        """From when on it joins a round trip made for another lease (monotonic seconds)."""
+        """From when on it joins a round trip made for another lease (seconds of `lease.clock`)."""
         return self.due - self.seconds / 12

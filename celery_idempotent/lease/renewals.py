@@ -1,4 +1,4 @@
-"""The leases that one heartbeat keeps alive: which are due, and what each answer means."""
+"""The leases of one heartbeat: which are due, and what the replies mean."""
 
 from __future__ import annotations
 
@@ -15,54 +15,55 @@ from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
 
-Answer = Reply | IdempotencyError
-
 
 class Leases(Generic[StoreT]):
-    """A set of leases, for any number of threads: none of them waits for another.
+    """A set of leases that any number of threads use without a lock.
 
-    A lock could be left locked by a signal whose handler raises, and then no lease would be
-    extended any more. Adding to a set, taking from it and copying it are atomic by themselves.
+    A signal handler that raises could leave a lock locked, and no lease would be extended any
+    more. Adding to a set, removing from it and copying it are atomic.
     """
 
     def __init__(self) -> None:
-        #: What a request under way still brings to a lease that is no longer here is not heard.
+        #: A reply for a lease that is not in the set any more is ignored.
         self.held: set[Lease[StoreT]] = set()
 
     @property
     def next_due(self) -> float:
-        """When the next one is due (monotonic seconds); infinite if there is none."""
+        """When the next one is due (seconds of `lease.clock`); infinite if there is none."""
         return min((lease.due for lease in tuple(self.held)), default=float("inf"))
 
     def take_due(self) -> tuple[list[Lease[StoreT]], float]:
-        """Those that are due, or will be soon; and how long to wait for an answer (seconds).
+        """The leases that are due, or soon will be; and the timeout of the request (seconds).
 
-        Two beats may fail before the shortest lease ends, whichever store is silent.
+        With that timeout two requests may fail before the shortest lease expires.
         """
         now, held = monotonic(), tuple(self.held)
         due = [lease for lease in held if lease.due_with_others <= now]
         for lease in due:
-            # First, so that a lease in trouble is not tried in a hot loop.
+            # First, so that a lease whose request fails is not retried in a busy loop.
             lease.unanswered()
         return due, min((lease.seconds for lease in held), default=0.0) / 8
 
     def apply_replies(
-        self, due: Sequence[Lease[StoreT]], answers: Iterable[Answer], sent_at: float
+        self,
+        due: Sequence[Lease[StoreT]],
+        replies: Iterable[Reply | IdempotencyError],
+        sent_at: float,
     ) -> None:
-        """The store's answers to a request sent at `sent_at` (monotonic seconds)."""
-        for lease, answer in zip(due, answers, strict=True):
-            if isinstance(answer, IdempotencyError):
-                logger.warning("The lease of %s could not be extended: %s", lease.key, answer)
-            elif answer.case == "ok":
+        """Apply the replies to a request sent at `sent_at` (seconds of `lease.clock`)."""
+        for lease, reply in zip(due, replies, strict=True):
+            if isinstance(reply, IdempotencyError):
+                logger.warning("The lease of %s could not be extended: %s", lease.key, reply)
+            elif reply.case == "ok":
                 lease.renewed(sent_at)
-            elif not _settled_meanwhile(lease, answer):
-                self._lost(lease)
+            elif not _was_settled(lease, reply):
+                self._report_lost(lease)
 
-    def _lost(self, lease: Lease[StoreT]) -> None:
+    def _report_lost(self, lease: Lease[StoreT]) -> None:
         try:
             self.held.remove(lease)
         except KeyError:
-            return  # let go meanwhile
+            return  # renewal was stopped meanwhile
         lease.lost = True
         lease.on_lost()
 
@@ -76,13 +77,13 @@ def by_store(leases: Iterable[Lease[StoreT]]) -> dict[StoreT, list[Lease[StoreT]
 
 
 def log_renewal_failure(due: Sequence[Lease[StoreT]], error: IdempotencyError) -> None:
-    """The store did not answer at all; the next beat asks again."""
+    """Log that the store is unavailable; the next request follows soon."""
     logger.warning("%d leases could not be extended: %s", len(due), error)
 
 
-def _settled_meanwhile(lease: Lease[StoreT], answer: Reply) -> bool:
-    """Whether the record bears the lease's own outcome, stored while this was under way."""
+def _was_settled(lease: Lease[StoreT], reply: Reply) -> bool:
+    """Whether the record has the lease's own outcome, stored while the request was sent."""
     try:
-        return layout.read(answer.raw, "", "").token == lease.token
+        return layout.read(reply.raw, "", "").token == lease.token
     except IdempotencyError:
         return False

@@ -92,7 +92,7 @@ class TaskCall:
         return self.sender.run(*self._args, **self._kwargs)
 
     @property
-    def stopped(self) -> bool:
+    def dropped_continuation(self) -> bool:
         """Whether the body has removed its continuation, such as the rest of a chain."""
         return self.continues and not canvas.continues_on_success(self._request)
 

@@ -102,7 +102,7 @@ class Story:
 
 
 #: The lines at which a limit is taken for one that strikes with the body's first.
-AT_THE_BODY = ("gate/threads.py::run", "entry/caller.py::run")
+AT_THE_BODY = ("executor/runtime/blocking.py::run", "task/call.py::run")
 
 
 class Sweep:

@@ -417,14 +417,14 @@ class TestFrozenServer:
 FORK = """
 import os, sys, time
 from celery_idempotent.lease.heartbeat import heartbeat
-from tests.store.record_harness import Scene, store_at
+from tests.store.record_harness import RecordHarness, store_at
 from tests.waiting import eventually
 from tests.store.test_heartbeat import Holder, deadline, keys
 import redis
 from celery_idempotent.store import commands
 
 url = sys.argv[1]
-scene = Scene(store_at(url), redis.Redis.from_url(url))
+scene = RecordHarness(store_at(url), redis.Redis.from_url(url))
 mine, childs = keys(2)
 holder = Holder(scene, mine)
 heartbeat.hold(holder.lease)

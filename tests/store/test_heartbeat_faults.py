@@ -52,7 +52,7 @@ def struck(at: int, call: Any, *args: Any) -> str:
 
 
 @pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("method", ["hold", "let_go"])
+@pytest.mark.parametrize("method", ["start_renewal", "stop_renewal"])
 def test_a_signal_at_any_line_leaves_it_beating(
     harness: RecordHarness, first: bool, method: str
 ) -> None:
@@ -64,7 +64,7 @@ def test_a_signal_at_any_line_leaves_it_beating(
         struck_one, other = (Holder(harness, key) for key in keys(2))
         if not first:
             heart.start_renewal(other.lease)
-        if method == "let_go":
+        if method == "stop_renewal":
             heart.start_renewal(struck_one.lease)
         where = struck(at, getattr(heart, method), struck_one.lease)
 
@@ -90,7 +90,7 @@ def test_a_thread_that_died_is_replaced(
     heart = Heartbeat()
     first, second = (Holder(harness, key) for key in keys(2))
     with monkeypatch.context() as patch:
-        patch.setattr(heart, "_beat", lambda *_: (_ for _ in ()).throw(SystemExit))
+        patch.setattr(heart, "_extend", lambda *_: (_ for _ in ()).throw(SystemExit))
         heart.start_renewal(first.lease)
         thread = heart._thread
         assert thread is not None

@@ -1,1 +1,1 @@
-"""What the flow runs on: threads or an event loop."""
+"""What the flow runs on: a thread that blocks, or an event loop."""

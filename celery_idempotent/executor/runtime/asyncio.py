@@ -1,4 +1,4 @@
-"""The world of code on an event loop."""
+"""The runtime of code on an event loop."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ CANCEL_TIMEOUT = 1.0
 
 
 class AsyncioRuntime:
-    """Everything is awaited; one for each execution, block or batch.
+    """Everything is awaited; one instance for each call, context or batch.
 
-    A flow runs in a task of its own, which nothing cancels: a command that is cut off leaves open
-    whether it was executed. The task that calls it, the caller, runs its work and waits for its
-    end. Where the caller is cancelled, the flow gets to know and ends as soon as it can: a key that
-    has been granted is given back, an outcome that is being stored is stored. The caller waits for
-    that, but not for long, and not if it is cancelled again.
+    A flow runs in a task of its own, which is never cancelled: a command that is interrupted may or
+    may not have been executed. The task that calls it, the caller, runs the body and waits for the
+    end of the flow. If the caller is cancelled, the flow ends as soon as it can: a key that was
+    granted is released, an outcome that is being stored is stored. The caller waits for that up to
+    CANCEL_TIMEOUT, unless it is cancelled again.
     """
 
     def __init__(self, store: AsyncRecordStore) -> None:
         self.store = store
         self._heartbeat: AsyncioHeartbeat | None = None
-        #: Flows whose callers have been cancelled.
+        #: Flows whose callers were cancelled.
         self._abandoned: set[_Flow] = set()
 
     async def drive(self, flow: Coroutine[Any, Any, T]) -> T:
-        """What `flow` returns; it begins when those have ended that were abandoned before."""
+        """The value of `flow`, which begins when all abandoned flows have ended."""
         value: T = await self._driven(_Flow(flow, frozenset(self._abandoned)))
         return value
 
     async def drive_step(self, flow: Coroutine[Any, Any, T]) -> T:
-        """What `flow` returns, which is a step of the execution under way; steps wait for none."""
+        """The value of `flow`, a step of the current execution; it waits for no other flow."""
         value: T = await self._driven(_Flow(flow, is_step=True))
         return value
 
@@ -73,7 +73,7 @@ class AsyncioRuntime:
         return flow.result().get()
 
     async def abandon(self, flow: Coroutine[Any, Any, Any]) -> None:
-        """Run `flow` for a caller that has been cancelled already."""
+        """Run `flow` for a caller that was cancelled."""
         await self._abandon(_Flow(flow, frozenset(self._abandoned)))
 
     async def _abandon(self, flow: _Flow) -> None:
@@ -83,36 +83,36 @@ class AsyncioRuntime:
         await asyncio.wait({flow}, timeout=CANCEL_TIMEOUT)
 
     def execution(self, *args: Any, **more: Any) -> AsyncExecution:
-        """What the code that runs sees of its execution."""
+        """The execution that the body sees."""
         return AsyncExecution(*args, **more, drive=self.drive_step)
 
     def start_renewal(self, lease: Lease[AsyncRecordStore]) -> None:
-        """Leave `lease` to the loop's heartbeat."""
+        """Extend `lease` from now on."""
         self._heartbeat = asyncio_heartbeat()
         self._heartbeat.start_renewal(lease)
 
     def stop_renewal(self, lease: Lease[AsyncRecordStore]) -> None:
-        """Take it back."""
+        """Stop extending it."""
         if self._heartbeat is not None:
             self._heartbeat.stop_renewal(lease)
 
     async def execute(self, command: Command) -> Reply:
-        """The store's answer."""
-        return await _answer(lambda: self.store.execute(command))
+        """The reply of the store."""
+        return await _until_replied(lambda: self.store.execute(command))
 
-    #: No soft time limit strikes between two awaits.
-    ask = execute
+    #: Soft time limits do not apply on an event loop.
+    execute_interruptible = execute
 
-    async def execute_all(self, many: Sequence[Command]) -> list[Reply | IdempotencyError]:
-        """The store's answers."""
-        return await _answer(lambda: self.store.execute_all(many))
+    async def execute_all(self, commands: Sequence[Command]) -> list[Reply | IdempotencyError]:
+        """The replies of the store."""
+        return await _until_replied(lambda: self.store.execute_all(commands))
 
     async def sleep(self, seconds: float) -> None:
-        """Let others run."""
+        """Wait."""
         await asyncio.sleep(seconds)
 
     async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
-        """Let others run meanwhile; raises CancelledError where the caller is cancelled."""
+        """Wait for a change; raises CancelledError if the caller is cancelled."""
         cancelled = _this_flow().outcome
         if not cancelled.done():
             change = asyncio.ensure_future(self.store.wait_for_change(key, seen, seconds))
@@ -124,33 +124,29 @@ class AsyncioRuntime:
             await asyncio.wait({change})
         cancelled.result().get()
 
-    async def run(self, work: Callable[[], Any], interrupt: TaskInterrupt | None = None) -> Outcome:
-        """How `work` ends, which the caller runs, and what it returns if that is to be awaited."""
+    async def run(self, func: Callable[[], Any], interrupt: TaskInterrupt | None = None) -> Outcome:
+        """How `func` ends, which the caller runs; an awaitable that it returns is awaited."""
         flow = _this_flow()
         if not flow.outcome.done():
-            flow.work.set_result((work, interrupt))
+            flow.work.set_result((func, interrupt))
         outcome = await flow.outcome
         steps = self._abandoned - {flow}
         if steps and not flow.is_step:
             await asyncio.wait(steps)
         return outcome
 
-    async def run_in_thread(self, work: Callable[[], T]) -> T:
-        """What `work` returns, from a thread, which nothing can stop."""
-        return await asyncio.to_thread(work)
-
     def interrupt(self) -> TaskInterrupt:
-        """Cancels the caller."""
+        """An interrupt that cancels the caller."""
         return TaskInterrupt()
 
 
 class _Flow(asyncio.Task[Outcome]):
-    """A flow under way.
+    """A task that runs a flow.
 
     Args:
-        flow: what runs.
-        before: flows whose end it waits for.
-        is_step: whether it is a part of another flow's work.
+        flow: the coroutine.
+        before: flows that must end first.
+        is_step: whether it is a part of another flow's body.
     """
 
     def __init__(
@@ -162,33 +158,33 @@ class _Flow(asyncio.Task[Outcome]):
         loop = asyncio.get_running_loop()
         super().__init__(_ending(flow, before), loop=loop)
         self.is_step = is_step
-        #: What the caller is to run.
+        #: What the caller runs.
         self.work: asyncio.Future[tuple[Callable[[], Any], TaskInterrupt | None]]
         self.work = loop.create_future()
-        #: How that has ended; without it, that the caller has been cancelled.
+        #: How that ended, or that the caller was cancelled.
         self.outcome: asyncio.Future[Outcome] = loop.create_future()
         flows = _flows.get()
         flows.add(self)
         self.add_done_callback(flows.discard)
 
     def cancel(self, msg: Any = None) -> bool:
-        """Do nothing: a loop that ends cancels whatever runs on it, and then waits for its end."""
+        """Do nothing: a loop that ends cancels all its tasks, and then waits for them."""
         return False
 
     def end_soon(self, error: BaseException) -> None:
-        """Do no work any more, and wait for nobody: the caller has been cancelled by `error`."""
+        """Run no body and stop waiting: the caller was cancelled with `error`."""
         if not self.outcome.done():
             self.outcome.set_result(Failure(error))
 
     def close(self) -> None:
-        """End it as its caller ended, which was closed: most likely the loop is gone."""
+        """End the flow of a caller that was closed, most likely with its loop."""
         if self.get_loop().is_closed():
             self.get_coro().close()
         else:
             self.end_soon(CancelledError())
 
 
-#: A loop refers weakly to its tasks.
+#: Strong references: an event loop has only weak ones to its tasks.
 _flows: PerLoop[set[_Flow]] = PerLoop(set)
 
 
@@ -214,27 +210,27 @@ async def _ending(flow: Coroutine[Any, Any, Any], before: frozenset[_Flow]) -> O
 def _log_failure(flow: _Flow) -> None:
     outcome = flow.result()
     if isinstance(outcome, Failure) and not isinstance(outcome.error, CancelledError):
-        logger.warning("The end of a cancelled call failed", exc_info=outcome.error)
+        logger.warning("The flow of a cancelled call failed", exc_info=outcome.error)
 
 
-async def _answer(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    # A loop that ends cancels redis-py's own tasks as well, once. Only its answer tells whether a
-    # command was executed, and every script answers a second time as it did the first.
+async def _until_replied(send: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    # A loop that ends cancels redis-py's own tasks once. Only the reply shows whether the command
+    # was executed, and a script replies to a resend as it did the first time.
     try:
-        return await ask()
+        return await send()
     except CancelledError:
-        return await ask()
+        return await send()
 
 
-async def _run(work: Callable[[], Any], interrupt: TaskInterrupt | None) -> Outcome:
+async def _run(func: Callable[[], Any], interrupt: TaskInterrupt | None) -> Outcome:
     try:
         if interrupt is not None:
             interrupt.begin()
-        value = work()
+        value = func()
         if inspect.isawaitable(value):
             value = await value
     except GeneratorExit:
-        raise  # the loop is gone: nothing can be awaited any more
+        raise  # the event loop is closed: nothing can be awaited
     except BaseException as error:
         return Failure(error if interrupt is None else interrupt.translate(error))
     finally:
@@ -244,37 +240,37 @@ async def _run(work: Callable[[], Any], interrupt: TaskInterrupt | None) -> Outc
 
 
 class TaskInterrupt:
-    """Stops the task that runs the work by cancelling it; knows its own cancelling from others'."""
+    """Stops the task that runs the body by cancelling it; recognises its own cancellation."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[Any] | None = None
-        self._struck = False
+        self._triggered = False
 
     def begin(self) -> None:
-        """The current task runs the work from now on.
+        """The current task runs the body from now on.
 
         Raises:
-            LeaseLostError: if it is to be stopped already.
+            LeaseLostError: if the interrupt was triggered before.
         """
-        if self._struck:
+        if self._triggered:
             raise LeaseLostError
         self._task = asyncio.current_task()
 
     def trigger(self) -> None:
-        """Cancel it, unless the work has ended."""
-        self._struck = True
+        """Cancel it, unless the body has ended."""
+        self._triggered = True
         if self._task is not None:
             self._task.cancel()
 
     def disarm(self) -> None:
-        """The work has ended; from now on nothing is cancelled."""
+        """The body has ended: cancel nothing from now on."""
         self._task = None
 
     def translate(self, error: BaseException) -> BaseException:
-        """`error`, or LeaseLostError if it is the cancellation that this has caused."""
-        if not (self._struck and isinstance(error, CancelledError)):
+        """`error`, or LeaseLostError if `error` is the cancellation by this interrupt."""
+        if not (self._triggered and isinstance(error, CancelledError)):
             return error
-        # Python 3.11 counts: someone else may have cancelled the task as well.
+        # Python 3.11 counts cancellations: there may be another one.
         uncancel = getattr(self._task, "uncancel", None)
         if uncancel is not None and uncancel() > 0:
             return error

@@ -1,4 +1,4 @@
-"""The world of code that blocks: tasks, plain functions, consumers."""
+"""The runtime of code that blocks: tasks, functions, consumers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 from celery_idempotent.errors import IdempotencyError, LeaseLostError
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
-from celery_idempotent.executor.soft_limit import BODY, FLOW, WAIT, Interrupted, SoftLimit, current
+from celery_idempotent.executor.soft_limit import BODY, FLOW, WAIT, Interrupted, current
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.lease.interrupt import Interrupt
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class BlockingRuntime:
-    """Everything happens in the thread that asks for it; one serves any number of flows."""
+    """Everything runs in the calling thread; one instance serves any number of flows."""
 
     execution = Execution
 
@@ -31,11 +31,11 @@ class BlockingRuntime:
         self.stop_renewal = heartbeat.stop_renewal
 
     async def execute(self, command: Command) -> Reply:
-        """The store's answer."""
+        """The reply of the store."""
         return self.store.execute(command)
 
-    async def ask(self, command: Command) -> Reply:
-        """The store's answer, unless a soft time limit strikes first."""
+    async def execute_interruptible(self, command: Command) -> Reply:
+        """The reply of the store, unless a soft time limit is reached first."""
         limit = current()
         if limit is None:
             return self.store.execute(command)
@@ -45,16 +45,16 @@ class BlockingRuntime:
         finally:
             limit.phase = FLOW
 
-    async def execute_all(self, many: Sequence[Command]) -> list[Reply | IdempotencyError]:
-        """The store's answers."""
-        return self.store.execute_all(many)
+    async def execute_all(self, commands: Sequence[Command]) -> list[Reply | IdempotencyError]:
+        """The replies of the store."""
+        return self.store.execute_all(commands)
 
     async def sleep(self, seconds: float) -> None:
-        """Block this thread."""
+        """Block the thread."""
         time.sleep(seconds)
 
     async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
-        """Block this thread meanwhile, unless a soft time limit strikes first."""
+        """Block the thread, unless a soft time limit is reached first."""
         limit = current()
         try:
             if limit is not None:
@@ -64,39 +64,34 @@ class BlockingRuntime:
             if limit is not None:
                 limit.phase = FLOW
 
-    async def run(self, work: Callable[[], T], interrupt: Interrupt | None = None) -> Outcome:
-        """How `work` ends."""
+    async def run(self, func: Callable[[], T], interrupt: Interrupt | None = None) -> Outcome:
+        """How `func` ends."""
         limit = current()
         outcome: Outcome | None = None
         try:
             try:
                 if limit is not None:
                     limit.begin(BODY)
-                outcome = Result(work())
+                outcome = Result(func())
             except Interrupted:
                 raise
             except BaseException as error:
                 outcome = Failure(error)
-            _over(limit, interrupt)
+            if limit is not None:
+                limit.phase = FLOW
+            if interrupt is not None:
+                interrupt.disarm()
         except Interrupted:
             raise
         except BaseException as late:
-            # It has struck, but the work had ended by itself.
-            _over(limit, interrupt)
+            # Raised by a handler or the interrupt after the body had ended.
+            if limit is not None:
+                limit.phase = FLOW
+            if interrupt is not None:
+                interrupt.disarm()
             outcome = outcome or Failure(late.__context__ or late)
         return outcome
 
-    async def run_in_thread(self, work: Callable[[], T]) -> T:
-        """What `work` returns."""
-        return work()
-
     def interrupt(self) -> Interrupt:
-        """Raises in this thread, or greenlet."""
+        """Raises LeaseLostError in this thread, or greenlet."""
         return Interrupt(LeaseLostError)
-
-
-def _over(limit: SoftLimit | None, interrupt: Interrupt | None) -> None:
-    if limit is not None:
-        limit.phase = FLOW
-    if interrupt is not None:
-        interrupt.disarm()

@@ -1,4 +1,4 @@
-"""The driver of flows in a world that blocks."""
+"""Runs a flow in a thread."""
 
 from __future__ import annotations
 
@@ -11,31 +11,26 @@ T = TypeVar("T")
 
 
 def run_sync(flow: Coroutine[Any, Any, T], limit: SoftLimit | None = None) -> T:
-    """What `flow` returns, which runs in a world that blocks.
+    """Run `flow`, which must not be suspended, and return its value.
 
     Args:
-        limit: that of the message which the flow is about; one that is still waiting in the end
-            comes too late, and is dropped. Without it a soft time limit is somebody else's, and is
-            raised in the end.
+        limit: of the message that the flow belongs to. If it is still pending at the end it is
+            dropped, since the message has ended. Without one, a soft time limit belongs to a call
+            around this one, and is raised at the end.
     """
-    here = SoftLimit() if limit is None else limit
+    own = SoftLimit() if limit is None else limit
     try:
-        here.enter()
-        return _drive(flow)
-    except Interrupted as stop:
-        here.take()
-        raise stop.error from None
-    finally:
-        here.leave()
-        if limit is None and (struck := here.take()) is not None:
-            raise struck
-
-
-def _drive(flow: Coroutine[Any, Any, T]) -> T:
-    try:
+        own.enter()
         flow.send(None)
     except StopIteration as end:
         value: T = end.value
         return value
+    except Interrupted as interrupted:
+        own.take()
+        raise interrupted.error from None
+    finally:
+        own.leave()
+        if limit is None and (error := own.error) is not None:
+            raise error
     flow.close()
-    raise RuntimeError("a flow among threads has awaited something of an event loop")
+    raise RuntimeError("a flow in a thread has awaited something of an event loop")

@@ -1,8 +1,8 @@
-"""Where the flow runs: in a thread that blocks, or on an event loop.
+"""The interface between the flow and what it runs on.
 
-The flow is written once, as coroutines, and whatever takes time it asks its world for. On an event
-loop that is awaited. A world that blocks has done it when it returns, so a flow in it runs from
-its first line to its last without being suspended once: `run_sync` calls it like a function.
+The flow is a coroutine. On an event loop it is awaited. In a thread every method of the runtime has
+finished when it returns, so that the flow runs from its first line to its last without being
+suspended: `run_sync` calls it like a function.
 """
 
 from __future__ import annotations
@@ -23,70 +23,67 @@ T = TypeVar("T")
 
 
 class Interrupt(Protocol):
-    """Stops work whose lease is lost."""
+    """Stops a body whose lease is lost."""
 
     def trigger(self) -> None:
-        """Raise LeaseLostError in the work, unless it is over."""
+        """Raise LeaseLostError in the body, unless it has ended."""
 
 
 class Runtime(Protocol):
-    """What the flow asks for."""
+    """What the flow uses."""
 
     @property
     def store(self) -> BaseRecordStore:
-        """Where the records are."""
+        """The store of the records."""
 
     @property
     def execution(self) -> Callable[..., BaseExecution]:
-        """Makes what the code that runs in this world sees of its execution."""
+        """Creates the execution that the body sees."""
 
     async def execute(self, command: Command) -> Reply:
-        """The store's answer.
+        """The reply of the store.
 
         Raises:
-            StoreUnavailableError: if Redis cannot be asked.
-            CorruptRecordError: if there is no string under the key.
+            StoreUnavailableError: if Redis is unavailable.
+            CorruptRecordError: if the key holds no string.
         """
 
-    async def ask(self, command: Command) -> Reply:
-        """As `execute`, for a begin: a soft time limit that strikes meanwhile ends the waiting.
+    async def execute_interruptible(self, command: Command) -> Reply:
+        """As `execute`, for a begin: a soft time limit ends the wait.
 
         Raises:
-            Interrupted: if one has struck.
+            Interrupted: if the limit was reached.
         """
 
-    async def execute_all(self, many: Sequence[Command]) -> list[Reply | IdempotencyError]:
-        """The answer to each of `many`, or the error that is its answer, in one round trip.
+    async def execute_all(self, commands: Sequence[Command]) -> list[Reply | IdempotencyError]:
+        """The reply to each of `commands`, or its error, in one round trip.
 
         Raises:
-            StoreUnavailableError: if Redis cannot be asked.
+            StoreUnavailableError: if Redis is unavailable.
         """
 
     async def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Wait."""
 
     async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
-        """Let time pass till the record is no longer what was `seen`, `seconds` at most.
+        """Wait until the record differs from `seen`, for `seconds` at most.
 
         Raises:
-            Interrupted: if a soft time limit strikes.
+            Interrupted: if a soft time limit was reached.
         """
 
-    async def run(self, work: Callable[[], Any], interrupt: Any = None) -> Outcome:
-        """How somebody else's code ends, which `interrupt` may stop.
+    async def run(self, func: Callable[[], Any], interrupt: Any = None) -> Outcome:
+        """How `func`, the user's code, ends; `interrupt` may stop it.
 
         Raises:
-            Interrupted: if a soft time limit has struck before it could begin.
+            Interrupted: if a soft time limit was reached before it began.
         """
-
-    async def run_in_thread(self, work: Callable[[], T]) -> T:
-        """What `work` returns, which blocks for long."""
 
     def interrupt(self) -> Interrupt:
-        """Something that can stop the work which is to run here."""
+        """An interrupt for code that will run here."""
 
     def start_renewal(self, lease: Lease[Any]) -> None:
         """Extend `lease` from now on."""
 
     def stop_renewal(self, lease: Lease[Any]) -> None:
-        """Extend it no longer."""
+        """Stop extending it."""

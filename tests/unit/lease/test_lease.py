@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from celery_idempotent.errors import LeaseLostError
-from celery_idempotent.executor.execution import Execution, unprotected
+from celery_idempotent.executor.execution import Execution, Protection, unprotected
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease import lease
 from celery_idempotent.lease.clock import monotonic
@@ -45,6 +46,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def lease_of(seconds: float, sent_at: float) -> Lease:
     extension = Extension(Key("shop.charge", "digest"), 17, int(seconds * 1000), 1000)
     return Lease(NOBODY, extension, sent_at, lambda: None)
+
+
+def execution_of(lease: Lease, attempt: int = 1) -> Execution:
+    return Execution("k", 17, attempt, cast("Protection", SimpleNamespace(lease=lease)))
 
 
 class TestTrust:
@@ -133,10 +138,10 @@ class TestDue:
 
 class TestCheck:
     def test_passes_while_the_lease_is_trusted(self, clock: Clock) -> None:
-        Execution("k", 17, 1, lease_of(60, clock())).check()
+        execution_of(lease_of(60, clock())).check()
 
     def test_tells_a_lease_that_ran_out(self, clock: Clock) -> None:
-        execution = Execution("k", 17, 1, lease_of(60, clock()))
+        execution = execution_of(lease_of(60, clock()))
         clock.tick(60)
 
         with pytest.raises(LeaseLostError, match="k: the lease could not be extended in time"):
@@ -147,7 +152,7 @@ class TestCheck:
         lease.lost = True
 
         with pytest.raises(LeaseLostError, match="k: another execution has taken over"):
-            Execution("k", 17, 1, lease).check()
+            execution_of(lease).check()
 
     def test_has_nothing_to_say_where_nothing_is_protected(self) -> None:
         execution = unprotected("k")
@@ -162,9 +167,9 @@ class TestCheck:
 def test_an_execution_knows_whether_it_takes_over(clock: Clock) -> None:
     lease = lease_of(60, clock())
 
-    assert not Execution("k", 17, 1, lease).recovered
-    assert Execution("k", 17, 2, lease).recovered
-    assert Execution("k", 17, 2, lease).protected
+    assert not execution_of(lease).recovered
+    assert execution_of(lease, attempt=2).recovered
+    assert execution_of(lease, attempt=2).protected
 
 
 class TestInterrupt:
