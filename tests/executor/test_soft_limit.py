@@ -358,22 +358,22 @@ class TestInTheBody:
         """The inner call's outcome is stored; then the limit is raised where it was called."""
         story, inner = Story(task, broker_app), Story(task, broker_app)
         payload = inner.task.idempotency_configuration.executor.codec
-        of_result = payload.of_result
+        encode = payload.encode_result
         caught: list[str] = []
 
-        def strike_and_write(*args: Any, **options: Any) -> Any:
+        async def strike_and_write(*args: Any, **options: Any) -> Any:
             signal.raise_signal(signal.SIGUSR1)
-            return of_result(*args, **options)
+            return await encode(*args, **options)
 
         def body(order: str) -> str:
-            payload.of_result = strike_and_write
+            payload.encode_result = strike_and_write
             try:
                 inner.task.apply((order,), throw=True)
             except SoftTimeLimitExceeded:
                 caught.append(order)
                 raise
             finally:
-                payload.of_result = of_result
+                payload.encode_result = encode
             return "unreachable"
 
         story.task.run = body

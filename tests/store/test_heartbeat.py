@@ -91,15 +91,19 @@ def test_a_lease_outlives_its_length(harness: RecordHarness, heart: Heartbeat) -
     heart.stop_renewal(holder.lease)
 
 
-def test_a_lease_let_go_is_extended_no_more(harness: RecordHarness, heart: Heartbeat) -> None:
+def test_a_lease_is_not_extended_after_stop_renewal(
+    harness: RecordHarness, heart: Heartbeat
+) -> None:
     gone, other = (Holder(harness, key) for key in keys(2))
     for holder in (gone, other):
         heart.start_renewal(holder.lease)
 
     heart.stop_renewal(gone.lease)
+    # A request that was being sent extends both; the next one extends one.
+    await_later_deadline(harness, other.lease.key, than=deadline(harness, other.lease.key))
     last = deadline(harness, gone.lease.key)
 
-    eventually(lambda: deadline(harness, other.lease.key) > other.begun.at_ms + LEASE_MS)
+    await_later_deadline(harness, other.lease.key, than=deadline(harness, other.lease.key))
     assert deadline(harness, gone.lease.key) == last
     assert heart.held() == (other.lease,)
     heart.stop_renewal(other.lease)
@@ -427,13 +431,13 @@ url = sys.argv[1]
 scene = RecordHarness(store_at(url), redis.Redis.from_url(url))
 mine, childs = keys(2)
 holder = Holder(scene, mine)
-heartbeat.hold(holder.lease)
+heartbeat.start_renewal(holder.lease)
 eventually(lambda: deadline(scene, mine) > holder.begun.at_ms)
 child = os.fork()
 if child == 0:
     assert heartbeat.held() == ()
     own = Holder(scene, childs)
-    heartbeat.hold(own.lease)
+    heartbeat.start_renewal(own.lease)
     eventually(lambda: deadline(scene, childs) > own.begun.at_ms + 300)
     assert heartbeat.held() == (own.lease,)
     os._exit(7)
