@@ -91,7 +91,7 @@ def test_a_lease_outlives_its_length(harness: RecordHarness, heart: Heartbeat) -
     heart.stop_renewal(holder.lease)
 
 
-def test_a_lease_is_not_extended_after_stop_renewal(
+def test_stop_renewal_ends_the_extensions(
     harness: RecordHarness, heart: Heartbeat
 ) -> None:
     gone, other = (Holder(harness, key) for key in keys(2))
