@@ -1,4 +1,4 @@
-"""An eager app on a private server: the whole gate in one process, so that faults can be exact."""
+"""An eager app on a private server: the whole flow in one process, for exact faults."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def server() -> Iterator[RedisServer]:
 @pytest.fixture
 def app(server: RedisServer) -> Celery:
     server.client().flushall()
-    app = Celery("gate", backend=server.url, set_as_current=False)
+    app = Celery("executor", backend=server.url, set_as_current=False)
     app.conf.update(task_always_eager=True, task_eager_propagates=True, idempotency_lease=1.2)
     return app
 
 
 @pytest.fixture
 def broker_app(app: Celery) -> Iterator[Celery]:
-    """The app with a broker, for deliveries as a pool child has them."""
+    """The app with a broker, for deliveries as in a pool child."""
     app.conf.update(
         broker_url="memory://",
         task_always_eager=False,
@@ -45,7 +45,7 @@ def task(app: Celery) -> Callable[..., IdempotentTask]:
     """``task(body, option=…)``: an idempotent task of this body."""
 
     def make(body: Callable[..., Any], **options: Any) -> IdempotentTask:
-        name = f"gate.{uuid4().hex}"
+        name = f"executor.{uuid4().hex}"
         made: IdempotentTask = app.task(
             body,
             base=IdempotentTask,
@@ -61,8 +61,8 @@ def task(app: Celery) -> Callable[..., IdempotentTask]:
 
 
 @pytest.fixture
-def heard() -> Iterator[list[str]]:
-    """The names of the signals of executions, in the order in which they came."""
+def sent_signals() -> Iterator[list[str]]:
+    """The names of the signals that were sent, in order."""
     names: list[str] = []
     receivers = []
     for name in ("begun", "completed", "failed", "released", "lease_lost", "outcome_unsaved"):

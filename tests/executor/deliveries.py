@@ -1,4 +1,4 @@
-"""One message after another in this process, by the function that a pool child runs for each.
+"""Delivers messages in this process, with the function that a pool child calls.
 
 And a signal at any line of the package that a delivery comes by.
 """
@@ -26,7 +26,7 @@ PACKAGE = str(Path(celery_idempotent.__file__).parent)
 
 
 class End(NamedTuple):
-    """How Celery takes a delivery."""
+    """How a delivery ended for Celery."""
 
     #: ``success``, ``failure``, ``ignored``, ``requeued`` or ``dropped``.
     state: str
@@ -34,7 +34,7 @@ class End(NamedTuple):
 
 
 class Deliveries:
-    """The messages of `task`."""
+    """Publishes and delivers the messages of `task`."""
 
     def __init__(self, app: Celery, task: IdempotentTask) -> None:
         self.app = app
@@ -42,21 +42,21 @@ class Deliveries:
         self._channel = app.connection_for_read().default_channel
 
     def publish(self, *args: Any, **options: Any) -> Request:
-        """A message, as the worker receives it."""
+        """Publishes a message and returns it as the worker receives it."""
         self.task.apply_async(args, **options)
         message = self.next()
         assert message is not None
         return message
 
     def next(self) -> Request | None:
-        """The message that the broker has; none if there is none."""
+        """The message in the broker, or None."""
         message = self._channel.basic_get("celery", no_ack=True)
         if message is None:
             return None
         return Request(message, app=self.app, task=self.task, hostname="here")
 
     def deliver(self, message: Request) -> End:
-        """Run it; its outcome is in the result backend."""
+        """Runs the message; its outcome is in the result backend."""
         failed, told, _ = trace_task_ret(
             message.type,
             message.id,
@@ -77,12 +77,12 @@ class Deliveries:
         return End("failure", error)
 
     def unanswered_ids(self, message: Request) -> bytes:
-        """The ids of passes without an answer that it carries."""
+        """The execution ids of begins without a reply that the message carries."""
         return MessageHeaders.read(self.task.name, message.id, message.request_dict).unanswered_ids
 
 
 class Strike:
-    """Sends this process a signal at the `at`-th line of the package that is come by from now on.
+    """Sends this process a signal at the `at`-th line of the package that is executed.
 
     But for the end of a ``with`` of a lock: there Python delivers none between the last instruction
     and the lock's own, which is written in C; only a trace function can raise there.
@@ -114,7 +114,7 @@ class Strike:
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        """While it may strike."""
+        """Counts lines while the block runs."""
         before = sys.gettrace()
         sys.settrace(self._trace)
         try:

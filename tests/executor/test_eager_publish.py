@@ -1,4 +1,4 @@
-"""``idempotency_dedupe_publish`` where publishing is running: in eager mode."""
+"""``idempotency_dedupe_publish`` in eager mode, where publishing runs the task."""
 
 from __future__ import annotations
 

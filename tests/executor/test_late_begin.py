@@ -1,4 +1,4 @@
-"""Redis grants a lease, and the process learns of it when the lease is over."""
+"""A lease that has expired before the process reads the reply that grants it."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def slow_to_hear(task: Make, proxy: Proxy, runs: list[bool]) -> IdempotentTask:
 
 
 def test_the_lease_is_asked_for_again_before_the_body_starts(
-    task: Make, proxy: Proxy, heard: list[str]
+    task: Make, proxy: Proxy, sent_signals: list[str]
 ) -> None:
     runs: list[bool] = []
     made = slow_to_hear(task, proxy, runs)
-    heard.clear()
+    sent_signals.clear()
     proxy.delay_reply(to=BEGIN, seconds=1.5 * LEASE)
 
     assert made.delay("1").result == "receipt of 1, attempt 1"
     assert runs == [True]
-    assert heard == ["begun", "completed"]
+    assert sent_signals == ["begun", "completed"]
 
 
 def test_whoever_has_taken_over_meanwhile_is_not_run_beside(task: Make, proxy: Proxy) -> None:

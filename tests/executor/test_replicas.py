@@ -1,4 +1,4 @@
-"""An outcome that the replicas do not have is told again, as long as the lease lasts."""
+"""An outcome that too few replicas have is written again while the lease lasts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def app(app: Celery) -> Celery:
 
 
 def test_it_is_not_lost_when_the_replica_thaws(
-    task: Make, replica: RedisServer, heard: list[str]
+    task: Make, replica: RedisServer, sent_signals: list[str]
 ) -> None:
     def body(self: IdempotentTask, order: str) -> str:
         replica.pause()
@@ -49,11 +49,11 @@ def test_it_is_not_lost_when_the_replica_thaws(
     patient = task(body, lease=30.0)
 
     assert patient.delay("1").get() == "done"
-    assert heard == ["begun", "completed"]
+    assert sent_signals == ["begun", "completed"]
 
 
 def test_it_is_given_up_when_the_lease_ends(
-    task: Make, replica: RedisServer, heard: list[str]
+    task: Make, replica: RedisServer, sent_signals: list[str]
 ) -> None:
     def body(self: IdempotentTask, order: str) -> str:
         replica.pause()
@@ -62,13 +62,13 @@ def test_it_is_given_up_when_the_lease_ends(
     hasty = task(body, lease=0.6)
 
     assert hasty.delay("1").get() == "done"
-    assert heard == ["begun", "outcome_unsaved"]
+    assert sent_signals == ["begun", "outcome_unsaved"]
     record: Any = hasty.idempotency_record("1")
     assert record.state is State.COMPLETED, "the master has it, and may yet lose it"
 
 
 def test_a_begin_that_they_do_not_have_runs_nothing(
-    task: Make, replica: RedisServer, heard: list[str]
+    task: Make, replica: RedisServer, sent_signals: list[str]
 ) -> None:
     def body(self: IdempotentTask, order: str) -> None:
         pytest.fail("it runs")
@@ -78,4 +78,4 @@ def test_a_begin_that_they_do_not_have_runs_nothing(
 
     with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas have it"):
         strict.delay("1").get()
-    assert heard == []
+    assert sent_signals == []

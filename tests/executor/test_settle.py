@@ -1,4 +1,4 @@
-"""How an execution ends that is not alone any more, or cannot reach its store."""
+"""Executions that have lost their lease or whose store is unavailable."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from celery_idempotent.testing.server import RedisServer
 Make = Callable[..., IdempotentTask]
 
 
-def lose_to_a_rival_that_completes(
+def lose_to_another_that_completes(
     task: IdempotentTask, order: str, idempotency: Idempotency
 ) -> None:
     idempotency.expire_lease(task, order)
-    assert task.delay(order).get() == "the rival's"
+    assert task.delay(order).get() == "the other's"
 
 
-def lose_to_a_rival_that_runs(task: IdempotentTask, order: str, idempotency: Idempotency) -> int:
-    """The rival's token."""
+def lose_to_another_that_runs(task: IdempotentTask, order: str, idempotency: Idempotency) -> int:
+    """Returns the token of the other execution."""
     idempotency.expire_lease(task, order)
     configured = task.idempotency_configuration
     begun = configured.executor.store.execute(
         commands.begin(
             task.idempotency_key_of(order),
-            execution_id=b"the rival",
+            execution_id=b"the other",
             unanswered_ids=b"",
-            task_id="the rival",
+            task_id="the other",
             worker="elsewhere/1",
             lease_ms=60_000,
             retention_ms=60_000,
@@ -52,21 +52,21 @@ def lose_to_a_rival_that_runs(task: IdempotentTask, order: str, idempotency: Ide
     return layout.begun(begun.raw).token
 
 
-def lose_to_a_rival_that_is_replaced(
+def lose_to_another_that_is_replaced(
     task: IdempotentTask, order: str, idempotency: Idempotency
 ) -> None:
-    token = lose_to_a_rival_that_runs(task, order, idempotency)
+    token = lose_to_another_that_runs(task, order, idempotency)
     delegated = commands.complete(
         task.idempotency_key_of(order),
         token,
-        Payload(DELEGATED, layout.write_replacement(1, "the rival", b"")),
+        Payload(DELEGATED, layout.write_replacement(1, "the other", b"")),
         60_000,
     )
     assert task.idempotency_configuration.executor.store.execute(delegated).case == "ok"
 
 
 def wait_for_loss(task: IdempotentTask) -> None:
-    """Until the heartbeat has heard of it."""
+    """Waits until the heartbeat has found that the lease is lost."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         task.idempotency.check()
@@ -74,68 +74,68 @@ def wait_for_loss(task: IdempotentTask) -> None:
     pytest.fail("the heartbeat has not noticed")
 
 
-class TestARivalHasCompleted:
+class TestAnotherExecutionHasCompleted:
     def test_a_late_result_gives_way(
-        self, task: Make, idempotency: Idempotency, heard: list[str]
+        self, task: Make, idempotency: Idempotency, sent_signals: list[str]
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             if self.idempotency.recovered:
-                return "the rival's"
-            lose_to_a_rival_that_completes(slow, order, idempotency)
+                return "the other's"
+            lose_to_another_that_completes(slow, order, idempotency)
             return "late"
 
         slow = task(body)
 
-        assert slow.delay("1").get() == "the rival's"
-        assert heard == ["begun", "begun", "completed", "lease_lost"]
+        assert slow.delay("1").get() == "the other's"
+        assert sent_signals == ["begun", "begun", "completed", "lease_lost"]
 
     def test_a_late_error_gives_way(self, task: Make, idempotency: Idempotency) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             if self.idempotency.recovered:
-                return "the rival's"
-            lose_to_a_rival_that_completes(slow, order, idempotency)
+                return "the other's"
+            lose_to_another_that_completes(slow, order, idempotency)
             raise ValueError("late")
 
         slow = task(body)
 
-        assert slow.delay("1").get() == "the rival's"
+        assert slow.delay("1").get() == "the other's"
 
     def test_a_late_error_that_would_end_the_key_gives_way(
-        self, task: Make, idempotency: Idempotency, heard: list[str]
+        self, task: Make, idempotency: Idempotency, sent_signals: list[str]
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             if self.idempotency.recovered:
-                return "the rival's"
-            lose_to_a_rival_that_completes(slow, order, idempotency)
+                return "the other's"
+            lose_to_another_that_completes(slow, order, idempotency)
             raise ValueError("late")
 
         slow = task(body, replay_errors=(ValueError,))
 
-        assert slow.delay("1").get() == "the rival's"
-        assert "failed" not in heard
+        assert slow.delay("1").get() == "the other's"
+        assert "failed" not in sent_signals
 
-    def test_an_execution_that_checks_stops_and_gets_the_rivals_result(
+    def test_an_execution_that_checks_stops_and_gets_the_others_result(
         self, task: Make, idempotency: Idempotency
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             if self.idempotency.recovered:
-                return "the rival's"
-            lose_to_a_rival_that_completes(slow, order, idempotency)
+                return "the other's"
+            lose_to_another_that_completes(slow, order, idempotency)
             wait_for_loss(self)
             return "unreachable"
 
         slow = task(body)
 
-        assert slow.delay("1").get() == "the rival's"
+        assert slow.delay("1").get() == "the other's"
 
 
-class TestARivalRuns:
+class TestAnotherExecutionRuns:
     @pytest.mark.parametrize("end", ["returns", "raises", "checks"])
     def test_the_late_one_comes_back_for_its_outcome(
         self, task: Make, idempotency: Idempotency, end: str
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
-            lose_to_a_rival_that_runs(slow, order, idempotency)
+            lose_to_another_that_runs(slow, order, idempotency)
             if end == "checks":
                 wait_for_loss(self)
             if end == "raises":
@@ -149,7 +149,7 @@ class TestARivalRuns:
             slow.delay("1")
         record = slow.idempotency_record("1")
         assert record is not None
-        assert (record.state, record.task_id) == (State.STARTED, "the rival")
+        assert (record.state, record.task_id) == (State.STARTED, "the other")
 
     def test_one_whose_rival_has_been_replaced_comes_back_for_the_replacements_result(
         self, app: Celery, task: Make, idempotency: Idempotency
@@ -157,7 +157,7 @@ class TestARivalRuns:
         app.conf.task_store_eager_result = True  # else Celery would rather not be asked for any
 
         def body(self: IdempotentTask, order: str) -> str:
-            lose_to_a_rival_that_is_replaced(slow, order, idempotency)
+            lose_to_another_that_is_replaced(slow, order, idempotency)
             return "late"
 
         slow = task(body)
@@ -167,7 +167,7 @@ class TestARivalRuns:
 
     def test_an_exit_is_not_argued_with(self, task: Make, idempotency: Idempotency) -> None:
         def body(self: IdempotentTask, order: str) -> str:
-            lose_to_a_rival_that_runs(slow, order, idempotency)
+            lose_to_another_that_runs(slow, order, idempotency)
             raise SystemExit(3)
 
         slow = task(body)
@@ -177,7 +177,9 @@ class TestARivalRuns:
 
 
 class TestNobodyHolds:
-    def test_a_forgotten_execution_keeps_its_own_result(self, task: Make, heard: list[str]) -> None:
+    def test_a_forgotten_execution_keeps_its_own_result(
+        self, task: Make, sent_signals: list[str]
+    ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             assert slow.idempotency_forget(order)
             return "its own"
@@ -186,7 +188,7 @@ class TestNobodyHolds:
 
         assert slow.delay("1").get() == "its own"
         assert slow.idempotency_record("1") is None
-        assert heard == ["begun", "lease_lost"]
+        assert sent_signals == ["begun", "lease_lost"]
 
     def test_a_record_overwritten_with_something_else_is_left_alone(
         self, task: Make, server: RedisServer
@@ -225,7 +227,7 @@ def own_server() -> Any:
 
 
 def restart_at_the_second_try(task: IdempotentTask, server: RedisServer) -> list[None]:
-    """Let the server come back when a result is about to be stored again; every try so far."""
+    """Restarts the server before a result is stored again; returns the attempts so far."""
     store = task.idempotency_configuration.executor.store
     execute, tries = store.execute, []
 
@@ -242,7 +244,7 @@ def restart_at_the_second_try(task: IdempotentTask, server: RedisServer) -> list
 
 @pytest.fixture
 def soft_limit() -> Iterator[Callable[[], None]]:
-    """Strikes as Celery's does: by a signal whose handler raises."""
+    """A soft time limit as Celery implements it: a signal whose handler raises."""
 
     def trigger(*_: Any) -> None:
         raise SoftTimeLimitExceeded
@@ -254,7 +256,7 @@ def soft_limit() -> Iterator[Callable[[], None]]:
 
 class TestTheStoreIsAway:
     def test_a_result_is_tried_again_while_the_lease_is_trusted(
-        self, task: Make, own_server: RedisServer, heard: list[str]
+        self, task: Make, own_server: RedisServer, sent_signals: list[str]
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             own_server.kill()
@@ -265,15 +267,15 @@ class TestTheStoreIsAway:
 
         assert slow.delay("1").get() == "kept in the end"
         assert len(tries) >= 2
-        assert heard == ["begun", "completed"]
+        assert sent_signals == ["begun", "completed"]
         record = slow.idempotency_record("1")
         assert record is not None
         assert record.result == "kept in the end"
 
     def test_a_result_that_comes_after_the_lease_is_tried_again_too(
-        self, task: Make, own_server: RedisServer, heard: list[str]
+        self, task: Make, own_server: RedisServer, sent_signals: list[str]
     ) -> None:
-        """A process that was frozen, say; nobody can have taken over while the store was away."""
+        """No other execution can have taken over while the store was unavailable."""
 
         def body(self: IdempotentTask, order: str) -> str:
             own_server.kill()
@@ -286,10 +288,14 @@ class TestTheStoreIsAway:
 
         assert slow.delay("1").get() == "kept in the end"
         assert len(tries) == 2
-        assert heard == ["begun", "completed"]
+        assert sent_signals == ["begun", "completed"]
 
     def test_a_soft_time_limit_that_strikes_meanwhile_takes_no_result_away(
-        self, task: Make, own_server: RedisServer, heard: list[str], soft_limit: Callable[[], None]
+        self,
+        task: Make,
+        own_server: RedisServer,
+        sent_signals: list[str],
+        soft_limit: Callable[[], None],
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             own_server.kill()
@@ -311,13 +317,13 @@ class TestTheStoreIsAway:
         # An eager call is under the limit of whoever calls it, which is raised when all is stored.
         with pytest.raises(SoftTimeLimitExceeded):
             slow.delay("1")
-        assert heard == ["begun", "completed"]
+        assert sent_signals == ["begun", "completed"]
         record = slow.idempotency_record("1")
         assert record is not None
         assert record.result == "kept in the end"
 
     def test_a_result_that_cannot_be_kept_is_told(
-        self, task: Make, own_server: RedisServer, heard: list[str]
+        self, task: Make, own_server: RedisServer, sent_signals: list[str]
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             own_server.kill()
@@ -326,10 +332,10 @@ class TestTheStoreIsAway:
         slow = task(body, redis_url=own_server.url)
 
         assert slow.delay("1").get() == "not kept"
-        assert heard == ["begun", "outcome_unsaved"]
+        assert sent_signals == ["begun", "outcome_unsaved"]
 
     def test_a_key_that_cannot_be_given_back_raises_the_tasks_own_error(
-        self, task: Make, own_server: RedisServer, heard: list[str]
+        self, task: Make, own_server: RedisServer, sent_signals: list[str]
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             own_server.kill()
@@ -339,7 +345,7 @@ class TestTheStoreIsAway:
 
         with pytest.raises(ValueError, match="its own"):
             slow.delay("1")
-        assert heard == ["begun"]
+        assert sent_signals == ["begun"]
 
     def test_an_execution_that_stops_cannot_ask_who_took_over(
         self, task: Make, own_server: RedisServer

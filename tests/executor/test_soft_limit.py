@@ -1,4 +1,4 @@
-"""A soft time limit, at every line that a delivery comes by."""
+"""A soft time limit at every line that a delivery executes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Make = Callable[..., IdempotentTask]
 
 @pytest.fixture(autouse=True)
 def soft_limit() -> Iterator[None]:
-    """Celery's own handler, as a pool child has it."""
+    """Celery's own handler, as in a pool child."""
     before = signal.signal(signal.SIGUSR1, soft_timeout_sighandler)
     yield
     signal.signal(signal.SIGUSR1, before)
 
 
 class Story:
-    """What becomes of one call that is struck: told by its task, its record and the broker."""
+    """One call that is interrupted: its task, its record and the broker."""
 
     def __init__(self, task: Make, app: Celery, **options: Any) -> None:
         self.runs: list[str] = []
@@ -52,14 +52,14 @@ class Story:
     def record(self) -> Any:
         return self.task.idempotency_record("1")
 
-    def held_by_a_rival(self) -> None:
+    def held_by_another(self) -> None:
         store = self.task.idempotency_configuration.executor.store
         store.execute(
             commands.begin(
                 self.task.idempotency_key_of("1"),
-                execution_id=b"the rival",
+                execution_id=b"the other",
                 unanswered_ids=b"",
-                task_id="the rival",
+                task_id="the other",
                 worker="elsewhere/1",
                 lease_ms=60_000,
                 retention_ms=60_000,
@@ -87,7 +87,7 @@ class Story:
         return self.task.AsyncResult(self.id).get(timeout=1)
 
     def comes_back(self, end: End) -> None:
-        """The message is with the broker, knows what it has begun, and runs to its end."""
+        """The message is in the broker, carries the ids of its begins, and runs to its end."""
         assert end.state == "ignored"
         again = self.deliveries.next()
         assert again is not None, "it was put back"
@@ -106,7 +106,7 @@ AT_THE_BODY = ("executor/runtime/blocking.py::run", "task/call.py::run")
 
 
 class Sweep:
-    """Strikes at the first line, the second, and so on, and has each end judged."""
+    """Raises at the first line, the second, and so on, and checks how each call ends."""
 
     def __init__(self, story: Story, prepare: Callable[[], Any] = lambda: None) -> None:
         self._story = story
@@ -154,7 +154,7 @@ def test_a_run(task: Make, broker_app: Celery) -> None:
 
 
 def test_a_run_that_keeps_steps(task: Make, broker_app: Celery) -> None:
-    """A limit that strikes while a step's value is kept is raised in the body, behind the step."""
+    """A limit that is reached while a step is stored is raised in the body, after the step."""
     story = Story(task, broker_app)
     booked: list[str] = []
     after: list[str] = []
@@ -217,7 +217,7 @@ def test_a_conflict(task: Make, broker_app: Celery, policy: str) -> None:
     story = Story(task, broker_app, on_conflict=policy, wait_timeout=0.01)
 
     def judge(end: End) -> None:
-        assert story.record.task_id == "the rival"
+        assert story.record.task_id == "the other"
         if end.state == "failure":
             assert policy == "raise"
             assert isinstance(end.error, ConflictError)
@@ -225,7 +225,7 @@ def test_a_conflict(task: Make, broker_app: Celery, policy: str) -> None:
             story.task.idempotency_forget("1")
             story.comes_back(end)
 
-    Sweep(story, story.held_by_a_rival).run(judge)
+    Sweep(story, story.held_by_another).run(judge)
 
 
 @pytest.mark.parametrize("replayed", [False, True])
@@ -278,7 +278,7 @@ class _WithoutRecord:
 
 
 def test_a_value_whose_serialisation_takes_too_long_is_kept(task: Make, broker_app: Celery) -> None:
-    """The limit was taken for an error of the serializer: duplicates got ResultNotStoredError."""
+    """The limit is not an error of the serializer."""
     story = Story(task, broker_app)
 
     class Slow(dict):  # type: ignore[type-arg]
@@ -296,7 +296,7 @@ def test_a_value_whose_serialisation_takes_too_long_is_kept(task: Make, broker_a
 
 
 class TestCelerysOwnLines:
-    """Before and behind the gate."""
+    """Before and after the executor."""
 
     def test_before_the_gate_the_message_comes_back(
         self, task: Make, broker_app: Celery, monkeypatch: pytest.MonkeyPatch

@@ -44,7 +44,7 @@ def in_a_plain_thread(look: Look) -> Execution:
 
 
 def delivered(task: Make, app: Celery, body: Callable[[IdempotentTask], Any]) -> list[Any]:
-    """What `body` gives, or raises, in a delivery."""
+    """Returns what `body` returns, or raises, in a delivery."""
     ends: list[Any] = []
 
     def run(self: IdempotentTask, order: str) -> None:
@@ -106,7 +106,7 @@ def test_a_plain_call_of_another_task_is_what_it_was(task: Make, broker_app: Cel
 
 
 def test_a_plain_call_beside_an_eager_one_is_what_it_was(task: Make) -> None:
-    """As in a web process: no worker, and any number of threads."""
+    """As in a web process: no worker, many threads."""
     started, end = threading.Event(), threading.Event()
 
     def body(self: IdempotentTask, order: str) -> bool:

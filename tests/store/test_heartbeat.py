@@ -91,9 +91,7 @@ def test_a_lease_outlives_its_length(harness: RecordHarness, heart: Heartbeat) -
     heart.stop_renewal(holder.lease)
 
 
-def test_stop_renewal_ends_the_extensions(
-    harness: RecordHarness, heart: Heartbeat
-) -> None:
+def test_stop_renewal_ends_the_extensions(harness: RecordHarness, heart: Heartbeat) -> None:
     gone, other = (Holder(harness, key) for key in keys(2))
     for holder in (gone, other):
         heart.start_renewal(holder.lease)

@@ -1,1 +1,1 @@
-"""Conflicts."""
+"""The executor without a server."""

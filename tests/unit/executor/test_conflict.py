@@ -1,4 +1,4 @@
-"""When a message that met a conflict comes back."""
+"""The delay after which a duplicate is requeued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A flow in a world that blocks runs through."""
+"""A flow in a thread runs without being suspended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a message comes back that met an outage."""
+"""The delay after which a message is requeued while the store is unavailable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_idempotent.store.outage import OutageLogger
 
 
 class Message:
-    """One that has been put back often."""
+    """A message that was requeued often."""
 
     sender = None
     key = "shop.charge:digest"
@@ -28,11 +28,11 @@ class Message:
 
 def test_not_much_after_the_store_however_long_the_lease() -> None:
     message: Any = Message()
-    world: Any = SimpleNamespace(
+    runtime: Any = SimpleNamespace(
         store=SimpleNamespace(outage=OutageLogger(StoreConfig(url="redis://shop")))
     )
 
-    executor.without_store(message, world, b"this pass", StoreUnavailableError("away"))
+    executor.without_store(message, runtime, b"this begin", StoreUnavailableError("away"))
 
     assert 0.75 * 30 <= message.seconds <= 30
-    assert message.unanswered_ids == b"this pass"
+    assert message.unanswered_ids == b"this begin"

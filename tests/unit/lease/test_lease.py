@@ -1,4 +1,4 @@
-"""How long a lease is trusted, told by the holder's own clock."""
+"""How long a lease is trusted, by the clock of its holder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOBODY = cast("RecordStore", None)
 
 
 class Clock:
-    """The clock of leases, which goes on when it is told to."""
+    """A clock of leases that the test advances."""
 
     def __init__(self) -> None:
         self._now = 1000.0
@@ -90,7 +90,7 @@ class TestTrust:
 class TestClock:
     @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="no such clock here")
     def test_goes_on_while_the_machine_is_suspended(self) -> None:
-        """Which no test can do to this machine: it is the clock of which Linux promises that."""
+        """A test cannot suspend the machine; Linux documents this for the clock."""
         before = time.clock_gettime(time.CLOCK_BOOTTIME)
         now = monotonic()
         after = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -108,7 +108,7 @@ class TestClock:
         ],
     )
     def test_is_the_one_of_all_that_count_the_time_of_a_lease(self, module: str) -> None:
-        """Two clocks would differ by all the time that the machine was ever suspended."""
+        """Two clocks would differ by the time for which the machine was suspended."""
         assert import_module(f"celery_idempotent.{module}").monotonic is monotonic
 
 
@@ -140,21 +140,21 @@ class TestCheck:
     def test_passes_while_the_lease_is_trusted(self, clock: Clock) -> None:
         execution_of(lease_of(60, clock())).check()
 
-    def test_tells_a_lease_that_ran_out(self, clock: Clock) -> None:
+    def test_fails_for_a_lease_that_ran_out(self, clock: Clock) -> None:
         execution = execution_of(lease_of(60, clock()))
         clock.tick(60)
 
         with pytest.raises(LeaseLostError, match="k: the lease could not be extended in time"):
             execution.check()
 
-    def test_tells_a_lease_that_was_taken_over(self, clock: Clock) -> None:
+    def test_fails_for_a_lease_that_was_taken_over(self, clock: Clock) -> None:
         lease = lease_of(60, clock())
         lease.lost = True
 
         with pytest.raises(LeaseLostError, match="k: another execution has taken over"):
             execution_of(lease).check()
 
-    def test_has_nothing_to_say_where_nothing_is_protected(self) -> None:
+    def test_passes_without_protection(self) -> None:
         execution = unprotected("k")
 
         execution.check()
@@ -173,7 +173,7 @@ def test_an_execution_knows_whether_it_takes_over(clock: Clock) -> None:
 
 
 class TestInterrupt:
-    def test_strikes_the_thread_that_made_it(self) -> None:
+    def test_raises_in_the_thread_that_made_it(self) -> None:
         seen: list[Any] = []
         ready = threading.Event()
         interrupts: list[Interrupt] = []
