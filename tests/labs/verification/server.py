@@ -216,7 +216,7 @@ class Server:
             raise Violation("an execution begins after the last attempt")
         at_most = died if self.single_message else history.begun
         if not died <= replied.attempt - 1 <= at_most:
-            raise Violation(f"attempt {replied.attempt} begins after {died} deaths")
+            raise Violation(f"attempt {replied.attempt} begins with a death count of {died}")
         return history._replace(
             holder=delivery.execution_id, last=delivery.execution_id, died=died,
             begun=history.begun + 1, token=replied.token, given_up=False, awaited=None,
