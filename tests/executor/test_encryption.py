@@ -1,4 +1,4 @@
-"""Results, errors and steps that nobody can read in Redis."""
+"""Results, errors and steps are encrypted in Redis and in the offload storage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OLD, NEW = Fernet.generate_key().decode(), Fernet.generate_key().decode()
 
 
 class Keyring:
-    """Keys that a test changes, as a deploy would."""
+    """Encryption keys that a test changes, as a deployment would."""
 
     def __init__(self) -> None:
         self.keys: list[str] = [OLD]
@@ -34,7 +34,7 @@ def keyring() -> Keyring:
 
 
 @pytest.fixture
-def secretive(task: Make, keyring: Keyring) -> Make:
+def encrypting(task: Make, keyring: Keyring) -> Make:
     def make(body: Callable[..., Any], **options: Any) -> IdempotentTask:
         return task(body, encryption_keys=keyring, **options)
 
@@ -42,20 +42,20 @@ def secretive(task: Make, keyring: Keyring) -> Make:
 
 
 @pytest.fixture
-def everything(server: RedisServer, tmp_path: Path) -> Callable[[], bytes]:
-    """All bytes that Redis and the depot hold for the library."""
+def stored_bytes(server: RedisServer, tmp_path: Path) -> Callable[[], bytes]:
+    """Returns all bytes that Redis and the offload storage hold for the library."""
 
-    def look() -> bytes:
+    def read() -> bytes:
         client = server.client()
         names = list(client.scan_iter("idem:*"))
-        kept = [client.get(name) for name in names]
-        return b"".join([*names, *kept, *(path.read_bytes() for path in tmp_path.iterdir())])
+        records = [client.get(name) for name in names]
+        return b"".join([*names, *records, *(path.read_bytes() for path in tmp_path.iterdir())])
 
-    return look
+    return read
 
 
 def deploy(task: IdempotentTask) -> None:
-    """Let the task begin afresh, with the keys of now."""
+    """Make the task read its settings again."""
     type(task)._configuration = None
     task.app._idempotency_executors.clear()
 
@@ -67,40 +67,40 @@ def with_step(self: IdempotentTask, order: str) -> dict[str, str]:
     return card
 
 
-def test_a_result_is_replayed_and_nothing_of_it_is_seen(
-    secretive: Make, everything: Callable[[], bytes]
+def test_a_result_is_replayed_and_encrypted(
+    encrypting: Make, stored_bytes: Callable[[], bytes]
 ) -> None:
-    task = secretive(with_step)
+    task = encrypting(with_step)
 
     assert task.delay("1").get() == task.delay("1").get() == {"card": SECRET}
-    assert b"VISA" not in everything()
+    assert b"VISA" not in stored_bytes()
 
 
-def test_a_step_and_an_error_are_not_seen_either(
-    secretive: Make, everything: Callable[[], bytes]
+def test_steps_and_errors_are_encrypted(
+    encrypting: Make, stored_bytes: Callable[[], bytes]
 ) -> None:
-    passing, final = secretive(with_step), secretive(with_step, replay_errors=(ValueError,))
+    passing, final = encrypting(with_step), encrypting(with_step, replay_errors=(ValueError,))
     for task in (passing, final):
         for _ in range(2):
             with pytest.raises(ValueError, match=SECRET):
                 task.delay("fails")
 
-    assert b"VISA" not in everything()
-    assert len(everything()) > 300  # there is something there
+    assert b"VISA" not in stored_bytes()
+    assert len(stored_bytes()) > 300
 
 
-def test_what_is_offloaded_is_not_seen_either(
-    secretive: Make, everything: Callable[[], bytes], tmp_path: Path
+def test_offloaded_objects_are_encrypted(
+    encrypting: Make, stored_bytes: Callable[[], bytes], tmp_path: Path
 ) -> None:
-    task = secretive(with_step, max_result_size=50, offload_backend=f"file://{tmp_path}")
+    task = encrypting(with_step, max_result_size=50, offload_backend=f"file://{tmp_path}")
 
     assert task.delay("1").get() == task.delay("1").get() == {"card": SECRET}
     assert len(list(tmp_path.iterdir())) == 1
-    assert b"VISA" not in everything()
+    assert b"VISA" not in stored_bytes()
 
 
-def test_keys_are_rotated_without_losing_a_result(secretive: Make, keyring: Keyring) -> None:
-    task = secretive(with_step)
+def test_keys_can_be_rotated_without_losing_a_result(encrypting: Make, keyring: Keyring) -> None:
+    task = encrypting(with_step)
     task.delay("before")
     keyring.keys = [NEW, OLD]
     deploy(task)
@@ -115,8 +115,8 @@ def test_keys_are_rotated_without_losing_a_result(secretive: Make, keyring: Keyr
         task.delay("before")
 
 
-def test_a_lost_key_is_told_and_nothing_runs_until_it_is_back(
-    secretive: Make, keyring: Keyring
+def test_after_a_key_is_lost_calls_fail_until_it_is_restored(
+    encrypting: Make, keyring: Keyring
 ) -> None:
     runs = []
 
@@ -124,7 +124,7 @@ def test_a_lost_key_is_told_and_nothing_runs_until_it_is_back(
         runs.append(order)
         return SECRET
 
-    task = secretive(body)
+    task = encrypting(body)
     task.delay("1")
     keyring.keys = [NEW]
     deploy(task)
@@ -140,8 +140,8 @@ def test_a_lost_key_is_told_and_nothing_runs_until_it_is_back(
     assert task.delay("1").get() == SECRET
 
 
-def test_a_lost_key_is_mended_by_forgetting(secretive: Make, keyring: Keyring) -> None:
-    task = secretive(with_step)
+def test_forgetting_the_record_recovers_from_a_lost_key(encrypting: Make, keyring: Keyring) -> None:
+    task = encrypting(with_step)
     task.delay("1")
     with pytest.raises(ValueError, match=SECRET):
         task.delay("fails")  # leaves a finished step
@@ -159,22 +159,22 @@ def test_a_lost_key_is_mended_by_forgetting(secretive: Make, keyring: Keyring) -
         task.delay("fails")
 
 
-def test_a_record_copied_onto_another_key_is_refused(secretive: Make, server: RedisServer) -> None:
-    task = secretive(with_step)
+def test_a_record_copied_to_another_key_is_rejected(encrypting: Make, server: RedisServer) -> None:
+    task = encrypting(with_step)
     for order in ("mine", "theirs"):
         task.delay(order)
     names = [f"idem:{task.idempotency_key_of(order)}" for order in ("mine", "theirs")]
     client = server.client()
-    stolen = client.get(names[1])
-    assert isinstance(stolen, bytes)
-    client.set(names[0], stolen, px=60_000)
+    copied = client.get(names[1])
+    assert isinstance(copied, bytes)
+    client.set(names[0], copied, px=60_000)
 
     with pytest.raises(DecryptionError):
         task.delay("mine")
 
 
-def test_what_was_stored_before_encryption_is_replayed(
-    task: Make, secretive: Make, keyring: Keyring
+def test_results_stored_before_encryption_are_replayed(
+    task: Make, encrypting: Make, keyring: Keyring
 ) -> None:
     plain = task(with_step)
     plain.delay("1")

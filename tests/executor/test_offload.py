@@ -1,4 +1,4 @@
-"""Results and steps outside Redis: there as long as a record points to them."""
+"""Offloaded results, errors and steps exist as long as a record refers to them."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ LARGE = "x" * 2000
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     folder = tmp_path / "results"
     folder.mkdir()
     return folder
 
 
 @pytest.fixture
-def offloading(task: Make, place: Path) -> Make:
-    """Tasks that keep more than 1000 bytes in `place`."""
+def offloading(task: Make, directory: Path) -> Make:
+    """Tasks that offload payloads of more than 1000 bytes to `directory`."""
 
     def make(body: Callable[..., Any], **options: Any) -> IdempotentTask:
-        return task(body, max_result_size=1000, offload_backend=f"file://{place}", **options)
+        return task(body, max_result_size=1000, offload_backend=f"file://{directory}", **options)
 
     return make
 
 
-def names_in(place: Path) -> list[str]:
-    return [path.name for path in place.iterdir()]
+def object_names(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
 
 
 def large(self: IdempotentTask, order: str) -> str:
     return f"{LARGE}{order}"
 
 
-def test_a_duplicate_gets_the_large_result_too(offloading: Make, place: Path) -> None:
+def test_a_duplicate_gets_the_offloaded_result(offloading: Make, directory: Path) -> None:
     task = offloading(large)
 
     assert task.delay("1").get() == task.delay("1").get() == f"{LARGE}1"
-    assert len(names_in(place)) == 1
+    assert len(object_names(directory)) == 1
     record = task.idempotency_record("1")
     assert record is not None
     assert len(record.body) < 200
     assert record.result == f"{LARGE}1"
 
 
-def test_forgetting_the_record_forgets_the_object(offloading: Make, place: Path) -> None:
+def test_forgetting_the_record_deletes_the_object(offloading: Make, directory: Path) -> None:
     task = offloading(large)
     task.delay("1")
     task.delay("2")
@@ -69,10 +69,12 @@ def test_forgetting_the_record_forgets_the_object(offloading: Make, place: Path)
 
     record = task.idempotency_record("2")
     assert record is not None
-    assert names_in(place) == [record.body.decode()]
+    assert object_names(directory) == [record.body.decode()]
 
 
-def test_an_object_that_is_gone_is_told_and_nothing_runs(offloading: Make, place: Path) -> None:
+def test_if_the_object_is_gone_the_call_fails_and_nothing_runs(
+    offloading: Make, directory: Path
+) -> None:
     runs = []
 
     def body(self: IdempotentTask, order: str) -> str:
@@ -81,7 +83,7 @@ def test_an_object_that_is_gone_is_told_and_nothing_runs(offloading: Make, place
 
     task = offloading(body)
     task.delay("1")
-    for path in place.iterdir():
+    for path in directory.iterdir():
         path.unlink()
 
     with pytest.raises(ResultNotStoredError, match="no longer in idempotency_offload_backend"):
@@ -91,7 +93,9 @@ def test_an_object_that_is_gone_is_told_and_nothing_runs(offloading: Make, place
     assert task.delay("1").get() == LARGE
 
 
-def test_a_depot_that_is_away_is_told_and_nothing_runs(offloading: Make, place: Path) -> None:
+def test_if_the_storage_is_unavailable_the_call_fails_and_nothing_runs(
+    offloading: Make, directory: Path
+) -> None:
     runs = []
 
     def body(self: IdempotentTask, order: str) -> str:
@@ -100,27 +104,29 @@ def test_a_depot_that_is_away_is_told_and_nothing_runs(offloading: Make, place: 
 
     task = offloading(body, on_store_error="run")
     task.delay("1")
-    # Every backend says it differently; this one's client is a directory where a file should be.
-    (found,) = place.iterdir()
-    found.unlink()
-    found.mkdir()
+    # Backends raise different errors. For this one, a directory takes the place of the file.
+    (path,) = directory.iterdir()
+    path.unlink()
+    path.mkdir()
 
     with pytest.raises(StoreUnavailableError, match="cannot be read for the result of"):
         task.delay("1")
     assert runs == ["1"]
-    found.rmdir()
+    path.rmdir()
 
 
-def test_a_depot_that_does_not_take_it_leaves_the_fact(offloading: Make, place: Path) -> None:
+def test_if_the_storage_fails_the_record_completes_without_a_value(
+    offloading: Make, directory: Path
+) -> None:
     task = offloading(large)
-    place.rmdir()
+    directory.rmdir()
 
     assert task.delay("1").get() == f"{LARGE}1"
     with pytest.raises(ResultNotStoredError, match="could not store it"):
         task.delay("1")
 
 
-def test_an_error_that_ends_the_key_may_be_large(offloading: Make, place: Path) -> None:
+def test_an_error_that_ends_the_key_is_offloaded(offloading: Make, directory: Path) -> None:
     def body(self: IdempotentTask, order: str) -> str:
         raise ValueError(LARGE)
 
@@ -129,13 +135,13 @@ def test_an_error_that_ends_the_key_may_be_large(offloading: Make, place: Path) 
     for _ in range(2):
         with pytest.raises(ValueError, match=LARGE):
             task.delay("1")
-    assert len(names_in(place)) == 1
+    assert len(object_names(directory)) == 1
     assert task.idempotency_forget("1")
-    assert names_in(place) == []
+    assert object_names(directory) == []
 
 
-def test_a_result_that_came_too_late_leaves_no_object(
-    offloading: Make, place: Path, idempotency: Idempotency
+def test_a_result_that_is_refused_leaves_no_object(
+    offloading: Make, directory: Path, idempotency: Idempotency
 ) -> None:
     def body(self: IdempotentTask, order: str) -> str:
         if self.idempotency.recovered:
@@ -149,12 +155,12 @@ def test_a_result_that_came_too_late_leaves_no_object(
     assert task.delay("1").get() == f"{LARGE} first"
     record = task.idempotency_record("1")
     assert record is not None
-    assert names_in(place) == [record.body.decode()]
+    assert object_names(directory) == [record.body.decode()]
 
 
 class TestSteps:
-    def test_that_are_large_survive_an_error_and_go_with_the_outcome(
-        self, offloading: Make, place: Path
+    def test_that_are_offloaded_survive_an_error_and_are_deleted_with_the_outcome(
+        self, offloading: Make, directory: Path
     ) -> None:
         done, seen = [], []
 
@@ -162,7 +168,7 @@ class TestSteps:
             for name in ("a", "b/c"):
                 self.idempotency.step(name, lambda name=name: done.append(name) or LARGE + name)
             if len(seen) == 0:
-                seen.append(len(names_in(place)))
+                seen.append(len(object_names(directory)))
                 raise ValueError("once")
             return "small"
 
@@ -174,12 +180,12 @@ class TestSteps:
 
         assert done == ["a", "b/c"]
         assert seen == [2]
-        assert names_in(place) == []
+        assert object_names(directory) == []
 
-    def test_that_are_gone_are_told(self, offloading: Make, place: Path) -> None:
+    def test_whose_objects_are_gone_fail_the_call(self, offloading: Make, directory: Path) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             self.idempotency.step("a", lambda: LARGE)
-            for path in place.iterdir():
+            for path in directory.iterdir():
                 path.unlink()
             raise ValueError("each time")
 
@@ -193,7 +199,9 @@ class TestSteps:
         with pytest.raises(ValueError, match="each time"):
             task.delay("1")
 
-    def test_go_with_an_error_that_ends_the_key(self, offloading: Make, place: Path) -> None:
+    def test_are_deleted_with_an_error_that_ends_the_key(
+        self, offloading: Make, directory: Path
+    ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             self.idempotency.step("a", lambda: LARGE)
             raise ValueError("for good")
@@ -205,9 +213,9 @@ class TestSteps:
         record = task.idempotency_record("1")
         assert record is not None
         assert record.state is State.FAILED
-        assert names_in(place) == []
+        assert object_names(directory) == []
 
-    def test_go_with_a_forgotten_record(self, offloading: Make, place: Path) -> None:
+    def test_are_deleted_with_a_forgotten_record(self, offloading: Make, directory: Path) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             self.idempotency.step("a", lambda: LARGE)
             raise ValueError("not now")
@@ -215,20 +223,20 @@ class TestSteps:
         task = offloading(body)
         with pytest.raises(ValueError, match="not now"):
             task.delay("1")
-        assert len(names_in(place)) == 1
+        assert len(object_names(directory)) == 1
 
         assert task.idempotency_forget("1")
 
-        assert names_in(place) == []
+        assert object_names(directory) == []
 
 
-def test_a_backend_that_is_none_is_refused_at_start(task: Make) -> None:
+def test_a_url_of_another_kind_of_backend_is_rejected_at_start(task: Make) -> None:
     with pytest.raises(ImproperlyConfigured, match="idempotency_offload_backend"):
         task(large, offload_backend="rpc://")
 
 
-def test_the_first_outcome_stays_where_it_is_under_other_arguments(
-    offloading: Make, place: Path
+def test_a_call_with_other_arguments_leaves_the_first_outcome(
+    offloading: Make, directory: Path
 ) -> None:
     def body(self: IdempotentTask, order: str, amount: int) -> str:
         return LARGE
@@ -239,4 +247,4 @@ def test_the_first_outcome_stays_where_it_is_under_other_arguments(
     with pytest.raises(KeyReusedError):
         task.delay("1", 2)
     assert task.delay("1", 1).get() == LARGE
-    assert len(names_in(place)) == 1
+    assert len(object_names(directory)) == 1

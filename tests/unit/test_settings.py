@@ -1,4 +1,4 @@
-"""The options: defaults, what is right, and what is refused in one line."""
+"""The options: defaults, valid values, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery_idempotent.settings import OPTIONS, Settings, build, check_names
 
 YEAR = 366 * 86400
 
-#: Option, default, what is right, what is not.
+#: Option, default, valid values, invalid values.
 TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("enabled", True, [True, False], [None, 1, 0, "yes"]),
     ("key", None, [None, "order:{order_id}", ("order_id",), len, TASK_ID], []),
@@ -59,8 +59,8 @@ TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("on_store_unavailable_at_start", None, ["continue", "exit", "wait"], ["stop", "go", "", True]),
 ]
 
-RIGHT = [(f"idempotency_{name}", value) for name, _, right, _ in TABLE for value in right]
-WRONG = [(f"idempotency_{name}", value) for name, _, _, wrong in TABLE for value in wrong]
+VALID = [(f"idempotency_{name}", value) for name, _, valid, _ in TABLE for value in valid]
+INVALID = [(f"idempotency_{name}", value) for name, _, _, invalid in TABLE for value in invalid]
 
 
 def test_the_table_has_every_option() -> None:
@@ -70,7 +70,7 @@ def test_the_table_has_every_option() -> None:
     assert {name: default for name, default, *_ in TABLE} == asdict(Settings())
 
 
-def test_without_a_word_everything_is_at_its_default() -> None:
+def test_options_that_are_not_set_have_their_default() -> None:
     settings = build({}, "shop.charge")
 
     assert dataclasses.asdict(settings) == {name: default for name, default, *_ in TABLE}
@@ -86,30 +86,30 @@ SECRETS = [
 
 
 @pytest.mark.parametrize(("name", "value"), SECRETS)
-def test_a_traceback_with_its_variables_shows_no_secret(name: str, value: Any) -> None:
+def test_the_repr_of_settings_shows_no_secret(name: str, value: Any) -> None:
     settings = build({f"idempotency_{name}": value}, "shop.charge")
 
     assert "secret" not in repr(settings)
 
 
 @pytest.mark.parametrize("name", ["redis_options", "redis_client", "encryption_keys"])
-def test_where_a_secret_belongs_not_even_a_short_word_is_shown(name: str) -> None:
+def test_errors_of_secret_options_never_quote_the_value(name: str) -> None:
     with pytest.raises(SettingsError) as caught:
         build({f"idempotency_{name}": "secret"}, "shop.charge")
 
     assert str(caught.value).endswith(", not str")
 
 
-@pytest.mark.parametrize(("option", "value"), RIGHT, ids=lambda part: repr(part)[:40])
-def test_a_right_value_is_taken_as_it_is(option: str, value: Any) -> None:
+@pytest.mark.parametrize(("option", "value"), VALID, ids=lambda part: repr(part)[:40])
+def test_a_valid_value_is_used_unchanged(option: str, value: Any) -> None:
     settings = build({option: value}, "shop.charge")
 
-    taken = getattr(settings, option.removeprefix("idempotency_"))
-    assert taken == (tuple(value) if isinstance(value, list) else value)
+    used = getattr(settings, option.removeprefix("idempotency_"))
+    assert used == (tuple(value) if isinstance(value, list) else value)
 
 
-@pytest.mark.parametrize(("option", "value"), WRONG, ids=lambda part: repr(part)[:40])
-def test_a_wrong_value_is_refused_in_one_line_that_names_the_option(
+@pytest.mark.parametrize(("option", "value"), INVALID, ids=lambda part: repr(part)[:40])
+def test_the_error_of_an_invalid_value_is_one_line_that_names_the_option(
     option: str, value: Any
 ) -> None:
     with pytest.raises(SettingsError) as caught:
@@ -121,7 +121,7 @@ def test_a_wrong_value_is_refused_in_one_line_that_names_the_option(
     assert "not " in sentence
 
 
-def test_the_sentence_says_what_would_be_right() -> None:
+def test_the_error_says_what_would_be_valid() -> None:
     for option, value, sentence in [
         ("lease", 0, "a number of seconds, at least 0.5, at most a year, not 0"),
         ("max_attempts", "5", "a whole number from 1 to 255, not '5'"),
@@ -150,7 +150,7 @@ def test_the_sentence_says_what_would_be_right() -> None:
     ],
     ids=["url", "long", "list", "dict", "bytes", "object"],
 )
-def test_what_may_hold_a_secret_is_not_shown(value: Any) -> None:
+def test_values_that_may_hold_a_secret_are_not_quoted(value: Any) -> None:
     for option in ("idempotency_lease", "idempotency_key_prefix", "idempotency_enabled"):
         if option == "idempotency_key_prefix" and isinstance(value, str):
             continue
@@ -160,7 +160,7 @@ def test_what_may_hold_a_secret_is_not_shown(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [10**100, float("inf"), "x\ny"], ids=["large", "inf", "lines"])
-def test_odd_values_are_told_in_one_line_too(value: Any) -> None:
+def test_errors_of_unusual_values_are_one_line_too(value: Any) -> None:
     with pytest.raises(SettingsError, match="idempotency_max_attempts must be") as caught:
         build({"idempotency_max_attempts": value}, "shop.charge")
 
@@ -169,7 +169,7 @@ def test_odd_values_are_told_in_one_line_too(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("name", "suggestion"),
     [
         ("idempotency_leese", "idempotency_lease"),
         ("idempotency_on_confict", "idempotency_on_conflict"),
@@ -177,25 +177,27 @@ def test_odd_values_are_told_in_one_line_too(value: Any) -> None:
         ("idempotency_redis_uri", "idempotency_redis_url"),
     ],
 )
-def test_a_wrong_name_is_refused_with_the_one_that_was_meant(name: str, meant: str) -> None:
+def test_the_error_of_an_unknown_option_suggests_the_most_similar_one(
+    name: str, suggestion: str
+) -> None:
     with pytest.raises(SettingsError) as caught:
         check_names(["task_always_eager", name], "the Celery configuration")
 
     assert str(caught.value) == (
-        f"the Celery configuration: there is no option {name}; did you mean {meant}?"
+        f"the Celery configuration: there is no option {name}; did you mean {suggestion}?"
     )
 
 
-def test_a_name_like_no_other_is_refused_without_a_guess() -> None:
+def test_an_unknown_option_like_no_other_gets_no_suggestion() -> None:
     with pytest.raises(SettingsError, match="there is no option idempotency_q{40}$"):
         check_names(["idempotency_" + "q" * 40], "shop.charge")
 
 
-def test_the_names_of_others_are_none_of_our_business() -> None:
+def test_other_names_are_ignored() -> None:
     check_names([*OPTIONS, "idempotent", "broker_url", "lease"], "shop.charge")
 
 
-def test_times_are_told_to_redis_in_milliseconds() -> None:
+def test_times_are_also_in_milliseconds() -> None:
     settings = build(
         {"idempotency_lease": 0.5, "idempotency_result_ttl": 1.2345, "idempotency_error_ttl": 2},
         "shop.charge",

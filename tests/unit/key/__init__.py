@@ -1,1 +1,1 @@
-"""Keys."""
+"""Tests of key derivation."""

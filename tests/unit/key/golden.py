@@ -1,6 +1,6 @@
-"""Keys that must stay as they are: a release that changes one runs every task of its users again.
+"""Calls whose keys must never change: a release that changes one runs its users' tasks again.
 
-As a program it prints what this process makes of the same calls, as JSON.
+Run as a program it prints their keys as JSON.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ CALLS: dict[str, Callable[[], Key]] = {
 
 
 def derived() -> dict[str, list[str]]:
-    """What this process makes of each call: digest and fingerprint."""
+    """Returns digest and fingerprint of each call."""
     keys = {name: derive() for name, derive in CALLS.items()}
     return {name: [key.digest, key.fingerprint.hex()] for name, key in keys.items()}
 

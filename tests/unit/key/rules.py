@@ -1,4 +1,4 @@
-"""Rules over plain functions, and what they make of a call."""
+"""Key rules of plain functions."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from celery_idempotent.key.rule import KeyRule
 TASK = "shop.charge"
 
 
-def as_they_are(
+def unchanged(
     args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     return args, kwargs
 
 
 def rule_of(function: Callable[..., Any], key: Any = None, task: str = TASK) -> KeyRule:
-    """The rule `key` for a task with this function, whose arguments arrive as they were sent."""
-    return KeyRule(task, key, signature(function), as_they_are)
+    """Returns the rule `key` of a task with this function; its serializer changes no argument."""
+    return KeyRule(task, key, signature(function), unchanged)
 
 
 class Task:
-    """A function with a rule: calling it tells the call's key."""
+    """A function with a key rule. Calling it returns the key of the call."""
 
     def __init__(self, function: Callable[..., Any], key: Any = None, task: str = TASK) -> None:
         self.rule = rule_of(function, key, task)
@@ -33,5 +33,5 @@ class Task:
         return self.rule.derive(args, kwargs)
 
     def name(self, *args: Any, **kwargs: Any) -> str:
-        """Which record the call belongs to, whatever its other arguments."""
+        """Returns the name of the call's record, without the fingerprint."""
         return str(self(*args, **kwargs))

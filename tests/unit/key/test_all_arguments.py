@@ -1,4 +1,4 @@
-"""The default rule: a call is a duplicate if all its arguments are the same."""
+"""The default rule: calls with equal arguments are duplicates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def charge(order_id: Any, amount: Any = 0, *, note: Any = "") -> None: ...
     ],
     ids=["keyword", "keywords", "default", "defaults", "tuple", "dict-order", "set-order"],
 )
-def test_calls_that_mean_the_same_have_one_key(one: Any, other: Any) -> None:
+def test_equal_calls_have_one_key(one: Any, other: Any) -> None:
     task = Task(charge)
 
     assert task(*one[0], **one[1]) == task(*other[0], **other[1])
@@ -44,7 +44,7 @@ def test_values_of_different_types_have_different_keys() -> None:
     assert len(keys) == len(alike)
 
 
-def test_an_argument_does_not_pass_for_another() -> None:
+def test_values_of_different_arguments_are_not_mixed_up() -> None:
     task = Task(charge)
 
     assert task.name(1, note="x") != task.name(1, amount="x")
@@ -67,7 +67,7 @@ def test_a_new_parameter_with_a_default_changes_no_key() -> None:
     assert Task(after)(42, "USD") != Task(after)(42)
 
 
-def test_a_default_without_a_canonical_form_takes_no_part_either() -> None:
+def test_a_default_without_a_canonical_form_is_left_out_too() -> None:
     sentinel = object()
 
     def before(order_id: Any) -> None: ...
@@ -78,7 +78,7 @@ def test_a_default_without_a_canonical_form_takes_no_part_either() -> None:
     assert Task(before)(42) == Task(after)(42, sentinel)
 
 
-def test_extra_arguments_take_part() -> None:
+def test_extra_arguments_are_part_of_the_key() -> None:
     def report(first: Any, *rest: Any, **options: Any) -> None: ...
 
     task = Task(report)
@@ -97,7 +97,7 @@ def test_extra_arguments_take_part() -> None:
     assert task.name(1, a=1, b=2) == task.name(1, b=2, a=1)
 
 
-def test_positional_only_parameters_are_bound_by_place() -> None:
+def test_positional_only_parameters_are_bound_by_position() -> None:
     def report(first: Any, /, second: Any = None, **options: Any) -> None: ...
 
     task = Task(report)
@@ -106,7 +106,7 @@ def test_positional_only_parameters_are_bound_by_place() -> None:
     assert task(1, first=2) != task(1, second=2)
 
 
-def test_arguments_that_do_not_fit_are_refused_as_the_call_would_be() -> None:
+def test_arguments_that_do_not_fit_the_signature_are_a_type_error() -> None:
     task = Task(charge)
 
     for args, kwargs in [((), {}), ((1, 2, 3), {}), ((1,), {"order_id": 1}), ((1,), {"x": 1})]:
@@ -114,18 +114,18 @@ def test_arguments_that_do_not_fit_are_refused_as_the_call_would_be() -> None:
             task(*args, **kwargs)
 
 
-def test_names_that_are_no_keywords_are_refused_as_the_call_would_be() -> None:
-    def by_place(first: Any, /) -> None: ...
+def test_names_that_are_not_keywords_are_a_type_error() -> None:
+    def positional_only(first: Any, /) -> None: ...
 
     def several(first: Any, *rest: Any) -> None: ...
 
     with pytest.raises(TypeError):
-        Task(by_place)(first=1)
+        Task(positional_only)(first=1)
     with pytest.raises(TypeError):
         Task(several)(1, rest=2)
 
 
-def test_a_key_is_plain_text_whatever_the_arguments() -> None:
+def test_a_key_is_plain_text_for_any_arguments() -> None:
     name = Task(charge).name("{curly}\n\r\0\x1b[31m " + "megabytes" * 200_000)
 
     assert re.fullmatch(r"shop\.charge:[A-Za-z0-9_-]{22}", name)
@@ -184,7 +184,7 @@ class Opaque:
         "very-deep",
     ],
 )
-def test_what_has_no_canonical_form_is_refused_without_being_shown(value: Any, reason: str) -> None:
+def test_a_value_without_canonical_form_is_rejected_and_not_quoted(value: Any, reason: str) -> None:
     with pytest.raises(KeyRuleError) as caught:
         Task(charge)(1, amount=value)
 

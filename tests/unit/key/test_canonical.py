@@ -1,4 +1,4 @@
-"""Canonical bytes, over structures that Hypothesis thinks up."""
+"""Canonical bytes of structures that Hypothesis generates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from celery_idempotent.key.canonical import MAX_DEPTH, NotCanonicalError, canoni
 
 pytestmark = pytest.mark.core
 
-# Letters of the format itself: texts that might be taken for the end of something.
+# Letters of the format itself, which might be mistaken for delimiters.
 texts = st.text("s1:[];", max_size=4) | st.text(max_size=4)
 scalars = (
     st.none()
@@ -57,7 +57,7 @@ values = st.recursive(
 
 
 def meaning(value: Any) -> Any:
-    """What must be told apart, in Python's own terms: type and value; a tuple is a list."""
+    """Returns what canonical bytes must distinguish: type and value; a tuple equals a list."""
     if isinstance(value, (list, tuple)):
         return "sequence", tuple(map(meaning, value))
     if isinstance(value, (set, frozenset)):
@@ -65,13 +65,15 @@ def meaning(value: Any) -> Any:
     if isinstance(value, Mapping):
         return "mapping", frozenset((meaning(k), meaning(v)) for k, v in value.items())
     if isinstance(value, (datetime, time)):
-        value = value.replace(fold=0)  # no message carries it, and to Python it is no difference
+        value = value.replace(
+            fold=0
+        )  # messages do not carry it, and Python ignores it when comparing
     # Not the value: 1 == True, 0.0 == -0.0, Decimal("1") == Decimal("1.0").
     return type(value), repr(value)
 
 
 def read(data: bytes) -> Any:
-    """The meaning of the one value that `data` was written for."""
+    """Returns the meaning of the value that `data` encodes."""
     value, rest = _read(data)
     assert rest == b""
     return value
@@ -118,12 +120,12 @@ _OF_TEXT: dict[bytes, Callable[[str], Any]] = {
 
 
 @given(values)
-def test_bytes_can_be_read_back_so_different_values_never_share_them(value: Any) -> None:
+def test_bytes_can_be_decoded_so_different_values_have_different_bytes(value: Any) -> None:
     assert read(canonical(value)) == meaning(value)
 
 
 def disguised(value: Any, chance: random.Random) -> Any:
-    """The same value, built in another way."""
+    """Returns an equal value of other types, in another order."""
     if isinstance(value, (list, tuple)):
         return chance.choice((list, tuple))(disguised(item, chance) for item in value)
     if isinstance(value, dict):
@@ -182,26 +184,26 @@ class Point:
 
 
 @dataclass
-class StoreConfig:
+class Place:
     x: Any
 
 
-def test_a_subclass_is_what_it_holds_not_what_it_prints() -> None:
+def test_a_subclass_is_encoded_by_its_value_not_by_its_text() -> None:
     assert canonical(Text("a")) == canonical("a")
     assert canonical(Number(5)) == canonical(5)
     assert canonical(Moment(2026, 1, 2)) == canonical(datetime(2026, 1, 2))
     assert canonical(Pair(1, 2)) == canonical([1, 2])
 
 
-def test_enums_and_dataclasses_are_of_their_own_kind() -> None:
-    alike = ["red", Colour.RED, Tone.RED, Level.LOW, 1, Point(1), StoreConfig(1), {"x": 1}, Point]
+def test_enums_and_dataclasses_differ_from_plain_values() -> None:
+    alike = ["red", Colour.RED, Tone.RED, Level.LOW, 1, Point(1), Place(1), {"x": 1}, Point]
 
     assert len({canonical(value) for value in alike[:-1]}) == len(alike) - 1
     with pytest.raises(NotCanonicalError, match="type type"):
         canonical(Point)
 
 
-def test_a_moment_is_told_with_its_offset() -> None:
+def test_a_datetime_is_encoded_with_its_offset() -> None:
     noon = datetime(2026, 1, 2, 12, tzinfo=timezone.utc)
     elsewhere = noon.astimezone(timezone(timedelta(hours=1)))
 
@@ -210,7 +212,7 @@ def test_a_moment_is_told_with_its_offset() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), Decimal("nan"), Decimal("snan")], ids=repr)
-def test_what_does_not_equal_itself_is_refused(value: Any) -> None:
+def test_nan_is_rejected(value: Any) -> None:
     with pytest.raises(NotCanonicalError, match="NaN"):
         canonical([value])
 
@@ -220,7 +222,7 @@ def test_what_does_not_equal_itself_is_refused(value: Any) -> None:
     [lambda inner: [inner], lambda inner: {"a": inner}, Point],
     ids=["list", "dict", "dataclass"],
 )
-def test_nesting_has_an_end_before_the_stack_has(wrap: Any) -> None:
+def test_nesting_is_limited_before_the_stack_overflows(wrap: Any) -> None:
     value: Any = 1
     for _ in range(MAX_DEPTH):
         value = wrap(value)
@@ -230,16 +232,16 @@ def test_nesting_has_an_end_before_the_stack_has(wrap: Any) -> None:
         canonical(wrap(value))
 
 
-def test_a_caller_deep_in_its_own_stack_gets_the_same_kind_of_refusal() -> None:
+def test_a_caller_with_a_deep_stack_gets_the_same_error() -> None:
     value: Any = 1
     for _ in range(MAX_DEPTH):
         value = Point(value)
 
-    def from_below(frames: int) -> bytes:
-        return from_below(frames - 1) if frames else canonical(value)
+    def call_nested(frames: int) -> bytes:
+        return call_nested(frames - 1) if frames else canonical(value)
 
     with pytest.raises(NotCanonicalError, match="deep"):
-        from_below(sys.getrecursionlimit() - 200)
+        call_nested(sys.getrecursionlimit() - 200)
 
 
 class Unreadable(dict):  # type: ignore[type-arg]
@@ -247,7 +249,7 @@ class Unreadable(dict):  # type: ignore[type-arg]
         raise RuntimeError("secret")
 
 
-def test_a_type_that_cannot_be_read_is_refused_and_its_words_are_not_repeated() -> None:
+def test_a_value_that_cannot_be_read_is_rejected_and_its_error_not_quoted() -> None:
     released = memoryview(b"secret")
     released.release()
     half = Point(1)
@@ -259,7 +261,7 @@ def test_a_type_that_cannot_be_read_is_refused_and_its_words_are_not_repeated() 
         assert "secret" not in str(caught.value)
 
 
-def test_a_decimal_is_the_same_in_every_context() -> None:
+def test_a_decimal_has_the_same_bytes_in_every_context() -> None:
     number = Decimal("1E+30")
     expected = canonical(number)
 
@@ -278,7 +280,7 @@ def test_a_decimal_is_the_same_in_every_context() -> None:
     ],
     ids=["text", "bytes", "texts", "list", "dict"],
 )
-def test_what_is_enormous_is_refused(value: Any) -> None:
+def test_a_value_that_is_too_large_is_rejected(value: Any) -> None:
     with pytest.raises(NotCanonicalError, match="is larger than 64 MiB"):
         canonical(value)
 
@@ -288,5 +290,5 @@ def test_what_is_enormous_is_refused(value: Any) -> None:
     ["x" * 60_000_000, [None] * 1_000_000, 1 << 8_000_000],
     ids=["text", "list", "number"],
 )
-def test_what_is_only_large_is_not(value: Any) -> None:
+def test_a_large_value_is_encoded(value: Any) -> None:
     assert canonical(value)

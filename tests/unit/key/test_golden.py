@@ -16,7 +16,7 @@ pytestmark = pytest.mark.core
 
 REPOSITORY = Path(__file__).parents[3]
 
-#: Call, digest of its key, fingerprint. If a change here is meant, raise `canonical.VERSION`.
+#: Call, digest of its key, fingerprint. To change one on purpose, increase `canonical.VERSION`.
 GOLDEN = {
     "nothing": ["zSxJeGQ-6OUoRCdGtduELQ", ""],
     "int": ["PN0MlSPt3FmEwTzQ5dHvBQ", ""],
@@ -57,12 +57,12 @@ GOLDEN = {
 }
 
 
-def test_keys_are_those_of_every_release_before() -> None:
+def test_keys_equal_those_of_earlier_releases() -> None:
     assert derived() == GOLDEN
 
 
 @pytest.mark.parametrize("seed", ["1", "2"])
-def test_keys_are_those_of_any_other_process(seed: str) -> None:
+def test_keys_equal_those_of_other_processes(seed: str) -> None:
     printed = subprocess.run(
         [sys.executable, "-m", "tests.unit.key.golden"],
         env={**os.environ, "PYTHONHASHSEED": seed},
@@ -75,5 +75,5 @@ def test_keys_are_those_of_any_other_process(seed: str) -> None:
     assert json.loads(printed.stdout) == GOLDEN
 
 
-def test_no_two_of_them_are_the_same() -> None:
+def test_golden_keys_are_distinct() -> None:
     assert len({digest for digest, _ in GOLDEN.values()}) == len(GOLDEN)

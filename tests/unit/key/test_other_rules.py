@@ -1,4 +1,4 @@
-"""Rules by names, by callable, by the task's id, and a key that the call itself carries."""
+"""Rules by argument names, by callable and by task id, and keys that callers pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def charge(order_id: Any, amount: Any = 0, **options: Any) -> None: ...
 
 
 class TestNames:
-    def test_only_the_arguments_named_decide_the_key(self) -> None:
+    def test_only_the_named_arguments_are_part_of_the_key(self) -> None:
         task = Task(charge, ("order_id", "region"))
 
         assert task.name(1, 2, region="eu") == task.name(1, 3, region="eu")
@@ -33,36 +33,36 @@ class TestNames:
             charge, ("order_id", "amount")
         ).name(2, 1)
 
-    def test_a_list_of_names_does_as_well(self) -> None:
+    def test_names_may_be_a_list(self) -> None:
         assert Task(charge, ["order_id"]).name(1) == Task(charge, ("order_id",)).name(1)
 
-    def test_a_default_counts_as_given(self) -> None:
+    def test_a_default_equals_an_explicit_value(self) -> None:
         task = Task(charge, ("amount",))
 
         assert task.name(1) == task.name(2, 0)
 
-    def test_one_that_is_not_given_is_named(self) -> None:
+    def test_an_error_names_a_missing_argument(self) -> None:
         with pytest.raises(KeyRuleError, match="shop.charge: .*'region'"):
             Task(charge, ("region",))(1)
 
-    def test_one_without_a_canonical_form_is_named_and_not_shown(self) -> None:
+    def test_an_error_names_an_argument_without_canonical_form_and_does_not_quote_it(self) -> None:
         with pytest.raises(KeyRuleError) as caught:
             Task(charge, ("order_id",))(object())
 
         assert "'order_id'" in str(caught.value)
         assert "0x" not in str(caught.value)
 
-    def test_one_that_the_task_lacks_is_refused_at_start(self) -> None:
+    def test_an_unknown_argument_is_rejected_at_start(self) -> None:
         with pytest.raises(SettingsError, match=r"names 'orderid'.*\(it takes: order_id\)"):
             rule_of(lambda order_id: None, ("orderid",))
 
-    def test_a_task_without_arguments_says_so(self) -> None:
+    def test_the_error_of_a_task_without_arguments_says_so(self) -> None:
         with pytest.raises(SettingsError, match=r"\(it takes: none\)"):
             rule_of(lambda: None, ("order_id",))
 
 
 class TestCallable:
-    def test_gets_the_arguments_and_gives_the_key(self) -> None:
+    def test_gets_the_arguments_and_returns_the_key(self) -> None:
         task = Task(charge, lambda order_id, amount=0: f"order:{order_id}")
 
         assert task.name(42, amount=5) == task.name(42) == task.name(order_id=42)
@@ -89,17 +89,17 @@ class TestCallable:
         assert given.name("0123456789") != given.name("012345678x")
 
     @pytest.mark.parametrize("value", [None, "", b"", (), [], {}, True, False], ids=repr)
-    def test_nothing_is_no_key(self, value: Any) -> None:
+    def test_empty_values_are_not_keys(self, value: Any) -> None:
         with pytest.raises(KeyRuleError, match="shop.charge: what idempotency_key returned is "):
             Task(charge, lambda order_id: value)(1)
 
-    def test_what_has_no_canonical_form_is_no_key(self) -> None:
+    def test_a_value_without_canonical_form_is_not_a_key(self) -> None:
         for value in (object(), float("nan"), [len]):
             with pytest.raises(KeyRuleError, match="what idempotency_key returned") as caught:
                 Task(charge, lambda order_id, value=value: value)(1)
             assert "0x" not in str(caught.value)
 
-    def test_an_error_in_it_is_named_and_its_words_are_not_repeated(self) -> None:
+    def test_an_error_of_the_callable_is_named_and_its_message_not_quoted(self) -> None:
         def rule(order_id: Any) -> str:
             raise LookupError(f"no customer with card {order_id}")
 
@@ -123,24 +123,24 @@ class TestTaskId:
         assert first == rule.derive((2,), {}, task_id="a")
         assert first != rule.derive((1,), {}, task_id="b")
 
-    def test_says_what_it_is(self) -> None:
+    def test_has_a_readable_repr(self) -> None:
         assert repr(TASK_ID) == "celery_idempotent.TASK_ID"
 
 
-class TestKeyOfTheCall:
+class TestExplicitKey:
     @staticmethod
     def derive(rule: KeyRule, *args: Any, key: str) -> str:
         return str(rule.derive(args, {}, task_id="a", explicit=key))
 
     @pytest.mark.parametrize("key", [None, "{order_id}", ("order_id",), len, TASK_ID])
-    def test_outranks_every_rule(self, key: Any) -> None:
+    def test_takes_precedence_over_every_rule(self, key: Any) -> None:
         rule = rule_of(charge, key)
 
         assert self.derive(rule, 1, key="req-7") == self.derive(rule, 2, key="req-7")
         assert self.derive(rule, 1, key="req-7") != self.derive(rule, 1, key="req-8")
         assert self.derive(rule, 1, key="req-7") == str(rule.of_text("req-7"))
 
-    def test_its_call_has_a_fingerprint(self) -> None:
+    def test_has_a_fingerprint(self) -> None:
         rule = rule_of(charge)
 
         one = rule.derive((1,), {}, explicit="req-7")
@@ -148,25 +148,25 @@ class TestKeyOfTheCall:
 
         assert one.fingerprint != other.fingerprint
 
-    def test_never_meets_a_key_of_all_arguments_or_of_an_id(self) -> None:
+    def test_never_equals_a_key_of_all_arguments_or_of_an_id(self) -> None:
         all_arguments, by_id = rule_of(charge), rule_of(charge, TASK_ID)
 
         assert str(all_arguments.derive(("x",), {})) != self.derive(all_arguments, "x", key="x")
         assert str(by_id.derive((), {}, task_id="x")) != self.derive(by_id, 1, key="x")
 
     @pytest.mark.parametrize("key", ["", None, False, True], ids=repr)
-    def test_nothing_is_no_key(self, key: Any) -> None:
+    def test_empty_values_are_not_keys(self, key: Any) -> None:
         with pytest.raises(KeyRuleError, match="shop.charge: idempotency_key is "):
             rule_of(charge).of_text(key)
 
 
 @pytest.mark.parametrize("rule", [5, (), [], ("a", 1), {"a"}, b"{order_id}", 0.5, True], ids=repr)
-def test_what_is_no_rule_is_refused_at_start(rule: Any) -> None:
+def test_an_invalid_rule_is_rejected_at_start(rule: Any) -> None:
     with pytest.raises(SettingsError, match="shop.charge: idempotency_key must be"):
         rule_of(charge, rule)
 
 
-def test_a_key_has_a_text_fit_for_redis_and_urls() -> None:
+def test_the_text_of_a_key_is_fit_for_redis_and_urls() -> None:
     rule = rule_of(charge, task="shop: a task/with {odd} name")
 
     key = rule.derive((1,), {})

@@ -22,14 +22,14 @@ pytestmark = pytest.mark.core
 def charge(order: Any, amount: Any = 0, **options: Any) -> None: ...
 
 
-def test_only_the_arguments_named_decide_the_key() -> None:
+def test_only_the_named_arguments_are_part_of_the_key() -> None:
     task = Task(charge, "order:{order}")
 
     assert task.name(42, amount=1) == task.name(42, amount=2)
     assert task.name(42) != task.name(43)
 
 
-def test_the_other_arguments_are_told_apart_by_the_fingerprint() -> None:
+def test_the_fingerprint_distinguishes_the_other_arguments() -> None:
     task = Task(charge, "order:{order}")
 
     assert task(42, 1).fingerprint == task(order=42, amount=1).fingerprint
@@ -38,7 +38,7 @@ def test_the_other_arguments_are_told_apart_by_the_fingerprint() -> None:
     assert len(task(42).fingerprint) == 8
 
 
-def test_the_fingerprint_bears_an_argument_of_any_type() -> None:
+def test_the_fingerprint_allows_arguments_of_any_type() -> None:
     task = Task(charge, "order:{order}")
 
     assert task(42, object()) == task(42, object())
@@ -49,7 +49,7 @@ def test_a_default_fills_its_field() -> None:
     assert Task(charge, "{order}:{amount}").name(1) == Task(charge, "{order}:{amount}").name(1, 0)
 
 
-def test_fields_reach_into_attributes_and_items() -> None:
+def test_fields_can_name_attributes_and_items() -> None:
     task = Task(charge, "{order[customer][id]}-{amount.value:.2f}")
 
     def call(customer: int, value: float, **other: Any) -> str:
@@ -73,7 +73,7 @@ def test_conversions_and_formats_are_those_of_str_format() -> None:
         assert Task(charge, template).name(value) == Task(charge).rule.of_text(text).__str__()
 
 
-def test_an_extra_keyword_argument_can_be_named() -> None:
+def test_a_field_can_name_an_extra_keyword_argument() -> None:
     task = Task(charge, "{order}:{region}")
 
     assert task.name(1, region="eu") != task.name(1, region="us")
@@ -81,7 +81,7 @@ def test_an_extra_keyword_argument_can_be_named() -> None:
         task(1)
 
 
-def test_a_separator_inside_a_value_makes_no_duplicates() -> None:
+def test_a_separator_inside_a_value_does_not_cause_duplicates() -> None:
     for template in (
         "{order}:{amount}",
         "{order}{amount}",
@@ -103,8 +103,8 @@ def test_control_characters_and_megabytes_are_hashed() -> None:
     assert len(name) < 40
 
 
-def test_a_field_that_cannot_be_filled_is_told_without_its_value() -> None:
-    for template, value, why in [
+def test_the_error_of_a_field_that_cannot_be_filled_does_not_quote_the_value() -> None:
+    for template, value, reason in [
         ("{order.id}", {"id": "secret"}, "AttributeError"),
         ("{order[id]}", ["secret"], "TypeError"),
         ("{order[id]}", {"secret": 1}, "KeyError"),
@@ -113,13 +113,13 @@ def test_a_field_that_cannot_be_filled_is_told_without_its_value() -> None:
         with pytest.raises(KeyRuleError) as caught:
             Task(charge, template)(value)
         assert str(caught.value).startswith("shop.charge: idempotency_key cannot fill {order")
-        assert why in str(caught.value)
+        assert reason in str(caught.value)
         assert "secret" not in str(caught.value)
         assert caught.value.__suppress_context__
 
 
 class Plain:
-    """Prints its address in memory."""
+    """Its text holds its memory address."""
 
 
 class Named(Plain):
@@ -155,15 +155,17 @@ class Named(Plain):
         "dict",
     ],
 )
-def test_what_prints_differently_for_two_callers_is_refused(template: str, value: Any) -> None:
+def test_a_value_whose_text_differs_between_processes_is_rejected(
+    template: str, value: Any
+) -> None:
     with pytest.raises(KeyRuleError) as caught:
         Task(charge, template)(value)
 
     assert "0x" not in str(caught.value)
 
 
-def test_a_field_that_names_a_method_by_mistake_is_refused() -> None:
-    # A title that came as text: str has a method of that name, and its text is an address.
+def test_a_field_that_names_a_method_by_mistake_is_rejected() -> None:
+    # If the title is passed as text, the field names a method of str, whose text is an address.
     with pytest.raises(KeyRuleError):
         Task(charge, "{order.title}")("a book")
 
@@ -176,8 +178,8 @@ class Level(IntEnum):
     HIGH = 3
 
 
-def test_a_member_that_is_text_or_a_number_is_written_as_that() -> None:
-    # Python 3.10 prints the value where later ones print the name, or the other way round.
+def test_an_enum_member_that_is_text_or_a_number_is_encoded_as_that() -> None:
+    # Its text is the name in some versions of Python, and the value in others.
     task = Task(charge, "{order}")
 
     assert task.name(Currency.EUR) == task.name("eur")
@@ -185,7 +187,7 @@ def test_a_member_that_is_text_or_a_number_is_written_as_that() -> None:
     assert Task(charge, lambda order: Level.HIGH).name(1) == Task(charge, lambda order: 3).name(1)
 
 
-def test_an_extra_keyword_does_not_pass_for_a_parameter() -> None:
+def test_an_extra_keyword_is_not_mistaken_for_a_parameter() -> None:
     def refund(order: Any, /, **options: Any) -> None: ...
 
     task = Task(refund, "{order}")
@@ -194,7 +196,7 @@ def test_an_extra_keyword_does_not_pass_for_a_parameter() -> None:
     assert task(1, order=7).fingerprint != task(1).fingerprint
 
 
-def test_what_prints_a_text_of_its_own_is_taken() -> None:
+def test_a_value_with_a_text_of_its_own_is_accepted() -> None:
     task = Task(charge, "{order}")
 
     assert task.name(Named()) == task.name("named")
@@ -202,7 +204,7 @@ def test_what_prints_a_text_of_its_own_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "complaint"),
+    ("template", "message"),
     [
         ("order", "has no field"),
         ("", "has no field"),
@@ -214,21 +216,21 @@ def test_what_prints_a_text_of_its_own_is_taken() -> None:
         ("order}", "'order}'"),
     ],
 )
-def test_a_template_that_cannot_work_is_refused_at_start(template: str, complaint: str) -> None:
+def test_an_invalid_template_is_rejected_at_start(template: str, message: str) -> None:
     with pytest.raises(SettingsError) as caught:
         rule_of(charge, template)
 
     assert str(caught.value).startswith("shop.charge: idempotency_key ")
-    assert complaint in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_conversion_that_does_not_exist_is_refused_at_start() -> None:
+def test_an_unknown_conversion_is_rejected_at_start() -> None:
     with pytest.raises(SettingsError, match="shop.charge: idempotency_key"):
         rule_of(charge, "{order!x}")
 
 
-def test_a_template_that_names_an_argument_the_task_lacks_is_refused_at_start() -> None:
+def test_a_template_with_an_unknown_argument_is_rejected_at_start() -> None:
     def refund(order_id: Any, amount: Any) -> None: ...
 
     with pytest.raises(SettingsError) as caught:
