@@ -82,10 +82,3 @@ def send(signal: Signal, sender: Any, **details: Any) -> None:
         counter(signal, sender)
     if signal.receivers:
         signal.send(sender=sender, **details)
-
-
-def heard(signal: Signal, sender: Any) -> bool:
-    """Counts `signal`, and returns whether it has receivers."""
-    if counter is not None:
-        counter(signal, sender)
-    return bool(signal.receivers)

@@ -62,7 +62,7 @@ class ActiveExecution:
         #: The record has the outcome, or is not held any more, or cannot be written.
         self.settled = False
         #: The process is about to end: write once, without waiting for Redis.
-        self.in_haste = False
+        self.exiting = False
         self._renewed = False
         self._loss_reported = False
         self._orphaned_seconds = begun.orphaned_seconds
@@ -162,7 +162,7 @@ class ActiveExecution:
         For the length of a lease, even if this one has expired: while Redis is unavailable to all,
         no other execution can begin. If one has begun, Redis refuses the write.
         """
-        if self.in_haste:
+        if self.exiting:
             return False
         return self.lease.trusted or monotonic() < since + self.lease.seconds
 

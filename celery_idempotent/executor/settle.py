@@ -43,9 +43,9 @@ async def settle(active: ActiveExecution, outcome: Outcome) -> Outcome:
         if active.settled:
             raise
         # Raised by a signal handler. The body has ended, so its outcome is still to be stored.
-        active.in_haste = not isinstance(error, Exception)
+        active.exiting = not isinstance(error, Exception)
         outcome = await _settle_again(active, outcome)
-        if active.in_haste:
+        if active.exiting:
             raise
         logger.warning("%s: %r was raised after the body had ended", active.execution.key, error)
         return outcome
