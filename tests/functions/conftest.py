@@ -1,4 +1,4 @@
-"""One private server, and an engine on it for each test."""
+"""A private server for the session, and an engine on it for each test."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import redis
 
 from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
+from tests.functions.shop import Shop
 
-#: Seconds: a process that a busy machine starves for that long counts as frozen.
+#: Seconds. On a busy machine a process may be paused for so long that its lease expires.
 LEASE = 2.0
 
 
@@ -25,7 +26,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def client(server: RedisServer) -> Iterator[redis.Redis]:
-    """A look at the server past the engine."""
+    """A client that does not belong to the engine."""
     with server.client() as client:
         yield client
 
@@ -39,21 +40,30 @@ def idem(server: RedisServer) -> Iterator[Idempotency]:
 
 @pytest.fixture
 def run(idem: Idempotency) -> Callable[[Coroutine[Any, Any, Any]], Any]:
-    """Runs a coroutine in an event loop of its own, and hangs up at its end."""
+    """Runs a coroutine in an event loop of its own, then closes the loop's connections."""
 
     def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-        async def closing() -> Any:
+        async def run_and_close() -> Any:
             try:
                 return await coroutine
             finally:
                 await idem.aclose()
 
-        return asyncio.run(closing())
+        return asyncio.run(run_and_close())
 
     return run
 
 
+@pytest.fixture(params=["blocking", "async"])
+def shop(
+    request: pytest.FixtureRequest,
+    idem: Idempotency,
+    run: Callable[[Coroutine[Any, Any, Any]], Any],
+) -> Shop:
+    return Shop(idem, run, request.param)
+
+
 @pytest.fixture
 def key() -> str:
-    """One that no other test has."""
+    """A key that no other test uses."""
     return uuid4().hex

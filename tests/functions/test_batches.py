@@ -1,4 +1,4 @@
-"""Batches: one round trip for any number of keys, a decision for each."""
+"""Batches: one round trip for any number of keys, and a decision for each key."""
 
 from __future__ import annotations
 
@@ -44,51 +44,52 @@ def decisions(batch: Any) -> list[Decision]:
     return [entry.decision for entry in batch]
 
 
-def test_a_thousand_keys_take_a_round_trip_to_begin_and_one_to_complete(
+def test_a_thousand_keys_take_few_requests(
     proxy: Proxy, client: redis.Redis, keys: list[str]
 ) -> None:
     idem = Idempotency(proxy.url, key_prefix=keys[0])
-    with idem.begin_many(["warm"]) as warm:  # connects, and teaches the scripts
+    with idem.begin_many(["warm"]) as warm:  # connects, and loads the scripts
         warm.complete_many()
 
     def executed() -> int:
         stats: Any = client.info("commandstats")
         return sum(stats.get(f"cmdstat_{n}", {}).get("calls", 0) for n in ("evalsha", "eval"))
 
-    before, answers = executed(), len(proxy.requests)
+    executed_before, requests_before = executed(), len(proxy.requests)
     batch = idem.begin_many(keys)
     assert decisions(batch) == [Decision.RUN] * 1000
     assert batch.complete_many({key: n for n, key in enumerate(keys)}) == {}
     again = idem.begin_many(keys)
 
-    assert executed() - before == 3000
+    assert executed() - executed_before == 3000
     assert [entry.replay for entry in again] == list(range(1000))
-    # A request is what the server was sent before it answered: a few pieces of each, more of them
-    # on a busy machine, and far from one for each command.
-    print(f"\n3,000 commands in {len(proxy.requests) - answers} pieces")
-    assert len(proxy.requests) - answers < 600
+    # The proxy counts what was sent before each piece of a reply as a request: a few for each round
+    # trip, more on a busy machine, and far fewer than one for each command.
+    requests = len(proxy.requests) - requests_before
+    print(f"\n3,000 commands in {requests} requests")
+    assert requests < 600
     assert not heartbeat.held()
     idem.close()
 
 
-def test_round_trips_are_counted_where_they_are_made(
+def test_begin_complete_and_release_take_one_round_trip_each(
     idem: Idempotency, monkeypatch: pytest.MonkeyPatch, keys: list[str]
 ) -> None:
     idem.begin_many(["warm"]).complete_many()
     idem.begin_many(["too"]).release_many()
-    line = idem.executor.store._transport
-    send, trips = line.send, []  # type: ignore[union-attr]
+    transport = idem.executor.store._transport
+    send, sizes = transport.send, []  # type: ignore[union-attr]
 
-    def counting(requests: Any) -> Any:
-        trips.append(len(requests))
+    def count_requests(requests: Any) -> Any:
+        sizes.append(len(requests))
         return send(requests)
 
-    monkeypatch.setattr(line, "send", counting)
+    monkeypatch.setattr(transport, "send", count_requests)
     batch = idem.begin_many(keys)
     batch.complete_many(dict.fromkeys(keys[:500]))
     batch.release_many()
 
-    assert trips == [1000, 500, 500]
+    assert sizes == [1000, 500, 500]
 
 
 def test_each_key_has_a_decision(idem: Idempotency, client: redis.Redis, key: str) -> None:
@@ -117,12 +118,12 @@ def test_each_key_has_a_decision(idem: Idempotency, client: redis.Redis, key: st
     holder.release_many()
 
 
-def test_a_key_that_comes_twice_with_two_bodies_is_refused(idem: Idempotency, key: str) -> None:
+def test_a_repeated_key_with_another_fingerprint_is_rejected(idem: Idempotency, key: str) -> None:
     with idem.begin_many([key, key], ["one", "other"]) as batch:
         assert decisions(batch) == [Decision.RUN, Decision.REJECTED]
 
 
-def test_the_end_of_the_block_gives_back_what_is_left(idem: Idempotency, key: str) -> None:
+def test_the_end_of_the_block_releases_pending_keys(idem: Idempotency, key: str) -> None:
     one, two = f"{key}:1", f"{key}:2"
     with idem.begin_many([one, two]) as batch:
         batch.complete_many({one: 1})
@@ -134,63 +135,63 @@ def test_the_end_of_the_block_gives_back_what_is_left(idem: Idempotency, key: st
     assert not heartbeat.held()
 
 
-def test_the_heartbeat_keeps_all_leases(server: RedisServer, key: str) -> None:
+def test_the_heartbeat_renews_all_leases(server: RedisServer, key: str) -> None:
     idem = Idempotency(server.url, key_prefix=key, lease=LEASE)
     names = [str(n) for n in range(20)]
     batch = idem.begin_many(names)
-    began = time.monotonic()
+    started_at = time.monotonic()
 
-    eventually(lambda: time.monotonic() - began > 1.4 * LEASE)
+    eventually(lambda: time.monotonic() - started_at > 1.4 * LEASE)
     batch.check()
     assert set(decisions(idem.begin_many(names))) == {Decision.CONFLICT}
     batch.release_many()
     idem.close()
 
 
-def test_a_key_that_was_taken_over_is_told(idem: Idempotency, key: str) -> None:
+def test_the_error_of_a_key_that_was_taken_over_is_returned(idem: Idempotency, key: str) -> None:
     one, two = f"{key}:1", f"{key}:2"
     batch = idem.begin_many([one, two])
     store = idem.executor.store
     record = store.get(idem.key_of(two))
     assert record is not None
     store.execute(commands.abandon(idem.key_of(two), record.task_id, record.worker, grace_ms=0))
-    rival = idem.begin_many([two])
-    assert rival[0].attempt == 2
+    successor = idem.begin_many([two])
+    assert successor[0].attempt == 2
 
-    faults = batch.complete_many()
+    errors = batch.complete_many()
 
-    assert list(faults) == [two]
-    assert isinstance(faults[two], LeaseLostError)
-    rival.release_many()
+    assert list(errors) == [two]
+    assert isinstance(errors[two], LeaseLostError)
+    successor.release_many()
 
 
-def test_an_empty_batch_asks_nobody(idem: Idempotency) -> None:
+def test_an_empty_batch_is_valid(idem: Idempotency) -> None:
     with idem.begin_many([]) as batch:
         assert len(batch) == 0
         assert batch.complete_many() == {}
 
 
 @pytest.mark.parametrize("policy", ["raise", "run"])
-def test_without_a_store_the_policy_decides(policy: str) -> None:
-    away = Idempotency("redis://127.0.0.1:1", redis_timeout=0.2, on_store_error=policy)
+def test_on_store_error_applies_to_batches(policy: str) -> None:
+    unavailable = Idempotency("redis://127.0.0.1:1", redis_timeout=0.2, on_store_error=policy)
     if policy == "raise":
         with pytest.raises(StoreUnavailableError):
-            away.begin_many(["a"])
+            unavailable.begin_many(["a"])
         return
-    with away.begin_many(["a", "b"]) as batch:
+    with unavailable.begin_many(["a", "b"]) as batch:
         assert decisions(batch) == [Decision.RUN] * 2
         assert batch.complete_many() == {}
 
 
-def test_replicas_are_not_waited_for(server: RedisServer) -> None:
-    careful = Idempotency(server.url, wait_replicas=1)
+def test_wait_replicas_is_rejected(server: RedisServer) -> None:
+    engine = Idempotency(server.url, wait_replicas=1)
 
     with pytest.raises(SettingsError, match="a batch does not wait for replicas"):
-        careful.begin_many(["a"])
+        engine.begin_many(["a"])
 
 
-def test_async_batches_are_the_same(idem: Idempotency, run: Run, keys: list[str]) -> None:
-    async def story() -> None:
+def test_async_batches_behave_like_batches(idem: Idempotency, run: Run, keys: list[str]) -> None:
+    async def use_batch() -> None:
         async with await idem.abegin_many(keys) as batch:
             assert set(decisions(batch)) == {Decision.RUN}
             assert await batch.complete_many(dict.fromkeys(keys[:999], "done")) == {}
@@ -198,31 +199,31 @@ def test_async_batches_are_the_same(idem: Idempotency, run: Run, keys: list[str]
         assert decisions(again) == [Decision.REPLAY] * 999 + [Decision.RUN]
         await again.release_many()
 
-    run(story())
+    run(use_batch())
 
 
-def test_an_async_batch_that_is_cancelled_gives_all_keys_back(
+def test_an_async_batch_that_is_cancelled_releases_all_keys(
     idem: Idempotency, run: Run, keys: list[str]
 ) -> None:
-    async def story() -> None:
+    async def use_batch() -> None:
         store = idem.async_executor.store
         execute_all = store.execute_all
 
-        async def answer_late(many: Any) -> Any:
-            answers = await execute_all(many)
-            if many[0].script.name == "begin" and not asked:
-                asked.append(None)
+        async def cancel_before_return(batch: Any) -> Any:
+            replies = await execute_all(batch)
+            if batch[0].script.name == "begin" and not cancelled:
+                cancelled.append(None)
                 task.cancel()
                 await asyncio.sleep(0)
-            return answers
+            return replies
 
         await (await idem.abegin_many(["warm"])).release_many()
-        store.execute_all = answer_late  # type: ignore[method-assign]
-        asked: list[None] = []
+        store.execute_all = cancel_before_return  # type: ignore[method-assign]
+        cancelled: list[None] = []
         task = asyncio.create_task(idem.abegin_many(keys))
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    run(story())
+    run(use_batch())
     with idem.begin_many(keys) as batch:
         assert set(decisions(batch)) == {Decision.RUN}

@@ -1,4 +1,4 @@
-"""kombu consumers behind the gate, on both brokers."""
+"""Idempotent kombu consumers on Redis and RabbitMQ."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from celery_idempotent.contrib.kombu import KEY_HEADER, REASON_HEADER, Idempoten
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.testing.server import RedisServer
 from tests.servers.rabbitmq import RabbitMQ
+from tests.waiting import eventually
 
 MESSAGES = 2000
-#: The messages of a dead consumer are handed out again after 3 to 4 seconds.
-SOON_VISIBLE = {
+#: The broker redelivers the messages of a dead consumer after 3 to 4 seconds.
+SHORT_VISIBILITY = {
     "visibility_timeout": 3,
     "unacked_restore_interval": 1,
     "unacked_restore_throttle": 1,
@@ -40,11 +41,11 @@ def rabbitmq() -> Iterator[RabbitMQ]:
 def broker(request: pytest.FixtureRequest, server: RedisServer) -> tuple[str, dict[str, Any]]:
     if request.param == "rabbitmq":
         return request.getfixturevalue("rabbitmq").url, {"confirm_publish": True}
-    return server.url, SOON_VISIBLE
+    return server.url, SHORT_VISIBILITY
 
 
-class Bench:
-    """A queue, what is published to it, and a consumer in this thread."""
+class ConsumerHarness:
+    """Publishes to a queue, and consumes from it in this thread."""
 
     def __init__(self, idem: Idempotency, broker: tuple[str, dict[str, Any]]) -> None:
         url, options = broker
@@ -52,8 +53,8 @@ class Bench:
         self.connection = Connection(url, transport_options=options)
         self.queue = Queue(uuid4().hex, Exchange(""), routing_key="", durable=True)
         self.queue.routing_key = self.queue.name
-        self.dead = Queue(f"dead-{self.queue.name}", Exchange(""))
-        self.dead.routing_key = self.dead.name
+        self.dead_letter_queue = Queue(f"dead-{self.queue.name}", Exchange(""))
+        self.dead_letter_queue.routing_key = self.dead_letter_queue.name
         self.handled: list[Any] = []
         self._producer = self.connection.Producer()
         self.queue(self.connection.default_channel).declare()
@@ -71,180 +72,194 @@ class Bench:
         seconds: float = 60,
         **options: Any,
     ) -> IdempotentConsumer:
-        """Consume until `until` holds and nothing is left unacknowledged here."""
+        """Consumes until `until` holds; each message is then acknowledged or delayed."""
 
-        def note(body: Any, message: Any) -> Any:
+        def record(body: Any, message: Any) -> Any:
             self.handled.append(body)
             return handle(body)
 
         consumer = IdempotentConsumer(
-            self.idem, self.connection.clone(), [self.queue], note, **options
+            self.idem, self.connection.clone(), [self.queue], record, **options
         )
         deadline = time.monotonic() + seconds
         on_iteration = consumer.on_iteration
 
-        def stop_in_time() -> None:
+        def iterate_and_stop() -> None:
             on_iteration()
             consumer.should_stop = until() or time.monotonic() > deadline
 
-        consumer.on_iteration = stop_in_time  # type: ignore[method-assign]
+        consumer.on_iteration = iterate_and_stop  # type: ignore[method-assign]
         consumer.run(safety_interval=0.1)
-        assert until(), "it never came"
+        assert until(), "timed out"
         return consumer
 
-    def left(self, queue: Queue | None = None) -> list[Any]:
-        """Messages that are in the queue, taken out."""
-        found = []
+    def drain(self, queue: Queue | None = None) -> list[Any]:
+        """Removes and returns the messages of the queue."""
+        messages = []
         channel = self.connection.default_channel
         bound = (queue or self.queue)(channel)
         bound.declare()
         while message := bound.get(accept=["json"]):
-            found.append(message)
+            messages.append(message)
             message.ack()
-        return found
+        return messages
 
 
 @pytest.fixture
-def bench(idem: Idempotency, broker: tuple[str, dict[str, Any]]) -> Iterator[Bench]:
-    bench = Bench(idem, broker)
-    yield bench
-    bench.connection.release()
+def harness(idem: Idempotency, broker: tuple[str, dict[str, Any]]) -> Iterator[ConsumerHarness]:
+    harness = ConsumerHarness(idem, broker)
+    yield harness
+    harness.connection.release()
 
 
-def test_copies_are_handled_once(bench: Bench) -> None:
+def test_duplicates_are_handled_once(harness: ConsumerHarness) -> None:
     for _ in range(3):
-        bench.publish({"order": 1}, "order:1")
-    bench.publish({"order": 2}, message_id="order:2")
-    bench.publish({"order": 2}, message_id="order:2")
-    bench.publish({"order": 3}, "order:3")
+        harness.publish({"order": 1}, "order:1")
+    harness.publish({"order": 2}, message_id="order:2")
+    harness.publish({"order": 2}, message_id="order:2")
+    harness.publish({"order": 3}, "order:3")
 
-    bench.consume(lambda: {"order": 3} in bench.handled)
+    harness.consume(lambda: {"order": 3} in harness.handled)
 
-    assert bench.handled == [{"order": 1}, {"order": 2}, {"order": 3}]
-    assert bench.left() == []
+    assert harness.handled == [{"order": 1}, {"order": 2}, {"order": 3}]
+    assert harness.drain() == []
 
 
-def test_a_failure_is_tried_again_then_buried(bench: Bench, server: RedisServer, key: str) -> None:
+def test_a_failed_message_is_retried_then_dead_lettered(
+    harness: ConsumerHarness, server: RedisServer, key: str
+) -> None:
     times = []
 
     def fail(body: Any) -> None:
         times.append(time.monotonic())
         raise ValueError("declined")
 
-    bench.idem = Idempotency(server.url, key_prefix=key, max_attempts=2)
-    bench.publish({"order": 1}, "order:1")
-    bench.consume(lambda: len(times) == 2, fail, dead_letter_queue=bench.dead)
+    harness.idem = Idempotency(server.url, key_prefix=key, max_attempts=2)
+    harness.publish({"order": 1}, "order:1")
+    harness.consume(lambda: len(times) == 2, fail, dead_letter_queue=harness.dead_letter_queue)
 
-    assert times[1] - times[0] >= 0.7  # not in a hot loop
-    (dead,) = bench.left(bench.dead)
-    assert dead.payload == {"order": 1}
-    assert dead.headers[REASON_HEADER] == "its handler raised ValueError"
-    assert dead.headers[KEY_HEADER] == "order:1"
-    assert bench.left() == []
+    assert times[1] - times[0] >= 0.7  # the retry is delayed
+    (dead_letter,) = harness.drain(harness.dead_letter_queue)
+    assert dead_letter.payload == {"order": 1}
+    assert dead_letter.headers[REASON_HEADER] == "its handler raised ValueError"
+    assert dead_letter.headers[KEY_HEADER] == "order:1"
+    assert harness.drain() == []
 
 
 @pytest.mark.parametrize("policy", ["reject", "ignore"])
-def test_it_can_be_buried_at_once_or_ignored(bench: Bench, policy: str) -> None:
-    bench.publish({"order": 1}, "order:1")
-    bench.consume(
-        lambda: bool(bench.handled),
+def test_a_failed_message_can_be_dead_lettered_at_once_or_ignored(
+    harness: ConsumerHarness, policy: str
+) -> None:
+    harness.publish({"order": 1}, "order:1")
+    harness.consume(
+        lambda: bool(harness.handled),
         lambda body: 1 / 0,
-        dead_letter_queue=bench.dead,
+        dead_letter_queue=harness.dead_letter_queue,
         on_error=policy,
     )
 
-    assert len(bench.left(bench.dead)) == (1 if policy == "reject" else 0)
-    assert bench.left() == []
+    assert len(harness.drain(harness.dead_letter_queue)) == (1 if policy == "reject" else 0)
+    assert harness.drain() == []
 
 
-def test_a_conflict_waits_its_time_and_loses_nothing(bench: Bench) -> None:
+def test_a_conflicting_message_is_retried_until_the_key_is_free(harness: ConsumerHarness) -> None:
     key = uuid4().hex
-    bench.publish({"order": 1}, key)
-    with bench.idem.execution(key) as other:
-        with pytest.raises(AssertionError, match="it never came"):
-            bench.consume(lambda: bool(bench.handled), seconds=1.5)
-        other.check()
+    harness.publish({"order": 1}, key)
+    with harness.idem.execution(key) as holder:
+        with pytest.raises(AssertionError, match="timed out"):
+            harness.consume(lambda: bool(harness.handled), seconds=1.5)
+        holder.check()
     before = time.monotonic()
-    bench.consume(lambda: bool(bench.handled))
+    harness.consume(lambda: bool(harness.handled))
 
-    assert bench.handled == [{"order": 1}]
+    assert harness.handled == [{"order": 1}]
     assert time.monotonic() - before < 15
-    assert bench.left() == []
+    assert harness.drain() == []
 
 
 @pytest.mark.parametrize("policy", ["ignore", "reject"])
-def test_a_conflict_can_be_ignored_or_buried(bench: Bench, policy: str) -> None:
+def test_a_conflicting_message_can_be_ignored_or_dead_lettered(
+    harness: ConsumerHarness, policy: str
+) -> None:
     key = uuid4().hex
-    with bench.idem.execution(key):
-        bench.publish({"order": 1}, key, message_id="a")
-        bench.publish({"order": 2}, uuid4().hex, message_id="b")
-        bench.consume(
-            lambda: {"order": 2} in bench.handled, on_conflict=policy, dead_letter_queue=bench.dead
+    with harness.idem.execution(key):
+        harness.publish({"order": 1}, key, message_id="a")
+        harness.publish({"order": 2}, uuid4().hex, message_id="b")
+        harness.consume(
+            lambda: {"order": 2} in harness.handled,
+            on_conflict=policy,
+            dead_letter_queue=harness.dead_letter_queue,
         )
 
-    assert bench.handled == [{"order": 2}]
-    assert len(bench.left(bench.dead)) == (1 if policy == "reject" else 0)
-    assert bench.left() == []
+    assert harness.handled == [{"order": 2}]
+    assert len(harness.drain(harness.dead_letter_queue)) == (1 if policy == "reject" else 0)
+    assert harness.drain() == []
 
 
-def test_what_has_no_key_or_another_body_is_buried(bench: Bench) -> None:
-    bench.publish({"order": 1})
-    bench.publish({"order": 2}, "order:2")
-    bench.publish({"order": "another"}, "order:2")
-    bench.publish({"order": 3}, "order:3")
-    bench.consume(lambda: {"order": 3} in bench.handled, dead_letter_queue=bench.dead)
+def test_a_message_without_a_key_or_with_another_body_is_dead_lettered(
+    harness: ConsumerHarness,
+) -> None:
+    harness.publish({"order": 1})
+    harness.publish({"order": 2}, "order:2")
+    harness.publish({"order": "another"}, "order:2")
+    harness.publish({"order": 3}, "order:3")
+    harness.consume(
+        lambda: {"order": 3} in harness.handled, dead_letter_queue=harness.dead_letter_queue
+    )
 
-    reasons = [message.headers[REASON_HEADER] for message in bench.left(bench.dead)]
+    reasons = [
+        message.headers[REASON_HEADER] for message in harness.drain(harness.dead_letter_queue)
+    ]
     assert len(reasons) == 2
     assert "which is not a key" in reasons[0]
     assert "other arguments" in reasons[1]
 
 
-def test_a_key_can_be_made_of_the_body(bench: Bench) -> None:
+def test_a_key_can_be_derived_from_the_body(harness: ConsumerHarness) -> None:
     for _ in range(2):
-        bench.publish({"order": 1})
-    bench.publish({"order": 2})
-    bench.consume(
-        lambda: {"order": 2} in bench.handled, key=lambda body, message: f"order:{body['order']}"
+        harness.publish({"order": 1})
+    harness.publish({"order": 2})
+    harness.consume(
+        lambda: {"order": 2} in harness.handled, key=lambda body, message: f"order:{body['order']}"
     )
 
-    assert bench.handled == [{"order": 1}, {"order": 2}]
+    assert harness.handled == [{"order": 1}, {"order": 2}]
 
 
-def test_without_a_store_a_message_waits_or_runs(bench: Bench) -> None:
-    bench.idem = Idempotency("redis://127.0.0.1:1", redis_timeout=0.2)
-    bench.publish({"order": 1}, "order:1")
+def test_without_a_store_a_message_is_delayed_or_run(harness: ConsumerHarness) -> None:
+    harness.idem = Idempotency("redis://127.0.0.1:1", redis_timeout=0.2)
+    harness.publish({"order": 1}, "order:1")
 
-    with pytest.raises(AssertionError, match="it never came"):
-        bench.consume(lambda: bool(bench.handled), seconds=1)
-    bench.consume(lambda: bool(bench.handled), on_store_error="run")
+    with pytest.raises(AssertionError, match="timed out"):
+        harness.consume(lambda: bool(harness.handled), seconds=1)
+    harness.consume(lambda: bool(harness.handled), on_store_error="run")
 
-    assert bench.handled == [{"order": 1}]
+    assert harness.handled == [{"order": 1}]
 
 
-def test_a_wrong_policy_is_refused(idem: Idempotency) -> None:
+def test_an_invalid_policy_is_rejected(idem: Idempotency) -> None:
     with pytest.raises(SettingsError, match="on_conflict must be one of 'retry', 'ignore'"):
         IdempotentConsumer(
             idem, Connection("memory://"), [], lambda body, message: None, on_conflict="wait"
         )
 
 
-@pytest.mark.timeout(300)  # two processes and a broker, on whatever else the machine does
-def test_of_a_pair_one_is_killed_in_the_middle_and_nothing_is_lost_or_doubled(
+@pytest.mark.timeout(300)  # two processes and a broker on a busy machine
+def test_no_message_is_lost_or_repeated_when_one_of_two_consumers_is_killed(
     idem: Idempotency,
     broker: tuple[str, dict[str, Any]],
-    bench: Bench,
+    harness: ConsumerHarness,
     server: RedisServer,
     client: redis.Redis,
 ) -> None:
-    queue = bench.queue.name
+    queue = harness.queue.name
     for number in range(MESSAGES):
-        bench.publish({"number": number}, f"number:{number}", message_id=f"m{number}")
-        if number % 10 == 0:  # and a copy of each tenth
-            bench.publish({"number": number}, f"number:{number}", message_id=f"copy{number}")
+        harness.publish({"number": number}, f"number:{number}", message_id=f"m{number}")
+        if number % 10 == 0:  # and a duplicate of every tenth one
+            harness.publish({"number": number}, f"number:{number}", message_id=f"copy{number}")
 
     def start(name: str) -> subprocess.Popen[bytes]:
-        script = str(Path(__file__).with_name("consuming.py"))
+        script = str(Path(__file__).with_name("consumer_process.py"))
         url, options = broker
         return subprocess.Popen(
             [sys.executable, script, url, json.dumps(options), server.url, queue, name]
@@ -253,11 +268,11 @@ def test_of_a_pair_one_is_killed_in_the_middle_and_nothing_is_lost_or_doubled(
     victim = start("victim")
     other = None
     try:
-        wait_for(lambda: client.exists(f"{queue}:in the middle") == 1)
+        eventually(lambda: client.exists(f"{queue}:victim-is-handling") == 1, seconds=100)
         other = start("other")
-        wait_for(lambda: client.hlen(f"{queue}:handled") > 1000)
+        eventually(lambda: client.hlen(f"{queue}:handled") > 1000, seconds=100)
         victim.kill()
-        wait_for(lambda: client.hlen(f"{queue}:handled") == MESSAGES)
+        eventually(lambda: client.hlen(f"{queue}:handled") == MESSAGES, seconds=100)
     finally:
         victim.kill()
         victim.wait()
@@ -268,10 +283,3 @@ def test_of_a_pair_one_is_killed_in_the_middle_and_nothing_is_lost_or_doubled(
     handled = client.hgetall(f"{queue}:handled")
     assert len(handled) == MESSAGES
     assert set(handled.values()) == {b"1"}
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 100) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""``with idem.execution(…)`` and ``async with``: one story, told in both worlds."""
+"""``with idem.execution(…)`` and ``async with idem.execution(…)``: the same tests for both."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from celery_idempotent.store import commands
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
-class Plain:
-    """The blocking execution, awaited like the other one."""
+class Blocking:
+    """A blocking execution with the interface of an asynchronous one."""
 
     def __init__(self, execution: Any) -> None:
         self._execution = execution
@@ -42,23 +42,23 @@ class Plain:
         return self._execution.step(*args)
 
 
-Open = Callable[..., Any]
+OpenContext = Callable[..., Any]
 
 
 @pytest.fixture(params=["with", "async with"])
-def opened(request: pytest.FixtureRequest, idem: Idempotency) -> Open:
-    """``async with opened(key)`` in either world."""
+def open_context(request: pytest.FixtureRequest, idem: Idempotency) -> OpenContext:
+    """Opens ``with idem.execution(key)`` or ``async with idem.execution(key)``."""
 
     @asynccontextmanager
-    async def open_it(key: Any, engine: Idempotency = idem, **options: Any) -> Any:
+    async def open_execution(key: Any, engine: Idempotency = idem, **options: Any) -> Any:
         if request.param == "with":
             with engine.execution(key, **options) as execution:
-                yield Plain(execution)
+                yield Blocking(execution)
         else:
-            async with engine.execution(key, **options) as other:
-                yield other
+            async with engine.execution(key, **options) as async_execution:
+                yield async_execution
 
-    return open_it
+    return open_execution
 
 
 def state(idem: Idempotency, key: str) -> State | None:
@@ -66,192 +66,196 @@ def state(idem: Idempotency, key: str) -> State | None:
     return record and record.state
 
 
-def nothing_is_held() -> bool:
+def no_lease_is_held() -> bool:
     return not heartbeat.held() and not asyncio_heartbeat().held()
 
 
-def test_the_first_runs_and_the_second_replays(opened: Open, run: Run, key: str) -> None:
-    async def story() -> None:
-        async with opened(key) as first:
+def test_the_first_block_runs_and_the_second_replays(
+    open_context: OpenContext, run: Run, key: str
+) -> None:
+    async def use_context() -> None:
+        async with open_context(key) as first:
             assert first.decision is Decision.RUN
             assert (first.token > 0, first.attempt, first.recovered) == (True, 1, False)
             first.check()
             assert await first.complete("charged") == "charged"
-        async with opened(key) as second:
+        async with open_context(key) as second:
             assert second.decision is Decision.REPLAY
             assert second.replay == "charged"
             with pytest.raises(IdempotencyError, match="not to be run: the decision is REPLAY"):
                 await second.complete("again")
-        assert nothing_is_held()
+        assert no_lease_is_held()
 
-    run(story())
+    run(use_context())
 
 
-def test_a_key_that_is_held_is_a_decision(opened: Open, run: Run, key: str) -> None:
-    async def story() -> None:
-        async with opened(key) as first:
-            async with opened(key, wait_timeout=0) as second:
+def test_a_held_key_is_a_conflict(open_context: OpenContext, run: Run, key: str) -> None:
+    async def use_context() -> None:
+        async with open_context(key) as first:
+            async with open_context(key, wait_timeout=0) as second:
                 assert second.decision is Decision.CONFLICT
                 assert "is held by" in str(second.conflict)
                 with pytest.raises(IdempotencyError, match="has no outcome"):
                     _ = second.replay
             first.check()
 
-    run(story())
+    run(use_context())
 
 
-def test_a_block_that_does_not_complete_gives_its_key_back(
-    opened: Open, idem: Idempotency, run: Run, key: str
+def test_a_block_that_does_not_complete_releases_its_key(
+    open_context: OpenContext, idem: Idempotency, run: Run, key: str
 ) -> None:
-    async def story() -> None:
-        async with opened(key):
+    async def use_context() -> None:
+        async with open_context(key):
             pass
         assert state(idem, key) is None
         with pytest.raises(ValueError, match="declined"):
-            async with opened(key):
+            async with open_context(key):
                 raise ValueError("declined")
         assert state(idem, key) is None
-        assert nothing_is_held()
+        assert no_lease_is_held()
 
-    run(story())
+    run(use_context())
 
 
-def test_an_error_that_ends_the_key_is_its_outcome(opened: Open, run: Run, key: str) -> None:
-    async def story() -> None:
+def test_an_error_of_replay_errors_is_the_outcome(
+    open_context: OpenContext, run: Run, key: str
+) -> None:
+    async def use_context() -> None:
         with pytest.raises(ValueError, match="declined"):
-            async with opened(key, replay_errors=(ValueError,)):
+            async with open_context(key, replay_errors=(ValueError,)):
                 raise ValueError("declined")
-        async with opened(key) as second:
+        async with open_context(key) as second:
             assert second.decision is Decision.REPLAY
             with pytest.raises(ValueError, match="declined"):
                 _ = second.replay
 
-    run(story())
+    run(use_context())
 
 
-def test_another_fingerprint_is_refused(opened: Open, run: Run, key: str) -> None:
-    async def story() -> None:
-        async with opened(key, fingerprint={"amount": 1}) as first:
+def test_another_fingerprint_is_rejected(open_context: OpenContext, run: Run, key: str) -> None:
+    async def use_context() -> None:
+        async with open_context(key, fingerprint={"amount": 1}) as first:
             await first.complete()
-        async with opened(key, fingerprint={"amount": 1}) as again:
+        async with open_context(key, fingerprint={"amount": 1}) as again:
             assert again.decision is Decision.REPLAY
         with pytest.raises(KeyReusedError):
-            async with opened(key, fingerprint={"amount": 2}):
+            async with open_context(key, fingerprint={"amount": 2}):
                 pytest.fail("unreachable")
 
-    run(story())
+    run(use_context())
 
 
-def test_completing_twice_is_a_mistake(opened: Open, run: Run, key: str) -> None:
-    async def story() -> None:
-        async with opened(key) as execution:
+def test_completing_twice_is_an_error(open_context: OpenContext, run: Run, key: str) -> None:
+    async def use_context() -> None:
+        async with open_context(key) as execution:
             await execution.complete(1)
             with pytest.raises(IdempotencyError, match="already completed"):
                 await execution.complete(2)
 
-    run(story())
+    run(use_context())
 
 
-def test_a_late_completion_gives_the_rivals_outcome(
-    opened: Open, idem: Idempotency, run: Run, key: str
+def test_a_completion_after_a_takeover_is_rejected(
+    open_context: OpenContext, idem: Idempotency, run: Run, key: str
 ) -> None:
-    async def story() -> None:
-        async with opened(key) as late:
+    async def use_context() -> None:
+        async with open_context(key) as late:
             record = idem.executor.store.get(idem.key_of(key))
             assert record is not None
             idem.executor.store.execute(
                 commands.abandon(idem.key_of(key), record.task_id, record.worker, grace_ms=0)
             )
-            async with opened(key) as rival:
-                assert rival.recovered
-                assert rival.token > late.token
+            async with open_context(key) as successor:
+                assert successor.recovered
+                assert successor.token > late.token
                 with pytest.raises(LeaseLostError):
                     await late.complete("late")
-                await rival.complete("the rival's")
-        async with opened(key) as third:
-            assert third.replay == "the rival's"
+                await successor.complete("the successor's")
+        async with open_context(key) as third:
+            assert third.replay == "the successor's"
 
-    run(story())
+    run(use_context())
 
 
-def test_steps_are_kept(opened: Open, run: Run, key: str) -> None:
+def test_finished_steps_are_not_repeated(open_context: OpenContext, run: Run, key: str) -> None:
     done = []
 
     def reserve() -> str:
         done.append("reserve")
         return "r-1"
 
-    async def story() -> None:
+    async def use_context() -> None:
         for _ in range(2):
-            async with opened(key) as execution:  # and never completes
+            async with open_context(key) as execution:  # without completing
                 assert await execution.step("reserve", reserve) == "r-1"
 
-    run(story())
+    run(use_context())
     assert done == ["reserve"]
 
 
-def test_without_a_store_it_runs_if_that_is_the_policy(opened: Open) -> None:
-    away = Idempotency("redis://127.0.0.1:1", redis_timeout=0.2)
+def test_on_store_error_applies_to_blocks(open_context: OpenContext) -> None:
+    unavailable = Idempotency("redis://127.0.0.1:1", redis_timeout=0.2)
 
-    async def story() -> None:
+    async def use_context() -> None:
         with pytest.raises(StoreUnavailableError):
-            async with opened("k", away):
+            async with open_context("k", unavailable):
                 pytest.fail("unreachable")
-        async with opened("k", away, on_store_error="run") as execution:
+        async with open_context("k", unavailable, on_store_error="run") as execution:
             assert (execution.decision, execution.protected) == (Decision.RUN, False)
             assert await execution.complete(1) == 1
 
-    asyncio.run(story())
+    asyncio.run(use_context())
 
 
-def test_the_code_inside_sees_the_execution(
-    opened: Open, idem: Idempotency, run: Run, key: str
+def test_current_is_the_execution_of_the_block(
+    open_context: OpenContext, idem: Idempotency, run: Run, key: str
 ) -> None:
-    async def story() -> None:
-        async with opened(key) as execution:
+    async def use_context() -> None:
+        async with open_context(key) as execution:
             assert idem.current.token == execution.token
         assert idem.current.token == 0
 
-    run(story())
+    run(use_context())
 
 
-def test_signals_tell_of_it(opened: Open, idem: Idempotency, run: Run, key: str) -> None:
-    heard = []
+def test_signals_are_sent(open_context: OpenContext, idem: Idempotency, run: Run, key: str) -> None:
+    received = []
 
-    def hear(signal: Any, sender: Any, **_: Any) -> None:
-        heard.append((signal.name, sender is idem))
+    def receive(signal: Any, sender: Any, **_: Any) -> None:
+        received.append((signal.name, sender is idem))
 
     for signal in (signals.begun, signals.completed, signals.replayed):
-        signal.connect(hear, weak=False)
+        signal.connect(receive, weak=False)
 
-    async def story() -> None:
+    async def use_context() -> None:
         for _ in range(2):
-            async with opened(key) as execution:
+            async with open_context(key) as execution:
                 if execution.decision is Decision.RUN:
                     await execution.complete()
 
     try:
-        run(story())
+        run(use_context())
     finally:
         for signal in (signals.begun, signals.completed, signals.replayed):
-            signal.disconnect(hear)
+            signal.disconnect(receive)
     names = ["idempotency_begun", "idempotency_completed", "idempotency_replayed"]
-    assert heard == [(name, True) for name in names]
+    assert received == [(name, True) for name in names]
 
 
-def test_a_cancelled_block_gives_its_key_back(idem: Idempotency, run: Run, key: str) -> None:
-    async def block(inside: asyncio.Event) -> None:
+def test_a_cancelled_block_releases_its_key(idem: Idempotency, run: Run, key: str) -> None:
+    async def run_block(entered: asyncio.Event) -> None:
         async with idem.execution(key):
-            inside.set()
+            entered.set()
             await asyncio.sleep(20)
 
-    async def story() -> None:
-        inside = asyncio.Event()
-        task = asyncio.create_task(block(inside))
-        await inside.wait()
+    async def use_context() -> None:
+        entered = asyncio.Event()
+        task = asyncio.create_task(run_block(entered))
+        await entered.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert state(idem, key) is None
 
-    run(story())
+    run(use_context())

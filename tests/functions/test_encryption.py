@@ -1,4 +1,4 @@
-"""Results of functions that nobody can read in Redis, for code that blocks and code that awaits."""
+"""Encrypted results of functions and coroutine functions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def engine(server: RedisServer, prefix: str, *keys: bytes) -> Idempotency:
     return Idempotency(server.url, key_prefix=prefix, encryption_keys=keys)
 
 
-def assert_hidden(client: redis.Redis, prefix: str) -> None:
+def assert_encrypted(client: redis.Redis, prefix: str) -> None:
     (name,) = client.scan_iter(f"{prefix}:*")
-    kept: Any = client.get(name)
-    assert b"!json" in kept
-    assert b"VISA" not in kept
+    stored: Any = client.get(name)
+    assert b"!json" in stored
+    assert b"VISA" not in stored
 
 
-def test_a_function_is_answered_and_nothing_of_it_is_seen(
+def test_the_result_of_a_function_is_encrypted(
     server: RedisServer, client: redis.Redis, key: str
 ) -> None:
     idem = engine(server, key, OLD)
@@ -41,11 +41,13 @@ def test_a_function_is_answered_and_nothing_of_it_is_seen(
 
     assert card(1) == card(1) == SECRET
     assert runs == [1]
-    assert_hidden(client, key)
+    assert_encrypted(client, key)
     idem.close()
 
 
-def test_an_async_function_too(server: RedisServer, client: redis.Redis, key: str) -> None:
+def test_the_result_of_a_coroutine_function_is_encrypted(
+    server: RedisServer, client: redis.Redis, key: str
+) -> None:
     idem = engine(server, key, OLD)
     runs = []
 
@@ -54,18 +56,18 @@ def test_an_async_function_too(server: RedisServer, client: redis.Redis, key: st
         runs.append(order)
         return SECRET
 
-    async def twice() -> list[str]:
+    async def call_twice() -> list[str]:
         try:
             return [await card(1), await card(1)]
         finally:
             await idem.aclose()
 
-    assert asyncio.run(twice()) == [SECRET, SECRET]
+    assert asyncio.run(call_twice()) == [SECRET, SECRET]
     assert runs == [1]
-    assert_hidden(client, key)
+    assert_encrypted(client, key)
 
 
-def test_keys_are_rotated_and_may_be_lost(server: RedisServer, key: str) -> None:
+def test_keys_can_be_rotated_and_a_lost_key_is_an_error(server: RedisServer, key: str) -> None:
     for keys in [(OLD,), (NEW, OLD), (NEW,)]:
         idem = engine(server, key, *keys)
         card = idem.idempotent(lambda order: SECRET, name="card", key="{order}")
@@ -77,12 +79,12 @@ def test_keys_are_rotated_and_may_be_lost(server: RedisServer, key: str) -> None
         idem.close()
 
 
-def test_a_key_that_is_none_is_refused_at_once(server: RedisServer, key: str) -> None:
+def test_an_invalid_encryption_key_is_rejected_at_once(server: RedisServer, key: str) -> None:
     with pytest.raises(SettingsError, match="key 1 of 1 is not a Fernet key"):
         engine(server, key, b"secret")
 
 
-def test_one_function_has_no_keys_of_its_own(server: RedisServer, key: str) -> None:
+def test_encryption_keys_are_rejected_for_a_single_function(server: RedisServer, key: str) -> None:
     idem = engine(server, key, OLD)
 
     with pytest.raises(SettingsError, match="encryption_keys can only be set for the whole engine"):

@@ -1,4 +1,4 @@
-"""Whatever becomes of an event loop, what the engine has opened in it is closed."""
+"""Event loops that end, are closed or are dropped: the engine leaves no connections open."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def by_asgiref(charge: Charge, n: int) -> None:
     async_to_sync(charge)(n)
 
 
-def by_hand(charge: Charge, n: int) -> None:
-    """A loop that is closed, and nothing else."""
+def by_closing(charge: Charge, n: int) -> None:
+    """Runs the call in a loop that is closed without being shut down."""
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(charge(n))
@@ -58,39 +58,42 @@ def by_hand(charge: Charge, n: int) -> None:
         loop.close()
 
 
-def dropped(charge: Charge, n: int) -> None:
-    """A loop that is not even closed."""
+def by_dropping(charge: Charge, n: int) -> None:
+    """Runs the call in a loop that is never closed."""
     loop = asyncio.new_event_loop()
     loop.run_until_complete(charge(n))
 
 
-def descriptors() -> int:
+def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def connected(client: redis.Redis) -> int:
+def open_connections(client: redis.Redis) -> int:
     clients: Any = client.client_list()
     return len(clients)
 
 
 @pytest.fixture
 def bounded(client: redis.Redis) -> Iterator[Callable[[int], None]]:
-    """Compares what is open, without calling the garbage collector, with what was before."""
+    """Checks that at most `more` files and connections than before are open.
+
+    It does not run the garbage collector first.
+    """
 
     def check(more: int) -> None:
-        assert descriptors() - files <= more
-        eventually(lambda: connected(client) - clients <= more, "the server's clients are gone")
+        assert open_files() - files <= more
+        eventually(lambda: open_connections(client) - clients <= more, "the connections are closed")
 
-    connected(client)
+    open_connections(client)
     gc.collect()
-    files, clients = descriptors(), connected(client)
+    files, clients = open_files(), open_connections(client)
     yield check
     gc.collect()
     assert sum(type(each) is AsyncioHeartbeat for each in gc.get_objects()) <= 3
 
 
 @pytest.mark.parametrize("run", [by_asyncio, by_anyio, by_asgiref])
-def test_one_that_is_shut_down_leaves_nothing(
+def test_a_loop_that_is_shut_down_leaves_no_connections(
     charge: Charge, bounded: Callable[[int], None], run: Callable[[Charge, int], None]
 ) -> None:
     with warnings.catch_warnings():
@@ -100,9 +103,9 @@ def test_one_that_is_shut_down_leaves_nothing(
     bounded(0)
 
 
-# On a busy machine a beat may be under way when the loop is closed: Python then complains of it.
+# On a busy machine a renewal may be running when the loop is closed, which Python reports.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_one_that_is_only_closed_leaves_little(
+def test_a_loop_that_is_only_closed_leaves_few_connections(
     charge: Charge, bounded: Callable[[int], None]
 ) -> None:
     gc.disable()
@@ -110,7 +113,7 @@ def test_one_that_is_only_closed_leaves_little(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             for n in range(LOOPS):
-                by_hand(charge, n)
+                by_closing(charge, n)
                 if n % 50 == 49:
                     bounded(per_loop.MOST_CLOSED + 1)
             gc.collect()
@@ -118,25 +121,27 @@ def test_one_that_is_only_closed_leaves_little(
         gc.enable()
 
 
-# On a busy machine a beat may be under way when the loop is closed: Python then complains of it.
+# On a busy machine a renewal may be running when the loop is closed, which Python reports.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_one_that_is_dropped_is_garbage(charge: Charge, bounded: Callable[[int], None]) -> None:
+def test_the_connections_of_a_dropped_loop_are_garbage_collected(
+    charge: Charge, bounded: Callable[[int], None]
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         for n in range(10):
-            dropped(charge, n)
+            by_dropping(charge, n)
         gc.collect()
     bounded(0)
 
 
-def test_many_threads_have_loops_of_their_own(
+def test_loops_of_many_threads_leave_no_connections(
     charge: Charge, idem: Idempotency, bounded: Callable[[int], None]
 ) -> None:
     with ThreadPoolExecutor(20) as pool:
-        together = threading.Barrier(20)
+        barrier = threading.Barrier(20)
 
         def run(n: int) -> None:
-            together.wait()
+            barrier.wait()
             asyncio.run(charge(n))
 
         for _ in range(5):
@@ -145,28 +150,30 @@ def test_many_threads_have_loops_of_their_own(
     bounded(0)
 
 
-def test_waiting_calls_leave_nothing(idem: Idempotency, bounded: Callable[[int], None]) -> None:
-    async def story(n: int) -> None:
+def test_waiting_calls_leave_no_connections(
+    idem: Idempotency, bounded: Callable[[int], None]
+) -> None:
+    async def use_engine(n: int) -> None:
         async with idem.execution(n) as first:
-            waits = asyncio.create_task(second(n))
+            waiting = asyncio.create_task(replay(n))
             await asyncio.sleep(0.01)
             await first.complete("done")
-            assert await waits == "done"
+            assert await waiting == "done"
 
-    async def second(n: int) -> Any:
+    async def replay(n: int) -> Any:
         async with idem.execution(n) as execution:
             assert execution.decision is Decision.REPLAY
             return execution.replay
 
     for n in range(30):
-        asyncio.run(story(n))
+        asyncio.run(use_engine(n))
     bounded(0)
 
 
-def test_an_engine_that_is_dropped_leaves_nothing_in_a_loop_that_goes_on(
+def test_an_engine_that_is_dropped_leaves_no_connections_in_a_running_loop(
     server: RedisServer, key: str, bounded: Callable[[int], None]
 ) -> None:
-    async def story() -> None:
+    async def use_engine() -> None:
         for n in range(20):
             engine = Idempotency(server.url, key_prefix=key)
             async with engine.execution(n) as execution:
@@ -174,50 +181,50 @@ def test_an_engine_that_is_dropped_leaves_nothing_in_a_loop_that_goes_on(
             del engine, execution
         gc.collect()
         deadline = time.monotonic() + SOON
-        while descriptors() > files + 3:
-            assert time.monotonic() < deadline, "connections are open"
+        while open_files() > files + 3:
+            assert time.monotonic() < deadline, "connections are still open"
             await asyncio.sleep(POLL_INTERVAL)
 
-    files = descriptors()
+    files = open_files()
 
-    asyncio.run(story())
+    asyncio.run(use_engine())
     bounded(0)
 
 
-def test_aclose_is_for_the_running_loop(
+def test_aclose_closes_the_connections_of_the_running_loop(
     idem: Idempotency, charge: Charge, bounded: Callable[[int], None]
 ) -> None:
-    async def story() -> None:
+    async def use_engine() -> None:
         await idem.aclose()
         await charge(1)
         await idem.aclose()
-        bounded(3)  # the loop's own
+        bounded(3)  # of the event loop itself
         await charge(2)
         await idem.aclose()
         await idem.aclose()
 
     for _ in range(3):
-        asyncio.run(story())
+        asyncio.run(use_engine())
     bounded(0)
 
 
-def test_a_client_that_is_the_users_stays_open(
+def test_aclose_does_not_close_the_users_client(
     server: RedisServer, key: str, client: redis.Redis
 ) -> None:
-    async def story() -> None:
-        idem = Idempotency(own, key_prefix=key)
+    async def use_engine() -> None:
+        idem = Idempotency(user_client, key_prefix=key)
         async with idem.execution("1") as execution:
             await execution.complete()
         await idem.aclose()
-        assert own.connection_pool is pool
-        assert connected(client) > before
+        assert user_client.connection_pool is pool
+        assert open_connections(client) > before
 
-    before = connected(client)
-    own = redis.asyncio.Redis.from_url(server.url)
-    pool = own.connection_pool
+    before = open_connections(client)
+    user_client = redis.asyncio.Redis.from_url(server.url)
+    pool = user_client.connection_pool
 
-    async def closing() -> None:
-        await story()
-        await own.aclose()
+    async def run_and_close() -> None:
+        await use_engine()
+        await user_client.aclose()
 
-    asyncio.run(closing())
+    asyncio.run(run_and_close())

@@ -1,4 +1,4 @@
-"""The HTTP contract, with a real server and a real client."""
+"""The HTTP contract of the middleware, with a real server and a real client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class Web:
-    """uvicorn with an app, as a process that can be killed."""
+    """A uvicorn process that serves an app and can be killed."""
 
     def __init__(self, app: str, environment: dict[str, str]) -> None:
         self._ports = Ports(1)
@@ -48,7 +48,7 @@ class Web:
             try:
                 self.client.get("/")
             except httpx.TransportError:
-                assert time.monotonic() < deadline, "uvicorn does not answer"
+                assert time.monotonic() < deadline, "uvicorn does not reply"
                 time.sleep(0.05)
             else:
                 return
@@ -88,34 +88,32 @@ def web(server: RedisServer) -> Iterator[Web]:
         yield web
 
 
-def asked(client: redis.Redis, order: str) -> int:
-    value: Any = client.get(f"asked:{order}")
+def request_count(client: redis.Redis, order: str) -> int:
+    value: Any = client.get(f"requests:{order}")
     return int(value or 0)
 
 
 class TestContract:
     def test_400_without_a_key(self, web: Web, client: redis.Redis, key: str) -> None:
-        answer = web.post("/payments", None, {"order": key})
+        response = web.post("/payments", None, {"order": key})
 
-        assert answer.status_code == 400
-        assert answer.headers["content-type"] == "application/problem+json"
-        assert "Idempotency-Key" in answer.json()["detail"]
-        assert asked(client, key) == 0
+        assert response.status_code == 400
+        assert response.headers["content-type"] == "application/problem+json"
+        assert "Idempotency-Key" in response.json()["detail"]
+        assert request_count(client, key) == 0
 
-    @pytest.mark.parametrize("unfit", ["", '""', "x" * 256])
-    def test_400_with_an_unfit_one(self, web: Web, unfit: str) -> None:
-        assert web.post("/payments", unfit, {"order": "1"}).status_code == 400
+    @pytest.mark.parametrize("invalid", ["", '""', "x" * 256])
+    def test_400_with_an_invalid_key(self, web: Web, invalid: str) -> None:
+        assert web.post("/payments", invalid, {"order": "1"}).status_code == 400
 
-    def test_400_with_two(self, web: Web) -> None:
+    def test_400_with_two_keys(self, web: Web) -> None:
         headers = [("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
 
         assert web.client.post("/payments", json={}, headers=headers).status_code == 400
 
-    def test_201_the_first_time_and_the_same_again(
-        self, web: Web, client: redis.Redis, key: str
-    ) -> None:
+    def test_a_retry_gets_the_first_response(self, web: Web, client: redis.Redis, key: str) -> None:
         first = web.post("/payments", key, {"order": key})
-        again = web.post("/payments", f'"{key}"', {"order": key})  # as the draft quotes it
+        again = web.post("/payments", f'"{key}"', {"order": key})  # quoted as in the draft
 
         assert (first.status_code, again.status_code) == (201, 201)
         assert first.content == again.content == b'{"payment":1,"attempt":1}'
@@ -124,14 +122,16 @@ class TestContract:
         assert len(again.headers.get_list("set-cookie")) == 2
         assert "idempotency-replayed" not in first.headers
         assert again.headers["idempotency-replayed"] == "true"
-        assert (asked(client, key), asked(client, f"{key}:after")) == (1, 1)
+        assert (request_count(client, key), request_count(client, f"{key}:after")) == (1, 1)
 
-    def test_409_while_it_runs(self, web: Web, client: redis.Redis, key: str) -> None:
+    def test_409_while_the_first_request_runs(
+        self, web: Web, client: redis.Redis, key: str
+    ) -> None:
         body = {"order": key, "seconds": 1.5}
-        answers: list[httpx.Response] = []
-        first = threading.Thread(target=lambda: answers.append(web.post("/slow", key, body)))
+        responses: list[httpx.Response] = []
+        first = threading.Thread(target=lambda: responses.append(web.post("/slow", key, body)))
         first.start()
-        while asked(client, key) == 0:
+        while request_count(client, key) == 0:
             time.sleep(0.01)
 
         second = web.post("/slow", key, body)
@@ -140,73 +140,81 @@ class TestContract:
 
         assert second.status_code == 409
         assert second.headers["retry-after"] == "1"
-        assert answers[0].json() == third.json() == {"payment": 1}
+        assert responses[0].json() == third.json() == {"payment": 1}
 
     @pytest.mark.parametrize("change", ["body", "path", "query"])
-    def test_422_with_another_request(self, web: Web, key: str, change: str) -> None:
+    def test_422_for_another_request_with_the_same_key(
+        self, web: Web, key: str, change: str
+    ) -> None:
         web.post("/payments", key, {"order": key})
 
         path = {"path": "/slow", "query": "/payments?a=1"}.get(change, "/payments")
         body = {"order": key, "seconds": 0} if change == "body" else {"order": key}
         assert web.post(path, key, body).status_code == 422
 
-    def test_another_client_has_keys_of_its_own(self, web: Web, key: str) -> None:
-        answers = [
+    def test_clients_do_not_share_keys(self, web: Web, key: str) -> None:
+        responses = [
             web.post("/payments", key, {"order": key}, Authorization=f"Bearer {client}")
             for client in ("alice", "bob", "alice")
         ]
 
-        assert [answer.json()["payment"] for answer in answers] == [1, 2, 1]
+        assert [response.json()["payment"] for response in responses] == [1, 2, 1]
 
     @pytest.mark.parametrize("status", [200, 302, 404, 422])
-    def test_an_answer_below_500_is_kept(self, web: Web, key: str, status: int) -> None:
-        answers = [web.post(f"/answer/{status}", key, {"order": key}) for _ in range(2)]
+    def test_a_response_below_500_is_stored(self, web: Web, key: str, status: int) -> None:
+        responses = [web.post(f"/status/{status}", key, {"order": key}) for _ in range(2)]
 
-        assert [answer.status_code for answer in answers] == [status] * 2
-        assert [answer.text for answer in answers] == ["1", "1"]
+        assert [response.status_code for response in responses] == [status] * 2
+        assert [response.text for response in responses] == ["1", "1"]
 
-    def test_one_from_500_on_is_not(self, web: Web, key: str) -> None:
-        answers = [web.post("/answer/503", key, {"order": key}) for _ in range(2)]
+    def test_a_response_from_500_is_not_stored(self, web: Web, key: str) -> None:
+        responses = [web.post("/status/503", key, {"order": key}) for _ in range(2)]
 
-        assert [answer.status_code for answer in answers] == [503, 503]
-        assert [answer.text for answer in answers] == ["1", "2"]
+        assert [response.status_code for response in responses] == [503, 503]
+        assert [response.text for response in responses] == ["1", "2"]
 
-    def test_nor_is_an_error(self, web: Web, client: redis.Redis, key: str) -> None:
+    def test_an_error_of_the_app_is_not_stored(
+        self, web: Web, client: redis.Redis, key: str
+    ) -> None:
         for _ in range(2):
-            # uvicorn hangs up after an error, so each request has a connection of its own.
-            answer = web.post("/broken", key, {"order": key}, Connection="close")
-            assert answer.status_code == 500
-        assert asked(client, key) == 2
+            # uvicorn closes the connection after an error: each request needs a new one.
+            response = web.post("/broken", key, {"order": key}, Connection="close")
+            assert response.status_code == 500
+        assert request_count(client, key) == 2
 
-    def test_413_for_a_body_that_nobody_wants_to_keep(self, web: Web, key: str) -> None:
+    def test_413_for_a_body_above_the_limit(self, web: Web, key: str) -> None:
         assert web.post("/payments", key, {"order": "x" * 2000}).status_code == 413
 
-    def test_what_needs_no_key_passes(self, web: Web, key: str) -> None:
+    def test_a_request_that_needs_no_key_is_passed_to_the_app(self, web: Web, key: str) -> None:
         assert [web.post("/optional", None, {"order": key}).json() for _ in range(2)] == [1, 2]
         assert web.client.get("/nonesuch").status_code == 404
 
-    def test_503_without_a_store(self, server: RedisServer, client: redis.Redis, key: str) -> None:
-        away = "redis://127.0.0.1:1"
-        with serving("tests.functions.web:api", STORE_URL=server.url, AWAY_URL=away) as web:
-            answer = web.post("/payments", key, {"order": key})
+    def test_503_if_the_store_is_unavailable(
+        self, server: RedisServer, client: redis.Redis, key: str
+    ) -> None:
+        unavailable = "redis://127.0.0.1:1"
+        with serving(
+            "tests.functions.web:api", STORE_URL=server.url, UNAVAILABLE_URL=unavailable
+        ) as web:
+            response = web.post("/payments", key, {"order": key})
 
-        assert answer.status_code == 503
-        assert answer.headers["retry-after"] == "1"
-        assert asked(client, key) == 0
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+        assert request_count(client, key) == 0
 
 
-def test_a_crash_in_the_middle_is_409_until_the_lease_ends_and_then_runs_again(
+def test_after_a_crash_retries_get_409_until_the_lease_ends_and_then_run(
     web: Web, client: redis.Redis, key: str
 ) -> None:
     body = {"order": key, "seconds": 60}
 
-    def lost() -> None:
+    def send_request() -> None:
         with pytest.raises(httpx.TransportError):
             web.post("/slow", key, body)
 
-    request = threading.Thread(target=lost)
+    request = threading.Thread(target=send_request)
     request.start()
-    while asked(client, key) == 0:
+    while request_count(client, key) == 0:
         time.sleep(0.01)
     web.kill()
     request.join()
@@ -222,13 +230,13 @@ def test_a_crash_in_the_middle_is_409_until_the_lease_ends_and_then_runs_again(
     assert statuses[-1] == 200
     assert set(statuses[:-1]) <= {409}
     assert web.post("/slow", key, body).json() == {"payment": 2}
-    assert asked(client, key) == 2
+    assert request_count(client, key) == 2
 
 
-def test_a_client_that_hangs_up_on_a_stream_ends_what_it_awaits(
+def test_a_client_that_closes_a_stream_cancels_the_awaited_function(
     web: Web, server: RedisServer, client: redis.Redis, key: str
 ) -> None:
-    """Starlette cancels it at every turn of the loop, till it ends."""
+    """Starlette cancels the function at every turn of the event loop until it ends."""
     records = Idempotency(server.url, key_prefix="web")
 
     def record() -> Any:
@@ -241,39 +249,39 @@ def test_a_client_that_hangs_up_on_a_stream_ends_what_it_awaits(
     def cpu_ticks() -> int:
         return sum(map(int, Path(f"/proc/{web.pid}/stat").read_text().split()[13:15]))
 
-    with web.client.stream("GET", f"/stream/{key}") as answer:
-        lines = answer.iter_lines()  # its end closes the connection
+    with web.client.stream("GET", f"/stream/{key}") as response:
+        lines = response.iter_lines()  # the end of the block closes the connection
         assert next(lines) == "started"
-        eventually(lambda: asked(client, key), "the function runs")
+        eventually(lambda: request_count(client, key), "the function runs")
         assert record() is not None
         before, ticks = connections(), cpu_ticks()
-    eventually(lambda: record() is None, "the key is given back")
-    for _ in range(10):  # the server answers others, and has nothing else to do
+    eventually(lambda: record() is None, "the key is released")
+    for _ in range(10):  # the server is responsive, and idle
         assert web.client.get("/docs").status_code == 200
         time.sleep(0.1)
     assert connections() - before <= 4
-    assert cpu_ticks() - ticks < 50  # of a hundred a second
+    assert cpu_ticks() - ticks < 50  # at 100 ticks a second
     records.close()
 
 
-def test_a_client_that_hangs_up_in_its_request_runs_nothing(
+def test_a_request_that_the_client_breaks_off_is_not_run(
     server: RedisServer, client: redis.Redis, key: str
 ) -> None:
-    asked_for = []
+    app_calls = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        asked_for.append(await receive())
+        app_calls.append(await receive())
 
-    parts = [
+    messages = [
         {"type": "http.request", "body": b'{"order": 1}', "more_body": True},
         {"type": "http.disconnect"},
     ]
 
     async def receive() -> Any:
-        return parts.pop(0)
+        return messages.pop(0)
 
     async def send(message: Any) -> None:
-        raise AssertionError(f"nobody waits for {message}")
+        raise AssertionError(f"sent to a closed connection: {message}")
 
     async def request() -> None:
         idem = Idempotency(server.url)
@@ -285,11 +293,11 @@ def test_a_client_that_hangs_up_in_its_request_runs_nothing(
     names = set(client.scan_iter())
     asyncio.run(request())
 
-    assert asked_for == []
+    assert app_calls == []
     assert set(client.scan_iter()) == names
 
 
-def test_under_django(idem: Idempotency, key: str) -> None:
+def test_the_middleware_works_with_django(idem: Idempotency, key: str) -> None:
     from django.conf import settings
     from django.core.asgi import get_asgi_application
     from django.http import HttpRequest, JsonResponse
@@ -309,18 +317,18 @@ def test_under_django(idem: Idempotency, key: str) -> None:
     settings.configure(ROOT_URLCONF=Urls, ALLOWED_HOSTS=["*"], SECRET_KEY=key)
     app = IdempotencyMiddleware(get_asgi_application(), idem)
 
-    async def story() -> list[httpx.Response]:
+    async def send_requests() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
             headers = {"Idempotency-Key": key}
-            answers = [await client.post("/payments", content=b"1", headers=headers)]
-            answers.append(await client.post("/payments", content=b"1", headers=headers))
-            answers.append(await client.post("/payments", content=b"2", headers=headers))
-            answers.append(await client.post("/payments", content=b"2"))
+            responses = [await client.post("/payments", content=b"1", headers=headers)]
+            responses.append(await client.post("/payments", content=b"1", headers=headers))
+            responses.append(await client.post("/payments", content=b"2", headers=headers))
+            responses.append(await client.post("/payments", content=b"2"))
         await idem.aclose()
-        return answers
+        return responses
 
-    answers = asyncio.run(story())
-    assert [answer.status_code for answer in answers] == [201, 201, 422, 400]
-    assert answers[0].content == answers[1].content == b'{"payment": 1}'
+    responses = asyncio.run(send_requests())
+    assert [response.status_code for response in responses] == [201, 201, 422, 400]
+    assert responses[0].content == responses[1].content == b'{"payment": 1}'
     assert payments == [b"1"]

@@ -1,4 +1,4 @@
-"""The engine on every kind of Redis, in both worlds."""
+"""The engine on Sentinel and Cluster, in blocking code and in coroutines."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def sentinels() -> Iterator[SentinelServers]:
 
 
 @pytest.fixture(scope="module")
-def alone() -> Iterator[RedisServer]:
-    with RedisServer.start(config={}) as alone:
-        yield alone
+def single() -> Iterator[RedisServer]:
+    with RedisServer.start(config={}) as single:
+        yield single
 
 
 @pytest.fixture(params=["sentinels", "cluster"])
 def idem(request: pytest.FixtureRequest) -> Iterator[Idempotency]:
-    place = request.getfixturevalue(request.param)
+    servers = request.getfixturevalue(request.param)
     options: dict[str, Any] = {}
     if request.param == "sentinels":
-        options["redis_options"] = {"master_name": place.master_name}
-    engine = Idempotency(place.url, key_prefix=uuid4().hex, lease=LEASE, **options)
+        options["redis_options"] = {"master_name": servers.master_name}
+    engine = Idempotency(servers.url, key_prefix=uuid4().hex, lease=LEASE, **options)
     yield engine
     engine.close()
 
 
-def test_functions_blocks_and_batches_that_block(idem: Idempotency) -> None:
+def test_blocking_functions_blocks_and_batches(idem: Idempotency) -> None:
     runs = []
 
     @idem.idempotent
@@ -70,7 +70,7 @@ def test_functions_blocks_and_batches_that_block(idem: Idempotency) -> None:
     assert [entry.replay for entry in idem.begin_many(BATCH)] == ["done"] * len(BATCH)
 
 
-def test_and_those_that_await(idem: Idempotency) -> None:
+def test_coroutine_functions_and_async_batches(idem: Idempotency) -> None:
     runs = []
 
     @idem.idempotent
@@ -80,7 +80,7 @@ def test_and_those_that_await(idem: Idempotency) -> None:
         idem.current.check()
         return order
 
-    async def story() -> None:
+    async def use_engine() -> None:
         try:
             answers = await asyncio.gather(*(charge(order) for order in (1, 2, 3, 1, 2, 3)))
             assert answers == [1, 2, 3, 1, 2, 3]
@@ -92,20 +92,20 @@ def test_and_those_that_await(idem: Idempotency) -> None:
         finally:
             await idem.aclose()
 
-    asyncio.run(story())
+    asyncio.run(use_engine())
     assert sorted(runs) == [1, 2, 3]
 
 
-def test_replicas_of_a_cluster_are_not_waited_for_on_a_loop(cluster: ClusterServers) -> None:
-    careful = Idempotency(cluster.url, wait_replicas=1)
+def test_wait_replicas_is_rejected_for_coroutines_on_a_cluster(cluster: ClusterServers) -> None:
+    engine = Idempotency(cluster.url, wait_replicas=1)
 
     with pytest.raises(SettingsError, match="are not for async callers of a cluster"):
-        _ = careful.async_executor
+        _ = engine.async_executor
 
 
 @pytest.fixture
-def no_garbage_collected() -> Iterator[None]:
-    """What is left behind stays connected."""
+def gc_disabled() -> Iterator[None]:
+    """Disables the garbage collector, so that leaked connections stay open."""
     gc.disable()
     try:
         yield
@@ -113,63 +113,65 @@ def no_garbage_collected() -> Iterator[None]:
         gc.enable()
 
 
-@pytest.mark.usefixtures("no_garbage_collected")
-@pytest.mark.parametrize("place", ["alone", "sentinels", "cluster"])
-def test_what_is_closed_has_hung_up_everywhere(request: pytest.FixtureRequest, place: str) -> None:
-    servers = request.getfixturevalue(place)
-    nodes = [servers] if place == "alone" else list(servers.nodes)
+@pytest.mark.usefixtures("gc_disabled")
+@pytest.mark.parametrize("kind", ["single", "sentinels", "cluster"])
+def test_close_closes_the_connections_to_every_node(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    servers = request.getfixturevalue(kind)
+    nodes = [servers] if kind == "single" else list(servers.nodes)
     options: dict[str, Any] = {"client_name": (name := uuid4().hex)}
-    if place == "sentinels":
+    if kind == "sentinels":
         nodes += servers.sentinels
         options |= {"master_name": servers.master_name, "sentinel_kwargs": options.copy()}
     engine = Idempotency(servers.url, key_prefix=name, redis_options=options)
 
-    def connected() -> set[int]:
-        """Where the engine is; a node hears of an end a moment later."""
+    def connected_ports() -> set[int]:
+        """Returns the ports of the nodes to which the engine has connections."""
         with ExitStack() as clients:
             lists = [(n, clients.enter_context(n.client()).client_list()) for n in nodes]
         return {n.port for n, listed in lists if any(c["name"] == name for c in listed)}
 
-    async def story() -> None:
+    async def use_engine() -> None:
         async with engine.execution("async") as execution:
             await execution.complete(1)
-        assert connected()
+        assert connected_ports()
         await engine.aclose()
-        eventually(lambda: not connected())
+        eventually(lambda: not connected_ports())
 
     with engine.execution("blocking") as execution:
         execution.complete(1)
     assert [record.result for record in engine.records()] == [1]
-    assert connected()
+    assert connected_ports()
     engine.close()
-    eventually(lambda: not connected())
-    asyncio.run(story())
+    eventually(lambda: not connected_ports())
+    asyncio.run(use_engine())
 
 
-def test_a_client_that_is_lent_is_not_closed() -> None:
-    with RedisServer.start() as server, server.client() as own:
-        known_as = own.client_id()
-        engine = Idempotency(own)
+def test_close_does_not_close_the_users_client() -> None:
+    with RedisServer.start() as server, server.client() as user_client:
+        client_id = user_client.client_id()
+        engine = Idempotency(user_client)
         with engine.execution("key") as execution:
             execution.complete(1)
 
         engine.close()
 
-        assert own.client_id() == known_as
+        assert user_client.client_id() == client_id
 
 
-def test_nor_one_that_awaits() -> None:
-    async def story(url: str) -> None:
-        own = redis.asyncio.Redis.from_url(url)
-        known_as = await own.client_id()
-        engine = Idempotency(own)
+def test_aclose_does_not_close_the_users_client() -> None:
+    async def use_engine(url: str) -> None:
+        user_client = redis.asyncio.Redis.from_url(url)
+        client_id = await user_client.client_id()
+        engine = Idempotency(user_client)
         async with engine.execution("key") as execution:
             await execution.complete(1)
 
         await engine.aclose()
 
-        assert await own.client_id() == known_as
-        await own.aclose()
+        assert await user_client.client_id() == client_id
+        await user_client.aclose()
 
     with RedisServer.start() as server:
-        asyncio.run(story(server.url))
+        asyncio.run(use_engine(server.url))

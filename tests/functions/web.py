@@ -1,4 +1,4 @@
-"""An API that tells how often it was asked; a private Redis's URL is in the environment."""
+"""An API that counts its requests per order; STORE_URL is the URL of a private Redis."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_idempotent.contrib.asgi import IdempotencyMiddleware
 
 url = os.environ["STORE_URL"]
 idem = Idempotency(
-    os.environ.get("AWAY_URL", url), key_prefix="web", lease=1, redis_timeout=0.5, name="web"
+    os.environ.get("UNAVAILABLE_URL", url), key_prefix="web", lease=1, redis_timeout=0.5, name="web"
 )
 api = FastAPI()
 api.add_middleware(
@@ -28,15 +28,15 @@ api.add_middleware(
 ledger = Redis.from_url(url)
 
 
-async def note(what: str) -> int:
-    return int(await ledger.incr(f"asked:{what}"))
+async def count(name: str) -> int:
+    return int(await ledger.incr(f"requests:{name}"))
 
 
 @api.post("/payments", status_code=201)
 async def pay(request: Request, response: Response, background: BackgroundTasks) -> dict[str, Any]:
     body = await request.json()
-    number = await note(body["order"])
-    background.add_task(note, f"{body['order']}:after")
+    number = await count(body["order"])
+    background.add_task(count, f"{body['order']}:after")
     response.headers["location"] = f"/payments/{number}"
     response.set_cookie("a", "1")
     response.set_cookie("b", "2")
@@ -46,14 +46,14 @@ async def pay(request: Request, response: Response, background: BackgroundTasks)
 @api.post("/slow")
 async def slow(request: Request) -> dict[str, int]:
     body = await request.json()
-    number = await note(body["order"])
+    number = await count(body["order"])
     await asyncio.sleep(body["seconds"] if number == 1 else 0)
     return {"payment": number}
 
 
 @idem.idempotent(key="{order}", name="web.endless")
 async def endless(order: str) -> None:
-    await note(order)
+    await count(order)
     await asyncio.sleep(3600)
 
 
@@ -66,18 +66,18 @@ async def stream(order: str) -> StreamingResponse:
     return StreamingResponse(lines())
 
 
-@api.post("/answer/{status}")
-async def answer(status: int, request: Request) -> Response:
-    number = await note((await request.json())["order"])
+@api.post("/status/{status}")
+async def respond(status: int, request: Request) -> Response:
+    number = await count((await request.json())["order"])
     return Response(f"{number}", status)
 
 
 @api.post("/broken")
 async def broken(request: Request) -> None:
-    await note((await request.json())["order"])
+    await count((await request.json())["order"])
     raise RuntimeError("broken")
 
 
 @api.post("/optional")
 async def optional(request: Request) -> int:
-    return await note((await request.json())["order"])
+    return await count((await request.json())["order"])

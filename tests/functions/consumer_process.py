@@ -1,4 +1,4 @@
-"""A consumer process: broker URL and options, Redis URL, queue, name; ends with SIGTERM."""
+"""A consumer process: broker URL and options, Redis URL, queue, name. SIGTERM ends it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ledger = Redis.from_url(url)
 
 def handle(body: Any, message: Any) -> None:
     if body["number"] == 700 and name == "victim":
-        ledger.set(f"{queue}:in the middle", "1")
+        ledger.set(f"{queue}:victim-is-handling", "1")
         time.sleep(3600)
     ledger.hincrby(f"{queue}:handled", body["number"], 1)
 

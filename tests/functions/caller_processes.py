@@ -1,4 +1,4 @@
-"""Processes that call one function with one key: URL, key, how many, and whether for ever."""
+"""Forks processes that call one function: URL, key, number of processes, whether to run forever."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from redis import Redis
 from celery_idempotent import Idempotency
 
 url, key, number, *forever = sys.argv[1:]
-# Fifty at once on a busy machine may each wait seconds for their turn: that must not end a lease.
-# One that is to be killed has a short one.
+# On a busy machine each of fifty processes may wait for seconds, which must not end a lease. A
+# process that the test kills has a short lease.
 idem = Idempotency(url, key_prefix=key, lease=1 if forever else 30, wait_timeout=60)
 
 
-@idem.idempotent(key="{order}", name="engine.callers")
+@idem.idempotent(key="{order}", name="functions.caller")
 def charge(order: str) -> str:
     Redis.from_url(url).rpush(f"runs:{order}", os.getpid())
     time.sleep(3600 if forever else 0.5)

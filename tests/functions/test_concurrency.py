@@ -1,0 +1,194 @@
+"""Concurrent calls of one function: one execution, with a lease that is renewed."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from celery_idempotent import (
+    Idempotency,
+    LeaseLostError,
+)
+from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
+from celery_idempotent.lease.heartbeat import heartbeat
+from celery_idempotent.lease.lease import Lease
+from celery_idempotent.store.async_record_store import AsyncRecordStore
+from celery_idempotent.store.commands import Extension
+from celery_idempotent.testing.server import RedisServer
+from tests.functions.conftest import LEASE
+from tests.waiting import eventually
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+CALLERS = 50
+
+
+class TestSingleFlight:
+    """50 callers use one key: one execution runs, and all get its result."""
+
+    def test_threads(self, idem: Idempotency, key: str) -> None:
+        runs = []
+
+        @idem.idempotent(key="{order}")
+        def charge(order: str) -> str:
+            runs.append(order)
+            time.sleep(0.3)
+            return f"receipt {len(runs)}"
+
+        results: list[str] = []
+        threads = [
+            threading.Thread(target=lambda: results.append(charge(key))) for _ in range(CALLERS)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert len(runs) == 1
+        assert results == ["receipt 1"] * CALLERS
+
+    def test_tasks_on_one_event_loop(self, idem: Idempotency, run: Run, key: str) -> None:
+        runs = []
+
+        @idem.idempotent(key="{order}")
+        async def charge(order: str) -> str:
+            runs.append(order)
+            await asyncio.sleep(0.3)
+            return f"receipt {len(runs)}"
+
+        async def call_all() -> list[str]:
+            return await asyncio.gather(*(charge(key) for _ in range(CALLERS)))
+
+        assert run(call_all()) == ["receipt 1"] * CALLERS
+        assert len(runs) == 1
+
+    def test_processes(
+        self, idem: Idempotency, server: RedisServer, client: redis.Redis, key: str
+    ) -> None:
+        # Two scripts that fork: fifty starts of Python would take a minute.
+        script = Path(__file__).with_name("caller_processes.py")
+        scripts = [
+            subprocess.Popen(
+                [sys.executable, script, server.url, key, str(CALLERS // 2)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(2)
+        ]
+        results = [
+            line for process in scripts for line in process.communicate(timeout=100)[0].split()
+        ]
+
+        assert client.llen(f"runs:{key}") == 1
+        assert len(results) == CALLERS
+        assert len(set(results)) == 1
+
+
+class TestHeartbeat:
+    def test_a_long_run_keeps_its_lease(self, idem: Idempotency, key: str) -> None:
+        @idem.idempotent(key="{order}", name="shop.long")
+        def charge(order: str) -> int:
+            time.sleep(1.8 * LEASE)
+            return idem.current.attempt
+
+        duplicate = threading.Timer(1.4 * LEASE, lambda: results.append(charge(key)))
+        results: list[int] = []
+        duplicate.start()
+
+        assert charge(key) == 1
+        duplicate.join()
+        assert results == [1]
+
+    def test_a_long_await_keeps_its_lease_without_a_thread(
+        self, idem: Idempotency, run: Run, key: str
+    ) -> None:
+        @idem.idempotent(key="{order}", name="shop.long")
+        async def charge(order: str) -> int:
+            await asyncio.sleep(1.8 * LEASE)
+            idem.current.check()
+            return idem.current.attempt
+
+        async def call_later() -> int:
+            await asyncio.sleep(1.4 * LEASE)
+            return await charge(key)
+
+        async def call_both() -> Any:
+            threads = threading.active_count()
+            results = await asyncio.gather(charge(key), call_later())
+            assert not asyncio_heartbeat().held()
+            assert threading.active_count() == threads
+            return results
+
+        assert run(call_both()) == [1, 1]
+
+    def test_one_round_trip_extends_all_leases_of_a_loop(
+        self, idem: Idempotency, run: Run, client: redis.Redis, key: str
+    ) -> None:
+        async def renew() -> list[int]:
+            store = idem.async_executor.store
+            extend, sizes = store.extend, []
+
+            async def count_leases(leases: Any, timeout: float) -> Any:
+                sizes.append(len(leases))
+                return await extend(leases, timeout)
+
+            store.extend = count_leases  # type: ignore[method-assign]
+            sent_at = time.monotonic()
+            leases: list[Lease[AsyncRecordStore]] = [
+                Lease(store, Extension(idem.key_of(f"{key}:{n}"), n, 300, 1000), sent_at, lost.set)
+                for n in range(1, 21)
+            ]
+            for lease in leases:
+                asyncio_heartbeat().start_renewal(lease)
+            await asyncio.wait_for(lost.wait(), 10)  # no execution has these tokens
+            return sizes
+
+        lost = asyncio.Event()
+        # A second renewal may be sent before the test ends.
+        assert set(run(renew())) == {20}
+
+    def test_a_lost_lease_stops_the_function_if_the_policy_is_abort(
+        self, idem: Idempotency, run: Run, client: redis.Redis, key: str
+    ) -> None:
+        @idem.idempotent(key="{order}", name="shop.abort", lease=0.5, on_lease_lost="abort")
+        async def charge(order: str) -> None:
+            client.delete(idem.executor.store.name(charge.idempotency_key_of(order)))
+            await asyncio.sleep(20)
+
+        async def lose_lease() -> None:
+            with pytest.raises(LeaseLostError):
+                await charge(key)
+            task = asyncio.current_task()
+            assert task is not None
+            assert not getattr(task, "cancelling", lambda: 0)()
+
+        started_at = time.monotonic()
+        run(lose_lease())
+        assert time.monotonic() - started_at < 10
+
+
+def test_the_key_of_a_killed_process_is_taken_over(
+    server: RedisServer, client: redis.Redis, key: str
+) -> None:
+    script = Path(__file__).with_name("caller_processes.py")
+    victim = subprocess.Popen([sys.executable, script, server.url, key, "1", "forever"])
+    eventually(lambda: client.llen(f"runs:{key}") == 1, seconds=30)
+    victim.kill()
+    victim.wait()
+
+    # The script uses its key as the key prefix, too.
+    idem = Idempotency(server.url, key_prefix=key, lease=1, wait_timeout=20)
+    charge = idem.idempotent(key="{order}", name="functions.caller")(
+        lambda order: idem.current.attempt
+    )
+    assert charge(key) == 2
+    assert not heartbeat.held()

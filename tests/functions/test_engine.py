@@ -1,0 +1,110 @@
+"""Construction and options of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from celery import Celery
+
+from celery_idempotent import (
+    Idempotency,
+)
+from celery_idempotent.errors import SettingsError
+from celery_idempotent.testing.server import RedisServer
+
+WAIT_OR_RAISE = "must be 'wait' or 'raise' outside tasks"
+RAISE_OR_RUN = "must be 'raise' or 'run' outside tasks"
+
+
+class TestConstruction:
+    def test_an_app_provides_settings_and_connections(self, server: RedisServer, key: str) -> None:
+        app = Celery("shop", backend=server.url, set_as_current=False)
+        app.conf.update(idempotency_lease=7, idempotency_on_conflict="reject")
+        idem = Idempotency(app, key_prefix=key)
+
+        assert idem.settings.lease == 7
+        assert idem.settings.on_conflict == "wait"
+        assert idem.idempotent(lambda order: order)(key) == key
+        assert Idempotency(app, key_prefix=key).executor is idem.executor
+
+    def test_a_client_serves_either_blocking_code_or_coroutines(
+        self, server: RedisServer, key: str
+    ) -> None:
+        blocking = Idempotency(server.client(), key_prefix=key)
+
+        async def charge(order: str) -> str:
+            return order
+
+        assert blocking.idempotent(lambda order: order)(key) == key
+        with pytest.raises(SettingsError, match=r"gave a Redis that is neither a redis\.asyncio"):
+            asyncio.run(blocking.idempotent(charge)(key))
+
+        async def with_async_client() -> None:
+            client = redis.asyncio.Redis.from_url(server.url)
+            engine = Idempotency(client, key_prefix=key)
+            assert await engine.idempotent(charge)(key) == key
+            with pytest.raises(SettingsError, match=r"that is neither a redis\.Redis nor"):
+                engine.idempotent(lambda order: order)(key)
+            await client.aclose()
+
+        asyncio.run(with_async_client())
+
+    def test_a_function_keeps_its_name_and_signature(self, idem: Idempotency) -> None:
+        @idem.idempotent
+        def charge(order: str) -> str:
+            """Charges."""
+            return order
+
+        assert (charge.__name__, charge.__doc__) == ("charge", "Charges.")
+        assert list(inspect.signature(charge).parameters) == ["order"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"leese": 1}, "there is no option idempotency_leese; did you mean idempotency_lease?"),
+        ({"lease": 0}, "idempotency_lease must be a number of seconds"),
+        (
+            {"on_conflict": "retry"},
+            "idempotency_on_conflict must be 'wait' or 'raise' outside tasks",
+        ),
+        (
+            {"on_conflict": "ignore"},
+            "idempotency_on_conflict must be 'wait' or 'raise' outside tasks",
+        ),
+        (
+            {"on_store_error": "retry"},
+            "idempotency_on_store_error must be 'raise' or 'run' outside tasks",
+        ),
+        ({"dedupe_publish": True}, "idempotency_dedupe_publish is for tasks only"),
+        ({"serializer": "nonesuch"}, "kombu has no serializer 'nonesuch'"),
+        ({"offload_backend": "file:///tmp"}, "create Idempotency from the app"),
+    ],
+)
+def test_an_invalid_option_is_rejected_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Idempotency("redis://", **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key_prefix": "x"}, "idempotency_key_prefix can only be set for the whole engine"),
+        ({"serializer": "pickle"}, "'pickle' writes a content type that is not in"),
+        ({"key": "order:{number}"}, "idempotency_key names 'number'"),
+    ],
+)
+def test_an_invalid_option_of_a_function_is_rejected_in_one_line(
+    idem: Idempotency, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        idem.idempotent(name="shop.charge", **options)(lambda order: order)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("shop.charge")
