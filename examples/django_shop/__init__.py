@@ -1,7 +1,6 @@
-"""A shop in Django: a view that pays an order, and a task that charges it once.
+"""A Django shop: a view that pays an order, and a task that charges it once.
 
-Python finds the Celery app with the package, so that `shared_task` belongs to it in web processes,
-too.
+The package imports the Celery app, so that `shared_task` uses it in web processes, too.
 """
 
 from examples.django_shop.celery import app as celery_app

@@ -1,4 +1,4 @@
-"""The Celery app, as Celery's own guide for Django has it.
+"""The Celery app, set up as in Celery's guide for Django.
 
 celery -A examples.django_shop.celery worker
 celery -A examples.django_shop.celery idempotency doctor

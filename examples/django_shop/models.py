@@ -1,4 +1,4 @@
-"""Orders, and what was taken for them."""
+"""Orders and their payments."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from django.db import models
 
 
 class Order(models.Model):
-    """What somebody wants to have."""
+    """An order of a customer."""
 
     amount = models.PositiveIntegerField()
     state = models.CharField(max_length=10, default="new")
 
 
 class Payment(models.Model):
-    """Money that was taken. The key is unique: a second row for it is refused by the database."""
+    """A payment. The database rejects a second payment with the same idempotency key."""
 
     order = models.ForeignKey(Order, on_delete=models.PROTECT)
     amount = models.PositiveIntegerField()

@@ -1,4 +1,4 @@
-"""Django's settings: Celery's, and so this library's, stand under CELERY_."""
+"""Django's settings; those of Celery and celery-idempotent begin with CELERY_."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ CELERY_BROKER_URL = os.environ.get("SHOP_REDIS", "redis://localhost:6379/0")
 CELERY_RESULT_BACKEND = CELERY_BROKER_URL
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 
-# Each option of a task is a setting for all tasks as well.
+# Every task option is also a setting, the default for all tasks.
 CELERY_IDEMPOTENCY_LEASE = 30.0
 CELERY_IDEMPOTENCY_RESULT_TTL = 7 * 86400.0

@@ -12,7 +12,7 @@ from celery_idempotent import IdempotentTask
 
 
 class ShopTask(IdempotentTask, DjangoTask):
-    """Both: the gate, and Celery's ``delay_on_commit`` (Celery 5.4 and later)."""
+    """An idempotent task with Celery's ``delay_on_commit`` (Celery 5.4 and later)."""
 
     abstract = True
 
@@ -24,10 +24,10 @@ class ShopTask(IdempotentTask, DjangoTask):
     idempotency_dedupe_publish=True,
 )
 def charge(self: Any, order_id: int, amount: int) -> dict[str, Any]:
-    """Take the money, and write it down.
+    """Stores a payment for an order.
 
-    The transaction ends inside the task, before the outcome is stored. A worker that dies between
-    the two leaves a payment behind and no outcome: the next execution finds it by its key.
+    The transaction is committed before the outcome is stored. If a worker dies in between, the next
+    execution finds the payment by its key.
     """
     from examples.django_shop.models import Order, Payment
 

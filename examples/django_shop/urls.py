@@ -1,4 +1,4 @@
-"""One address."""
+"""The URLs of the shop."""
 
 from __future__ import annotations
 

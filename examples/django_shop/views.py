@@ -1,4 +1,4 @@
-"""POST /orders/<id>/pay: as often as the browser likes."""
+"""POST /orders/<id>/pay charges an order, once for any number of requests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from examples.django_shop.tasks import charge
 @csrf_exempt
 @require_POST
 def pay(request: HttpRequest, order_id: int) -> HttpResponse:
-    """Charge an order once it is written down that it is to be paid.
+    """Marks an order as being paid, and publishes its charge when the transaction commits.
 
-    `delay_on_commit`, not `delay`: before the commit a worker would not find the row, and after a
-    rollback there would be a message, and a reservation, for an order that nobody has made.
+    `delay` would publish the charge before the commit: a worker might not find the row yet, and
+    after a rollback the message and its reservation would remain.
     """
     with transaction.atomic():
         order = get_object_or_404(Order.objects.select_for_update(), pk=order_id)

@@ -1,1 +1,1 @@
-"""A payments API whose clients may ask again: FastAPI in front, Celery behind."""
+"""A payments API with retries that are safe: FastAPI handles requests, Celery charges."""

@@ -1,6 +1,6 @@
-"""What the web process leaves to Celery.
+"""The task that charges a payment.
 
-Broker and result backend come from CELERY_BROKER_URL and CELERY_RESULT_BACKEND.
+CELERY_BROKER_URL and CELERY_RESULT_BACKEND set the broker and the result backend.
 """
 
 from __future__ import annotations
@@ -14,6 +14,6 @@ app = Celery("payments")
 
 @app.task(base=IdempotentTask)
 def charge(payment: str, account: str, amount: int) -> str:
-    """Take the money, once for each payment, however often the web process says so."""
+    """Charges a payment once, however often the web process publishes it."""
     print(f"charging {amount} to {account} for payment {payment}", flush=True)
     return f"receipt of {payment}"

@@ -1,13 +1,14 @@
-"""POST /payments with an Idempotency-Key starts a charge, and may be sent again at any time.
+"""POST /payments with an Idempotency-Key starts a charge; clients may retry it at any time.
 
     uvicorn examples.fastapi_payments.web:api
     celery -A examples.fastapi_payments.tasks worker
     curl -i localhost:8000/payments -H 'Idempotency-Key: 8e03978e' \
         -H 'Content-Type: application/json' -d '{"account": "A-1", "amount": 999}'
 
-The middleware lets one request through for each key and keeps its answer. If this process dies
-between starting the task and keeping the answer, the client's next try comes through again when
-the lease has ended, and starts the task again, under the same key: the worker charges once.
+The middleware runs one request for each key and replays its response to retries. If this process
+dies after it has published the task and before it has stored the response, a retry runs the request
+again once the lease has expired. It publishes the task with the same key, so the worker charges
+once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ api.add_middleware(IdempotencyMiddleware, idem=idem)
 
 
 class Payment(BaseModel):
-    """What is to be paid."""
+    """The body of a request."""
 
     account: str
     amount: int = Field(gt=0)
@@ -35,7 +36,7 @@ class Payment(BaseModel):
 
 @api.post("/payments", status_code=202)
 async def pay(payment: Payment) -> dict[str, Any]:
-    """Start the charge; its number is made of the key, so every try gives the same one."""
+    """Publishes the charge; the payment's number is derived from the key, so retries share it."""
     number = idem.current.key.rpartition(":")[2]
     charge.apply_async((number, payment.account, payment.amount), idempotency_key=number)
     return {"payment": number, "status": "accepted"}

@@ -1,1 +1,1 @@
-"""A table that refuses the writes of an execution that has lost its lease."""
+"""A table that rejects writes by an execution that has lost its lease."""

@@ -1,14 +1,14 @@
-"""A day's total in a SQLite table that asks each writer for its fencing token.
+"""Stores the total of each day in a SQLite table that checks fencing tokens.
 
-An execution that was frozen past its lease does not know that another one has taken over. Its
-result is refused, but what it writes elsewhere is not, unless that place looks at the token. This
-table does: it keeps the highest that it has seen, and takes nothing from a lower one.
+An execution that was frozen for longer than its lease may continue after another one has taken
+over. Redis rejects its result, but an external system accepts its writes unless it checks the
+fencing token. This table stores the highest token of each day, and rejects writes with a lower one.
 
     celery -A examples.fencing.tasks worker
     >>> total.delay("2026-11-21").get()
 
-Broker and result backend come from CELERY_BROKER_URL and CELERY_RESULT_BACKEND, the file from
-TOTALS_FILE.
+CELERY_BROKER_URL and CELERY_RESULT_BACKEND set the broker and the result backend, TOTALS_FILE the
+file of the table.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ ON CONFLICT (day) DO UPDATE SET amount = :amount, token = :token WHERE token <= 
 
 
 class StaleWriteError(Exception):
-    """A later execution has written already."""
+    """An execution with a higher fencing token has already written."""
 
 
 @app.task(bind=True, base=IdempotentTask, idempotency_key="day:{day}")
 def total(self: IdempotentTask, day: str) -> int:
-    """Add up the day and write it down."""
+    """Computes and stores the total of a day."""
     amount = add_up(day)
     write(day, amount, self.idempotency.token)
     return amount
 
 
 def add_up(day: str) -> int:
-    """What takes long."""
+    """Stands for a long computation."""
     return sum(map(ord, day))
 
 
 def write(day: str, amount: int, token: int) -> None:
-    """Write the total of a day under a fencing token.
+    """Stores the total of a day with a fencing token.
 
     Raises:
-        StaleWriteError: if an execution with a higher token has written.
+        StaleWriteError: if the stored total has a higher token.
     """
     with closing(connect()) as database, database:
         if database.execute(WRITE, {"day": day, "amount": amount, "token": token}).rowcount == 0:
@@ -61,14 +61,14 @@ def write(day: str, amount: int, token: int) -> None:
 
 
 def read(day: str) -> int | None:
-    """The total of a day, if there is one."""
+    """Returns the total of a day, or None."""
     with closing(connect()) as database:
         row = database.execute("SELECT amount FROM totals WHERE day = ?", (day,)).fetchone()
     return None if row is None else row[0]
 
 
 def connect() -> sqlite3.Connection:
-    """The database, with its table."""
+    """Opens the database, and creates the table if it is missing."""
     database = sqlite3.connect(os.environ.get("TOTALS_FILE", "totals.sqlite"))
     database.execute(TABLE)
     return database

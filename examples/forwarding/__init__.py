@@ -1,1 +1,1 @@
-"""A consumer that filters duplicates out of a stream and forwards the rest, a batch at a time."""
+"""A consumer that forwards messages in batches, without their duplicates."""

@@ -1,11 +1,10 @@
-"""Takes webhooks from one queue, and puts each into another one once, a hundred at a time.
+"""Forwards webhooks from one queue to another, each once, in batches of a hundred.
 
     python -m examples.forwarding.forward redis:// webhooks unique
 
-A batch costs Redis one round trip to begin and one to complete, however many messages it has. They
-are acknowledged when it is complete; a forwarder that dies in between leaves them to the next one,
-which forwards them again once the lease has ended: between the two queues, as in every pipe that
-ends in another system, a crash may double what was sent and not yet written down.
+A batch of any size takes one round trip to begin and one to complete. Its messages are acknowledged
+after it has completed. If a forwarder dies before that, another one forwards the messages again
+once the leases have expired: a crash can duplicate messages that were published but not completed.
 """
 
 from __future__ import annotations
@@ -21,60 +20,60 @@ from kombu.message import Message
 from celery_idempotent import Decision, Idempotency
 
 BATCH = 100
-#: Seconds that a batch waits to be full, and that a message waits which someone else is at.
-PATIENCE = 0.5
+#: Seconds to wait for a full batch.
+BATCH_TIMEOUT = 0.5
 
 
 class Forwarder:
-    """From `source` to `target`, by way of a filter that forgets nothing for a day."""
+    """Forwards messages from `source` to `target`; duplicates within a day are dropped."""
 
     def __init__(self, connection: Connection, idem: Idempotency, source: str, target: str) -> None:
         self.connection = connection
         self.idem = idem
-        self.source, self.target = (
-            Queue(name, Exchange(""), routing_key=name) for name in (source, target)
-        )
+        self.source = Queue(source, Exchange(""), routing_key=source)
+        self.target = Queue(target, Exchange(""), routing_key=target)
         self.forwarded = 0
-        self._taken: list[tuple[Any, Message]] = []
+        self._received: list[tuple[Any, Message]] = []
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Forward until told otherwise."""
-        take = self.connection.Consumer(
-            [self.source], callbacks=[self._take], prefetch_count=BATCH, accept=["json"]
+        """Forwards messages until `until` returns true."""
+        consumer = self.connection.Consumer(
+            [self.source], callbacks=[self._receive], prefetch_count=BATCH, accept=["json"]
         )
-        with take:
+        with consumer:
             while not until():
-                self._fill()
-                if self._taken:
-                    self._forward()
+                self._fill_batch()
+                if self._received:
+                    self._forward_batch()
 
-    def _take(self, body: Any, message: Message) -> None:
-        self._taken.append((body, message))
+    def _receive(self, body: Any, message: Message) -> None:
+        self._received.append((body, message))
 
-    def _fill(self) -> None:
-        ends, full = time.monotonic() + PATIENCE, len(self._taken) + BATCH
-        while len(self._taken) < full and (left := ends - time.monotonic()) > 0:
+    def _fill_batch(self) -> None:
+        deadline = time.monotonic() + BATCH_TIMEOUT
+        full = len(self._received) + BATCH
+        while len(self._received) < full and (timeout := deadline - time.monotonic()) > 0:
             try:
-                self.connection.drain_events(timeout=left)
+                self.connection.drain_events(timeout=timeout)
             except TimeoutError:
                 return
 
-    def _forward(self) -> None:
-        taken, self._taken = self._taken, []
-        held = []
-        with self.idem.begin_many([body["id"] for body, _ in taken]) as batch:
-            for entry, (body, message) in zip(batch, taken, strict=True):
+    def _forward_batch(self) -> None:
+        received, self._received = self._received, []
+        conflicts = []
+        with self.idem.begin_many([body["id"] for body, _ in received]) as batch:
+            for entry, (body, message) in zip(batch, received, strict=True):
                 if entry.decision is Decision.RUN:
                     self._send(body)
                 elif entry.decision is Decision.CONFLICT:
-                    held.append((body, message))
-            batch.check()  # so long that another may have begun? Then say nothing is done
+                    conflicts.append((body, message))
+            batch.check()  # raises LeaseLostError if another forwarder may have taken over
             batch.complete_many()
-        for body, message in taken:
-            if (body, message) not in held:
+        for body, message in received:
+            if (body, message) not in conflicts:
                 message.ack()
-        # Another forwarder is at these, and may die: they come into the next batch.
-        self._taken = held
+        # Another forwarder holds these keys and may die: retry them in the next batch.
+        self._received = conflicts
 
     def _send(self, body: Any) -> None:
         self.connection.Producer().publish(

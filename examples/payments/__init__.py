@@ -1,1 +1,1 @@
-"""Webhook events of a payment provider, charged exactly once: ``python -m examples.payments``."""
+"""A demo that charges webhook events exactly once: ``python -m examples.payments``."""

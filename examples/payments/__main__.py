@@ -1,4 +1,4 @@
-"""Entry of ``python -m examples.payments``."""
+"""Runs the demo: ``python -m examples.payments``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 
 try:
     from .cli import main
-except KeyboardInterrupt:  # Celery takes its time to import
-    print("Interrupted before anything began.", file=sys.stderr)
+except KeyboardInterrupt:  # importing Celery takes a while
+    print("Interrupted before the demo started.", file=sys.stderr)
     sys.exit(130)
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Command line of the demo; ``--help`` tells its options.
+"""The command line of the demo; ``--help`` lists its options.
 
-Exit codes: 0 each event was charged exactly once, 1 it was not, 2 the demo could not run,
-130 it was interrupted.
+Exit codes: 0 if each event was charged exactly once, 1 if not, 2 if the demo could not run, and 130
+if it was interrupted.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ INTERRUPTED = 130
 
 
 class ProgressBar:
-    """The bar that runs while the events do, one step an answer."""
+    """A progress bar that advances with each reply."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._bar = progress.add_task("", total=None)
 
-    def expect(self, answers: int) -> None:
-        """So many answers will come."""
-        self._progress.update(self._bar, total=answers)
+    def expect(self, replies: int) -> None:
+        """Sets the number of replies to come."""
+        self._progress.update(self._bar, total=replies)
 
     def stage(self, description: str) -> None:
-        """A new part of the run begins."""
+        """Shows the current stage of the run."""
         self._progress.update(self._bar, description=description)
 
-    def answered(self) -> None:
-        """One more delivery has its answer."""
+    def reply_received(self) -> None:
+        """Advances the bar by one delivery."""
         self._progress.advance(self._bar)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo and return its exit code."""
+    """Runs the demo and returns its exit code."""
     options = _parse(arguments)
-    # The bar and what goes wrong go to stderr, so that stdout holds the report and nothing else.
-    aside = Console(stderr=True, highlight=False, soft_wrap=True)
+    # The progress bar and errors go to stderr: stdout has the report only.
+    stderr = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        evidence = _run(options, aside)
+        evidence = _run(options, stderr)
     except KeyboardInterrupt:
-        aside.print("Interrupted: worker and server are stopped, nothing was judged.")
+        stderr.print("Interrupted: worker and server are stopped, no report was made.")
         return INTERRUPTED
     except (EventsFileError, RedisServerError, WorkerError, NotKilledError, OSError) as error:
-        aside.print(str(error), markup=False)
+        stderr.print(str(error), markup=False)
         return COULD_NOT_RUN
 
     if options.json:
@@ -74,23 +74,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m examples.payments",
-        description="Feed webhook events to a real worker, kill one of its processes in the "
-        "middle of a charge, and see whether each event was charged exactly once.",
+        description="Publish webhook events to a real worker, kill one of its processes during a "
+        "charge, and check that each event was charged exactly once.",
+    )
+    parser.add_argument("--plain", action="store_true", help="use a plain celery.Task")
+    parser.add_argument(
+        "--events",
+        type=Path,
+        default=EVENTS_FILE,
+        metavar="FILE",
+        help="other events, one JSON object a line",
     )
     parser.add_argument(
-        "--plain", action="store_true", help="run the same task on a plain celery.Task"
-    )
-    parser.add_argument(
-        "--events", type=Path, default=EVENTS_FILE, metavar="FILE", help="your own JSON lines"
-    )
-    parser.add_argument(
-        "--keep", type=Path, metavar="FOLDER", help="leave ledger.db and worker.log there"
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="keep ledger.db and worker.log in this folder",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser.parse_args(arguments)
 
 
-def _run(options: argparse.Namespace, aside: Console) -> Evidence:
+def _run(options: argparse.Namespace, stderr: Console) -> Evidence:
     deliveries = read_deliveries(options.events)
     columns = (
         TextColumn("{task.description}"),
@@ -99,23 +104,23 @@ def _run(options: argparse.Namespace, aside: Console) -> Evidence:
         TimeElapsedColumn(),
     )
     with (
-        # Settings of its own make it a server of its own: REDIS_URL may be somebody's real one.
+        # An explicit config starts a private server even if REDIS_URL names an existing one.
         RedisServer.start(config={}) as server,
         _folder(options.keep) as folder,
         Progress(
-            *columns, console=aside, transient=True, disable=not aside.is_terminal
+            *columns, console=stderr, transient=True, disable=not stderr.is_terminal
         ) as progress,
     ):
         try:
             return Run(deliveries, server.url, folder, options.plain, ProgressBar(progress))()
         except Exception as error:
-            # Celery has many ways to say so.
-            if _answers(server):
+            # Celery raises many kinds of errors if its Redis has stopped.
+            if _is_available(server):
                 raise
-            raise RedisServerError("The Redis server of this run is gone.") from error
+            raise RedisServerError("The Redis server of this run has stopped.") from error
 
 
-def _answers(server: RedisServer) -> bool:
+def _is_available(server: RedisServer) -> bool:
     try:
         with server.client() as client:
             return bool(client.ping())
@@ -125,7 +130,7 @@ def _answers(server: RedisServer) -> bool:
 
 @contextlib.contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
-    """A folder for the run's files: `keep`, emptied of an earlier run's, or a temporary one."""
+    """Gives `keep`, emptied of earlier ledgers, or a temporary folder."""
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="payments-") as folder:
             yield Path(folder)

@@ -1,6 +1,6 @@
-"""Read webhook events: which payment each delivery asks for, and what ought to come of them all.
+"""Reads webhook events: the payment of each delivery, and the charges that are expected.
 
-Expectations come from the file alone, never from the ledger that they are held against.
+The expectations are computed from the file alone, independently of the ledger.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ EVENTS_FILE = Path(__file__).with_name("events.jsonl")
 
 
 class EventsFileError(Exception):
-    """The events file cannot be read as webhook envelopes, one JSON object a line."""
+    """The events file is not a file of webhook events, one JSON object a line."""
 
 
 @dataclass(frozen=True)
 class Payment:
-    """What an event asks for; the keyword arguments of the `charge` task.
+    """The payment that an event requests: the keyword arguments of the `charge` task.
 
-    Only what is the same in every copy of an event belongs here: a delivery's number or time would
-    make each redelivery look like the same id with other arguments.
+    It has only fields that are equal in all deliveries of an event. A delivery's number or time
+    would make each redelivery the same key with other arguments.
     """
 
     event_id: str
@@ -35,7 +35,7 @@ class Payment:
 
 @dataclass(frozen=True)
 class Delivery:
-    """One arrival of an event at our endpoint, `line` being its place in the file (from 1)."""
+    """One delivery of an event to the endpoint; `line` is its line in the file, from 1."""
 
     line: int
     payment: Payment
@@ -45,7 +45,7 @@ class Delivery:
 
 
 class Deliveries(Sequence[Delivery]):
-    """The file's lines in order, and what they amount to."""
+    """The deliveries of the file in order, and the charges that they should cause."""
 
     def __init__(self, deliveries: Sequence[Delivery]) -> None:
         self._deliveries = tuple(deliveries)
@@ -60,52 +60,54 @@ class Deliveries(Sequence[Delivery]):
         return len(self._deliveries)
 
     def reuses_id(self, delivery: Delivery) -> bool:
-        """Whether `delivery` bears the id of an earlier event and asks for something else."""
+        """Returns whether an earlier event has the same id and another payment."""
         return delivery.payment != self.firsts[delivery.payment.event_id]
 
     def totals(self) -> dict[str, int]:
-        """Cents to be charged, by currency: each event once, at its first amount."""
+        """Returns the cents to charge by currency: each event once, at its first amount."""
         totals: Counter[str] = Counter()
         for payment in self.firsts.values():
             totals[payment.currency] += payment.amount
         return dict(sorted(totals.items()))
 
     def event_to_interrupt(self) -> str:
-        """An event with a copy at its heels, close to the middle of the file.
+        """Returns an event whose duplicate follows closely, near the middle of the file.
 
-        Its copy finds it running, and its process can be killed with work before and behind it.
+        The duplicate arrives while the event is being charged, and the process is killed with other
+        events before and after it.
         """
-        places: dict[str, list[int]] = {}
-        for place, delivery in enumerate(self):
-            places.setdefault(delivery.payment.event_id, []).append(place)
+        positions: dict[str, list[int]] = {}
+        for position, delivery in enumerate(self):
+            positions.setdefault(delivery.payment.event_id, []).append(position)
 
-        def unfitness(event_id: str) -> tuple[int, int]:
-            first, *copies = places[event_id]
-            gap = copies[0] - first if copies else len(self)
+        def rank(event_id: str) -> tuple[int, int]:
+            first, *duplicates = positions[event_id]
+            gap = duplicates[0] - first if duplicates else len(self)
             return gap, abs(first - len(self) // 2)
 
-        return min(places, key=unfitness)
+        return min(positions, key=rank)
 
-    def split_behind(self, event_id: str, lines: int) -> tuple[Sequence[Delivery], ...]:
-        """The file in two parts, the first going on for up to `lines` after `event_id` came.
+    def split_after(self, event_id: str, lines: int) -> tuple[Sequence[Delivery], ...]:
+        """Splits the deliveries in two, up to `lines` after the first delivery of `event_id`.
 
-        It ends before any reuse of an id, which has to wait until the first use is answered.
+        The first part ends before any reuse of an id, because a reuse is published only after the
+        first use has its reply.
         """
         first = next(n for n, sent in enumerate(self) if sent.payment.event_id == event_id)
-        behind = range(first + 1, min(first + 1 + lines, len(self)))
-        split = next((n for n in behind if self.reuses_id(self[n])), behind.stop)
+        after = range(first + 1, min(first + 1 + lines, len(self)))
+        split = next((n for n in after if self.reuses_id(self[n])), after.stop)
         return self[:split], self[split:]
 
 
 def read_deliveries(file: Path = EVENTS_FILE) -> Deliveries:
-    """Every delivery in `file`. Raises `EventsFileError`, naming the line."""
+    """Returns the deliveries in `file`; raises `EventsFileError` that names the invalid line."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise EventsFileError(f"{file} cannot be read: {error}.") from error
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
-        raise EventsFileError(f"{file} holds no events.")
+        raise EventsFileError(f"{file} holds no events; write one JSON object a line.")
     return Deliveries([Delivery(number, _payment(line, file, number)) for number, line in numbered])
 
 

@@ -1,4 +1,4 @@
-"""What the library reports through its signals, kept in a table beside the ledger."""
+"""Stores the signals of celery-idempotent in a table next to the ledger."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ SIGNALS: dict[str, Signal] = {
 
 
 class Journal:
-    """One row a signal, from every process of the worker."""
+    """A table with one row for each signal that a worker process sent."""
 
     def __init__(self, file: Path | str) -> None:
         self.file = Path(file)
 
     def create(self) -> None:
-        """Lay out the table."""
+        """Creates the table."""
         with connect(self.file) as connection:
             connection.executescript(SCHEMA)
 
     def listen(self) -> None:
-        """Write down each signal that is sent in this process and in those it forks."""
+        """Stores each signal that is sent in this process and in those that it forks."""
         for signal in SIGNALS.values():
             signal.connect(self._write, weak=False)
 
     def counts(self) -> Counter[str]:
-        """How often each signal was sent."""
+        """Returns how often each signal was sent."""
         with connect(self.file) as connection:
             rows = connection.execute("SELECT signal, count(*) FROM journal GROUP BY signal")
             return Counter(dict(rows.fetchall()))
 
     def _write(self, signal: Signal, task_id: str, key: str, **_: Any) -> None:
-        name = next(name for name, known in SIGNALS.items() if known is signal)
+        name = signal.name.removeprefix(signals.PREFIX)
         with connect(self.file) as connection:
             connection.execute(
                 "INSERT INTO journal VALUES (?, ?, ?, ?)", (name, task_id, key, time.time())

@@ -1,4 +1,4 @@
-"""Kill the process that is charging: SIGKILL, as the kernel does when memory runs out."""
+"""Kills a process during a charge with SIGKILL, as the kernel does when memory runs out."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ POLL_SECONDS = 0.01
 
 
 class NotKilledError(Exception):
-    """No process could be killed in the middle of the charge."""
+    """No process could be killed during the charge."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """A pool child that died between asking the provider and writing into the ledger."""
+    """A pool process that was killed before it wrote its charge to the ledger."""
 
     event_id: str
     pid: int
     at: float  # Unix time in seconds
 
     def recovery_seconds(self, ledger: Ledger) -> float | None:
-        """How long it took until the event was begun again; None if it never was."""
+        """Returns the seconds until the event's next attempt; None if there was none."""
         later = [at for at in ledger.attempt_times(self.event_id) if at > self.at]
         return min(later) - self.at if later else None
 
 
 def kill_while_charging(event_id: str, ledger: Ledger, worker: Worker) -> Kill:
-    """Wait until a pool child has announced `event_id`, and kill it there and then.
+    """Waits until a pool process has begun to charge `event_id`, and kills it.
 
-    Raises `NotKilledError` if none does, or if it was done before the kill.
+    Raises `NotKilledError` if none begins, or if the charge was written before the kill.
     """
     deadline = time.monotonic() + TIMEOUT_SECONDS
-    while (pid := ledger.announced_by(event_id)) is None:
+    while (pid := ledger.first_attempt_pid(event_id)) is None:
         worker.check()
         if time.monotonic() > deadline:
             raise NotKilledError(
                 f"No process began to charge {event_id} within {TIMEOUT_SECONDS:.0f} s, "
-                "so there was none to kill."
+                "so none was killed."
             )
         time.sleep(POLL_SECONDS)
     with contextlib.suppress(ProcessLookupError):

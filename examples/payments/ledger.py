@@ -1,7 +1,7 @@
-"""The shop's books in SQLite: append-only, and on purpose without a unique constraint.
+"""An append-only ledger in SQLite, without a unique constraint.
 
-A constraint on the event id would hide a double charge behind an error. Here every charge that
-happens is a row, so that two rows for one event are there to be seen.
+A unique event id would turn a double charge into an error. Here every charge is a row, so that a
+double charge is visible as two rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CREATE INDEX IF NOT EXISTS attempts_by_event ON attempts (event_id);
 
 @dataclass(frozen=True)
 class Charge:
-    """One row of the books: money that left a customer's account."""
+    """One row of the ledger: a charge of a customer."""
 
     charge_id: str
     payment: Payment
@@ -55,7 +55,7 @@ class Charge:
 
 @contextmanager
 def connect(file: Path | str) -> Iterator[sqlite3.Connection]:
-    """A connection for one visit: a pool child must not share one with its parent."""
+    """Opens a connection for one use, because forked processes must not share connections."""
     connection = sqlite3.connect(file, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None)
     try:
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -65,19 +65,19 @@ def connect(file: Path | str) -> Iterator[sqlite3.Connection]:
 
 
 class Ledger:
-    """The books in `file`; any number of processes write at once."""
+    """The ledger in `file`, written by any number of processes."""
 
     def __init__(self, file: Path | str) -> None:
         self.file = Path(file)
 
     def create(self) -> None:
-        """Lay out the tables."""
+        """Creates the tables."""
         with connect(self.file) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(SCHEMA)
 
-    def announce(self, event_id: str, task_id: str) -> int:
-        """Note that this process sets out to charge; return how many did for this event."""
+    def add_attempt(self, event_id: str, task_id: str) -> int:
+        """Stores that this process begins to charge; returns the event's number of attempts."""
         with connect(self.file) as connection:
             connection.execute(
                 "INSERT INTO attempts VALUES (?, ?, ?, ?)",
@@ -88,8 +88,8 @@ class Ledger:
             ).fetchone()
         return int(count)
 
-    def announced_by(self, event_id: str) -> int | None:
-        """The process that first set out to charge `event_id`, if any has."""
+    def first_attempt_pid(self, event_id: str) -> int | None:
+        """Returns the process that first began to charge `event_id`, or None."""
         with connect(self.file) as connection:
             row = connection.execute(
                 "SELECT pid FROM attempts WHERE event_id = ? ORDER BY rowid LIMIT 1", (event_id,)
@@ -97,7 +97,7 @@ class Ledger:
         return None if row is None else int(row[0])
 
     def attempt_times(self, event_id: str) -> list[float]:
-        """When processes set out to charge `event_id`, in Unix seconds."""
+        """Returns when processes began to charge `event_id`, in Unix seconds."""
         with connect(self.file) as connection:
             rows = connection.execute(
                 "SELECT at FROM attempts WHERE event_id = ? ORDER BY rowid", (event_id,)
@@ -105,7 +105,7 @@ class Ledger:
         return [float(at) for (at,) in rows]
 
     def append(self, charge: Charge) -> None:
-        """Write `charge` down."""
+        """Stores `charge`."""
         with connect(self.file) as connection:
             connection.execute(
                 "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -121,7 +121,7 @@ class Ledger:
             )
 
     def charges(self) -> list[Charge]:
-        """Every charge in the order in which it was written."""
+        """Returns all charges in the order in which they were stored."""
         with connect(self.file) as connection:
             rows = connection.execute(
                 "SELECT charge_id, event_id, customer, amount, currency,"

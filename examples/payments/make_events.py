@@ -1,11 +1,11 @@
-"""Write `events.jsonl`: what a payment provider's webhooks look like after a bad afternoon.
+"""Generates `events.jsonl`: webhook deliveries of a payment provider, with many duplicates.
 
     python -m examples.payments.make_events > examples/payments/events.jsonl
 
-Every line is one HTTP delivery in order of arrival. Providers deliver at least once, so the file
-has what an endpoint sees: the same delivery twice, redeliveries after a timeout, copies that
-overtake one another, and one event id that comes back with another amount. The seed is fixed:
-the same bytes on every run.
+Every line is one HTTP delivery, in order of arrival. Providers deliver at least once, so the file
+has repeated deliveries, redeliveries after a timeout, redeliveries that arrive before the first
+delivery, and one event id that is reused with another amount. The seed is fixed, so that every run
+generates the same bytes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any, NamedTuple
 
 SEED = 20260519
 EVENTS = 200
-TWINS = 40
+REPEATED = 40
 REDELIVERED = 52
 OVERTAKEN = 20
 
 FIRST_CREATED = 1_779_184_800  # 2026-05-19 10:00 UTC
 SECONDS_BETWEEN_EVENTS = 7
-#: What a provider waits before it tries a delivery again.
+#: The provider's delays before redeliveries.
 BACKOFF_SECONDS = (60, 300, 900)
 
-#: (event type, what the customer reads on the statement, usual prices in cents)
+#: (event type, text on the customer's statement, usual prices in cents)
 ORDERS = (
     ("charge.requested", "Order", (1290, 1999, 2450, 3995, 5400, 8999, 12900)),
     ("invoice.payment_due", "Invoice", (4900, 9900, 14900, 24900, 99000)),
@@ -42,7 +42,7 @@ Event = dict[str, Any]
 
 
 class Arrival(NamedTuple):
-    """One delivery on its way into the file; arrivals are sorted by time, then by number."""
+    """One delivery to write; arrivals are sorted by time, then by number."""
 
     at: float
     number: int
@@ -50,7 +50,7 @@ class Arrival(NamedTuple):
 
 
 class Provider:
-    """Makes events and delivers them, more often than once."""
+    """Generates events and their deliveries."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -59,17 +59,17 @@ class Provider:
         self._arrivals: list[Arrival] = []
 
     def history(self) -> Iterator[Event]:
-        """Every delivery of the afternoon in order of arrival."""
+        """Returns all deliveries in order of arrival."""
         events = [self._event(number) for number in range(EVENTS)]
         for event in events:
             self._deliver(event)
 
-        unlucky = self._random.sample(events, TWINS + REDELIVERED + OVERTAKEN)
-        for event in unlucky[:TWINS]:
-            self._deliver_twice(event)
-        for event in unlucky[TWINS : TWINS + REDELIVERED]:
+        duplicated = self._random.sample(events, REPEATED + REDELIVERED + OVERTAKEN)
+        for event in duplicated[:REPEATED]:
+            self._repeat_delivery(event)
+        for event in duplicated[REPEATED : REPEATED + REDELIVERED]:
             self._redeliver(event)
-        for event in unlucky[TWINS + REDELIVERED :]:
+        for event in duplicated[REPEATED + REDELIVERED :]:
             self._overtake(event)
         self._reuse_id(events[11])
 
@@ -108,7 +108,7 @@ class Provider:
         }
 
     def _deliver(self, event: Event, attempt: int = 1, after: float = 0.0) -> None:
-        """Attempt number `attempt` leaves `after` seconds behind the first and arrives at once."""
+        """Adds a delivery that is sent `after` seconds after the first one."""
         sent_at = event["created"] + 1 + after
         delivery = {
             "id": self._id("dlv", 12),
@@ -124,34 +124,34 @@ class Provider:
     def _arrivals_of(self, event: Event) -> list[Arrival]:
         return [arrival for arrival in self._arrivals if arrival.envelope["id"] == event["id"]]
 
-    def _deliver_twice(self, event: Event) -> None:
-        """The very same delivery once more, at its heels: a proxy sent the request again."""
+    def _repeat_delivery(self, event: Event) -> None:
+        """Repeats the first delivery 0.2 s later, as a retrying proxy does."""
         first = self._arrivals_of(event)[0]
         self._arrive(first.at + 0.2, first.envelope)
 
     def _redeliver(self, event: Event) -> None:
-        """The endpoint did not answer in time, once to three times over."""
+        """Adds one to three redeliveries, as after timeouts of the endpoint."""
         after = 0
         for attempt in range(2, 2 + self._random.choice((1, 1, 1, 2, 3))):
             after += BACKOFF_SECONDS[attempt - 2]
             self._deliver(event, attempt, after + self._random.random())
 
     def _overtake(self, event: Event) -> None:
-        """The first delivery is stuck on the way, and the second arrives before it."""
+        """Delays the first delivery until after the second one."""
         first = self._arrivals_of(event)[0]
         self._arrivals.remove(first)
         self._deliver(event, attempt=2, after=BACKOFF_SECONDS[0])
         self._arrive(first.at + BACKOFF_SECONDS[0] + 3 * SECONDS_BETWEEN_EVENTS, first.envelope)
 
     def _reuse_id(self, event: Event) -> None:
-        """A known event id with another amount: a fault at the provider, or somebody's forgery."""
+        """Adds a delivery with a known event id and another amount: an error or a forgery."""
         payment = event["data"]["object"]
         changed = {**payment, "amount": payment["amount"] + 100_000}
         self._deliver({**event, "data": {"object": changed}}, attempt=2, after=1_080)
 
 
 def main() -> None:
-    """Write the events to standard output, one JSON object a line."""
+    """Writes the events to standard output, one JSON object a line."""
     for envelope in Provider(SEED).history():
         sys.stdout.write(json.dumps(envelope, separators=(",", ":")) + "\n")
 

@@ -1,4 +1,4 @@
-"""A payment provider that takes its time and charges whenever it is asked, even twice."""
+"""A slow payment provider that charges on every request, even on repeated ones."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import time
 
 from .events import Payment
 
-SHORTEST_SECONDS = 0.010
-LONGEST_SECONDS = 0.040
+MIN_SECONDS = 0.010
+MAX_SECONDS = 0.040
 HANGING_SECONDS = 2.0
 
 
 def capture(payment: Payment, *, hangs: bool = False) -> str:
-    """Take the money and return the id of a fresh charge; `hangs` is the one call that drags on."""
-    usual_seconds = random.uniform(SHORTEST_SECONDS, LONGEST_SECONDS)
-    time.sleep(HANGING_SECONDS if hangs else usual_seconds)
+    """Charges the customer and returns the charge's id; `hangs` makes the call slow."""
+    time.sleep(HANGING_SECONDS if hangs else random.uniform(MIN_SECONDS, MAX_SECONDS))
     return f"ch_{payment.currency}_{secrets.token_hex(10)}"

@@ -1,4 +1,4 @@
-"""What the run has shown: for people, and for programs."""
+"""The report of a run, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rich.text import Text
 from .tasks import LEASE_SECONDS
 from .verdict import Evidence, differences, money
 
-#: How many of the differences people get to read; programs get all.
+#: The text report shows this many differences, the JSON report all.
 SHOWN_DIFFERENCES = 6
 
 
 def as_json(evidence: Evidence, *, plain: bool) -> dict[str, Any]:
-    """The report as plain data."""
+    """Returns the report in a form that can be written as JSON."""
     found = differences(evidence)
     expected, ledger = evidence.deliveries.totals(), evidence.ledger_totals
     recovery = evidence.recovery_seconds
@@ -25,7 +25,7 @@ def as_json(evidence: Evidence, *, plain: bool) -> dict[str, Any]:
         "exactly_once": not found,
         "differences": found,
         "events": len(evidence.deliveries.firsts),
-        "deliveries": len(evidence.answers),
+        "deliveries": len(evidence.replies),
         "charges": len(evidence.charges),
         "charged_more_than_once": len(evidence.charged_again),
         "replays": evidence.signals["replayed"],
@@ -46,12 +46,12 @@ def as_json(evidence: Evidence, *, plain: bool) -> dict[str, Any]:
 
 
 def show(evidence: Evidence, console: Console, *, plain: bool) -> None:
-    """Print the report."""
+    """Prints the report."""
     data = as_json(evidence, plain=plain)
     task = "a plain celery.Task" if plain else "IdempotentTask"
     console.print(Text.assemble("\n", ("Payments", "bold"), f" with {task}, {data['seconds']} s"))
     console.print()
-    console.print(_happenings(data))
+    console.print(_summary(data))
     console.print()
     console.print(_totals(data))
     console.print()
@@ -59,7 +59,7 @@ def show(evidence: Evidence, console: Console, *, plain: bool) -> None:
         console.print(line)
 
 
-def _happenings(data: dict[str, Any]) -> Table:
+def _summary(data: dict[str, Any]) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(justify="right", style="cyan")
     table.add_column(style="bold")
@@ -72,21 +72,21 @@ def _happenings(data: dict[str, Any]) -> Table:
     table.add_row(
         str(data["takeovers"]),
         "takeovers",
-        f"without waiting for the dead one's lease of {LEASE_SECONDS:.0f} s",
+        f"without waiting for the end of the lease of {LEASE_SECONDS:.0f} s",
     )
-    table.add_row(str(data["conflicts"]), "conflicts", "copies that met a charge under way")
-    table.add_row(str(data["replays"]), "replays", "copies answered with the first receipt")
+    table.add_row(str(data["conflicts"]), "conflicts", "duplicates during a charge")
+    table.add_row(str(data["replays"]), "replays", "duplicates that got the first receipt")
     table.add_row(
         _against(data["refused_reuse"], data["expected_refusals"]),
-        "refused reuse",
-        f"known id, other amount; {data['expected_refusals']} expected",
+        "rejected reuse",
+        f"same id, other amount; {data['expected_refusals']} expected",
     )
     return table
 
 
 def _recovery(seconds: float | None) -> str:
-    again = "never begun again" if seconds is None else f"begun again {seconds:.1f} s later"
-    return f"in the middle of a charge, {again}"
+    restart = "not restarted" if seconds is None else f"restarted {seconds:.1f} s later"
+    return f"during a charge, {restart}"
 
 
 def _number(number: int, noun: str) -> str:
@@ -123,5 +123,5 @@ def _verdict(data: dict[str, Any], *, plain: bool) -> list[Text]:
         lines.append(Text(f"- and {hidden} more; --json lists them all.", "red"))
     if plain:
         lines.append(Text("\nThis is what plain Celery does with at-least-once delivery:"))
-        lines.append(Text("every copy runs. Without --plain, each event is charged once."))
+        lines.append(Text("every duplicate runs. Without --plain, each event is charged once."))
     return lines

@@ -1,4 +1,4 @@
-"""The run itself: feed the events, kill a charge half-way, feed some again, gather evidence."""
+"""Runs the demo: publishes the events, kills a process, republishes some, collects the evidence."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from .ledger import Ledger
 from .verdict import Evidence
 from .worker import Worker
 
-#: How many lines are fed behind the event to interrupt before its process is killed.
-LINES_BEHIND = 40
-#: Every such delivery is sent again at the end, as an operator's "resend" would.
+#: How many deliveries are published after the interrupted event before its process is killed.
+LINES_AFTER = 40
+#: Every fourth delivery is published again at the end.
 RESEND_EVERY = 4
 
 
 class Progress(Protocol):
-    """Whoever watches."""
+    """Shows the progress of a run."""
 
-    def expect(self, answers: int) -> None:
-        """So many answers will come."""
+    def expect(self, replies: int) -> None:
+        """Sets the number of replies to come."""
 
     def stage(self, description: str) -> None:
-        """A new part of the run begins."""
+        """Shows the current stage of the run."""
 
-    def answered(self) -> None:
-        """One more delivery has its answer."""
+    def reply_received(self) -> None:
+        """Counts the reply to one delivery."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the demo against the Redis at `redis_url`, its files in `folder`."""
+    """One run of the demo, with the Redis at `redis_url` and its files in `folder`."""
 
     deliveries: Deliveries
     redis_url: str
@@ -46,7 +46,7 @@ class Run:
     progress: Progress
 
     def __call__(self) -> Evidence:
-        """Do it all. Raises `WorkerError` or `NotKilledError` if it cannot be done."""
+        """Runs the demo; raises `WorkerError` or `NotKilledError` if it cannot be run."""
         started = time.monotonic()
         ledger, journal = Ledger(self.folder / "ledger.db"), Journal(self.folder / "ledger.db")
         ledger.create()
@@ -54,7 +54,7 @@ class Run:
         tasks.app.conf.update(broker_url=self.redis_url, result_backend=self.redis_url)
 
         interrupted = self.deliveries.event_to_interrupt()
-        first_part, rest = self.deliveries.split_behind(interrupted, LINES_BEHIND)
+        first_part, rest = self.deliveries.split_after(interrupted, LINES_AFTER)
         resent = self.deliveries[::RESEND_EVERY]
         self.progress.expect(len(self.deliveries) + len(resent))
 
@@ -63,19 +63,19 @@ class Run:
         task = tasks.charge_plain if self.plain else tasks.charge
         with (
             Worker(environment, log=self.folder / "worker.log") as worker,
-            Feed(task, self.deliveries, worker.check, self.progress.answered) as feed,
+            Feed(task, self.deliveries, worker.check, self.progress.reply_received) as feed,
         ):
-            self.progress.stage("feeding events")
+            self.progress.stage("publishing events")
             feed.publish(first_part)
 
-            self.progress.stage("killing a process in the middle of a charge")
+            self.progress.stage("killing a process during a charge")
             kill = kill_while_charging(interrupted, ledger, worker)
 
-            self.progress.stage("feeding the rest")
+            self.progress.stage("publishing the rest")
             feed.publish(rest)
             feed.collect()
 
-            self.progress.stage("feeding some again")
+            self.progress.stage("publishing some again")
             feed.publish(resent)
             feed.collect()
 
@@ -83,7 +83,7 @@ class Run:
 
         return Evidence(
             deliveries=self.deliveries,
-            answers=feed.answers,
+            replies=feed.replies,
             charges=ledger.charges(),
             signals=journal.counts(),
             kill=kill,

@@ -1,7 +1,7 @@
-"""The worker's side: one way to charge an event, offered by two tasks.
+"""The tasks: `charge` is idempotent, `charge_plain` is a plain Celery task.
 
-`charge` and `charge_plain` run the same body, and both put their message back when their process
-dies. What differs is the base class.
+Both run the same body, and their messages are redelivered if their process dies. Only the base
+class differs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .ledger import Charge, Ledger
 
 #: The SQLite file that holds ledger and journal.
 LEDGER_VARIABLE = "PAYMENTS_LEDGER"
-#: The event whose first attempt hangs at the provider.
+#: The event whose first call of the provider hangs.
 HANGING_EVENT_VARIABLE = "PAYMENTS_HANGING_EVENT"
 
 LEASE_SECONDS = 10.0
 
-# Broker and result backend come from CELERY_BROKER_URL and CELERY_RESULT_BACKEND.
+# CELERY_BROKER_URL and CELERY_RESULT_BACKEND set the broker and the result backend.
 app = Celery("payments")
 app.conf.update(
     idempotency_lease=LEASE_SECONDS,
@@ -40,7 +40,7 @@ if LEDGER_VARIABLE in os.environ:
 def charge(
     self: IdempotentTask, event_id: str, customer: str, amount: int, currency: str
 ) -> dict[str, Any]:
-    """Charge the event; its copies get the same receipt."""
+    """Charges an event once; duplicates get the same receipt."""
     payment = Payment(event_id, customer, amount, currency)
     return _charge(self, payment, self.idempotency.token, self.idempotency.attempt)
 
@@ -49,7 +49,7 @@ def charge(
 def charge_plain(
     self: Task, event_id: str, customer: str, amount: int, currency: str
 ) -> dict[str, Any]:
-    """Charge the event, and again for each of its copies."""
+    """Charges an event, and charges it again for each duplicate."""
     return _charge(self, Payment(event_id, customer, amount, currency))
 
 
@@ -57,9 +57,9 @@ def _charge(
     task: Task, payment: Payment, token: int | None = None, attempt: int | None = None
 ) -> dict[str, Any]:
     ledger = Ledger(os.environ[LEDGER_VARIABLE])
-    nth = ledger.announce(payment.event_id, task.request.id)
+    attempts = ledger.add_attempt(payment.event_id, task.request.id)
 
-    hangs = nth == 1 and payment.event_id == os.environ.get(HANGING_EVENT_VARIABLE)
+    hangs = attempts == 1 and payment.event_id == os.environ.get(HANGING_EVENT_VARIABLE)
     charge_id = provider.capture(payment, hangs=hangs)
 
     ledger.append(Charge(charge_id, payment, token, attempt, task.request.id, os.getpid()))

@@ -1,4 +1,4 @@
-"""Was each event charged exactly once? Judged from outside: file, ledger and callers' answers."""
+"""Checks that each event was charged exactly once, from the events, the ledger and the replies."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from celery_idempotent import KeyReusedError
 
 from .events import Deliveries
-from .feed import Answer
+from .feed import Reply
 from .kill import Kill
 from .ledger import Charge
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that a run leaves behind."""
+    """The results of a run."""
 
     deliveries: Deliveries
-    answers: list[Answer]
+    replies: list[Reply]
     charges: list[Charge]
     signals: Counter[str]
     kill: Kill
@@ -30,7 +30,7 @@ class Evidence:
 
     @cached_property
     def charges_by_event(self) -> dict[str, list[Charge]]:
-        """The ledger's rows, event by event, oldest first."""
+        """The charges of each event, oldest first."""
         by_event: dict[str, list[Charge]] = defaultdict(list)
         for charge in self.charges:
             by_event[charge.payment.event_id].append(charge)
@@ -50,22 +50,22 @@ class Evidence:
         return dict(sorted(totals.items()))
 
     @cached_property
-    def reuses(self) -> list[Answer]:
-        """Answers to deliveries that bear a known id and ask for something else."""
-        return [answer for answer in self.answers if self.deliveries.reuses_id(answer.delivery)]
+    def reuses(self) -> list[Reply]:
+        """Replies to deliveries with a known event id and another payment."""
+        return [reply for reply in self.replies if self.deliveries.reuses_id(reply.delivery)]
 
     @cached_property
-    def refused(self) -> list[Answer]:
-        """Those of them that were refused."""
+    def refused(self) -> list[Reply]:
+        """The reuses that were rejected."""
         return [reuse for reuse in self.reuses if isinstance(reuse.outcome, KeyReusedError)]
 
 
 def differences(evidence: Evidence) -> list[str]:
-    """What differs from "each event exactly once", one sentence each; empty if nothing does."""
+    """Returns how the run differs from one charge for each event, in one sentence each."""
     return [
         *_wrong_charges(evidence),
         *_wrong_totals(evidence),
-        *_wrong_answers(evidence),
+        *_wrong_replies(evidence),
     ]
 
 
@@ -96,8 +96,8 @@ def _wrong_totals(evidence: Evidence) -> Iterator[str]:
             yield f"The ledger holds {' and '.join(sums)} too {word}."
 
 
-def _wrong_answers(evidence: Evidence) -> Iterator[str]:
-    accepted = [answer for answer in evidence.reuses if answer not in evidence.refused]
+def _wrong_replies(evidence: Evidence) -> Iterator[str]:
+    accepted = [reply for reply in evidence.reuses if reply not in evidence.refused]
     if accepted:
         yield (
             f"{_were(accepted, 'delivery', 'deliveries')} accepted with a known id "
@@ -105,15 +105,15 @@ def _wrong_answers(evidence: Evidence) -> Iterator[str]:
         )
 
     first_receipts: dict[str, Any] = {}
-    failed: list[Answer] = []
-    unequal: list[Answer] = []
-    for answer in evidence.answers:
-        if evidence.deliveries.reuses_id(answer.delivery):
+    failed: list[Reply] = []
+    unequal: list[Reply] = []
+    for reply in evidence.replies:
+        if evidence.deliveries.reuses_id(reply.delivery):
             continue
-        if isinstance(answer.outcome, Exception):
-            failed.append(answer)
-        elif answer.outcome != first_receipts.setdefault(answer.event_id, answer.outcome):
-            unequal.append(answer)
+        if isinstance(reply.outcome, Exception):
+            failed.append(reply)
+        elif reply.outcome != first_receipts.setdefault(reply.event_id, reply.outcome):
+            unequal.append(reply)
     if failed:
         yield (
             f"{_were(failed, 'caller')} left without a receipt: "
@@ -121,7 +121,7 @@ def _wrong_answers(evidence: Evidence) -> Iterator[str]:
         )
     if unequal:
         yield (
-            f"{_were(unequal, 'caller')} given another receipt than the event's first: "
+            f"{_were(unequal, 'caller')} given another receipt than the first caller: "
             f"{unequal[0].delivery}."
         )
 
@@ -131,5 +131,5 @@ def _were(things: Collection[object], noun: str, plural: str = "") -> str:
 
 
 def money(cents: int, currency: str) -> str:
-    """`cents` as people write it: ``1,234.50 EUR``."""
+    """Formats an amount: ``1,234.50 EUR``."""
     return f"{cents / 100:,.2f} {currency.upper()}"

@@ -1,7 +1,7 @@
-"""A real ``celery worker`` with a prefork pool, started and stopped as a process of its own.
+"""Starts and stops a ``celery worker`` with a prefork pool.
 
-The worker loads this module too (``-A examples.payments.worker``), for the tasks and for the
-handler that lets it die with its parent.
+The worker imports this module, too (``-A examples.payments.worker``): for the tasks, and for the
+handler that ends the worker with the demo.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>
 
 
 class WorkerError(Exception):
-    """The worker did not start, or ended on its own."""
+    """The worker did not start, or stopped by itself."""
 
 
 class Worker:
-    """``with Worker(environment, log): …``: ready on entry, gone on exit."""
+    """A context manager that starts a worker, waits until it is ready, and stops it at the end."""
 
     def __init__(self, environment: Mapping[str, str], log: Path, concurrency: int = 3) -> None:
         self._environment = {**os.environ, **environment}
@@ -52,7 +52,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # A session of its own: Ctrl-C is for us, and we stop the worker in good order.
+                # Ctrl-C must reach the demo alone, which then stops the worker.
                 start_new_session=True,
             )
         try:
@@ -66,12 +66,12 @@ class Worker:
         self._stop()
 
     def check(self) -> None:
-        """Raise `WorkerError` with its last words if the worker is gone."""
+        """Raises `WorkerError` with the last line of the log if the worker has stopped."""
         assert self._process is not None
         code = self._process.poll()
         if code is not None:
             raise WorkerError(
-                f"The worker ended with code {code}; it last said: {self._last_line()}"
+                f"The worker stopped with code {code}; its last log line: {self._last_line()}"
             )
 
     def _wait_until_ready(self) -> None:
@@ -82,7 +82,7 @@ class Worker:
                 return
         raise WorkerError(
             f"The worker was not ready after {START_TIMEOUT_SECONDS:.0f} s; "
-            f"it last said: {self._last_line()}"
+            f"its last log line: {self._last_line()}"
         )
 
     def _stop(self) -> None:
@@ -91,18 +91,18 @@ class Worker:
         try:
             self._process.wait(STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            # The session is ours alone, so this reaches the worker and its pool and nobody else.
+            # The session consists of the worker and its pool.
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def _last_line(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "none")
 
 
 @worker_init.connect
 @worker_process_init.connect
 def _die_with_parent(**_: object) -> None:
-    """Have Linux end the worker with the demo, and pool children with the worker, come what may."""
+    """On Linux, makes the worker end with the demo, and pool processes with the worker."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

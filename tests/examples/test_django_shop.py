@@ -1,4 +1,4 @@
-"""The shop in Django: a web process, a worker of its own, and impatient customers between them."""
+"""The Django shop: a web process, a worker, and repeated requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytest.importorskip("celery.contrib.django.task", reason="delay_on_commit came w
 
 ROOT = Path(__file__).parents[2]
 
-#: A process of its own for the web side: Django can be set up once in a process.
+#: Runs in a process of its own, because Django can be set up only once in a process.
 WEB = """
 import json, sys, django
 django.setup()
@@ -30,7 +30,7 @@ from django.test import Client
 from examples.django_shop.models import Order, Payment
 from examples.django_shop.tasks import charge
 
-def waiting():
+def queue_length():
     with charge.app.connection() as connection:
         return connection.default_channel.client.llen("celery")
 
@@ -45,7 +45,7 @@ for line in sys.stdin:
 
 
 class Web:
-    """The web process: evaluates what it is told to, and answers in JSON."""
+    """The web process: evaluates expressions and replies with JSON."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -107,17 +107,17 @@ def start_worker(environment: dict[str, str]) -> Iterator[Callable[[], None]]:
         worker.wait(20)
 
 
-PAY = "(lambda a: [a.status_code, a.json()])(Client().post('/orders/42/pay'))"
+PAY = "(lambda r: [r.status_code, r.json()])(Client().post('/orders/42/pay'))"
 
 
 @pytest.mark.worker
-def test_an_order_is_charged_once_however_often_it_is_paid(
+def test_an_order_is_charged_once_for_all_requests(
     web: Web, start_worker: Callable[[], None]
 ) -> None:
-    answers = [web(PAY) for _ in range(3)]
+    replies = [web(PAY) for _ in range(3)]
 
-    assert answers == [[202, {"order": 42, "charge": "RESERVED"}]] * 3
-    assert web("waiting()") == 1
+    assert replies == [[202, {"order": 42, "charge": "RESERVED"}]] * 3
+    assert web("queue_length()") == 1
     start_worker()
     deadline = time.monotonic() + 30
     while (charge := web(PAY)[1]["charge"]) != "COMPLETED":
@@ -131,19 +131,19 @@ def test_an_order_is_charged_once_however_often_it_is_paid(
 def test_a_rollback_publishes_and_reserves_nothing(web: Web) -> None:
     web("roll_back()")
 
-    assert web("waiting()") == 0
+    assert web("queue_length()") == 0
     assert web("charge.idempotency_record(42, 999)") is None
 
 
-def test_the_settings_are_djangos(web: Web) -> None:
+def test_options_are_read_from_the_django_settings(web: Web) -> None:
     assert web("charge.idempotency_configuration.settings.lease") == 30
     assert web("charge.idempotency_configuration.settings.result_ttl") == 7 * 86400
 
 
-def test_its_command_line_finds_it(environment: dict[str, str], web: Web) -> None:
+def test_the_command_line_shows_the_record(environment: dict[str, str], web: Web) -> None:
     web(PAY)
     command = ("idempotency", "show", "examples.django_shop.tasks.charge", "[42, 999]", "--json")
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "celery", "-A", "examples.django_shop.celery", *command],
         cwd=ROOT,
         env=environment,
@@ -152,4 +152,4 @@ def test_its_command_line_finds_it(environment: dict[str, str], web: Web) -> Non
         check=True,
     )
 
-    assert json.loads(ended.stdout)["state"] == "RESERVED"
+    assert json.loads(process.stdout)["state"] == "RESERVED"

@@ -1,4 +1,4 @@
-"""The payments API: one charge for a key, whatever dies between the client and the worker."""
+"""The payments API: one charge for a key, even if the web process dies."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="module")
-def places(server: RedisServer) -> dict[str, str]:
+def celery_environment(server: RedisServer) -> dict[str, str]:
     return {"CELERY_BROKER_URL": server.url, "CELERY_RESULT_BACKEND": server.url}
 
 
 @pytest.fixture(scope="module")
-def web(places: dict[str, str]) -> Iterator[Web]:
-    with serving("examples.fastapi_payments.web:api", **places) as web:
+def web(celery_environment: dict[str, str]) -> Iterator[Web]:
+    with serving("examples.fastapi_payments.web:api", **celery_environment) as web:
         yield web
 
 
-def test_a_payment_is_charged_once_however_often_it_is_asked_for(
-    web: Web, server: RedisServer, places: dict[str, str], tmp_path: Path
+def test_a_payment_is_charged_once_for_all_its_requests(
+    web: Web, server: RedisServer, celery_environment: dict[str, str], tmp_path: Path
 ) -> None:
     key = uuid4().hex
     client = server.client()
@@ -50,7 +50,7 @@ def test_a_payment_is_charged_once_however_often_it_is_asked_for(
     assert web.post("/payments", key, {**BODY, "amount": 1}).status_code == 422
     assert web.post("/payments", None, BODY).status_code == 400
 
-    # The web process dies before it has kept its answer: the same request starts the task again.
+    # As if the web process died before it stored the response: a retry publishes the task again.
     (record,) = client.keys("idem:payments:*")
     client.delete(record)
     after = web.post("/payments", key, BODY)
@@ -62,7 +62,7 @@ def test_a_payment_is_charged_once_however_often_it_is_asked_for(
         worker = subprocess.Popen(
             [*WORKER, "-P", "solo", "-l", "INFO", "--without-gossip", "--without-mingle"],
             cwd=REPOSITORY,
-            env={**os.environ, **places},
+            env={**os.environ, **celery_environment},
             stdout=output,
             stderr=output,
         )

@@ -1,4 +1,4 @@
-"""The table that asks for tokens: what a stale execution writes is refused."""
+"""The fencing example: writes of a stale execution are rejected."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _eager(
 
 
 @pytest.fixture
-def adding_up_is_overtaken(monkeypatch: pytest.MonkeyPatch, idempotency: Idempotency) -> None:
-    """The first execution loses its lease while it adds up, and another one is faster."""
+def lease_is_lost(monkeypatch: pytest.MonkeyPatch, idempotency: Idempotency) -> None:
+    """The first execution loses its lease while it computes, and a second one completes."""
     amounts = iter([1, 2])
 
     def add_up(day: str) -> int:
@@ -41,23 +41,23 @@ def adding_up_is_overtaken(monkeypatch: pytest.MonkeyPatch, idempotency: Idempot
     monkeypatch.setattr(tasks, "add_up", add_up)
 
 
-def test_a_total_is_written() -> None:
+def test_a_total_is_stored() -> None:
     assert total.delay(DAY).get() == read(DAY) == tasks.add_up(DAY)
 
 
-@pytest.mark.usefixtures("adding_up_is_overtaken")
-def test_a_stale_execution_leaves_the_table_alone() -> None:
+@pytest.mark.usefixtures("lease_is_lost")
+def test_a_write_by_a_stale_execution_is_rejected() -> None:
     total.delay(DAY).get()
 
     assert read(DAY) == 2
 
 
-@pytest.mark.usefixtures("adding_up_is_overtaken")
-def test_the_caller_of_the_stale_execution_gets_the_winners_total() -> None:
+@pytest.mark.usefixtures("lease_is_lost")
+def test_the_caller_of_a_stale_execution_gets_the_stored_total() -> None:
     assert total.delay(DAY).get() == 2
 
 
-def test_a_lower_token_is_refused_and_the_same_one_is_not() -> None:
+def test_a_lower_token_is_rejected_and_an_equal_one_accepted() -> None:
     write(DAY, 10, token=2)
     write(DAY, 11, token=2)
 

@@ -1,4 +1,4 @@
-"""Two forwarders on one stream: each webhook comes out once."""
+"""The forwarding example: two forwarders forward each webhook once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_each_webhook_is_forwarded_once(url: str) -> None:
     with Connection(url) as connection:
         producer = connection.Producer()
         for number in range(WEBHOOKS):
-            for _ in range(1 + number % 2):  # every second one comes twice
+            for _ in range(1 + number % 2):  # every second webhook is duplicated
                 producer.publish({"id": f"evt-{number}"}, routing_key=source, serializer="json")
         total = WEBHOOKS + WEBHOOKS // 2
         forwarders = [
@@ -37,23 +37,23 @@ def test_each_webhook_is_forwarded_once(url: str) -> None:
 
         def done() -> bool:
             waiting: Any = connection.default_channel.client.llen(source)
-            orphaned_seconds = not any(forwarder._taken for forwarder in forwarders)
+            is_idle = not any(forwarder._received for forwarder in forwarders)
             return (
-                sum(each.forwarded for each in forwarders) >= WEBHOOKS
+                sum(forwarder.forwarded for forwarder in forwarders) >= WEBHOOKS
                 and not waiting
-                and orphaned_seconds
+                and is_idle
             )
 
-        threads = [threading.Thread(target=each.run, args=(done,)) for each in forwarders]
+        threads = [threading.Thread(target=forwarder.run, args=(done,)) for forwarder in forwarders]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
 
         client = connection.default_channel.client
-        assert sum(each.forwarded for each in forwarders) == WEBHOOKS
+        assert sum(forwarder.forwarded for forwarder in forwarders) == WEBHOOKS
         assert client.llen(target) == WEBHOOKS
         assert total > 3 * BATCH
-    for each in forwarders:
-        each.connection.release()
-        each.idem.close()
+    for forwarder in forwarders:
+        forwarder.connection.release()
+        forwarder.idem.close()

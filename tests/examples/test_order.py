@@ -1,4 +1,4 @@
-"""The order in three steps: what is finished is not repeated."""
+"""The order example: finished steps are not repeated."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ def order() -> int:
 
 @pytest.fixture
 def done(idempotency_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What was done, step by step; the app is eager."""
+    """The steps that have run; tasks run eagerly."""
     app.conf.update(idempotency_redis_url=idempotency_server.url, task_always_eager=True)
     steps: list[str] = []
     for name in ("charge", "book", "mail"):
-        monkeypatch.setattr(tasks, name, telling(steps, name, getattr(tasks, name)))
+        monkeypatch.setattr(tasks, name, recorded(steps, name, getattr(tasks, name)))
     yield steps
     app.conf.task_always_eager = False
 
 
-def telling(steps: list[str], name: str, step: Any) -> Any:
-    """`step`, which also says that it was done."""
+def recorded(steps: list[str], name: str, step: Any) -> Any:
+    """Returns `step`, wrapped to append its name to `steps`."""
 
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         steps.append(name)
         return step(*args, **kwargs)
 
-    return told
+    return run
 
 
-def fails(*_: Any) -> None:
-    raise ConnectionError("the mail server is away")
+def fail(*_: Any) -> None:
+    raise ConnectionError("the mail server is unavailable")
 
 
-def test_each_step_happens_once_for_all_duplicates(
+def test_each_step_runs_once_for_all_duplicates(
     idempotency: Idempotency, done: list[str], order: int
 ) -> None:
     first, second = (ship.delay(order, amount=999).get() for _ in range(2))
@@ -56,11 +56,11 @@ def test_each_step_happens_once_for_all_duplicates(
     idempotency.assert_ran_once(ship, order, amount=999)
 
 
-def test_after_an_error_it_goes_on_from_there(
+def test_after_an_error_the_next_execution_continues(
     monkeypatch: pytest.MonkeyPatch, done: list[str], order: int
 ) -> None:
-    with monkeypatch.context() as away:
-        away.setattr(tasks, "mail", fails)
+    with monkeypatch.context() as unavailable:
+        unavailable.setattr(tasks, "mail", fail)
         with pytest.raises(ConnectionError):
             ship.delay(order, amount=999).get()
 
@@ -70,7 +70,7 @@ def test_after_an_error_it_goes_on_from_there(
     assert done == ["charge", "book", "mail"]
 
 
-def test_the_provider_gets_the_key_that_all_duplicates_have(
+def test_the_provider_gets_the_key_of_the_call(
     monkeypatch: pytest.MonkeyPatch, done: list[str], order: int
 ) -> None:
     keys = []

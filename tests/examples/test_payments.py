@@ -1,4 +1,4 @@
-"""The payments demo, run as people run it: real server, real worker, a real kill."""
+"""The payments demo, with a real server, a real worker and a real kill."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_idempotent import KeyReusedError
 from celery_idempotent.testing.server import RedisServer, RedisServerError
 from examples.payments import cli, make_events
 from examples.payments.events import EVENTS_FILE, Deliveries, Delivery, Payment, read_deliveries
-from examples.payments.feed import Answer
+from examples.payments.feed import Reply
 from examples.payments.kill import Kill
 from examples.payments.ledger import Charge
 from examples.payments.tasks import LEASE_SECONDS
@@ -38,7 +38,7 @@ def run_demo(*options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.worker
 @pytest.mark.slow
-class TestTheRun:
+class TestRun:
     def test_charges_each_event_exactly_once(self) -> None:
         run = run_demo("--json")
 
@@ -66,31 +66,33 @@ class TestTheRun:
         assert "Traceback" not in run.stdout + run.stderr
 
 
-class TestWhatKeepsItFromRunning:
-    """One sentence on stderr, exit code 2."""
+class TestErrors:
+    """An error is one sentence on stderr and exit code 2."""
 
     @pytest.mark.parametrize(
-        ("content", "complaint"),
+        ("content", "message"),
         [
             ("", "holds no events"),
             ("{}\n", "line 1: an event needs id"),
             ("\nnot json\n", "line 2: not JSON"),
         ],
     )
-    def test_an_unfit_events_file(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, complaint: str
+    def test_an_invalid_events_file(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
     ) -> None:
         file = tmp_path / "events.jsonl"
         file.write_text(content)
 
         assert cli.main(["--events", str(file)]) == cli.COULD_NOT_RUN
-        assert complaint in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
-    def test_no_events_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_missing_events_file(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert cli.main(["--events", str(tmp_path / "none")]) == cli.COULD_NOT_RUN
         assert "cannot be read" in capsys.readouterr().err
 
-    def test_no_server(
+    def test_a_server_that_cannot_be_started(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         def start(**_: object) -> RedisServer:
@@ -113,13 +115,13 @@ class TestWhatKeepsItFromRunning:
         assert capsys.readouterr().err.startswith("Interrupted")
 
 
-class TestTheEvents:
-    def test_are_what_the_generator_makes(self) -> None:
+class TestEvents:
+    def test_the_file_is_what_the_generator_makes(self) -> None:
         made = list(make_events.Provider(make_events.SEED).history())
 
         assert [json.loads(line) for line in EVENTS_FILE.read_text().splitlines()] == made
 
-    def test_have_every_kind_of_trouble(self) -> None:
+    def test_the_file_has_every_kind_of_duplicate(self) -> None:
         envelopes = [json.loads(line) for line in EVENTS_FILE.read_text().splitlines()]
         attempts: dict[str, list[int]] = {}
         for envelope in envelopes:
@@ -130,12 +132,12 @@ class TestTheEvents:
         assert len(attempts) == make_events.EVENTS
         assert any(seen == [1, 1] for seen in attempts.values()), "the same delivery twice"
         assert any(seen[:2] == [1, 2] for seen in attempts.values()), "a redelivery"
-        assert any(seen == [2, 1] for seen in attempts.values()), "a copy that overtook"
+        assert any(seen == [2, 1] for seen in attempts.values()), "a redelivery that arrived first"
         assert sum(map(deliveries.reuses_id, deliveries)) == 1, "one id with another amount"
 
 
-class TestTheVerdict:
-    """Held against made-up evidence, because a run that goes well cannot show that it notices."""
+class TestVerdict:
+    """Checks made-up evidence, because a successful run has no differences."""
 
     book = Payment("evt_book", "cus_1", 1_500, "eur")
     lamp = Payment("evt_lamp", "cus_2", 4_000, "usd")
@@ -151,9 +153,9 @@ class TestTheVerdict:
         }
         return Evidence(
             deliveries=deliveries,
-            answers=[
-                *(Answer(sent, receipts[sent.payment.event_id]) for sent in deliveries[:3]),
-                Answer(deliveries[3], KeyReusedError("refused")),
+            replies=[
+                *(Reply(sent, receipts[sent.payment.event_id]) for sent in deliveries[:3]),
+                Reply(deliveries[3], KeyReusedError("refused")),
             ],
             charges=[charge("ch_1", self.book), charge("ch_2", self.lamp)],
             signals=Counter(),
@@ -162,22 +164,22 @@ class TestTheVerdict:
             seconds=1.0,
         )
 
-    def test_finds_nothing_where_nothing_is(self, good: Evidence) -> None:
+    def test_a_correct_run_has_no_differences(self, good: Evidence) -> None:
         assert differences(good) == []
 
-    def test_notices_a_double_charge(self, good: Evidence) -> None:
+    def test_finds_a_double_charge(self, good: Evidence) -> None:
         assert differences(replace(good, charges=[*good.charges, charge("ch_3", self.book)])) == [
             "1 event was charged more than once: evt_book 2 times.",
             "The ledger holds 15.00 EUR too much.",
         ]
 
-    def test_notices_a_missing_charge(self, good: Evidence) -> None:
+    def test_finds_a_missing_charge(self, good: Evidence) -> None:
         assert differences(replace(good, charges=good.charges[:1])) == [
             "1 event was never charged: evt_lamp.",
             "The ledger holds 40.00 USD too little.",
         ]
 
-    def test_notices_a_charge_at_the_forged_amount(self, good: Evidence) -> None:
+    def test_finds_a_charge_at_the_forged_amount(self, good: Evidence) -> None:
         forged = [good.charges[0], charge("ch_2", self.forged_lamp)]
 
         assert differences(replace(good, charges=forged)) == [
@@ -185,25 +187,25 @@ class TestTheVerdict:
             "The ledger holds 59.99 USD too much.",
         ]
 
-    def test_notices_another_receipt(self, good: Evidence) -> None:
-        answers = [*good.answers]
-        answers[2] = replace(answers[2], outcome={"charge": "ch_9"})
+    def test_finds_another_receipt(self, good: Evidence) -> None:
+        replies = [*good.replies]
+        replies[2] = replace(replies[2], outcome={"charge": "ch_9"})
 
-        assert differences(replace(good, answers=answers)) == [
-            "1 caller was given another receipt than the event's first: line 3, evt_book."
+        assert differences(replace(good, replies=replies)) == [
+            "1 caller was given another receipt than the first caller: line 3, evt_book."
         ]
 
-    def test_notices_a_caller_without_receipt(self, good: Evidence) -> None:
-        answers = [replace(good.answers[0], outcome=TimeoutError("no answer")), *good.answers[1:]]
+    def test_finds_a_caller_without_receipt(self, good: Evidence) -> None:
+        replies = [replace(good.replies[0], outcome=TimeoutError("no answer")), *good.replies[1:]]
 
-        assert differences(replace(good, answers=answers)) == [
+        assert differences(replace(good, replies=replies)) == [
             "1 caller was left without a receipt: line 1, evt_book got TimeoutError('no answer')."
         ]
 
-    def test_notices_an_accepted_reuse(self, good: Evidence) -> None:
-        answers = [*good.answers[:3], replace(good.answers[3], outcome={"charge": "ch_2"})]
+    def test_finds_an_accepted_reuse(self, good: Evidence) -> None:
+        replies = [*good.replies[:3], replace(good.replies[3], outcome={"charge": "ch_2"})]
 
-        assert differences(replace(good, answers=answers)) == [
+        assert differences(replace(good, replies=replies)) == [
             "1 delivery was accepted with a known id and other arguments: line 4, evt_lamp."
         ]
 
