@@ -1,4 +1,4 @@
-"""The Grafana dashboard queries only metrics and labels that a worker serves."""
+"""The Grafana dashboard and the operations guide agree with the metrics that a worker serves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ pytest.importorskip("prometheus_client")
 
 from celery_idempotent.contrib.prometheus import Metrics
 
-DASHBOARD = json.loads((Path(__file__).parents[3] / "docs/grafana.json").read_text("utf-8"))
+DOCS = Path(__file__).parents[3] / "docs"
+DASHBOARD = json.loads((DOCS / "grafana.json").read_text("utf-8"))
 _METRIC = r"(celery_idempotent_\w+)(?:\{(.*?)\})?"
 _SUFFIXES = r"(_total|_bucket|_sum|_count)?$"
 
@@ -32,6 +33,21 @@ def test_every_metric_and_label_is_served_by_a_worker() -> None:
             for labels in re.findall(r"by \((.*?)\)", target["expr"]):
                 assert set(labels.split(", ")) <= set().union(*served.values())
     assert queried == served.keys()
+
+
+def test_the_guide_lists_every_metric_with_its_labels() -> None:
+    rows = re.findall(
+        r"^\| `(celery_idempotent_\w+)` \| (.*?) ?\|",
+        (DOCS / "operations.md").read_text("utf-8"),
+        re.MULTILINE,
+    )
+    documented = {
+        re.sub(_SUFFIXES, "", name): set(re.findall(r"`(\w+)`", labels)) for name, labels in rows
+    }
+    served = {
+        metric.describe()[0].name: set(metric._labelnames) for metric in vars(Metrics()).values()
+    }
+    assert documented == served
 
 
 def test_panels_do_not_overlap() -> None:
