@@ -1,1 +1,1 @@
-"""Who may call the gate: each file one kind of caller."""
+"""The task class, its messages and its results."""

@@ -75,7 +75,7 @@ def ignores_result(sig: Signature) -> bool:
 
 def mark_replaced(canvas: Signature, key: Key, request: Context) -> None:
     """Writes into every message of `canvas` that it replaces the task of `request` under `key`."""
-    # An eager task stays under way until the canvas has ended, so all calls in it are parts.
+    # An eager task runs until the canvas has ended, so all calls in it are parts.
     successor_id = "" if request.is_eager else request.id
     replaced = {**_replaced_keys(request), str(key): f"{key.fingerprint.hex()}.{successor_id}"}
     nesting = (request.replaced_task_nesting or 0) + 1

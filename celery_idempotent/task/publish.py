@@ -43,7 +43,10 @@ def publish(
     options: dict[str, Any],
     send: Callable[[dict[str, Any]], AsyncResult],
 ) -> AsyncResult:
-    """Reserves the key and sends the message, or returns the result of the call that has the key.
+    """Sends the message.
+
+    With ``idempotency_dedupe_publish`` the key is reserved first; if another call has it, nothing
+    is sent and the result of that call is returned.
 
     Args:
         send: publishes the message with the given options.

@@ -45,11 +45,11 @@ _DELAY = re.compile(r"(?:[01]\.){28}")
 CONFIRM_TIMEOUT = 10
 
 
-def copy_properties(message: Signature, request: Context, options: Mapping[str, Any]) -> None:
-    """Copies the properties and headers of a received message to `message`, but not `options`.
+def copy_properties(signature: Signature, request: Context, options: Mapping[str, Any]) -> None:
+    """Copies the properties and headers of a received message to `signature`, except `options`.
 
     Args:
-        options: what the new message is published with on purpose.
+        options: those that the new message is published with; they take precedence.
     """
     if request.is_eager or request.called_directly:
         return
@@ -61,16 +61,16 @@ def copy_properties(message: Signature, request: Context, options: Mapping[str, 
         copied["serializer"] = serializer
     if received.get("compression"):
         copied["compression"] = received["compression"]
-    message.set(**{name: value for name, value in copied.items() if name not in options})
+    signature.set(**{name: value for name, value in copied.items() if name not in options})
     if not options.get("queue"):
-        _keep_from_other_workers(message, request)
-    if message.app.conf.task_protocol == 2:
+        _keep_from_other_workers(signature, request)
+    if signature.app.conf.task_protocol == 2:
         headers = {name: received[name] for name in _HEADERS if name in {*received} - {*options}}
-        headers |= _representations(message, request)
-        message.set(headers={**(message.options.get("headers") or {}), **headers})
+        headers |= _representations(signature, request)
+        signature.set(headers={**(signature.options.get("headers") or {}), **headers})
 
 
-def _keep_from_other_workers(message: Signature, request: Context) -> None:
+def _keep_from_other_workers(signature: Signature, request: Context) -> None:
     """Routes a message that came from a fanout exchange to this worker alone.
 
     Every worker has received it. Where the transport delivers a fanout without queues (Redis), the
@@ -79,35 +79,35 @@ def _keep_from_other_workers(message: Signature, request: Context) -> None:
     delivery_info = request.delivery_info or {}
     # The exchange, or the queue that the message has been returned to before.
     source = delivery_info.get("exchange") or delivery_info.get("routing_key")
-    app = message.app
+    app = signature.app
     consumed = app.amqp.queues.consume_from.values()
     fanouts = [queue for queue in consumed if queue.exchange.type == "fanout"]
-    own = next((queue for queue in fanouts if source in (queue.exchange.name, queue.name)), None)
-    if own is None:
+    target = next((queue for queue in fanouts if source in (queue.exchange.name, queue.name)), None)
+    if target is None:
         return
     with app.connection_for_write() as connection:
         reaches_queues = connection.transport.driver_type == "amqp"
     if reaches_queues:
-        own = Queue(own.name, Exchange(""), routing_key=own.name, no_declare=True)
+        target = Queue(target.name, Exchange(""), routing_key=target.name, no_declare=True)
     else:
-        own = next((queue for queue in consumed if queue not in fanouts), app.amqp.default_queue)
+        target = next((queue for queue in consumed if queue not in fanouts), app.amqp.default_queue)
     for option in ("exchange", "routing_key"):
-        message.options.pop(option, None)
-    message.set(queue=own)
+        signature.options.pop(option, None)
+    signature.set(queue=target)
 
 
-def _representations(message: Signature, request: Context) -> dict[str, str]:
+def _representations(signature: Signature, request: Context) -> dict[str, str]:
     """Returns ``argsrepr`` and ``kwargsrepr``: the publisher may have hidden arguments with them.
 
     For arguments that differ from the received ones, only a text that the publisher chose is kept.
     """
     headers = {}
     for name, before, after in (
-        ("argsrepr", tuple(request.args or ()), tuple(message.args)),
-        ("kwargsrepr", dict(request.kwargs or {}), dict(message.kwargs)),
+        ("argsrepr", tuple(request.args or ()), tuple(signature.args)),
+        ("kwargsrepr", dict(request.kwargs or {}), dict(signature.kwargs)),
     ):
         text = vars(request).get(name)
-        if text is not None and (after == before or text != _celery_repr(before, message.app)):
+        if text is not None and (after == before or text != _celery_repr(before, signature.app)):
             headers[name] = text
     return headers
 

@@ -95,7 +95,7 @@ class IdempotentTask(Task):
         super().on_bound(app)
         cls._configuration = None
         if cls.name is not None:
-            TaskConfiguration(cls, app)
+            TaskConfiguration(cls, app)  # only validates: the app may still be configured
         handlers.wrap_handlers(cls)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -254,9 +254,9 @@ class IdempotentTask(Task):
                 headers = message_headers.with_derived_key(headers, call.key, request.id)
             options["headers"] = headers
         options = republish.adapt_to_delayed_delivery(self.app, request.delivery_info, options)
-        message = super().signature_from_request(request, *args, **options)
-        republish.copy_properties(message, request, options)
-        return message
+        signature = super().signature_from_request(request, *args, **options)
+        republish.copy_properties(signature, request, options)
+        return signature
 
     def replace(self, sig: Signature) -> Any:
         """Replaces the task by `sig`, as Celery does; the key gets the outcome of `sig`."""
@@ -282,10 +282,12 @@ class IdempotentTask(Task):
         try:
             task_id = self.request.id
             headers = self._bind_headers(task_id, dict(sig.options)).get("headers")
-            own, _ = resolve_key(self, task_id, headers, sig.args, sig.kwargs, request=self.request)
+            sig_key, _ = resolve_key(
+                self, task_id, headers, sig.args, sig.kwargs, request=self.request
+            )
         except (IdempotencyError, TypeError):
             return False  # its own execution will raise the error
-        return own is not None and own.digest == key.digest
+        return sig_key is not None and sig_key.digest == key.digest
 
     def idempotency_record(self, *args: Any, **kwargs: Any) -> Record | None:
         """Returns the record of a call with these arguments, or None.
