@@ -51,14 +51,14 @@ class IdempotentRequest(Request):
         failed in its chord, and acknowledge the copy, which may be the last one if the execution
         dies. The executor requeues the copy instead, or replays the outcome.
         """
-        if self._began():
+        if self._has_begun():
             return False
         revoked: bool = super().revoked()
         if revoked:
             self._delete_reservation()
         return revoked
 
-    def _began(self) -> bool:
+    def _has_begun(self) -> bool:
         """Returns whether the message is expired or revoked, and its execution has begun.
 
         A message whose execution began in time does not expire, even if it dies and runs again. A

@@ -1,1 +1,1 @@
-"""Tests of unit/configuration."""
+"""Tests of the configuration of apps and tasks."""

@@ -11,19 +11,10 @@ import pytest
 from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
 from kombu import serialization
-from redis import Redis
 
 from celery_idempotent import TASK_ID, IdempotentTask
 from celery_idempotent.settings import OPTIONS, Settings
-
-
-def celery(**settings: Any) -> Celery:
-    app = Celery("shop", set_as_current=False)
-    app.conf.update(broker_url="memory://", result_backend="redis://localhost:1/0", **settings)
-    return app
-
-
-def charge(order_id: Any, amount: Any = 0) -> None: ...
+from tests.unit.configuration.apps import celery, charge, error_of, settings_of, task_in
 
 
 async def coroutine(order_id: Any) -> None: ...
@@ -35,33 +26,6 @@ def generator(order_id: Any) -> Iterator[Any]:
 
 async def async_generator(order_id: Any) -> AsyncIterator[Any]:
     yield order_id
-
-
-def task_in(
-    app: Celery,
-    function: Callable[..., Any] = charge,
-    *,
-    name: str = "shop.charge",
-    base: type[IdempotentTask] = IdempotentTask,
-    **attributes: Any,
-) -> IdempotentTask:
-    task: IdempotentTask = app.task(
-        function, base=base, name=name, lazy=False, shared=False, **attributes
-    )
-    return task
-
-
-def settings_of(app: Celery, **attributes: Any) -> Settings:
-    return task_in(app, **attributes).idempotency_configuration.settings
-
-
-def error_of(app: Celery, **attributes: Any) -> str:
-    """Returns the error message in one line."""
-    with pytest.raises(ImproperlyConfigured) as caught:
-        settings_of(app, **attributes)
-    assert "\n" not in str(caught.value)
-    assert "secret" not in str(caught.value)
-    return str(caught.value)
 
 
 class TestSourcesOfOptions:
@@ -285,107 +249,6 @@ class TestInvalidOptions:
             app.finalize()
 
 
-KEY = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0IHNlY3I="
-
-key_requests: list[None] = []
-
-
-def keys() -> tuple[str, ...]:
-    key_requests.append(None)
-    return (KEY,)
-
-
-def keys_of_an_unavailable_vault() -> tuple[str, ...]:
-    raise OSError("secret vault is not available")
-
-
-class TestEncryptionKeys:
-    """Results are encrypted with them, and no error message shows them."""
-
-    @pytest.mark.parametrize(
-        "given",
-        [(KEY,), [KEY.encode()], keys, f"{__name__}.keys", f"{__name__}:keys", f"{__name__}:GIVEN"],
-        ids=["tuple", "list", "function", "dotted", "colon", "value"],
-    )
-    def test_may_be_given_in_several_ways(self, given: Any) -> None:
-        for task in (
-            task_in(celery(idempotency_encryption_keys=given)),
-            task_in(celery(), idempotency_encryption_keys=given),
-        ):
-            configured = task.idempotency_configuration
-            payload = configured.executor.codec.of_result(
-                "a card number", configured.settings, key="k", token=1
-            )
-            assert payload.format == "!json"
-            assert KEY not in repr(configured.settings)
-
-    def test_of_a_function_are_requested_at_first_use(self) -> None:
-        key_requests.clear()
-        configured = task_in(celery(idempotency_encryption_keys=keys)).idempotency_configuration
-        assert key_requests == []
-
-        for _ in range(2):
-            assert configured.executor
-
-        assert len(key_requests) == 1
-
-    def test_of_several_tasks_may_differ(self) -> None:
-        app = celery()
-        executors = [
-            task_in(
-                app, name=f"shop.{n}", idempotency_encryption_keys=given
-            ).idempotency_configuration.executor
-            for n, given in enumerate([None, (KEY,), [KEY], keys])
-        ]
-
-        assert executors[1] is executors[2]
-        assert len(set(map(id, executors))) == 3
-
-    @pytest.mark.parametrize(
-        "given",
-        [("secret",), (KEY, "secret"), [b"secret secret"], "secret", (), KEY],
-        ids=["short", "second", "bytes", "no-path", "empty", "not-in-a-tuple"],
-    )
-    def test_that_are_invalid_are_rejected_at_once(self, given: Any) -> None:
-        for message in (
-            error_of(celery(idempotency_encryption_keys=given)),
-            error_of(celery(), idempotency_encryption_keys=given),
-        ):
-            assert "idempotency_encryption_keys" in message
-            assert KEY not in message
-
-    @pytest.mark.parametrize(
-        ("given", "message"),
-        [
-            (
-                f"{__name__}.nothing",
-                "'tests.unit.configuration.test_configuration.nothing' raised",
-            ),
-            ("no.such.module", "'no.such.module' raised ModuleNotFoundError"),
-            (
-                keys_of_an_unavailable_vault,
-                "its function raised OSError instead of returning keys",
-            ),
-            (lambda: KEY, "its function must return a tuple of Fernet keys, not str"),
-            (lambda: None, "its function must return a tuple of Fernet keys, not NoneType"),
-            (lambda: (), "is empty; set at least one key"),
-            (lambda: ["secret"], "key 1 of 1 is not a Fernet key"),
-        ],
-        ids=["no-name", "no-module", "raises", "text", "none", "empty", "no-key"],
-    )
-    def test_that_are_unavailable_are_rejected_at_first_use(self, given: Any, message: str) -> None:
-        task = task_in(celery(idempotency_encryption_keys=given))
-
-        with pytest.raises(ImproperlyConfigured, match="idempotency_encryption_keys") as caught:
-            _ = task.idempotency_configuration.executor
-        assert message in str(caught.value)
-        assert "secret" not in str(caught.value)
-        assert KEY not in str(caught.value)
-
-
-GIVEN = [KEY]
-
-
 class TestSerializer:
     def test_is_the_result_serializer_of_the_app_by_default(self) -> None:
         pickling = {"result_serializer": "pickle", "accept_content": ["pickle"]}
@@ -398,126 +261,6 @@ class TestSerializer:
         app = celery(result_accept_content=["json", "pickle"], accept_content=["json"])
 
         assert settings_of(app, idempotency_serializer="pickle").serializer == "pickle"
-
-
-class TestRedis:
-    @pytest.mark.parametrize(
-        ("settings", "config"),
-        [
-            ({"idempotency_redis_url": "redis://own:1/5"}, "redis://own:1/5"),
-            ({}, "redis://backend:1/0"),
-            ({"result_backend": "rpc://"}, "redis://broker:1/0"),
-            ({"result_backend": None}, "redis://broker:1/0"),
-            ({"result_backend": "file:///tmp"}, "redis://broker:1/0"),
-        ],
-        ids=["own", "backend", "rpc", "none", "file"],
-    )
-    def test_is_the_configured_one_or_the_backend_or_the_broker(
-        self, settings: dict[str, Any], config: str
-    ) -> None:
-        app = Celery("shop", set_as_current=False)
-        app.conf.update(
-            {"broker_url": "redis://broker:1/0", "result_backend": "redis://:pw@backend:1/0"}
-            | settings
-        )
-
-        assert str(task_in(app).idempotency_configuration.executor.store.config) == config
-
-    def test_gets_the_connection_options_of_the_result_backend(self) -> None:
-        app = Celery("shop", set_as_current=False)
-        app.conf.update(
-            result_backend="sentinel://one:1/0;sentinel://two:2/0",
-            result_backend_transport_options={"master_name": "shop", "visibility_timeout": 5},
-            redis_backend_use_ssl={"ssl_ca_certs": "/etc/ca.pem"},
-        )
-
-        config = task_in(app).idempotency_configuration.executor.store.config
-
-        assert config.url == "sentinel://one:1/0;sentinel://two:2/0"
-        assert config.options == {
-            "master_name": "shop", "ssl": True, "ssl_ca_certs": "/etc/ca.pem",
-        }  # fmt: skip
-
-    @pytest.mark.parametrize("tls", [True, {"ssl_ca_certs": "/etc/ca.pem"}])
-    def test_gets_the_connection_options_of_the_broker(self, tls: Any) -> None:
-        app = Celery("shop", set_as_current=False)
-        app.conf.update(
-            broker_url="redis://:pw@broker:1/0",
-            broker_use_ssl=tls,
-            broker_transport_options={"socket_keepalive": True, "queue_order_strategy": "sorted"},
-        )
-
-        config = task_in(app).idempotency_configuration.executor.store.config
-
-        assert config.url == "rediss://:pw@broker:1/0"
-        assert config.options == {"socket_keepalive": True} | (tls if tls is not True else {})
-
-    def test_that_is_configured_gets_no_options_of_others(self) -> None:
-        app = Celery("shop", set_as_current=False)
-        app.conf.update(
-            result_backend="redis://backend",
-            redis_backend_use_ssl={"ssl_ca_certs": "/etc/ca.pem"},
-            idempotency_redis_url="redis://own",
-            idempotency_redis_options={"username": "shop"},
-        )
-
-        config = task_in(app).idempotency_configuration.executor.store.config
-
-        assert (config.url, config.options) == ("redis://own", {"username": "shop"})
-
-    def test_may_be_a_custom_client(self) -> None:
-        client = Redis()
-        task = task_in(celery(), idempotency_redis_client=lambda: client)
-
-        store = task.idempotency_configuration.executor.store
-
-        assert store.client is client
-        assert str(store.config) == "function of your own"
-
-    def test_may_be_the_import_path_of_a_client(self) -> None:
-        task = task_in(celery(), idempotency_redis_client="redis:Redis")
-
-        assert isinstance(task.idempotency_configuration.executor.store.client, Redis)
-
-    def test_with_an_invalid_import_path_is_rejected(self) -> None:
-        task = task_in(celery(), idempotency_redis_client="shop.nowhere:client")
-
-        with pytest.raises(ImproperlyConfigured, match="'shop.nowhere:client' cannot be imported"):
-            task.idempotency_record(1)
-
-    def test_that_is_not_configured_is_an_error(self) -> None:
-        app = Celery("shop", set_as_current=False)
-        app.conf.update(broker_url="amqp://guest:secret@localhost//", result_backend="rpc://")
-        task = task_in(app)
-
-        with pytest.raises(ImproperlyConfigured) as caught:
-            task.idempotency_record(1)
-
-        assert str(caught.value) == (
-            "idempotency_redis_url is not set, and neither the result backend nor the broker is "
-            "Redis: set it to the URL of the Redis server that is to hold the records"
-        )
-
-    def test_is_shared_by_the_tasks_of_an_app(self) -> None:
-        app = celery()
-        one = task_in(app)
-        two = task_in(app, name="shop.refund")
-        other = task_in(app, name="shop.ship", idempotency_key_prefix="ship")
-
-        executors = [task.idempotency_configuration.executor for task in (one, two, other)]
-
-        assert executors[0] is executors[1]
-        assert executors[0] is not executors[2]
-        assert task_in(celery()).idempotency_configuration.executor is not executors[0]
-
-    def test_is_not_required_by_an_unprotected_task(self) -> None:
-        app = Celery("shop", set_as_current=False)
-        app.conf.update(broker_url="memory://", idempotency_enabled=False, task_always_eager=True)
-
-        def increment(number: int) -> int:
-            return number + 1
-
-        assert task_in(app, increment).delay(1).get() == 2
 
 
 def test_the_task_survives_crashes_by_default() -> None:

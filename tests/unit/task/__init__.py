@@ -1,1 +1,1 @@
-"""Settings, messages and arguments, through real Celery apps."""
+"""Tests of message headers and of the times of messages."""

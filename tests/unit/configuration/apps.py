@@ -1,0 +1,49 @@
+"""Celery apps and tasks without a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import ImproperlyConfigured
+
+from celery_idempotent import IdempotentTask
+from celery_idempotent.settings import Settings
+
+
+def celery(**settings: Any) -> Celery:
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(broker_url="memory://", result_backend="redis://localhost:1/0", **settings)
+    return app
+
+
+def charge(order_id: Any, amount: Any = 0) -> None: ...
+
+
+def task_in(
+    app: Celery,
+    function: Callable[..., Any] = charge,
+    *,
+    name: str = "shop.charge",
+    base: type[IdempotentTask] = IdempotentTask,
+    **attributes: Any,
+) -> IdempotentTask:
+    task: IdempotentTask = app.task(
+        function, base=base, name=name, lazy=False, shared=False, **attributes
+    )
+    return task
+
+
+def settings_of(app: Celery, **attributes: Any) -> Settings:
+    return task_in(app, **attributes).idempotency_configuration.settings
+
+
+def error_of(app: Celery, **attributes: Any) -> str:
+    """Returns the error message in one line."""
+    with pytest.raises(ImproperlyConfigured) as caught:
+        settings_of(app, **attributes)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+    return str(caught.value)
