@@ -8,9 +8,10 @@
 -- how many milliseconds the key was orphaned in the format field, which a STARTED record does not need.
 --
 -- Messages of one task id are numbered: each retry has a higher generation than the message before it.
--- A copy of a message that ended in an error gets that error, whoever holds the key now. A copy of a
--- message older than the retry for which the key is reserved does not count as that retry. The outcome of
--- a task that replaced itself names the first generation of its task id that continues under the key.
+-- A copy of a message that ended in an error gets that error, even if another task id holds the key now.
+-- A copy of a message older than the retry for which the key is reserved does not count as that retry. The
+-- outcome of a task that replaced itself names the first generation of its task id that continues under
+-- the key.
 --
 -- KEYS
 --   record             the key's record
