@@ -1,0 +1,116 @@
+"""Links, paths, code blocks, options and signals in the documentation are correct."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import textwrap
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from celery_idempotent import signals
+from celery_idempotent.settings import APP_OPTIONS, OPTIONS, Settings
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "celery_idempotent"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / ".github/CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+#: Pages that name files of this repository in backticks.
+PAGES_WITH_PATHS = [ROOT / "docs/architecture.md", ROOT / ".github/CONTRIBUTING.md"]
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def prose(page: Path) -> str:
+    """Returns the page without code blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.S | re.M)
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors of a page's titles, as GitHub derives them."""
+    titles = re.findall(r"^#+ (.+)$", prose(page), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), flags=re.S | re.M)
+
+
+@each_page
+def test_links_lead_to_existing_files_and_titles(page: Path) -> None:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        path, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_PATHS, ids=lambda page: page.name)
+def test_named_files_exist(page: Path) -> None:
+    names = re.findall(r"`([\w./]+(?:/|\.(?:py|lua|md|txt|toml)))`", prose(page))
+    missing = [
+        name for name in names if not any((base / name).exists() for base in (PACKAGE, ROOT))
+    ]
+    assert names
+    assert not missing
+
+
+@each_page
+def test_python_blocks_are_valid(page: Path) -> None:
+    for block in python_blocks(page):
+        # Blocks contain top-level await and return, and decorators without a function.
+        body = textwrap.indent(block + "\ndef last(): ...\n", "    ")
+        ast.parse(f"async def block():\n{body}")
+
+
+@each_page
+def test_imports_of_the_package_in_python_blocks_work(page: Path) -> None:
+    for block in python_blocks(page):
+        for line in re.findall(r"^from celery_idempotent.* import .*$", block, flags=re.M):
+            (statement,) = ast.parse(line).body
+            assert isinstance(statement, ast.ImportFrom)
+            module = importlib.import_module(str(statement.module))
+            assert [
+                alias.name for alias in statement.names if not hasattr(module, alias.name)
+            ] == []
+
+
+def documented_options() -> dict[str, str]:
+    """Returns the options in the tables of the documentation, with their defaults."""
+    text = "".join(prose(ROOT / page) for page in ("README.md", "docs/redis-configuration.md"))
+    rows = re.findall(r"^\| `(idempotency_\w+)` \| `([^`]+)` \|", text, flags=re.M)
+    return dict(rows)
+
+
+def test_every_option_is_documented_and_exists() -> None:
+    assert set(documented_options()) == {*OPTIONS, *APP_OPTIONS}
+
+
+def test_documented_defaults_are_those_of_the_settings() -> None:
+    documented = documented_options()
+    for option in fields(Settings):
+        value = documented[f"idempotency_{option.name}"]
+        if value != "result_serializer":  # the name of another setting
+            assert ast.literal_eval(value) == option.default, option.name
+
+
+def test_every_signal_is_documented_with_its_arguments() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", prose(ROOT / "docs/signals.md"), flags=re.M)
+    documented = {name: set(re.findall(r"`(\w+)`", arguments)) for name, arguments in rows}
+    actual = {
+        name: set(signal.providing_args) - {"task_id", "key"}
+        for name, signal in vars(signals).items()
+        if isinstance(signal, signals.Signal)
+    }
+    assert documented == actual
