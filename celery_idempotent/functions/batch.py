@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from celery_idempotent.errors import ConflictError, IdempotencyError, KeyReusedError
@@ -141,8 +140,7 @@ class BaseBatch(Sequence[Entry]):
 
     async def _release(self, keys: Iterable[Hashable] | None = None) -> None:
         entries = self._take(self.pending if keys is None else keys)
-        active = [entry.active for entry in entries if entry.active]
-        if active:
+        if active := [entry.active for entry in entries if entry.active]:
             reason = IdempotencyError("the batch released the key without completing it")
             await release_many(active, self._runtime, reason)
 
@@ -225,7 +223,5 @@ class AsyncBatch(BaseBatch):
     async def __aenter__(self) -> AsyncBatch:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         await drive_end(self._runtime, self._release(), self._stop_renewal, error)

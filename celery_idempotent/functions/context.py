@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_idempotent.errors import ConflictError, IdempotencyError, LeaseLostError
@@ -171,9 +170,7 @@ class ContextExecution(BaseContextExecution):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._leave_block()
         run_sync(self._end(error))
 
@@ -199,9 +196,7 @@ class AsyncContextExecution(BaseContextExecution):
         self._enter_block()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._leave_block()
         await drive_end(self._runtime, self._end(error), self._stop_renewal, error)
 
@@ -223,13 +218,8 @@ class ExecutionContext:
         self._execution = ContextExecution(self._call, executor.runtime, executor.codec)
         return self._execution.__enter__()  # type: ignore[no-any-return]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._execution.__exit__(kind, error, traceback)
+    def __exit__(self, *error: object) -> None:
+        self._execution.__exit__(*error)
 
     async def __aenter__(self) -> AsyncContextExecution:
         executor = self._engine.async_executor
@@ -237,10 +227,5 @@ class ExecutionContext:
         self._execution = AsyncContextExecution(self._call, runtime, executor.codec)
         return await self._execution.__aenter__()  # type: ignore[no-any-return]
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._execution.__aexit__(kind, error, traceback)
+    async def __aexit__(self, *error: object) -> None:
+        await self._execution.__aexit__(*error)

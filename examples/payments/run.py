@@ -9,10 +9,10 @@ from typing import Protocol
 
 from . import tasks
 from .events import Deliveries
-from .feed import Feed
 from .journal import Journal
 from .kill import kill_while_charging
 from .ledger import Ledger
+from .publisher import Publisher
 from .verdict import Evidence
 from .worker import Worker
 
@@ -63,27 +63,29 @@ class Run:
         task = tasks.charge_plain if self.plain else tasks.charge
         with (
             Worker(environment, log=self.folder / "worker.log") as worker,
-            Feed(task, self.deliveries, worker.check, self.progress.reply_received) as feed,
+            Publisher(
+                task, self.deliveries, worker.check, self.progress.reply_received
+            ) as publisher,
         ):
             self.progress.stage("publishing events")
-            feed.publish(first_part)
+            publisher.publish(first_part)
 
             self.progress.stage("killing a process during a charge")
             kill = kill_while_charging(interrupted, ledger, worker)
 
             self.progress.stage("publishing the rest")
-            feed.publish(rest)
-            feed.collect()
+            publisher.publish(rest)
+            publisher.collect()
 
             self.progress.stage("publishing some again")
-            feed.publish(resent)
-            feed.collect()
+            publisher.publish(resent)
+            publisher.collect()
 
             self.progress.stage("stopping the worker")
 
         return Evidence(
             deliveries=self.deliveries,
-            replies=feed.replies,
+            replies=publisher.replies,
             charges=ledger.charges(),
             signals=journal.counts(),
             kill=kill,

@@ -11,9 +11,9 @@ from typing import Any
 from celery_idempotent import KeyReusedError
 
 from .events import Deliveries
-from .feed import Reply
 from .kill import Kill
 from .ledger import Charge
+from .publisher import Reply
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from celery_idempotent import KeyReusedError
 from celery_idempotent.testing.server import RedisServer, RedisServerError
 from examples.payments import cli, make_events
 from examples.payments.events import EVENTS_FILE, Deliveries, Delivery, Payment, read_deliveries
-from examples.payments.feed import Reply
 from examples.payments.kill import Kill
 from examples.payments.ledger import Charge
+from examples.payments.publisher import Reply
 from examples.payments.tasks import LEASE_SECONDS
 from examples.payments.verdict import Evidence, differences
 

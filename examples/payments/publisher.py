@@ -32,7 +32,7 @@ class Reply:
         return self.delivery.payment.event_id
 
 
-class Feed:
+class Publisher:
     """Publishes deliveries as calls of `task` and collects the replies.
 
     `check_worker` raises if the worker has stopped; `on_reply` is called for each reply.
@@ -53,7 +53,7 @@ class Feed:
         self._firsts: dict[str, AsyncResult] = {}
         self.replies: list[Reply] = []
 
-    def __enter__(self) -> Feed:
+    def __enter__(self) -> Publisher:
         return self
 
     def __exit__(self, *_: object) -> None:
