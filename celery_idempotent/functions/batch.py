@@ -146,7 +146,7 @@ class BaseBatch(Sequence[Entry]):
 
     def _take(self, keys: Iterable[Hashable]) -> list[Entry]:
         """Removes the entries of `keys` from the pending ones, and returns them."""
-        keys = list(keys)
+        keys = list(dict.fromkeys(keys))
         for key in keys:
             if key not in self._pending:
                 raise IdempotencyError(

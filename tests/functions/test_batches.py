@@ -135,6 +135,17 @@ def test_the_end_of_the_block_releases_pending_keys(idem: Idempotency, key: str)
     assert not heartbeat.held()
 
 
+def test_a_repeated_key_is_released_once(idem: Idempotency, key: str) -> None:
+    batch = idem.begin_many([key])
+
+    batch.release_many([key, key])
+
+    assert batch.pending == []
+    assert not heartbeat.held()
+    with idem.begin_many([key]) as again:
+        assert decisions(again) == [Decision.RUN]
+
+
 def test_the_heartbeat_renews_all_leases(server: RedisServer, key: str) -> None:
     idem = Idempotency(server.url, key_prefix=key, lease=LEASE)
     names = [str(n) for n in range(20)]
