@@ -18,7 +18,8 @@ from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import Delegate, Fail, Release
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.executor.replay import replay
-from celery_idempotent.payload.codec import DELEGATED, ERROR, RESULT, RESULT_IGNORED
+from celery_idempotent.payload.codec import DELEGATED, RESULT_IGNORED
+from celery_idempotent.payload.fields import ERROR, RESULT
 from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record

@@ -10,7 +10,7 @@ The format of a payload says how to read its body, from the outside to the insid
                                (:mod:`celery_idempotent.payload.offload`)
 ``=task``                      the result of another task counts; the body holds its id
                                (:func:`celery_idempotent.record.layout.write_replacement`)
-``=untold``                    … and that task ignores its result
+``=ignored``                   … and that task ignores its result
 empty                          the value is not stored; the body says why
 =============================  ================================================================
 """
@@ -43,8 +43,6 @@ from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 
-__all__ = ["ERROR", "RESULT", "PayloadCodec", "ResultCodec", "step_field"]
-
 #: Errors are always JSON: every process can read it, and reading it never executes code.
 _ERROR_SERIALIZER = "json"
 
@@ -53,7 +51,7 @@ NOT_SERIALIZABLE = b"idempotency_serializer cannot serialize it"
 #: Format of a result that another task will return.
 DELEGATED = "=task"
 #: … and that task ignores its result.
-RESULT_IGNORED = "=untold"
+RESULT_IGNORED = "=ignored"
 _ENCRYPTED = "!"
 _POISONED = b"poisoned"
 
@@ -238,44 +236,13 @@ class PayloadCodec:
         payload = Payload(record.format, record.body)
         return self._decode(payload, record.key, RESULT, self._accept)
 
-    # The blocking methods that follow go as soon as nothing calls them.
-
-    def of_result(
-        self, value: Any, settings: Settings, *, key: str, token: int, field: str = RESULT
-    ) -> Payload:
-        """As :meth:`encode_result`; blocks."""
-        payload: Payload = _drive(
-            self.encode_result(value, settings, key=key, token=token, field=field)
-        )
-        return payload
-
+    # Goes with its last caller.
     def of_error(
         self, error: BaseException, settings: Settings, *, key: str, token: int
     ) -> Payload:
         """As :meth:`encode_error`; blocks."""
         payload: Payload = _drive(self.encode_error(error, settings, key=key, token=token))
         return payload
-
-    def load(self, payload: Payload, key: str, field: str = RESULT) -> Any:
-        """As :meth:`decode_step`; blocks."""
-        return self._decode(payload, key, field, self._accept)
-
-    @property
-    def offloads(self) -> bool:
-        """Whether an offload storage is configured."""
-        return self._storage is not None
-
-    def discard(self, record: Record) -> None:
-        """As :meth:`delete_record_objects`; blocks."""
-        _drive(self.delete_record_objects(record))
-
-    def discard_steps(self, body: bytes, key: str) -> None:
-        """As :meth:`delete_step_objects`; blocks."""
-        _drive(self.delete_step_objects(body, key))
-
-    def discard_payload(self, payload: Payload, key: str, field: str = RESULT) -> None:
-        """As :meth:`delete_object`; blocks."""
-        _drive(self.delete_object(payload, key, field))
 
     def _decode_error(self, record: Record) -> BaseException:
         payload = Payload(record.format, record.body)

@@ -86,7 +86,7 @@ _REPLACEMENT = layout.write_replacement(1, FIRST, _ENTRY)
 #: replaced itself: with finished steps, without any, and cut short.
 _OUTCOMES = [
     (b"json", b""), (b"json", _ENTRY), (b"json", entry(_ERROR_1)), (b"json", _REPLACEMENT),
-    (b"", _REPLACEMENT), (b"=task", _REPLACEMENT), (b"=untold", _REPLACEMENT),
+    (b"", _REPLACEMENT), (b"=task", _REPLACEMENT), (b"=ignored", _REPLACEMENT),
     (b"=task", _REPLACEMENT[: -len(_ENTRY)]), (b"=task", _REPLACEMENT[: -len(_ENTRY) - 1]),
 ]  # fmt: skip
 
