@@ -1,4 +1,4 @@
-"""``python -m tests.labs.chaos``: faults by schedule; fails if a promise is broken."""
+"""``python -m tests.labs.chaos``: runs schedules of faults; fails if a promise is broken."""
 
 from __future__ import annotations
 
@@ -18,115 +18,128 @@ from rich.progress import (
 )
 
 from celery_idempotent.testing.server import RedisServer
-from tests.labs.chaos import audit, picture, runner, schedule
+from tests.labs.chaos import audit, runner, schedule, timeline
 from tests.labs.chaos.report import MET, MISSED, Report
-from tests.labs.chaos.runner import Entry
-from tests.labs.chaos.verdict import Disposition
+from tests.labs.chaos.runner import RunSpec
+from tests.labs.chaos.verdict import Verdict
 from tests.labs.comparison.contestants import CONTESTANTS, OURS
 from tests.servers.rabbitmq import find_rabbitmq
 
 SEEDS = 20
-#: Six in a row have every combination of broker and store.
+#: Six consecutive seeds have every combination of broker and store.
 SEEDS_FOR_PEERS = 6
 TASKS = 1000
-#: Letters that tables need, at the least.
+#: Minimum width of the tables, in characters.
 WIDTH = 132
-#: Everything that runs leave, and the picture.
+#: The evidence of all runs, and the timeline.
 FOLDER = Path(".chaos")
 
 
 def main() -> int:
-    asked = _arguments()
-    # What is asked for goes to standard output, and everything else beside it.
-    beside = Console(stderr=True)
-    show = print if asked.markdown else Console(width=max(WIDTH, beside.width)).print
-    audited = audit.run(FOLDER, beside) if asked.audit or asked.seed is None else None
+    arguments = _arguments()
+    # Tables go to standard output, everything else to standard error.
+    stderr = Console(stderr=True)
+    show = print if arguments.markdown else Console(width=max(WIDTH, stderr.width)).print
+    audited = audit.run(FOLDER, stderr) if arguments.audit or arguments.seed is None else None
     if audited is not None:
-        show(audited.markdown() if asked.markdown else audited.table())
-    if asked.audit:
-        return 0 if audited is not None and audited.as_told else 1
-    entries = _entries(asked, beside)
-    report, broken = _run(entries, beside)
-    for shown in [report.markdown()] if asked.markdown else report.tables():
-        show(shown)
-    if (seen := report.telling()) is not None:
-        drawn = picture.draw(seen, asked.tasks, FOLDER)
-        beside.print(f"{drawn} shows seed {seen}; the evidence of each run is beside it")
-    for verdict in report.faulty():
-        beside.print(f"{MISSED} seed {verdict.seed}:", *verdict.notes, sep="\n  ", markup=False)
-        again = Entry(verdict.seed, OURS.name, asked.tasks).replay
-        beside.print(f"  again: {again}", markup=False)
-    # Others may hang, and nobody has promised anything for them.
-    hung = [entry for entry in broken if entry.contestant == OURS.name]
-    wrong = bool(report.faulty() or hung or (audited is not None and not audited.as_told))
-    beside.print(f"{'not ' if wrong else ''}as promised ({report.seconds:.0f} s)")
-    return 1 if wrong else 0
+        show(audited.markdown() if arguments.markdown else audited.table())
+    if arguments.audit:
+        return 0 if audited is not None and audited.as_expected else 1
+    specs = _entries(arguments, stderr)
+    report, failures = _run(specs, stderr)
+    for table in [report.markdown()] if arguments.markdown else report.tables():
+        show(table)
+    if (seed := report.most_eventful_seed()) is not None:
+        path = timeline.draw(seed, arguments.tasks, FOLDER)
+        stderr.print(f"{path} shows seed {seed}; the evidence of each run is in {FOLDER}")
+    for verdict in report.broken_promises():
+        stderr.print(f"{MISSED} seed {verdict.seed}:", *verdict.notes, sep="\n  ", markup=False)
+        command = RunSpec(verdict.seed, OURS.name, arguments.tasks).command
+        stderr.print(f"  repeat with: {command}", markup=False)
+    # Runs of the other contestants may fail.
+    our_failures = [spec for spec in failures if spec.contestant == OURS.name]
+    failed = bool(
+        report.broken_promises()
+        or our_failures
+        or (audited is not None and not audited.as_expected)
+    )
+    stderr.print(f"{'not ' if failed else ''}as promised ({report.seconds:.0f} s)")
+    return 1 if failed else 0
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.labs.chaos", description=__doc__)
-    parser.add_argument("--seed", type=int, help="this one alone")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"so many; {SEEDS} by default")
-    parser.add_argument("--first", type=int, default=1, help="the first of them; 1 by default")
-    parser.add_argument("--tasks", type=int, default=TASKS, help=f"in each; {TASKS} by default")
-    parser.add_argument("--ours", action="store_true", help=f"{OURS.name} alone")
-    peers = f"the first so many for the others; {SEEDS_FOR_PEERS} by default"
+    parser.add_argument("--seed", type=int, help="run this seed only")
+    parser.add_argument(
+        "--seeds", type=int, default=SEEDS, help=f"number of seeds; default: {SEEDS}"
+    )
+    parser.add_argument("--first", type=int, default=1, help="first seed; default: 1")
+    parser.add_argument(
+        "--tasks", type=int, default=TASKS, help=f"calls per seed; default: {TASKS}"
+    )
+    parser.add_argument("--ours", action="store_true", help=f"run {OURS.name} only")
+    peers = f"number of seeds for the other contestants; default: {SEEDS_FOR_PEERS}"
     parser.add_argument("--peers", type=int, default=SEEDS_FOR_PEERS, metavar="SEEDS", help=peers)
-    parser.add_argument("--audit", action="store_true", help="the audit of time alone")
+    parser.add_argument("--audit", action="store_true", help="run the audit only")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     return parser.parse_args()
 
 
-def _entries(asked: argparse.Namespace, beside: Console) -> list[Entry]:
-    last = asked.first + asked.seeds
-    seeds = [asked.seed] if asked.seed is not None else list(range(asked.first, last))
+def _entries(arguments: argparse.Namespace, stderr: Console) -> list[RunSpec]:
+    last = arguments.first + arguments.seeds
+    seeds = [arguments.seed] if arguments.seed is not None else list(range(arguments.first, last))
     if find_rabbitmq() is None:
-        beside.print("no RabbitMQ here, its seeds are left out: apt-get install rabbitmq-server")
+        stderr.print(
+            "RabbitMQ is not installed, its seeds are skipped: apt-get install rabbitmq-server"
+        )
         seeds = [s for s in seeds if schedule.make(s, 2).shape.broker != "rabbitmq"]
-    # Ours first: whoever looks for a fault of ours has not to wait for the others.
-    entries = [Entry(seed, OURS.name, asked.tasks) for seed in seeds]
-    others = [each.name for each in CONTESTANTS if each is not OURS and not asked.ours]
-    entries += [Entry(seed, name, asked.tasks) for seed in seeds[: asked.peers] for name in others]
-    return entries
+    # celery-idempotent first, so that its failures show early.
+    specs = [RunSpec(seed, OURS.name, arguments.tasks) for seed in seeds]
+    others = [each.name for each in CONTESTANTS if each is not OURS and not arguments.ours]
+    specs += [
+        RunSpec(seed, name, arguments.tasks) for seed in seeds[: arguments.peers] for name in others
+    ]
+    return specs
 
 
-def _run(entries: list[Entry], beside: Console) -> tuple[Report, list[Entry]]:
-    began_at = time.monotonic()
-    verdicts: list[Disposition] = []
-    broken: list[Entry] = []
+def _run(specs: list[RunSpec], stderr: Console) -> tuple[Report, list[RunSpec]]:
+    started_at = time.monotonic()
+    verdicts: list[Verdict] = []
+    failures: list[RunSpec] = []
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=16),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=beside,
+        console=stderr,
     ) as bars:
-        whole = bars.add_task("runs", total=len(entries))
-        bar_of: dict[Entry, TaskID] = {}
+        total = bars.add_task("runs", total=len(specs))
+        bar_of: dict[RunSpec, TaskID] = {}
 
-        def progress(entry: Entry) -> runner.Progress:
-            title = f"seed {entry.seed}, {entry.contestant}: {entry.planned.shape}"
-            bar = bar_of[entry] = bars.add_task(title, total=len(entry.planned.calls))
-            return lambda begin_replied: bars.update(bar, completed=begin_replied)
+        def progress(spec: RunSpec) -> runner.Progress:
+            title = f"seed {spec.seed}, {spec.contestant}: {spec.schedule.shape}"
+            bar = bar_of[spec] = bars.add_task(title, total=len(spec.schedule.calls))
+            return lambda answered: bars.update(bar, completed=answered)
 
-        for entry, verdict in runner.run_all(entries, FOLDER, progress):
-            bars.remove_task(bar_of[entry])
-            bars.advance(whole)
-            if not isinstance(verdict, Disposition):
-                beside.print(f"{MISSED} {verdict}", markup=False)
-                broken.append(entry)
+        for spec, verdict in runner.run_all(specs, FOLDER, progress):
+            bars.remove_task(bar_of[spec])
+            bars.advance(total)
+            if not isinstance(verdict, Verdict):
+                stderr.print(f"{MISSED} {verdict}", markup=False)
+                failures.append(spec)
                 continue
             verdicts.append(verdict)
-            mark = MET if verdict.faultless else MISSED
-            told = (
-                f"{mark} seed {entry.seed}, {entry.contestant}: {verdict.calls} calls, "
-                f"{verdict.faults} faults, {verdict.lost} lost, {verdict.doubled_orders} doubled, "
+            mark = MET if verdict.keeps_promises else MISSED
+            line = (
+                f"{mark} seed {spec.seed}, {spec.contestant}: {verdict.calls} calls, "
+                f"{verdict.faults} faults, {verdict.lost} lost, "
+                f"{verdict.orders_with_duplicates} duplicate effects, "
                 f"{verdict.differing} differ"
             )
-            beside.print(told, markup=False)
+            stderr.print(line, markup=False)
     with RedisServer.start() as server:
-        told = f"{server.flavour} {server.version}"
-    return Report(verdicts, told, time.monotonic() - began_at), broken
+        server_version = f"{server.flavour} {server.version}"
+    return Report(verdicts, server_version, time.monotonic() - started_at), failures
 
 
 if __name__ == "__main__":

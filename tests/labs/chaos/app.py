@@ -1,6 +1,6 @@
-"""The app whose workers are struck, the same for every contestant but for the base class.
+"""The app of the workers, the same for every contestant except for the base class.
 
-Workers load this module; its tasks tell the ledger what they do, and its handlers what becomes of
+Its tasks record their executions in the ledger; its signal handlers record what happens to
 messages.
 """
 
@@ -30,28 +30,28 @@ NAME = "tests.labs.chaos.app"
 CONFIG_VARIABLE = "CHAOS_PLAN"
 QUEUE = "chaos"
 
-#: Seconds between two looks whether a held task may go on.
+#: In seconds.
 POLL_INTERVAL = 0.01
 
 
 class DeclinedError(Exception):
-    """An outcome like any other: the order is declined, for good."""
+    """The order is declined; the error is the outcome of its key."""
 
 
 @dataclass(frozen=True)
 class AppConfig:
-    """All that an app is made of; goes to workers as JSON."""
+    """The configuration of an app; workers receive it as JSON."""
 
     contestant: str
     folder: str
-    #: URL of the server that locks or records are on.
+    #: URL of the server for locks or records.
     store: str
-    #: Of the system downstream, on 127.0.0.1.
+    #: Port of the downstream system on 127.0.0.1.
     downstream: int
-    #: Seconds that a lock or a lease lasts.
+    #: Duration of locks or leases, in seconds.
     lease: float
     settings: dict[str, Any] = field(default_factory=dict)
-    #: Of the contestant's tasks.
+    #: Options of all tasks.
     options: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -59,14 +59,14 @@ class AppConfig:
         return json.dumps(asdict(self))
 
     def ledger(self) -> Ledger:
-        """Where tasks say what they do."""
+        """Returns the ledger of the run."""
         path = Path(self.folder) / "ledger"
         path.touch()
         return Ledger(path)
 
 
 def make_app(config: AppConfig) -> Celery:
-    """The app, with its tasks."""
+    """Returns the app with its tasks."""
     ledger = config.ledger()
     contestant = find_contestant(config.contestant)
     app = Celery("chaos", set_as_current=False)
@@ -85,24 +85,24 @@ def make_app(config: AppConfig) -> Celery:
         options["idempotency_replay_errors"] = (DeclinedError,)
 
     def begin(task: Any, order: str) -> Callable[[], str]:
-        """Tell that an execution begins; call what this returns for its effect."""
+        """Records the start of an execution; returns the function that has its effect."""
         execution = uuid4().hex
         token = task.idempotency.token if contestant is OURS else 0
-        told = {"execution": execution, "order": order, "token": token}
-        downstream.ask(config.downstream, order, execution, token)
-        ledger.write("begun", **told, task_id=task.request.id, pid=os.getpid(), at=time.time())
+        details = {"execution": execution, "order": order, "token": token}
+        downstream.send(config.downstream, order, execution, token)
+        ledger.write("started", **details, task_id=task.request.id, pid=os.getpid(), at=time.time())
 
         def effect() -> str:
             receipt = uuid4().hex
-            accepted = downstream.ask(config.downstream, order, execution, token, receipt)
-            ledger.write("done", **told, receipt=receipt, accepted=accepted, at=time.time())
+            accepted = downstream.send(config.downstream, order, execution, token, receipt)
+            ledger.write("effect", **details, receipt=receipt, accepted=accepted, at=time.time())
             return receipt
 
         return effect
 
     @app.task(name="chaos.charge", **options)
     def charge(self: Any, order: str, seconds: float, ending: str) -> str:
-        """Take so long, then have one effect."""
+        """Takes `seconds`, then has one effect."""
         effect = begin(self, order)
         if ending == "retries" and self.request.retries == 0:
             raise self.retry(countdown=0.2)
@@ -114,10 +114,10 @@ def make_app(config: AppConfig) -> Celery:
 
     @app.task(name="chaos.held", **options)
     def held(self: Any, order: str, until: str, checks: bool) -> str:
-        """Have one effect as soon as there is a file `until`.
+        """Has one effect as soon as the file `until` exists.
 
         Args:
-            checks: ask first whether the lease is still there to be trusted.
+            checks: whether to check the lease first.
         """
         effect = begin(self, order)
         while not Path(until).exists():
@@ -126,8 +126,8 @@ def make_app(config: AppConfig) -> Celery:
             self.idempotency.check()
         return effect()
 
-    # What becomes of messages, so that one which only the broker can have lost is known by it:
-    # one that was published more often than it was acknowledged, and is nowhere.
+    # A message that was published more often than acknowledged, and is no longer in the broker,
+    # was lost by the broker's transport.
 
     @after_task_publish.connect(weak=False)
     def published(headers: Mapping[str, Any], **_: Any) -> None:
@@ -143,8 +143,8 @@ def make_app(config: AppConfig) -> Celery:
         ledger.write("completed", task_id=task_id, token=token)
 
     @signals.store_unavailable.connect(weak=False)
-    def put_off(task_id: str, **_: Any) -> None:
-        ledger.write("put off", task_id=task_id)
+    def postponed(task_id: str, **_: Any) -> None:
+        ledger.write("postponed", task_id=task_id)
 
     @signals.outcome_unsaved.connect(weak=False)
     def unsaved(task_id: str, token: int, **_: Any) -> None:
@@ -153,26 +153,26 @@ def make_app(config: AppConfig) -> Celery:
     def acknowledged(message: Message) -> None:
         ledger.write("acknowledged", task_id=message.headers.get("id"))
 
-    _before(acknowledged)
+    _before_acknowledgement(acknowledged)
     return app
 
 
-def _before(acknowledged: Callable[[Message], None]) -> None:
-    """Be told of each message that a worker is about to drop, by whatever way."""
+def _before_acknowledgement(callback: Callable[[Message], None]) -> None:
+    """Calls `callback` before a message is acknowledged, or rejected without requeue."""
     ack, reject = Message.ack, Message.reject
 
     @wraps(ack)
-    def told_ack(self: Message, *args: Any, **kwargs: Any) -> Any:
-        acknowledged(self)
+    def observed_ack(self: Message, *args: Any, **kwargs: Any) -> Any:
+        callback(self)
         return ack(self, *args, **kwargs)
 
     @wraps(reject)
-    def told_reject(self: Message, requeue: bool = False) -> Any:
+    def observed_reject(self: Message, requeue: bool = False) -> Any:
         if not requeue:
-            acknowledged(self)
+            callback(self)
         return reject(self, requeue=requeue)
 
-    Message.ack, Message.reject = told_ack, told_reject
+    Message.ack, Message.reject = observed_ack, observed_reject
 
 
 if CONFIG_VARIABLE in os.environ:

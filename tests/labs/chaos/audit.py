@@ -1,15 +1,15 @@
-"""The audit of time: doubled effects that nobody can avoid, made on purpose and counted.
+"""The audit: provokes duplicate effects that a library cannot prevent, and counts them.
 
-Two things double an effect whatever a library does. A process that is frozen past its lease does
-not know that another has taken over; and a master that is replaced by a replica which did not have
-an acknowledged begin yet has forgotten it. What a library can do is to keep the system downstream
-right (by fencing tokens), to give all callers one outcome, and to close the second gap
+Two faults cause them: a process that is frozen past its lease does not detect the takeover, and a
+promoted replica may lack an acknowledged begin. A library can protect the downstream system by
+fencing tokens, return one outcome to all callers, and avoid the second fault
 (`idempotency_wait_replicas`).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -41,31 +41,31 @@ REPOSITORY = Path(__file__).parents[3]
 
 #: Executions that are frozen.
 FROZEN = 20
-#: Failovers, and executions that each of them forgets.
-FAILOVERS, EACH = 5, 4
-#: Seconds: longest wait for a failover and what follows it.
-PATIENCE = 60.0
-#: Seconds after which an experiment that does not end has hung.
-HUNG = 300.0
+#: Failovers, and executions whose begin each of them loses.
+FAILOVERS, EXECUTIONS_PER_FAILOVER = 5, 4
+#: Longest wait for a failover and the results after it, in seconds.
+RESULT_TIMEOUT = 60.0
+#: Longest duration of an experiment, in seconds.
+RUN_TIMEOUT = 300.0
 
 HEADINGS = (
     "",
-    "executions struck",
-    "doubled effects",
-    "stale writes refused",
+    "affected executions",
+    "duplicate effects",
+    "stale writes rejected",
     "… accepted",
     "outcomes differ",
-    "callers without an answer",
+    "callers without a result",
 )
 
 
 @dataclass(frozen=True)
 class Count:
-    """What one experiment has brought."""
+    """The result of one experiment."""
 
-    struck: int
-    doubled: int
-    refused: int
+    affected: int
+    duplicates: int
+    rejected: int
     accepted: int
     differing: int
     unanswered: int
@@ -73,26 +73,26 @@ class Count:
 
 @dataclass(frozen=True)
 class Audit:
-    """All experiments, by name."""
+    """The results of all experiments, by name."""
 
     counts: dict[str, Count]
 
     @property
-    def as_told(self) -> bool:
-        """Whether effects are doubled where that is told, and nothing else goes wrong anywhere."""
+    def as_expected(self) -> bool:
+        """Whether effects are duplicated exactly where expected, without further failures."""
         return all(
-            (count.doubled == count.struck) is doubles
-            and count.doubled in (0, count.struck)
-            and count.refused == count.doubled
+            (count.duplicates == count.affected) is duplicates
+            and count.duplicates in (0, count.affected)
+            and count.rejected == count.duplicates
             and not (count.accepted or count.differing or count.unanswered)
-            for count, (_, doubles, _) in zip(
+            for count, (_, duplicates, _) in zip(
                 self.counts.values(), EXPERIMENTS.values(), strict=True
             )
         )
 
     def table(self) -> Table:
-        """For a terminal."""
-        table = Table(caption="doubled effects that nobody can avoid, and two that one can")
+        """Returns the table for a terminal."""
+        table = Table(caption="unavoidable duplicate effects, and how to avoid their consequences")
         for number, heading in enumerate(HEADINGS):
             justify = "left" if number == 0 else "right"
             table.add_column(heading, justify=justify, overflow="fold")
@@ -101,7 +101,7 @@ class Audit:
         return table
 
     def markdown(self) -> str:
-        """For a document."""
+        """Returns the table as Markdown."""
         rows = [HEADINGS, ["---"] + ["--:"] * (len(HEADINGS) - 1), *self._lines()]
         return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
@@ -110,29 +110,30 @@ class Audit:
             yield [EXPERIMENTS[name][0], *(str(number) for number in asdict(count).values())]
 
 
-def run(below: Path, beside: Console) -> Audit:
-    """All experiments, each in a process of its own."""
+def run(root: Path, stderr: Console) -> Audit:
+    """Runs all experiments, each in its own process."""
     counts = {}
     for name, (title, _, _) in EXPERIMENTS.items():
-        folder = below / f"audit-{name}"
+        folder = root / f"audit-{name}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        with beside.status(f"audit: {title}"):
-            done = subprocess.run(
+        with stderr.status(f"audit: {title}"):
+            process = subprocess.run(
                 [sys.executable, "-m", "tests.labs.chaos.audit", name, str(folder)],
                 cwd=REPOSITORY,
                 stdout=subprocess.PIPE,
                 text=True,
-                timeout=HUNG,
+                timeout=RUN_TIMEOUT,
                 check=True,
             )
-        counts[name] = Count(**json.loads(done.stdout.splitlines()[-1]))
-        beside.print(f"audit: {title}: {counts[name].doubled} doubled", markup=False)
+        counts[name] = Count(**json.loads(process.stdout.splitlines()[-1]))
+        duplicates = counts[name].duplicates
+        stderr.print(f"audit: {title}: {duplicates} duplicate effects", markup=False)
     return Audit(counts)
 
 
-class _Scene:
-    """An app, its workers, and a file that lets all its tasks go on."""
+class _Environment:
+    """An app, its workers and its servers."""
 
     def __init__(self, folder: Path, store: str, **settings: Any) -> None:
         self._servers = ExitStack()
@@ -156,7 +157,7 @@ class _Scene:
         self._folder = folder
 
     def worker(self, queue: str, children: int) -> WorkerProcess:
-        """A worker that takes messages by now."""
+        """Starts a worker and waits until it is ready."""
         worker = WorkerProcess(
             queue,
             ("--concurrency", str(children), "--queues", queue),
@@ -171,36 +172,36 @@ class _Scene:
     def publish(
         self, orders: Sequence[str], queue: str, until: Path, *, checks: bool = False
     ) -> list[AsyncResult]:
-        """A call for each order; its task ends once there is a file `until`."""
+        """Publishes a call for each order; its task ends when the file `until` exists."""
         task = self.app.tasks["chaos.held"]
         return [task.apply_async((order, str(until), checks), queue=queue) for order in orders]
 
-    def wait_for(self, what: str, number: int, of: Callable[[dict[str, Any]], bool]) -> None:
-        """Wait for so many lines in the ledger."""
+    def wait_for(self, event: str, number: int, matches: Callable[[dict[str, Any]], bool]) -> None:
+        """Waits for `number` matching events in the ledger."""
         eventually(
-            lambda: sum(map(of, self.ledger.read(what))) >= number, f"{number} {what}", PATIENCE
+            lambda: sum(map(matches, self.ledger.read(event))) >= number,
+            f"{number} × {event}",
+            RESULT_TIMEOUT,
         )
 
     def count(self, calls: dict[str, list[AsyncResult]]) -> Count:
-        """What has become of the calls for each order, once all are answered or nobody waits."""
+        """Evaluates the calls, by order, when all results have arrived or after a timeout."""
         results = [result for each in calls.values() for result in each]
-        try:
-            eventually(lambda: all(result.ready() for result in results), "answers", PATIENCE)
-        except TimeoutError:
-            """Counted below."""
-        told = {order: {str(result.result) for result in each} for order, each in calls.items()}
-        asked = downstream.entries(self._folder / "downstream.sqlite")
-        effects = [sum(entry.receipt is not None for entry in asked[order]) for order in calls]
+        with contextlib.suppress(TimeoutError):
+            eventually(lambda: all(result.ready() for result in results), "results", RESULT_TIMEOUT)
+        outcomes = [{str(result.result) for result in each} for each in calls.values()]
+        requests = downstream.requests(self._folder / "downstream.sqlite")
+        effects = [sum(each.receipt is not None for each in requests[order]) for order in calls]
         return Count(
-            struck=len(calls),
-            doubled=sum(number > 1 for number in effects),
-            refused=sum(map(downstream.stale_refused, asked.values())),
-            accepted=sum(map(downstream.stale_accepted, asked.values())),
-            differing=sum(len(outcomes) > 1 for outcomes in told.values()),
+            affected=len(calls),
+            duplicates=sum(number > 1 for number in effects),
+            rejected=sum(map(downstream.stale_rejected, requests.values())),
+            accepted=sum(map(downstream.stale_accepted, requests.values())),
+            differing=sum(len(each) > 1 for each in outcomes),
             unanswered=sum(not result.ready() for result in results),
         )
 
-    def __enter__(self) -> _Scene:
+    def __enter__(self) -> _Environment:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -208,77 +209,92 @@ class _Scene:
 
 
 def _frozen(folder: Path, checks: bool) -> Count:
-    """A worker is frozen amid its tasks; another one takes over and ends them; then it thaws."""
-    until = folder / "go on"
+    """Freezes a worker during its tasks; another worker takes over; the first one continues."""
+    until = folder / "continue"
     orders = [f"order-{number}" for number in range(FROZEN)]
-    with RedisServer.start() as store, _Scene(folder, store.url) as scene:
-        owner = scene.worker("first", FROZEN)
-        scene.worker("second", FROZEN)
-        first = scene.publish(orders, "first", until, checks=checks)
-        scene.wait_for("begun", FROZEN, lambda line: True)
-        owner.kill("SIGSTOP")
-        second = scene.publish(orders, "second", until, checks=checks)
-        scene.wait_for("begun", 2 * FROZEN, lambda line: True)
+    with RedisServer.start() as store, _Environment(folder, store.url) as environment:
+        frozen = environment.worker("first", FROZEN)
+        environment.worker("second", FROZEN)
+        first = environment.publish(orders, "first", until, checks=checks)
+        environment.wait_for("started", FROZEN, lambda line: True)
+        frozen.kill("SIGSTOP")
+        second = environment.publish(orders, "second", until, checks=checks)
+        environment.wait_for("started", 2 * FROZEN, lambda line: True)
         until.touch()
-        scene.wait_for("done", FROZEN, lambda line: True)
-        owner.kill("SIGCONT")
-        return scene.count(_by_order(orders, first, second))
+        environment.wait_for("effect", FROZEN, lambda line: True)
+        frozen.kill("SIGCONT")
+        return environment.count(_by_order(orders, first, second))
 
 
 def _failovers(folder: Path, wait_replicas: int) -> Count:
-    """A master dies that its replica was cut off from when it acknowledged a begin, or did not."""
+    """Kills a master whose replica was disconnected when it received begins.
+
+    Without `wait_replicas`, the master acknowledges them, and the promoted replica lacks them.
+    """
     calls: dict[str, list[AsyncResult]] = {}
-    with SentinelServers.start() as trio:
+    with SentinelServers.start() as sentinels:
         settings = {
-            "idempotency_redis_options": {"master_name": trio.master_name},
+            "idempotency_redis_options": {"master_name": sentinels.master_name},
             "idempotency_wait_replicas": wait_replicas,
         }
-        with _Scene(folder, trio.url, **settings) as scene:
-            scene.worker(QUEUE, 2 * EACH)
+        with _Environment(folder, sentinels.url, **settings) as environment:
+            environment.worker(QUEUE, 2 * EXECUTIONS_PER_FAILOVER)
             for failover in range(FAILOVERS):
-                until = folder / f"go on {failover}"
-                orders = [f"order-{failover}-{number}" for number in range(EACH)]
-                first = _forget(trio, scene, orders, until, acknowledged=not wait_replicas)
-                second = scene.publish(orders, QUEUE, until)
-                begun = EACH if wait_replicas else 2 * EACH
-                scene.wait_for("begun", begun, lambda line, these=orders: line["order"] in these)
+                until = folder / f"continue {failover}"
+                orders = [f"order-{failover}-{n}" for n in range(EXECUTIONS_PER_FAILOVER)]
+                first = _publish_before_failover(
+                    sentinels, environment, orders, until, acknowledged=not wait_replicas
+                )
+                second = environment.publish(orders, QUEUE, until)
+                environment.wait_for(
+                    "started",
+                    len(orders) if wait_replicas else 2 * len(orders),
+                    lambda line, orders=orders: line["order"] in orders,
+                )
                 until.touch()
                 calls |= _by_order(orders, first, second)
                 eventually(
                     lambda results=(*first, *second): all(r.ready() for r in results),
-                    "answers",
-                    PATIENCE,
+                    "results",
+                    RESULT_TIMEOUT,
                 )
-            return scene.count(calls)
+            return environment.count(calls)
 
 
-def _forget(
-    trio: SentinelServers, scene: _Scene, orders: Sequence[str], until: Path, *, acknowledged: bool
+def _publish_before_failover(
+    sentinels: SentinelServers,
+    environment: _Environment,
+    orders: Sequence[str],
+    until: Path,
+    *,
+    acknowledged: bool,
 ) -> list[AsyncResult]:
-    """Let executions begin that the next master knows nothing of."""
-    with _cut_off(trio):
-        results = scene.publish(orders, QUEUE, until)
+    """Publishes calls whose begins the promoted replica lacks."""
+    with _failover_without_replication(sentinels):
+        results = environment.publish(orders, QUEUE, until)
         ids = {result.id for result in results}
-        what = "begun" if acknowledged else "put off"
-        scene.wait_for(what, EACH, lambda line: line["task_id"] in ids)
-    trio.rejoin()
+        event = "started" if acknowledged else "postponed"
+        environment.wait_for(event, len(orders), lambda line: line["task_id"] in ids)
+    sentinels.rejoin()
     return results
 
 
 @contextmanager
-def _cut_off(trio: SentinelServers) -> Iterator[None]:
-    """The replica hears nothing of its master any more; then that dies, and it takes over."""
-    master, heir = trio.master, trio.replica
-    # Frozen first, so that it cannot connect again; and nothing is on its way to it.
-    heir.pause()
+def _failover_without_replication(sentinels: SentinelServers) -> Iterator[None]:
+    """Disconnects the replica during the block; kills the master afterwards."""
+    master, replica = sentinels.master, sentinels.replica
+    # Paused first, so that the replica cannot reconnect.
+    replica.pause()
     try:
         with master.client() as client:
             client.client_kill_filter(_type="replica")
         yield
         master.kill()
     finally:
-        heir.resume()
-    wait_until(lambda: trio.master is heir and _is_master(heir), "No other master")
+        replica.resume()
+    wait_until(
+        lambda: sentinels.master is replica and _is_master(replica), "the replica was not promoted"
+    )
 
 
 def _is_master(server: RedisServer) -> bool:
@@ -292,7 +308,7 @@ def _by_order(
     return {order: list(each) for order, *each in zip(orders, first, second, strict=True)}
 
 
-#: By name: as the table has it, whether every effect is doubled, and what does it.
+#: By name: the title, whether every effect is duplicated, and the function.
 EXPERIMENTS: dict[str, tuple[str, bool, Callable[[Path], Count]]] = {
     "frozen": (
         "frozen past the lease (SIGSTOP)",
@@ -300,17 +316,17 @@ EXPERIMENTS: dict[str, tuple[str, bool, Callable[[Path], Count]]] = {
         lambda folder: _frozen(folder, checks=False),
     ),
     "checks": (
-        "… the task asks `self.idempotency.check()` before its effect",
+        "… the task calls `self.idempotency.check()` before its effect",
         False,
         lambda folder: _frozen(folder, checks=True),
     ),
     "forgotten": (
-        f"{FAILOVERS} failovers that forget an acknowledged begin",
+        f"{FAILOVERS} failovers that lose an acknowledged begin",
         True,
         lambda folder: _failovers(folder, wait_replicas=0),
     ),
     "waited": (
-        f"{FAILOVERS} such failovers, `wait_replicas = 1`",
+        "… `wait_replicas = 1`",
         False,
         lambda folder: _failovers(folder, wait_replicas=1),
     ),
@@ -321,9 +337,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.labs.chaos.audit", description=__doc__)
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("folder", type=Path)
-    asked = parser.parse_args()
-    _, _, experiment = EXPERIMENTS[asked.experiment]
-    print(json.dumps(asdict(experiment(asked.folder))), flush=True)
+    arguments = parser.parse_args()
+    _, _, experiment = EXPERIMENTS[arguments.experiment]
+    print(json.dumps(asdict(experiment(arguments.folder))), flush=True)
     os._exit(0)
 
 

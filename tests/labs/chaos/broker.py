@@ -1,4 +1,4 @@
-"""The broker, behind a proxy, and how it is struck. It is never killed: see docs/outages.md."""
+"""The broker behind a proxy, and its faults. It is never killed: see docs/outages.md."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from tests.labs.chaos.app import QUEUE
 from tests.labs.chaos.schedule import Shape
 from tests.servers.rabbitmq import RabbitMQ
 
-#: Publishes whose reply is lost at a time.
+#: Number of replies to publishes that one fault drops.
 REPLIES = 3
 
 
 class Broker(Stoppable):
-    """A broker. Every fault returns when it is whole again.
+    """A broker. Every fault returns when the broker works again.
 
     Attributes:
         settings: of the app that uses it.
-        tells_all: whether `messages` counts those that are delivered and not acknowledged, too.
+        counts_unacknowledged: whether `messages` includes unacknowledged messages.
     """
 
     settings: Mapping[str, Any]
-    tells_all = True
+    counts_unacknowledged = True
 
     def __init__(self, server: RedisServer | RabbitMQ) -> None:
         self._server = server
         self._proxy = Proxy(server.url)
 
     def messages(self) -> int:
-        """How many it has."""
+        """Returns the number of messages."""
         raise NotImplementedError
 
-    def cut(self, aim: float, seconds: float) -> None:
-        """End every connection, again and again."""
+    def cut(self, target: float, seconds: float) -> None:
+        """Resets all connections repeatedly."""
         until = time.monotonic() + seconds
         while True:
             self._proxy.reset()
@@ -48,14 +48,14 @@ class Broker(Stoppable):
                 return
             time.sleep(0.05)
 
-    def black_hole(self, aim: float, seconds: float) -> None:
-        """Hold back whatever either side says."""
+    def black_hole(self, target: float, seconds: float) -> None:
+        """Holds back the data of both sides."""
         self._proxy.black_hole()
         time.sleep(seconds)
         self._proxy.heal()
 
-    def lose_publish_replies(self, aim: float, seconds: float) -> None:
-        """Take messages, and close the connection instead of saying so. Redis only."""
+    def lose_publish_replies(self, target: float, seconds: float) -> None:
+        """Closes connections instead of acknowledging publishes; Redis only."""
         for _ in range(REPLIES):
             self._proxy.lose_reply("LPUSH")
 
@@ -65,7 +65,7 @@ class Broker(Stoppable):
 
 
 class Redis(Broker):
-    """Messages that a dead worker had are handed out again after some seconds."""
+    """Redis; messages of a dead worker are redelivered after a few seconds."""
 
     def __init__(self) -> None:
         super().__init__(server := RedisServer.start(config={"databases": "1"}))
@@ -76,7 +76,8 @@ class Redis(Broker):
                 "visibility_timeout": 4,
                 "unacked_restore_interval": 1,
                 "unacked_restore_throttle": 1,
-                # Whoever dies amid handing out again keeps all others from it: for five minutes.
+                # A worker that dies during redelivery blocks it for all others, for five minutes
+                # by default.
                 "unacked_mutex_expire": 2,
             },
         }
@@ -87,9 +88,9 @@ class Redis(Broker):
 
 
 class Rabbit(Broker):
-    """Every publish is confirmed: what a client was not told is accepted, nobody can lose."""
+    """RabbitMQ with publisher confirms."""
 
-    tells_all = False
+    counts_unacknowledged = False
 
     def __init__(self) -> None:
         super().__init__(server := RabbitMQ.start())
@@ -112,5 +113,5 @@ class Rabbit(Broker):
 
 
 def broker_for(shape: Shape) -> Broker:
-    """The broker of `shape`."""
+    """Starts the broker of `shape`."""
     return Redis() if shape.broker == "redis" else Rabbit()

@@ -1,11 +1,10 @@
-"""The system downstream: an account for each order, which asks its writers for their token.
+"""The downstream system: an account for each order, protected by fencing tokens.
 
-Each execution shows its token when it begins and again when it writes. An account keeps the highest
-that it has seen and takes nothing from a lower one. All that is asked is noted in the order in
-which it was asked, whether granted or not.
+Each execution sends its token when it starts and when it writes. An account keeps the highest token
+and rejects lower ones. All requests are stored in their order, whether accepted or not.
 
-It is a service with an SQLite database of its own, so that a writer that is frozen or killed while
-it asks holds up nobody else.
+It is a service with its own SQLite database, so that a client that is frozen or killed during a
+request does not block others.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ INSERT INTO accounts VALUES (:account, :token, :receipt)
 ON CONFLICT (name) DO UPDATE SET token = :token, receipt = coalesce(:receipt, receipt)
 WHERE token <= :token
 """
-_NOTE = "INSERT INTO entries VALUES (NULL, :account, :execution, :token, :receipt, :accepted)"
+_RECORD = "INSERT INTO entries VALUES (NULL, :account, :execution, :token, :receipt, :accepted)"
 
-#: Seconds: longest wait for an answer, and between two looks whether the service is to end.
-_PATIENCE = 30.0
-_LOOK_EVERY = 0.05
+#: Timeout of a request, and poll interval of the server's shutdown, in seconds.
+_TIMEOUT = 30.0
+_POLL_INTERVAL = 0.05
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What one execution asked for: to begin (no receipt), or to write its receipt."""
+class Request:
+    """A request of an execution: its start (without a receipt) or the write of its receipt."""
 
     execution: str
     token: int
@@ -52,23 +51,23 @@ class Entry:
 
 
 class Downstream(Stoppable):
-    """The service; it listens on `port` of 127.0.0.1."""
+    """The service, on `port` of 127.0.0.1."""
 
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         with _database(path) as database:
             database.executescript(_TABLES)
-        one_at_a_time = threading.Lock()
+        lock = threading.Lock()
 
-        class Asked(socketserver.StreamRequestHandler):
+        class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
                 line = self.rfile.readline()
                 if not line.endswith(b"\n"):
-                    return  # killed while it asked
-                asked = json.loads(line)
-                with one_at_a_time, _database(path) as database:
-                    accepted = database.execute(_ADMIT, asked).rowcount == 1
-                    database.execute(_NOTE, asked | {"accepted": accepted})
+                    return  # the client was killed
+                request = json.loads(line)
+                with lock, _database(path) as database:
+                    accepted = database.execute(_ADMIT, request).rowcount == 1
+                    database.execute(_RECORD, request | {"accepted": accepted})
                 self.wfile.write(b"1" if accepted else b"0")
 
         class Server(socketserver.ThreadingTCPServer):
@@ -76,12 +75,12 @@ class Downstream(Stoppable):
             request_queue_size = 128
 
             def handle_error(self, *_: object) -> None:
-                """Whoever asked is gone."""
+                """Ignores clients that have disconnected."""
 
-        self._server = Server(("127.0.0.1", 0), Asked)
+        self._server = Server(("127.0.0.1", 0), Handler)
         self.port = int(self._server.server_address[1])
         threading.Thread(
-            target=self._server.serve_forever, args=(_LOOK_EVERY,), daemon=True
+            target=self._server.serve_forever, args=(_POLL_INTERVAL,), daemon=True
         ).start()
 
     def stop(self) -> None:
@@ -89,54 +88,54 @@ class Downstream(Stoppable):
         self._server.server_close()
 
 
-def ask(port: int, account: str, execution: str, token: int, receipt: str | None = None) -> bool:
-    """Begin, or write `receipt`, under `token`; whether that is accepted."""
-    asked = {"account": account, "execution": execution, "token": token, "receipt": receipt}
-    with socket.create_connection(("127.0.0.1", port), _PATIENCE) as connection:
-        connection.sendall(json.dumps(asked).encode() + b"\n")
-        answer = connection.recv(1)
-    if not answer:
-        raise ConnectionError("the system downstream does not answer")
-    return answer == b"1"
+def send(port: int, account: str, execution: str, token: int, receipt: str | None = None) -> bool:
+    """Sends the start of an execution, or its `receipt`; returns whether it is accepted."""
+    request = {"account": account, "execution": execution, "token": token, "receipt": receipt}
+    with socket.create_connection(("127.0.0.1", port), _TIMEOUT) as connection:
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        reply = connection.recv(1)
+    if not reply:
+        raise ConnectionError("the downstream system closed the connection without a reply")
+    return reply == b"1"
 
 
 def receipts(path: Path) -> dict[str, str | None]:
-    """What each account says in the end."""
+    """Returns the receipt of each account."""
     with _database(path) as database:
         return dict(database.execute("SELECT name, receipt FROM accounts"))
 
 
-def entries(path: Path) -> dict[str, list[Entry]]:
-    """All that was asked for, by account, in that order."""
-    asked: dict[str, list[Entry]] = {}
+def requests(path: Path) -> dict[str, list[Request]]:
+    """Returns all requests in their order, by account."""
+    by_account: dict[str, list[Request]] = {}
     query = "SELECT account, execution, token, receipt, accepted FROM entries ORDER BY number"
     with _database(path) as database:
         for account, execution, token, receipt, accepted in database.execute(query):
-            entry = Entry(execution, token, receipt, bool(accepted))
-            asked.setdefault(account, []).append(entry)
-    return asked
+            request = Request(execution, token, receipt, bool(accepted))
+            by_account.setdefault(account, []).append(request)
+    return by_account
 
 
-def stale_accepted(asked: list[Entry]) -> int:
-    """Writes to an account that were accepted after a later execution had begun."""
+def stale_accepted(requests: list[Request]) -> int:
+    """Counts the writes to an account that were accepted after a later execution had started."""
     newest, accepted = "", 0
-    for entry in asked:
-        if entry.receipt is None:
-            # One that begins under a lower token was overtaken before it got here.
-            newest = entry.execution if entry.accepted else newest
-        elif entry.accepted and entry.execution != newest:
+    for request in requests:
+        if request.receipt is None:
+            # A start with a lower token was overtaken before its request arrived.
+            newest = request.execution if request.accepted else newest
+        elif request.accepted and request.execution != newest:
             accepted += 1
     return accepted
 
 
-def stale_refused(asked: list[Entry]) -> int:
-    """Writes to an account that were refused."""
-    return sum(entry.receipt is not None and not entry.accepted for entry in asked)
+def stale_rejected(requests: list[Request]) -> int:
+    """Counts the writes to an account that were rejected."""
+    return sum(each.receipt is not None and not each.accepted for each in requests)
 
 
 @contextmanager
 def _database(path: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(path)) as database:
-        database.execute("PRAGMA synchronous = OFF")  # its machine does not crash
+        database.execute("PRAGMA synchronous = OFF")  # the machine does not crash
         with database:
             yield database

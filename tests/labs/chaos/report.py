@@ -1,4 +1,4 @@
-"""The tables: on a terminal, and as Markdown."""
+"""The tables of all runs: on a terminal, and as Markdown."""
 
 from __future__ import annotations
 
@@ -12,41 +12,43 @@ from statistics import median
 
 from rich.table import Table
 
-from tests.labs.chaos.verdict import Disposition
+from tests.labs.chaos.verdict import Verdict
 from tests.labs.comparison.contestants import CONTESTANTS, OURS, PLAIN, find_contestant
 
 MET, MISSED = "✓", "✗"
 
-Verdicts = Sequence[Disposition]
+Verdicts = Sequence[Verdict]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What all runs have brought.
+    """The verdicts on all runs.
 
     Args:
         server: flavour and version.
-        seconds: that it took.
+        seconds: the duration of all runs.
     """
 
     verdicts: Verdicts
     server: str
     seconds: float
 
-    def faulty(self) -> list[Disposition]:
-        """Runs of celery-idempotent that did what it promises not to do."""
-        return [verdict for verdict in self._of(OURS.name) if not verdict.faultless]
+    def broken_promises(self) -> list[Verdict]:
+        """Returns the runs in which celery-idempotent broke a promise."""
+        return [verdict for verdict in self._of(OURS.name) if not verdict.keeps_promises]
 
-    def telling(self) -> int | None:
-        """The seed in which most is to be seen; one that all have played, if there is any."""
+    def most_eventful_seed(self) -> int | None:
+        """Returns the seed with most stale writes, preferably one that all contestants ran."""
         ours = self._of(OURS.name)
         shared = [v for v in ours if any(v.seed == w.seed for w in self._of(PLAIN.name))] or ours
-        seen = max(shared, key=lambda v: (v.stale_refused, v.doubled_orders), default=None)
-        return None if seen is None else seen.seed
+        verdict = max(
+            shared, key=lambda v: (v.stale_rejected, v.orders_with_duplicates), default=None
+        )
+        return None if verdict is None else verdict.seed
 
     @property
     def setting(self) -> str:
-        """Machine and versions, in a line."""
+        """Machine and versions, in one line."""
         libraries = ", ".join(f"{name} {version(name)}" for name in ("celery", "kombu", "redis"))
         return (
             f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}; "
@@ -54,7 +56,7 @@ class Report:
         )
 
     def tables(self) -> list[Table]:
-        """For a terminal: contestants side by side, then each seed."""
+        """Returns the comparison of contestants and the table of seeds, for a terminal."""
         tables = []
         for headings, lines in ((self._headings(), self._lines()), (_SEED, self._seeds())):
             table = Table(caption=self.setting)
@@ -67,7 +69,7 @@ class Report:
         return tables
 
     def markdown(self) -> str:
-        """For a document."""
+        """Returns the same tables as Markdown."""
         parts = []
         for headings, lines in ((self._headings(), self._lines()), (_SEED, self._seeds())):
             rows = [headings, ["---"] + ["--:"] * (len(headings) - 1), *lines]
@@ -85,8 +87,8 @@ class Report:
 
     def _lines(self) -> list[list[str]]:
         return [
-            [title, *(tell(self._of(name)) for name in self._present())]
-            for title, tell in _MEASURES
+            [title, *(summarize(self._of(name)) for name in self._present())]
+            for title, summarize in _SUMMARIES
         ]
 
     def _seeds(self) -> list[list[str]]:
@@ -98,13 +100,13 @@ class Report:
                 f"{verdict.faults}",
                 f"{verdict.executions}",
                 f"{verdict.lost}",
-                f"{verdict.doubled_orders}",
-                f"{verdict.stale_refused}",
+                f"{verdict.orders_with_duplicates}",
+                f"{verdict.stale_rejected}",
                 f"{verdict.stale_accepted}",
                 f"{verdict.differing}",
                 _seconds(verdict.recovery),
                 f"{verdict.seconds:.0f} s",
-                MET if verdict.faultless else MISSED,
+                MET if verdict.keeps_promises else MISSED,
             ]
             for verdict in self._of(OURS.name)
         ]
@@ -117,12 +119,12 @@ _SEED = [
     "faults",
     "executions",
     "lost",
-    "doubled",
-    "stale writes refused",
+    "duplicate effects",
+    "stale writes rejected",
     "… accepted",
     "outcomes differ",
-    "back after a fault: median, longest",
-    "took",
+    "recovery after a fault: median, longest",
+    "duration",
     "",
 ]
 
@@ -131,14 +133,14 @@ def _sum(name: str) -> Callable[[Verdicts], str]:
     return lambda verdicts: f"{sum(getattr(verdict, name) for verdict in verdicts):,}"
 
 
-def _both(one: str, other: str) -> Callable[[Verdicts], str]:
-    return lambda verdicts: f"{_sum(one)(verdicts)} / {_sum(other)(verdicts)}"
+def _both(first: str, second: str) -> Callable[[Verdicts], str]:
+    return lambda verdicts: f"{_sum(first)(verdicts)} / {_sum(second)(verdicts)}"
 
 
-def _doubled(verdicts: Verdicts) -> str:
+def _duplicates(verdicts: Verdicts) -> str:
     reasons: Counter[str] = Counter()
     for verdict in verdicts:
-        reasons.update(verdict.doubled)
+        reasons.update(verdict.duplicates)
     text = f"{reasons.total():,}"
     if reasons and all(verdict.contestant == OURS.name for verdict in verdicts):
         text += ": " + ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())
@@ -151,13 +153,13 @@ def _completed_twice(verdicts: Verdicts) -> str:
 
 
 def _stale(verdicts: Verdicts) -> str:
-    refused = _sum("stale_refused")(verdicts)
+    rejected = _sum("stale_rejected")(verdicts)
     if any(verdict.contestant != OURS.name for verdict in verdicts):
-        refused = "no token"
-    return f"{refused} / {_sum('stale_accepted')(verdicts)}"
+        rejected = "no token"
+    return f"{rejected} / {_sum('stale_accepted')(verdicts)}"
 
 
-def _recovered(verdicts: Verdicts) -> str:
+def _recovery(verdicts: Verdicts) -> str:
     return _seconds([seconds for verdict in verdicts for seconds in verdict.recovery])
 
 
@@ -166,26 +168,26 @@ def _delay(verdicts: Verdicts) -> str:
     return f"{middle:.1f} s, {max(verdict.longest_delay for verdict in verdicts):.1f} s"
 
 
-def _seconds(each: Sequence[float]) -> str:
-    return f"{median(each):.2f} s, {max(each):.1f} s" if each else "–"
+def _seconds(values: Sequence[float]) -> str:
+    return f"{median(values):.2f} s, {max(values):.1f} s" if values else "–"
 
 
-_MEASURES: tuple[tuple[str, Callable[[Verdicts], str]], ...] = (
+_SUMMARIES: tuple[tuple[str, Callable[[Verdicts], str]], ...] = (
     ("seeds", lambda verdicts: f"{len(verdicts)}"),
     ("calls / orders", _both("calls", "orders")),
-    ("faults struck", _sum("faults")),
+    ("faults injected", _sum("faults")),
     ("executions", _sum("executions")),
     ("orders lost", _sum("lost")),
     (
-        "callers without an answer / by the broker's transport",
+        "callers without a result / lost by the broker's transport",
         _both("unanswered", "lost_by_broker"),
     ),
-    ("calls refused", _sum("refused")),
-    ("orders with a doubled effect", _doubled),
+    ("calls rejected", _sum("rejected")),
+    ("orders with duplicate effects", _duplicates),
     ("orders completed twice", _completed_twice),
-    ("stale writes refused / accepted downstream", _stale),
-    ("orders whose callers saw different outcomes", _sum("differing")),
-    ("orders that are otherwise downstream than told", _sum("disagreeing")),
-    ("back after a fault: median, longest", _recovered),
-    ("from call to answer: median, longest", _delay),
+    ("stale writes rejected / accepted downstream", _stale),
+    ("orders whose callers got different outcomes", _sum("differing")),
+    ("orders whose downstream state differs from their outcome", _sum("disagreeing")),
+    ("recovery after a fault: median, longest", _recovery),
+    ("from call to result: median, longest", _delay),
 )

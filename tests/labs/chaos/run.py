@@ -1,7 +1,7 @@
-"""``python -m tests.labs.chaos.run``: one contestant under one schedule, in its own process.
+"""``python -m tests.labs.chaos.run``: runs one contestant with one schedule, in its own process.
 
-It prints how many callers have their answer, a number a line, and leaves in its folder all that was
-seen: the ledger, the downstream system, the workers' logs and ``seen.json``.
+It prints the number of callers that have a result, one per line, and writes the evidence into its
+folder: the ledger, the downstream system, the workers' logs and ``observations.json``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,32 +29,31 @@ from tests.labs.chaos.broker import Broker, broker_for
 from tests.labs.chaos.downstream import Downstream
 from tests.labs.chaos.schedule import LEASE, Call, Fault, Schedule
 from tests.labs.chaos.stores import Store, store_for
-from tests.labs.chaos.workers import Crew
+from tests.labs.chaos.workers import Workers
 from tests.labs.comparison.contestants import OURS
 from tests.labs.outages.ledger import Ledger
 
-#: Seconds between two looks at the workers.
+#: Intervals at which workers and results are checked, in seconds.
 POLL_INTERVAL = 0.05
-#: … and at what callers are told.
-ASK_EVERY = 0.5
-#: Longest wait for the last answer, in seconds; while nothing happens any more at all; and when
-#: the broker has nothing left, either.
-PATIENCE = 90.0
-PATIENCE_IN_SILENCE = 30.0
-PATIENCE_FOR_NOTHING = 8.0
-#: Nothing has happened for so long: it is over.
-SILENCE = 1.5
-#: Peers may hang, and are known to. Ours may not.
-PATIENCE_WITH_PEERS = 40.0
-SILENCE_OF_PEERS = 12.0
-#: Seconds until a publish that the broker did not take is tried again.
-AGAIN = 0.1
+RESULT_POLL_INTERVAL = 0.5
+#: Longest wait for the last result, in seconds; and the longest time without any activity, with
+#: and without messages in the broker.
+RESULT_TIMEOUT = 90.0
+QUIET_TIMEOUT = 30.0
+QUIET_TIMEOUT_WITHOUT_MESSAGES = 8.0
+#: A run with all results ends after this time without activity.
+SETTLED_AFTER = 1.5
+#: Runs of the other contestants may hang.
+RESULT_TIMEOUT_OF_PEERS = 40.0
+QUIET_TIMEOUT_OF_PEERS = 12.0
+#: Seconds until a failed publish is repeated.
+PUBLISH_RETRY_INTERVAL = 0.1
 
-#: Exit code: servers did not start, or did not take a fault as they should; nothing to judge.
-NOT_STRUCK = 3
+#: Exit code: servers did not start, or did not recover from a fault.
+EXIT_SERVERS_FAILED = 3
 
-#: Of celery-idempotent, so that what it waits for is as short as the schedule.
-IMPATIENT = {
+#: Timeouts of celery-idempotent that fit the schedule.
+SHORT_TIMEOUTS = {
     "idempotency_redis_timeout": 1.0,
     "idempotency_wait_replicas_timeout": 0.5,
     "idempotency_breaker_max_delay": 2.0,
@@ -67,26 +66,26 @@ def main() -> None:
     parser.add_argument("contestant")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tasks", type=int, default=1000)
-    parser.add_argument("--part", type=int, default=1, help="one order of so many")
-    asked = parser.parse_args()
-    whole = schedule.make(asked.seed, asked.tasks)
+    parser.add_argument("--orders-one-in", type=int, default=1, help="use every n-th order only")
+    arguments = parser.parse_args()
+    complete = schedule.make(arguments.seed, arguments.tasks)
     try:
-        run(whole.part(asked.part), asked.contestant, asked.folder)
+        run(complete.with_orders(arguments.orders_one_in), arguments.contestant, arguments.folder)
     except ServerError as error:
-        _give_up(str(error))
-    # A publish of a contestant's that hangs must not keep anybody waiting.
+        _exit_servers_failed(str(error))
+    # A contestant's publish may hang; its thread must not keep the process running.
     os._exit(0)
 
 
-def run(planned: Schedule, contestant: str, folder: Path) -> None:
-    """Live through `planned`; what was seen is in `folder` afterwards."""
+def run(schedule: Schedule, contestant: str, folder: Path) -> None:
+    """Runs `schedule`; writes the evidence into `folder`."""
     ours = contestant == OURS.name
     with ExitStack() as servers, ThreadPoolExecutor(3) as pool:
-        made_store = pool.submit(store_for, planned.shape, knows_all=ours)
-        made_broker = pool.submit(broker_for, planned.shape)
+        starting_store = pool.submit(store_for, schedule.shape, any_store=ours)
+        starting_broker = pool.submit(broker_for, schedule.shape)
         results = servers.enter_context(RedisServer.start())
-        store = servers.enter_context(made_store.result())
-        broker = servers.enter_context(made_broker.result())
+        store = servers.enter_context(starting_store.result())
+        broker = servers.enter_context(starting_broker.result())
         settings = {
             **broker.settings,
             "result_backend": results.url,
@@ -98,166 +97,173 @@ def run(planned: Schedule, contestant: str, folder: Path) -> None:
         }
         if ours:
             settings |= {
-                **IMPATIENT,
+                **SHORT_TIMEOUTS,
                 **store.settings,
-                "idempotency_wait_replicas": planned.shape.wait_replicas,
+                "idempotency_wait_replicas": schedule.shape.wait_replicas,
             }
         downstream = servers.enter_context(Downstream(folder / "downstream.sqlite"))
         config = AppConfig(contestant, str(folder), store.url, downstream.port, LEASE, settings)
-        scene = _Scene(planned, config, store, broker)
+        execution = _Run(schedule, config, store, broker)
         if ours:
-            seen = scene.play(PATIENCE, PATIENCE_IN_SILENCE)
+            observations = execution.run(RESULT_TIMEOUT, QUIET_TIMEOUT)
         else:
-            seen = scene.play(PATIENCE_WITH_PEERS, SILENCE_OF_PEERS)
-    (folder / "seen.json").write_text(json.dumps(seen))
+            observations = execution.run(RESULT_TIMEOUT_OF_PEERS, QUIET_TIMEOUT_OF_PEERS)
+    (folder / "observations.json").write_text(json.dumps(observations))
 
 
-class _Scene:
-    """Client, workers and fate, at the same time."""
+class _Run:
+    """Publishes calls, injects faults and supervises workers at the same time."""
 
-    def __init__(self, planned: Schedule, config: AppConfig, store: Store, broker: Broker) -> None:
-        self._planned = planned
+    def __init__(self, schedule: Schedule, config: AppConfig, store: Store, broker: Broker) -> None:
+        self._schedule = schedule
         self._config = config
         self._app: Celery = make_app(config)
         self._ledger: Ledger = config.ledger()
         self._broker = broker
-        self._crew = Crew(config, planned.shape, self._ledger)
-        self._faults = _faults(self._crew, store, broker)
-        #: One fault at a time each.
-        self._struck = {"store": threading.Lock(), "broker": threading.Lock()}
-        #: What callers wait for, by the id of their result: when they called, and for which order.
+        self._workers = Workers(config, schedule.shape, self._ledger)
+        self._faults = _faults(self._workers, store, broker)
+        #: The store and the broker have one fault at a time each.
+        self._locks = {"store": threading.Lock(), "broker": threading.Lock()}
+        #: Time of the call and order, by the id of the result that a caller waits for.
         self._waiting: dict[str, tuple[float, str]] = {}
-        self._told: list[dict[str, Any]] = []
-        self._refused = 0
-        self._over = threading.Event()
+        self._results: list[dict[str, Any]] = []
+        self._rejected = 0
+        self._ended = threading.Event()
 
-    def play(self, timeout: float, silence: float) -> dict[str, Any]:
-        """All of it; what callers were told.
+    def run(self, timeout: float, quiet_timeout: float) -> dict[str, Any]:
+        """Runs the schedule and returns the observations of the callers.
 
         Args:
-            patience: longest wait for the last answer, in seconds.
-            silence: how long nothing may happen before nobody waits any more.
+            timeout: longest wait for the last result, in seconds.
+            quiet_timeout: longest wait without any activity, in seconds.
         """
-        with self._crew:
-            self._crew.wait_until_ready()
-            self._began_at = time.time()
-            doing = [threading.Thread(target=self._publish, daemon=True)]
-            doing += [
-                threading.Thread(target=self._strike, args=(blow,), daemon=True)
-                for blow in self._planned.blows
+        with self._workers:
+            self._workers.wait_until_ready()
+            self._started_at = time.time()
+            threads = [threading.Thread(target=self._publish, daemon=True)]
+            threads += [
+                threading.Thread(target=self._inject, args=(fault,), daemon=True)
+                for fault in self._schedule.faults
             ]
-            for thread in doing:
+            for thread in threads:
                 thread.start()
-            self._supervise_until(lambda: not any(thread.is_alive() for thread in doing), timeout)
-            self._calm_at = time.time()
-            self._supervise_until(lambda: self._settled(silence), timeout)
-            self._over.set()
-            self._ask_again()
+            self._supervise_until(lambda: not any(thread.is_alive() for thread in threads), timeout)
+            self._faults_ended_at = time.time()
+            self._supervise_until(lambda: self._settled(quiet_timeout), timeout)
+            self._ended.set()
+            self._check_results_again()
         return {
-            "began_at": self._began_at,
-            "calm_at": self._calm_at,
+            "started_at": self._started_at,
+            "faults_ended_at": self._faults_ended_at,
             "ended_at": time.time(),
-            "restarts": self._crew.restarts,
-            "refused": self._refused,
-            "left": self._broker.messages(),
-            "told": self._told,
-            "untold": [
+            "restarts": self._workers.restarts,
+            "rejected": self._rejected,
+            "messages_left": self._broker.messages(),
+            "results": self._results,
+            "unanswered": [
                 {"task_id": task_id, "at": at, "order": order}
                 for task_id, (at, order) in self._waiting.items()
             ],
         }
 
-    def _supervise_until(self, over: Callable[[], bool], seconds: float) -> None:
+    def _supervise_until(self, done: Callable[[], bool], seconds: float) -> None:
         # Workers die with the thread that has started them, which is this one.
-        last = self._planned.calls[-1].at
-        deadline = time.monotonic() + last + seconds
-        asked_at = 0.0
-        while not over() and time.monotonic() < deadline:
-            self._crew.supervise()
-            if time.monotonic() > asked_at + ASK_EVERY:
-                self._ask()
-                asked_at = time.monotonic()
+        deadline = time.monotonic() + self._schedule.calls[-1].at + seconds
+        polled_at = 0.0
+        while not done() and time.monotonic() < deadline:
+            self._workers.supervise()
+            if time.monotonic() > polled_at + RESULT_POLL_INTERVAL:
+                self._poll_results()
+                polled_at = time.monotonic()
             time.sleep(POLL_INTERVAL)
 
-    def _settled(self, silence: float) -> bool:
-        quiet = time.time() - self._ledger.changed_at()
+    def _settled(self, quiet_timeout: float) -> bool:
+        quiet_for = time.time() - self._ledger.changed_at()
         empty = self._broker.messages() == 0
         if not self._waiting:
-            return empty and quiet > SILENCE
-        nothing_comes = empty and self._broker.tells_all
-        return quiet > (PATIENCE_FOR_NOTHING if nothing_comes else silence)
+            return empty and quiet_for > SETTLED_AFTER
+        no_messages = empty and self._broker.counts_unacknowledged
+        return quiet_for > (QUIET_TIMEOUT_WITHOUT_MESSAGES if no_messages else quiet_timeout)
 
-    # The client
+    # Calls
 
     def _publish(self) -> None:
         task = self._app.tasks["chaos.charge"]
-        for call in self._planned.calls:
-            self._over.wait(max(0.0, self._began_at + call.at - time.time()))
-            self._publish_one(task, call)
+        for call in self._schedule.calls:
+            self._ended.wait(max(0.0, self._started_at + call.at - time.time()))
+            self._publish_call(task, call)
 
-    def _publish_one(self, task: Any, call: Call) -> None:
-        """Until it is accepted: what is not accepted, nobody can lose."""
+    def _publish_call(self, task: Any, call: Call) -> None:
+        """Publishes a call, again until the broker accepts it."""
         called_at = time.time()
-        while not self._over.is_set():
+        while not self._ended.is_set():
             try:
                 result = task.apply_async(
                     (call.order, call.seconds, call.ending), task_id=call.task_id
                 )
             except Exception as error:
                 if type(error).__name__ == "AlreadyQueued":
-                    self._refused += 1
+                    self._rejected += 1
                     return
-                self._over.wait(AGAIN)
+                self._ended.wait(PUBLISH_RETRY_INTERVAL)
             else:
                 self._ledger.write("called", order=call.order, task_id=result.id)
                 self._waiting[result.id] = called_at, call.order
                 return
 
-    def _ask(self) -> None:
+    def _poll_results(self) -> None:
         for task_id in list(self._waiting):
-            answer = self._app.backend.get_task_meta(task_id)
-            if answer["status"] in READY_STATES:
-                at, order = self._waiting.pop(task_id)
-                told = f"{answer['status']} {answer['result']}"
-                line = {"task_id": task_id, "order": order, "called_at": at, "told": told}
-                self._told.append(line | {"at": time.time()})
-        print(len(self._told), flush=True)
+            meta = self._app.backend.get_task_meta(task_id)
+            if meta["status"] in READY_STATES:
+                called_at, order = self._waiting.pop(task_id)
+                self._results.append(
+                    {
+                        "task_id": task_id,
+                        "order": order,
+                        "called_at": called_at,
+                        "outcome": _outcome(meta),
+                        "at": time.time(),
+                    }
+                )
+        print(len(self._results), flush=True)
 
-    def _ask_again(self) -> None:
-        """What callers were told must be what they are told in the end."""
-        for line in list(self._told):
-            answer = self._app.backend.get_task_meta(line["task_id"])
-            told = f"{answer['status']} {answer['result']}"
-            if told != line["told"]:
-                self._told.append(line | {"told": told})
+    def _check_results_again(self) -> None:
+        """Adds every result that has changed since it was first read."""
+        for result in list(self._results):
+            outcome = _outcome(self._app.backend.get_task_meta(result["task_id"]))
+            if outcome != result["outcome"]:
+                self._results.append(result | {"outcome": outcome})
 
-    # Fate
+    # Faults
 
-    def _strike(self, blow: Fault) -> None:
-        self._over.wait(max(0.0, self._began_at + blow.at - time.time()))
-        trigger = self._faults.get(blow.kind)
-        lock = self._struck.get(blow.kind.split()[0], threading.Lock())
+    def _inject(self, fault: Fault) -> None:
+        self._ended.wait(max(0.0, self._started_at + fault.at - time.time()))
+        inject = self._faults.get(fault.kind)
+        lock = self._locks.get(fault.kind.split()[0], threading.Lock())
         pids: list[int] | None = []
         with lock:
             at = time.time()
-            if trigger is not None:
+            if inject is not None:
                 try:
-                    pids = trigger(blow.aim, blow.seconds)
+                    pids = inject(fault.target, fault.seconds)
                 except ServerError as error:
-                    _give_up(f"{blow.kind}: {error}")
-        self._ledger.write("struck", kind=blow.kind, at=at, until=time.time(), pids=pids or [])
+                    _exit_servers_failed(f"{fault.kind}: {error}")
+        self._ledger.write("fault", kind=fault.kind, at=at, until=time.time(), pids=pids or [])
 
 
-def _give_up(why: str) -> None:
-    """Nobody can be judged who goes on with servers that are not whole."""
-    print(why, file=sys.stderr, flush=True)
-    os._exit(NOT_STRUCK)
+def _outcome(meta: Mapping[str, Any]) -> str:
+    return f"{meta['status']} {meta['result']}"
+
+
+def _exit_servers_failed(reason: str) -> None:
+    print(reason, file=sys.stderr, flush=True)
+    os._exit(EXIT_SERVERS_FAILED)
 
 
 def _faults(
-    workers: Crew, store: Store, broker: Broker
+    workers: Workers, store: Store, broker: Broker
 ) -> dict[str, Callable[[float, float], list[int] | None]]:
-    """What each kind of blow is here; one that cannot be had here is left out."""
+    """Returns the function of each kind of fault that is available."""
     faults: dict[str, Any] = {
         "child killed": workers.kill_child,
         "worker killed": workers.kill_worker,
@@ -265,7 +271,7 @@ def _faults(
         "child frozen past the lease": workers.freeze_child,
         "worker frozen past the lease": workers.freeze_worker,
         "worker frozen": workers.freeze_worker,
-        "worker told to stop": workers.stop_worker,
+        "worker stopped": workers.stop_worker,
         "store killed": store.kill,
         "store connections cut": store.cut,
         "store frozen": store.freeze,

@@ -1,4 +1,4 @@
-"""Runs of several contestants through several schedules, each in a process of its own."""
+"""Runs several contestants with several schedules, each in its own process."""
 
 from __future__ import annotations
 
@@ -12,73 +12,73 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.labs.chaos import schedule
-from tests.labs.chaos.run import NOT_STRUCK
-from tests.labs.chaos.verdict import Disposition, judge
+from tests.labs.chaos.run import EXIT_SERVERS_FAILED
+from tests.labs.chaos.verdict import Verdict, judge
 from tests.labs.comparison.contestants import OURS
 
 REPOSITORY = Path(__file__).parents[3]
 
-#: Runs under way at a time: they wait half of theirs.
-AT_A_TIME = 2
-#: Peers get one order of so many, with all its calls, under the same faults.
-PART_FOR_PEERS = 4
-#: Seconds after which a run that does not end has hung.
-HUNG = 300.0
+#: A run mostly waits, so several of them run at the same time.
+CONCURRENT_RUNS = 2
+#: The other contestants get every n-th order, with all its calls, and the same faults.
+ORDERS_OF_PEERS_ONE_IN = 4
+#: Longest duration of a run, in seconds.
+RUN_TIMEOUT = 300.0
 
-#: Told now and then how many callers of a run have their answer.
+#: Called periodically with the number of callers that have a result.
 Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One contestant under one seed."""
+class RunSpec:
+    """One contestant and one seed."""
 
     seed: int
     contestant: str
     tasks: int
 
     @property
-    def part(self) -> int:
-        """One order of so many."""
-        return 1 if self.contestant == OURS.name else PART_FOR_PEERS
+    def orders_one_in(self) -> int:
+        """The schedule has every n-th order."""
+        return 1 if self.contestant == OURS.name else ORDERS_OF_PEERS_ONE_IN
 
     @property
-    def planned(self) -> schedule.Schedule:
-        """What happens to it."""
-        return schedule.make(self.seed, self.tasks).part(self.part)
+    def schedule(self) -> schedule.Schedule:
+        """The schedule of the run."""
+        return schedule.make(self.seed, self.tasks).with_orders(self.orders_one_in)
 
-    def folder(self, below: Path) -> Path:
-        """Where its evidence is."""
-        return below / f"seed-{self.seed}-{self.contestant}"
+    def folder(self, root: Path) -> Path:
+        """Returns the folder of its evidence."""
+        return root / f"seed-{self.seed}-{self.contestant}"
 
     @property
-    def replay(self) -> str:
-        """The command that runs it again."""
+    def command(self) -> str:
+        """The command that repeats it."""
         return f"make chaos SEED={self.seed} TASKS={self.tasks} OURS=1"
 
 
-class HungError(Exception):
-    """A run did not come to its end."""
+class RunError(Exception):
+    """A run failed or timed out."""
 
 
-class NotStruckError(HungError):
-    """Servers did not take a fault as they should, so that there is nothing to judge."""
+class ServersFailedError(RunError):
+    """Servers did not start, or did not recover from a fault; the run cannot be evaluated."""
 
 
-def run(entry: Entry, below: Path, progress: Progress) -> Disposition:
-    """Live through `entry`; once more where servers did not do their part.
+def run(spec: RunSpec, root: Path, progress: Progress) -> Verdict:
+    """Runs `spec` and returns the verdict; repeats the run once if its servers failed.
 
     Raises:
-        HungError: if it does not end, or ends without evidence.
+        RunError: if it times out, or ends without evidence.
     """
     try:
-        return _run(entry, below, progress)
-    except NotStruckError:
-        return _run(entry, below, progress)
+        return _run(spec, root, progress)
+    except ServersFailedError:
+        return _run(spec, root, progress)
 
 
-def _run(entry: Entry, below: Path, progress: Progress) -> Disposition:
-    folder = entry.folder(below)
+def _run(spec: RunSpec, root: Path, progress: Progress) -> Verdict:
+    folder = spec.folder(root)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     command = [
@@ -86,11 +86,11 @@ def _run(entry: Entry, below: Path, progress: Progress) -> Disposition:
             sys.executable,
             "-m",
             "tests.labs.chaos.run",
-            str(entry.seed),
-            entry.contestant,
+            str(spec.seed),
+            spec.contestant,
             str(folder),
         ),
-        *("--tasks", str(entry.tasks), "--part", str(entry.part)),
+        *("--tasks", str(spec.tasks), "--orders-one-in", str(spec.orders_one_in)),
     ]
     with (
         (folder / "run.log").open("wb") as log,
@@ -98,31 +98,31 @@ def _run(entry: Entry, below: Path, progress: Progress) -> Disposition:
             command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=log, text=True
         ) as process,
     ):
-        watchdog = threading.Timer(HUNG, process.kill)
+        watchdog = threading.Timer(RUN_TIMEOUT, process.kill)
         watchdog.start()
         assert process.stdout is not None
         for line in process.stdout:
             progress(int(line))
         watchdog.cancel()
-    if process.returncode or not (folder / "seen.json").exists():
-        last = (folder / "run.log").read_text(errors="replace").splitlines()[-1:]
-        kind = NotStruckError if process.returncode == NOT_STRUCK else HungError
-        raise kind(f"{folder.name} has ended with {process.returncode}: {' '.join(last)}")
-    verdict = judge(entry.planned, entry.contestant, folder)
-    (folder / "verdict.json").write_text(verdict.write())
+    if process.returncode or not (folder / "observations.json").exists():
+        last_line = (folder / "run.log").read_text(errors="replace").splitlines()[-1:]
+        error = ServersFailedError if process.returncode == EXIT_SERVERS_FAILED else RunError
+        raise error(f"{folder.name} exited with {process.returncode}: {' '.join(last_line)}")
+    verdict = judge(spec.schedule, spec.contestant, folder)
+    (folder / "verdict.json").write_text(verdict.to_json())
     return verdict
 
 
 def run_all(
-    entries: Sequence[Entry], below: Path, progress: Callable[[Entry], Progress]
-) -> Iterator[tuple[Entry, Disposition | HungError]]:
-    """All of them, some at a time; each as soon as those before it are over."""
+    specs: Sequence[RunSpec], root: Path, progress: Callable[[RunSpec], Progress]
+) -> Iterator[tuple[RunSpec, Verdict | RunError]]:
+    """Runs all `specs`, several at a time; yields their verdicts in order."""
 
-    def attempt(entry: Entry) -> Disposition | HungError:
+    def attempt(spec: RunSpec) -> Verdict | RunError:
         try:
-            return run(entry, below, progress(entry))
-        except HungError as error:
+            return run(spec, root, progress(spec))
+        except RunError as error:
             return error
 
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        yield from zip(entries, pool.map(attempt, entries), strict=True)
+    with ThreadPoolExecutor(CONCURRENT_RUNS) as pool:
+        yield from zip(specs, pool.map(attempt, specs), strict=True)

@@ -1,10 +1,10 @@
-"""The store that records, or a contestant's locks, are on, and how each of its kinds is struck."""
+"""The store of records or locks, and its faults."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -18,38 +18,38 @@ from tests.servers.cluster import ClusterServers
 from tests.servers.redis_server import ConfigurableRedisServer
 from tests.servers.sentinel import SentinelServers
 
-#: Nothing that it has answered to is lost, not by a crash either.
+#: No acknowledged write is lost in a crash.
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}
-#: Replies that one fault delays, or loses.
+#: Number of replies that one fault delays or drops.
 REPLIES = 8
 DELAY_SECONDS = 0.15
-#: A server's clock is stepped by less than what a lease has left when it is extended.
+#: Clock steps are shorter than the rest of a lease at its extension.
 STEP_SECONDS = 1.5
-#: A failover takes longer than a restart. Those who know no failover get a restart that is as long.
+#: Contestants without failover get a restart of the same duration.
 FAILOVER_SECONDS = 2.5
 
 
 class Store(Stoppable):
-    """What can befall any kind of store. Every fault returns when the store is whole again.
+    """A store. Every fault returns when the store works again.
 
     Attributes:
-        url: of the store, as the contestant connects to it.
-        settings: that celery-idempotent needs besides.
+        url: the contestant's URL of the store.
+        settings: further settings for celery-idempotent.
     """
 
     url: str
     settings: Mapping[str, Any] = {}
 
     def servers(self) -> Iterable[RedisServer]:
-        """Those that run."""
+        """Returns the running servers."""
         raise NotImplementedError
 
-    def kill(self, aim: float, seconds: float) -> None:
-        """Kill a server, and bring it back `seconds` later; a replica replaces it where it can."""
+    def kill(self, target: float, seconds: float) -> None:
+        """Kills a server and restarts it after `seconds`; a replica is promoted if there is one."""
         raise NotImplementedError
 
-    def freeze(self, aim: float, seconds: float) -> None:
-        """Let no server answer for so long, too short for a failover."""
+    def freeze(self, target: float, seconds: float) -> None:
+        """Pauses all servers, too briefly for a failover."""
         frozen = list(self.servers())
         try:
             for server in frozen:
@@ -59,44 +59,44 @@ class Store(Stoppable):
             for server in frozen:
                 server.resume()
 
-    def cut(self, aim: float, seconds: float) -> None:
-        """Close every client's connection, again and again."""
-        self._again(seconds, lambda server: _cut(server))
+    def cut(self, target: float, seconds: float) -> None:
+        """Closes all client connections repeatedly."""
+        self._repeat(seconds, _close_connections)
 
-    def flush_scripts(self, aim: float, seconds: float) -> None:
-        """Let it forget every script, again and again."""
-        self._again(seconds, lambda server: _flush(server))
+    def flush_scripts(self, target: float, seconds: float) -> None:
+        """Flushes all scripts repeatedly."""
+        self._repeat(seconds, _flush_scripts)
 
-    def _again(self, seconds: float, blow: Any) -> None:
+    def _repeat(self, seconds: float, action: Callable[[RedisServer], None]) -> None:
         until = time.monotonic() + seconds
         while True:
             for server in self.servers():
-                with contextlib.suppress(RedisError):  # one that is just being killed
-                    blow(server)
+                with contextlib.suppress(RedisError):  # the server is being killed
+                    action(server)
             if time.monotonic() >= until:
                 return
             time.sleep(0.02)
 
 
-def _cut(server: RedisServer) -> None:
+def _close_connections(server: RedisServer) -> None:
     with server.client() as client:
         client.client_kill_filter(_type="normal", skipme=True)
 
 
-def _flush(server: RedisServer) -> None:
+def _flush_scripts(server: RedisServer) -> None:
     with server.client() as client:
         client.script_flush()
 
 
 class Single(Store):
-    """One server that keeps what it has said, behind a proxy.
+    """One durable server behind a proxy.
 
     Args:
-        away: seconds, at least, that it is away once it is killed.
+        min_downtime: of a kill, in seconds.
     """
 
-    def __init__(self, away: float = 0.0) -> None:
-        self._away = away
+    def __init__(self, min_downtime: float = 0.0) -> None:
+        self._min_downtime = min_downtime
         self._has_clock = find_faketime() is not None
         self._server = ConfigurableRedisServer.start(clock=self._has_clock, config=DURABLE)
         self._proxy = Proxy(self._server.url)
@@ -105,42 +105,42 @@ class Single(Store):
     def servers(self) -> Iterable[RedisServer]:
         return (self._server,)
 
-    def kill(self, aim: float, seconds: float) -> None:
+    def kill(self, target: float, seconds: float) -> None:
         self._server.kill()
-        time.sleep(max(seconds, self._away))
+        time.sleep(max(seconds, self._min_downtime))
         self._server.restart()
 
-    def cut(self, aim: float, seconds: float) -> None:
+    def cut(self, target: float, seconds: float) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._proxy.reset()
             time.sleep(0.02)
 
-    def black_hole(self, aim: float, seconds: float) -> None:
-        """Hold back whatever either side says."""
+    def black_hole(self, target: float, seconds: float) -> None:
+        """Holds back the data of both sides."""
         self._proxy.black_hole()
         time.sleep(seconds)
         self._proxy.heal()
 
-    def delay_replies(self, aim: float, seconds: float) -> None:
-        """Let the next replies come late."""
+    def delay_replies(self, target: float, seconds: float) -> None:
+        """Delays the next replies."""
         for _ in range(REPLIES):
             self._proxy.delay_reply("", DELAY_SECONDS)
 
-    def lose_replies(self, aim: float, seconds: float) -> None:
-        """Act on the next requests, and close the connection instead of answering."""
+    def lose_replies(self, target: float, seconds: float) -> None:
+        """Closes connections instead of sending the next replies."""
         for _ in range(REPLIES):
             self._proxy.lose_reply("")
 
-    def set_clock_back(self, aim: float, seconds: float) -> None:
-        """By less than half a lease."""
+    def set_clock_back(self, target: float, seconds: float) -> None:
+        """Sets the clock back by less than half a lease."""
         if self._has_clock:
-            self._server.step_clock(-STEP_SECONDS * (0.1 + 0.9 * aim))
+            self._server.step_clock(-STEP_SECONDS * (0.1 + 0.9 * target))
 
-    def set_clock_forward(self, aim: float, seconds: float) -> None:
-        """By less than what a lease has left when it is extended."""
+    def set_clock_forward(self, target: float, seconds: float) -> None:
+        """Sets the clock forward by less than the rest of a lease at its extension."""
         if self._has_clock:
-            self._server.step_clock(STEP_SECONDS * (0.1 + 0.9 * aim))
+            self._server.step_clock(STEP_SECONDS * (0.1 + 0.9 * target))
 
     def stop(self) -> None:
         self._proxy.stop()
@@ -148,27 +148,27 @@ class Single(Store):
 
 
 class Sentinels(Store):
-    """A master, its replica, and three sentinels."""
+    """A master, its replica and three Sentinels."""
 
     def __init__(self) -> None:
-        self._trio = SentinelServers.start()
-        self.url = self._trio.url
-        self.settings = {"idempotency_redis_options": {"master_name": self._trio.master_name}}
+        self._sentinels = SentinelServers.start()
+        self.url = self._sentinels.url
+        self.settings = {"idempotency_redis_options": {"master_name": self._sentinels.master_name}}
 
     def servers(self) -> Iterable[RedisServer]:
-        return [node for node in self._trio.nodes if node.running]
+        return [node for node in self._sentinels.nodes if node.running]
 
-    def kill(self, aim: float, seconds: float) -> None:
-        self._trio.failover(abrupt=True)
+    def kill(self, target: float, seconds: float) -> None:
+        self._sentinels.failover(abrupt=True)
         time.sleep(seconds)
-        self._trio.rejoin()
+        self._sentinels.rejoin()
 
     def stop(self) -> None:
-        self._trio.stop()
+        self._sentinels.stop()
 
 
 class Cluster(Store):
-    """Three masters, three replicas."""
+    """Three masters with three replicas."""
 
     def __init__(self) -> None:
         self._cluster = ClusterServers.start()
@@ -177,8 +177,8 @@ class Cluster(Store):
     def servers(self) -> Iterable[RedisServer]:
         return self._cluster.living
 
-    def kill(self, aim: float, seconds: float) -> None:
-        self._cluster.kill_master_of(f"{aim}", abrupt=True)
+    def kill(self, target: float, seconds: float) -> None:
+        self._cluster.kill_master_of(f"{target}", abrupt=True)
         time.sleep(seconds)
         self._cluster.rejoin()
 
@@ -186,14 +186,14 @@ class Cluster(Store):
         self._cluster.stop()
 
 
-def store_for(shape: Shape, *, knows_all: bool) -> Store:
-    """The store of `shape`.
+def store_for(shape: Shape, *, any_store: bool) -> Store:
+    """Starts the store of `shape`.
 
     Args:
-        knows_all: False for a contestant that can keep its locks on a single server only.
+        any_store: whether the contestant supports Sentinel and Cluster.
     """
     if shape.store == "single":
         return Single()
-    if not knows_all:
-        return Single(away=FAILOVER_SECONDS)
+    if not any_store:
+        return Single(min_downtime=FAILOVER_SECONDS)
     return Sentinels() if shape.store == "sentinel" else Cluster()

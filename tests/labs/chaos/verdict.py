@@ -1,62 +1,60 @@
-"""What a contestant made of a schedule, counted; and for every effect that was doubled, why.
+"""Evaluates a run: lost orders, duplicate effects with their reasons, differing outcomes.
 
-Judged by what the task bodies wrote down, by the system downstream, and by what callers were told:
-never by anything that a contestant says of itself. Completions are the one exception, because a
-completion is nothing else than the contestant's word.
+It uses the records of the task bodies, the downstream system and the results of callers, and of
+celery-idempotent itself only the signals about completions.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from tests.labs.chaos import downstream
-from tests.labs.chaos.downstream import Entry
+from tests.labs.chaos.downstream import Request
 from tests.labs.chaos.schedule import LEASE, STORE_KILLED, Schedule
 from tests.labs.outages.ledger import Ledger
 
-#: Why an effect was doubled that nobody can avoid.
+#: The reasons for duplicate effects that a library cannot prevent.
 KILLED = "killed after its effect, before its completion"
 FROZEN = "frozen past the lease"
-CUT_OFF = "cut off from the store past the lease"
-UNSAVED = "store away for a lease after its effect, which the log told"
-FORGOTTEN = "forgotten in a failover"
-#: … and where none of these is found.
+DISCONNECTED = "disconnected from the store past the lease"
+UNSAVED = "store unavailable for a lease after its effect, as logged"
+FORGOTTEN = "lost in a failover"
+#: No such reason applies.
 UNEXPLAINED = "unexplained"
 
-KILLS = ("child killed", "worker killed", "parent killed", "worker told to stop")
-#: Part of a lease that is left, at the least, when the store goes: it is extended every third.
-LEFT = 2 / 3
-#: Seconds in which an execution that was killed had not yet told that it was complete; and in which
-#: one that thaws comes from its begin to its body.
-SETTLING = 2.0
-#: Seconds by which a replica may be behind its master, on a busy machine.
-LAG = 1.0
+KILLS = ("child killed", "worker killed", "parent killed", "worker stopped")
+#: The minimum time that a lease lasts without an extension; it is extended every third of it.
+MIN_LEASE = LEASE * 2 / 3
+#: Tolerance in seconds between an effect and its completion, and between begin and body.
+TOLERANCE = 2.0
+#: Replication lag on a busy machine, in seconds.
+REPLICATION_LAG = 1.0
 
 
 @dataclass(frozen=True)
 class Execution:
-    """One execution of a task's body."""
+    """One execution of a task body."""
 
     execution: str
     order: str
     task_id: str
     pid: int
     token: int
-    begun_at: float
-    #: None if it was killed, or asked to be tried again.
+    started_at: float
+    #: The time of its effect; None if it was killed or retried.
     done_at: float | None
     receipt: str | None
 
 
 @dataclass(frozen=True)
-class Strike:
-    """A fault as it was struck. Times are in seconds since the epoch."""
+class InjectedFault:
+    """A fault and its affected processes; times are in seconds since the epoch."""
 
     kind: str
     at: float
@@ -65,7 +63,7 @@ class Strike:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Disposition:
+class Verdict:
     """Counts of one run."""
 
     seed: int
@@ -75,49 +73,48 @@ class Disposition:
     orders: int
     executions: int
     faults: int
-    #: Orders that were accepted and never had an effect, or whose callers were all left without
-    #: an answer.
+    #: Accepted orders without an effect, or without a result for any caller.
     lost: int
-    #: Callers without an answer.
+    #: Callers without a result.
     unanswered: int
-    #: … whose message was published more often than it was acknowledged, and is nowhere: the
-    #: broker's transport has lost it. Not among the `lost`.
+    #: … whose message was lost by the broker's transport: it was published more often than
+    #: acknowledged, and is not in the broker. Not included in `lost`.
     lost_by_broker: int
-    #: Calls that were refused.
-    refused: int
-    #: Orders with the effects of two executions that ran to the end of the body, and why.
-    doubled: Mapping[str, int] = field(default_factory=dict)
-    #: Orders that two executions were told to have completed.
+    #: Calls that raised an error at publish.
+    rejected: int
+    #: Orders with the effects of several executions, by reason.
+    duplicates: Mapping[str, int] = field(default_factory=dict)
+    #: Orders with two accepted completions.
     completed_twice: int
-    #: Writes that the system downstream refused.
-    stale_refused: int
-    #: Writes that it accepted from an execution after a later one had begun.
+    #: Writes that the downstream system rejected.
+    stale_rejected: int
+    #: Writes of an execution that it accepted after a later execution had started.
     stale_accepted: int
-    #: Orders whose callers saw different outcomes.
+    #: Orders whose callers got different outcomes.
     differing: int
-    #: Orders of which the system downstream says something else than their callers were told.
+    #: Orders whose downstream receipt differs from the outcome of their callers.
     disagreeing: int
-    #: Seconds from each fault's end to the next effect.
+    #: Seconds from the end of each fault to the next effect.
     recovery: Sequence[float] = ()
-    #: Seconds from a call to its caller's answer: the one in the middle, and the longest.
+    #: Seconds from a call to its result.
     median_delay: float
     longest_delay: float
     seconds: float
-    #: Orders that were doubled or lost, each with what is known of it.
+    #: Details of lost orders, duplicate effects and differing outcomes.
     notes: Sequence[str] = ()
 
-    def write(self) -> str:
-        """As JSON."""
+    def to_json(self) -> str:
+        """Returns all counts as JSON."""
         return json.dumps(asdict(self))
 
     @property
-    def doubled_orders(self) -> int:
-        """Whatever the reason."""
-        return sum(self.doubled.values())
+    def orders_with_duplicates(self) -> int:
+        """Orders with duplicate effects, for any reason."""
+        return sum(self.duplicates.values())
 
     @property
-    def faultless(self) -> bool:
-        """Whether all is as celery-idempotent promises."""
+    def keeps_promises(self) -> bool:
+        """Whether celery-idempotent keeps all promises."""
         return not (
             self.lost
             or self.differing
@@ -125,17 +122,17 @@ class Disposition:
             or self.disagreeing
             or self.completed_twice
             or self.unanswered > self.lost_by_broker
-            or self.doubled.get(UNEXPLAINED)
+            or self.duplicates.get(UNEXPLAINED)
         )
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a run has left."""
+    """The evidence of a run."""
 
-    seen: Mapping[str, Any]
+    observations: Mapping[str, Any]
     executions: Sequence[Execution]
-    strikes: Sequence[Strike]
+    faults: Sequence[InjectedFault]
     #: By task id.
     published: Mapping[str, int]
     acknowledged: Mapping[str, int]
@@ -143,15 +140,15 @@ class Evidence:
     completed: Mapping[str, Sequence[int]]
     #: Tokens of executions whose outcome could not be stored.
     unsaved: frozenset[int]
-    #: What the system downstream was asked, and what it has, by order.
-    asked: Mapping[str, list[Entry]]
+    #: Requests to the downstream system, and its receipts, by order.
+    requests: Mapping[str, list[Request]]
     receipts: Mapping[str, str | None]
 
     @classmethod
     def read(cls, folder: Path) -> Evidence:
-        """What is in the folder of a run."""
+        """Reads the evidence in the folder of a run."""
         ledger = Ledger(folder / "ledger")
-        done = {line["execution"]: line for line in ledger.read("done")}
+        effects = {line["execution"]: line for line in ledger.read("effect")}
         executions = [
             Execution(
                 line["execution"],
@@ -160,133 +157,139 @@ class Evidence:
                 line["pid"],
                 line["token"],
                 line["at"],
-                done.get(line["execution"], {}).get("at"),
-                done.get(line["execution"], {}).get("receipt"),
+                effects.get(line["execution"], {}).get("at"),
+                effects.get(line["execution"], {}).get("receipt"),
             )
-            for line in ledger.read("begun")
+            for line in ledger.read("started")
         ]
         order_of = {(each.task_id, each.token): each.order for each in executions}
         completed: dict[str, list[int]] = defaultdict(list)
         for line in ledger.read("completed"):
             completed[order_of[line["task_id"], line["token"]]].append(line["token"])
         evidence = cls(
-            json.loads((folder / "seen.json").read_text()),
+            json.loads((folder / "observations.json").read_text()),
             executions,
-            [Strike(**line) for line in ledger.read("struck")],
+            [InjectedFault(**line) for line in ledger.read("fault")],
             Counter(line["task_id"] for line in ledger.read("published")),
             Counter(line["task_id"] for line in ledger.read("acknowledged")),
             completed,
             frozenset(line["token"] for line in ledger.read("unsaved")),
-            downstream.entries(folder / "downstream.sqlite"),
+            downstream.requests(folder / "downstream.sqlite"),
             downstream.receipts(folder / "downstream.sqlite"),
         )
         ledger.close()
         return evidence
 
 
-def judge(planned: Schedule, contestant: str, folder: Path) -> Disposition:
-    """The verdict on the run that has left its evidence in `folder`."""
+def judge(schedule: Schedule, contestant: str, folder: Path) -> Verdict:
+    """Returns the verdict on the run with its evidence in `folder`."""
     evidence = Evidence.read(folder)
-    seen = evidence.seen
+    observations = evidence.observations
     by_order: dict[str, list[Execution]] = defaultdict(list)
     for execution in evidence.executions:
         by_order[execution.order].append(execution)
-    begin_replied = {line["task_id"] for line in seen["told"]}
-    told: dict[str, set[str]] = defaultdict(set)
-    for line in seen["told"]:
-        told[line["order"]].add(line["told"])
-    untold = [line for line in seen["untold"] if _is_nobodys(line["task_id"], evidence)]
-    by_broker = {line["task_id"] for line in untold}
-    lost = _lost(seen, by_order, told, by_broker)
-    doubled: Counter[str] = Counter()
+    answered = {line["task_id"] for line in observations["results"]}
+    outcomes: dict[str, set[str]] = defaultdict(set)
+    for line in observations["results"]:
+        outcomes[line["order"]].add(line["outcome"])
+    lost_by_broker = {
+        line["task_id"]
+        for line in observations["unanswered"]
+        if _is_lost_by_broker(line["task_id"], evidence)
+    }
+    lost = _lost(observations, by_order, outcomes, lost_by_broker)
+    duplicates: Counter[str] = Counter()
     notes = [f"{order}: lost" for order in lost]
     for order, executions in by_order.items():
         done = [each for each in executions if each.done_at is not None]
         if len(done) > 1:
-            reason = _reason(done, executions, evidence, planned)
-            doubled[reason] += 1
+            reason = _reason(done, executions, evidence, schedule)
+            duplicates[reason] += 1
             notes.append(f"{order}: {len(done)} effects, {reason}")
-    differing = [order for order, outcomes in told.items() if len(outcomes) > 1]
-    notes += [f"{order}: outcomes differ: {sorted(told[order])}" for order in differing]
+    differing = [order for order, each in outcomes.items() if len(each) > 1]
+    notes += [f"{order}: outcomes differ: {sorted(outcomes[order])}" for order in differing]
     receipts = evidence.receipts
     disagreeing = [
         order
-        for order, outcomes in told.items()
-        if len(outcomes) == 1 and str(receipts.get(order)) not in next(iter(outcomes))
+        for order, each in outcomes.items()
+        if len(each) == 1 and str(receipts.get(order)) not in next(iter(each))
     ]
     notes += [f"{order}: downstream has {receipts.get(order)}" for order in disagreeing]
-    delays = sorted(line["at"] - line["called_at"] for line in seen["told"]) or [0.0]
-    return Disposition(
-        seed=planned.seed,
+    delays = sorted(line["at"] - line["called_at"] for line in observations["results"]) or [0.0]
+    return Verdict(
+        seed=schedule.seed,
         contestant=contestant,
-        shape=str(planned.shape),
-        calls=len(begin_replied) + len(seen["untold"]) + seen["refused"],
-        orders=planned.orders,
+        shape=str(schedule.shape),
+        calls=len(answered) + len(observations["unanswered"]) + observations["rejected"],
+        orders=schedule.orders,
         executions=len(evidence.executions),
-        faults=len(evidence.strikes),
+        faults=len(evidence.faults),
         lost=len(lost),
-        unanswered=len(seen["untold"]),
-        lost_by_broker=len(by_broker),
-        refused=seen["refused"],
-        doubled=dict(doubled),
+        unanswered=len(observations["unanswered"]),
+        lost_by_broker=len(lost_by_broker),
+        rejected=observations["rejected"],
+        duplicates=dict(duplicates),
         completed_twice=sum(len(set(tokens)) > 1 for tokens in evidence.completed.values()),
-        stale_refused=sum(map(downstream.stale_refused, evidence.asked.values())),
-        stale_accepted=sum(map(downstream.stale_accepted, evidence.asked.values())),
+        stale_rejected=sum(map(downstream.stale_rejected, evidence.requests.values())),
+        stale_accepted=sum(map(downstream.stale_accepted, evidence.requests.values())),
         differing=len(differing),
         disagreeing=len(disagreeing),
         recovery=_recovery(evidence),
         median_delay=median(delays),
         longest_delay=delays[-1],
-        seconds=seen["ended_at"] - seen["began_at"],
+        seconds=observations["ended_at"] - observations["started_at"],
         notes=notes,
     )
 
 
-def _is_nobodys(task_id: str, evidence: Evidence) -> bool:
-    """Whether a copy of the message was dropped by nobody, and is nowhere."""
-    dropped = evidence.acknowledged.get(task_id, 0)
-    return evidence.seen["left"] == 0 and evidence.published.get(task_id, 0) > dropped
+def _is_lost_by_broker(task_id: str, evidence: Evidence) -> bool:
+    """Whether the message was published more often than acknowledged, and is not in the broker."""
+    acknowledged = evidence.acknowledged.get(task_id, 0)
+    published = evidence.published.get(task_id, 0)
+    return evidence.observations["messages_left"] == 0 and published > acknowledged
 
 
 def _lost(
-    seen: Mapping[str, Any],
+    observations: Mapping[str, Any],
     by_order: Mapping[str, Sequence[Execution]],
-    told: Mapping[str, set[str]],
-    by_broker: set[str],
+    outcomes: Mapping[str, set[str]],
+    lost_by_broker: set[str],
 ) -> list[str]:
-    """Orders of which something is missing that the broker's transport cannot have lost."""
+    """Returns the orders without an effect or a result that the broker's transport has not lost."""
     waited_for: dict[str, set[str]] = defaultdict(set)
-    for line in seen["untold"]:
+    for line in observations["unanswered"]:
         waited_for[line["order"]].add(line["task_id"])
-    begin_replied = [order for order in told if not any(each.done_at for each in by_order[order])]
-    silent = [
+    without_effect = [
+        order for order in outcomes if not any(each.done_at for each in by_order[order])
+    ]
+    without_result = [
         order
         for order, task_ids in waited_for.items()
-        if order not in told and not task_ids <= by_broker
+        if order not in outcomes and not task_ids <= lost_by_broker
     ]
-    return [*begin_replied, *silent]
+    return [*without_effect, *without_result]
 
 
 def _recovery(evidence: Evidence) -> list[float]:
     effects = sorted(each.done_at for each in evidence.executions if each.done_at is not None)
-    after = (
-        next((at - trigger.until for at in effects if at >= trigger.until), None)
-        for trigger in evidence.strikes
+    delays = (
+        next((at - fault.until for at in effects if at >= fault.until), None)
+        for fault in evidence.faults
     )
-    return [round(seconds, 3) for seconds in after if seconds is not None]
+    return [round(seconds, 3) for seconds in delays if seconds is not None]
 
 
 def _reason(
     done: Sequence[Execution],
     executions: Sequence[Execution],
     evidence: Evidence,
-    planned: Schedule,
+    schedule: Schedule,
 ) -> str:
-    """Why an order has more than one effect; the weakest of the reasons if there are several."""
+    """Returns why an order has several effects: `UNEXPLAINED` if one of them is."""
     tokens = evidence.completed.get(done[0].order, ())
     winner = next((each for each in done if each.token in tokens), done[-1])
     reasons = [
-        _reason_for(each, executions, evidence, planned) for each in done if each is not winner
+        _reason_for(each, executions, evidence, schedule) for each in done if each is not winner
     ]
     return UNEXPLAINED if UNEXPLAINED in reasons else reasons[0]
 
@@ -295,32 +298,28 @@ def _reason_for(
     loser: Execution,
     executions: Sequence[Execution],
     evidence: Evidence,
-    planned: Schedule,
+    schedule: Schedule,
 ) -> str:
-    """What befell an execution that had its effect and did not complete the order."""
+    """Returns why an execution had its effect without completing the order."""
     assert loser.done_at is not None
-    # One that shows a lower token than who came before it was held up on its way to the body.
-    held_up = any(
-        each.begun_at < loser.begun_at and each.token > loser.token for each in executions
+    # Its body started late if an execution with a higher token had started before.
+    delayed = any(
+        each.started_at < loser.started_at and each.token > loser.token for each in executions
     )
-    later = [each.begun_at for each in executions if each.begun_at > loser.begun_at]
-    current_execution = (
-        loser.begun_at - held_up * SETTLING,
-        max([loser.done_at + SETTLING, *later]),
+    later = [each.started_at for each in executions if each.started_at > loser.started_at]
+    interval = (
+        loser.started_at - delayed * TOLERANCE,
+        max([loser.done_at + TOLERANCE, *later]),
     )
     own = [
-        trigger
-        for trigger in evidence.strikes
-        if loser.pid in trigger.pids and _overlap((trigger.at, trigger.until), current_execution)
+        fault
+        for fault in evidence.faults
+        if loser.pid in fault.pids and _overlap((fault.at, fault.until), interval)
     ]
-    frozen = any(
-        "frozen" in trigger.kind and trigger.until - trigger.at > LEASE * LEFT for trigger in own
-    )
-    killed = any(
-        trigger.kind in KILLS and trigger.until >= loser.done_at - SETTLING for trigger in own
-    )
-    # One that died before anybody took over might as well not have been frozen.
-    overtaken = held_up or any(at < loser.done_at for at in later)
+    frozen = any("frozen" in fault.kind and fault.until - fault.at > MIN_LEASE for fault in own)
+    killed = any(fault.kind in KILLS and fault.until >= loser.done_at - TOLERANCE for fault in own)
+    # A process that was killed before any takeover would not have needed to be frozen.
+    overtaken = delayed or any(at < loser.done_at for at in later)
     if frozen and (overtaken or not killed):
         return FROZEN
     if killed:
@@ -328,33 +327,28 @@ def _reason_for(
     if loser.token in evidence.unsaved:
         return UNSAVED
     stores = [
-        trigger
-        for trigger in evidence.strikes
-        if trigger.kind.startswith("store")
-        and _overlap((trigger.at, trigger.until), current_execution)
+        fault
+        for fault in evidence.faults
+        if fault.kind.startswith("store") and _overlap((fault.at, fault.until), interval)
     ]
     if (
-        planned.shape.store != "single"
-        and not planned.shape.wait_replicas
-        and any(_may_forget(trigger, loser, evidence) for trigger in stores)
+        schedule.shape.store != "single"
+        and not schedule.shape.wait_replicas
+        and any(_may_lose_begin(fault, loser, evidence) for fault in stores)
     ):
         return FORGOTTEN
-    if _together(stores) > LEASE * LEFT:
-        return CUT_OFF
+    if sum(fault.until - fault.at for fault in stores) > MIN_LEASE:
+        return DISCONNECTED
     return UNEXPLAINED
 
 
-def _may_forget(trigger: Strike, loser: Execution, evidence: Evidence) -> bool:
-    """Whether what the store had acknowledged shortly before was of this execution."""
+def _may_lose_begin(fault: InjectedFault, loser: Execution, evidence: Evidence) -> bool:
+    """Whether the begin of the execution may not have been replicated before a failover."""
     completed = loser.token in evidence.completed.get(loser.order, ())
-    return trigger.kind == STORE_KILLED and (
-        completed or trigger.at - LAG <= loser.begun_at <= trigger.until
+    return fault.kind == STORE_KILLED and (
+        completed or fault.at - REPLICATION_LAG <= loser.started_at <= fault.until
     )
 
 
-def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return one[0] <= other[1] and other[0] <= one[1]
-
-
-def _together(strikes: Iterable[Strike]) -> float:
-    return sum(trigger.until - trigger.at for trigger in strikes)
+def _overlap(first: tuple[float, float], second: tuple[float, float]) -> bool:
+    return first[0] <= second[1] and second[0] <= first[1]

@@ -1,4 +1,4 @@
-"""The workers, and how they are struck; whoever ends is started again, as by a service manager."""
+"""The workers and their faults; workers that exit are restarted, as by a service manager."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.labs.chaos.schedule import Shape
 from tests.labs.outages.ledger import Ledger
 from tests.worker.harness import WorkerProcess
 
-#: Seconds that a worker may take to stop, and between two looks whether it has.
+#: Longest shutdown of a worker, and interval of checks, in seconds.
 STOP_SECONDS = 8.0
 POLL_INTERVAL = 0.1
 
 
-class Crew:
-    """All workers; leaving the ``with`` block ends them.
+class Workers:
+    """All workers; leaving the ``with`` block kills them.
 
-    Every fault returns the processes that it struck.
+    Every fault returns the ids of the affected processes.
     """
 
     def __init__(self, config: AppConfig, shape: Shape, ledger: Ledger) -> None:
@@ -41,12 +41,12 @@ class Crew:
         self._note_groups()
 
     def wait_until_ready(self) -> None:
-        """Until all take messages."""
+        """Waits until all workers are ready."""
         for worker in self._workers:
             worker.ready()
 
     def supervise(self) -> None:
-        """Start those again that have ended."""
+        """Restarts workers that have exited."""
         for worker in self._workers:
             if worker.status == "exited":
                 worker.start()
@@ -55,57 +55,57 @@ class Crew:
 
     # Faults
 
-    def kill_child(self, aim: float, seconds: float) -> list[int]:
-        """SIGKILL to one process of a pool, rather to one that works."""
-        child = self._aim_at_child(aim)
-        return _strike([child], signal.SIGKILL) if child else []
+    def kill_child(self, target: float, seconds: float) -> list[int]:
+        """Kills one process of a pool, preferably a busy one."""
+        child = self._choose_child(target)
+        return _send_signal([child], signal.SIGKILL) if child else []
 
-    def kill_worker(self, aim: float, seconds: float) -> list[int]:
-        """SIGKILL to a worker and its pool, as when a host dies."""
-        return _strike(self._aim_at_worker(aim), signal.SIGKILL)
+    def kill_worker(self, target: float, seconds: float) -> list[int]:
+        """Kills a worker and its pool, as when a host fails."""
+        return _send_signal(self._choose_worker(target), signal.SIGKILL)
 
-    def kill_parent(self, aim: float, seconds: float) -> list[int]:
-        """SIGKILL to a worker's main process; its pool goes with it, by Celery's care."""
-        pids = self._aim_at_worker(aim)
-        _strike(pids[:1], signal.SIGKILL)
+    def kill_parent(self, target: float, seconds: float) -> list[int]:
+        """Kills the main process of a worker; its pool exits, too."""
+        pids = self._choose_worker(target)
+        _send_signal(pids[:1], signal.SIGKILL)
         return pids
 
-    def freeze_child(self, aim: float, seconds: float) -> list[int]:
-        """Stop one process of a pool, rather one that works, and let it go on later."""
-        child = self._aim_at_child(aim)
+    def freeze_child(self, target: float, seconds: float) -> list[int]:
+        """Pauses one process of a pool, preferably a busy one."""
+        child = self._choose_child(target)
         return self._freeze([child] if child else [], seconds)
 
-    def freeze_worker(self, aim: float, seconds: float) -> list[int]:
-        """Stop a worker and its pool, and let them go on later."""
-        return self._freeze(self._aim_at_worker(aim), seconds)
+    def freeze_worker(self, target: float, seconds: float) -> list[int]:
+        """Pauses a worker and its pool."""
+        return self._freeze(self._choose_worker(target), seconds)
 
-    def stop_worker(self, aim: float, seconds: float) -> list[int]:
-        """A warm shutdown, as for a deploy; after a while SIGKILL, as by a service manager."""
-        pids = self._aim_at_worker(aim)
-        _strike(pids[:1], signal.SIGTERM)
+    def stop_worker(self, target: float, seconds: float) -> list[int]:
+        """Stops a worker by SIGTERM, as for a deployment; kills it after a timeout."""
+        pids = self._choose_worker(target)
+        _send_signal(pids[:1], signal.SIGTERM)
         until = time.monotonic() + STOP_SECONDS
         while any(worker.process.pid in pids for worker in self._running()):
             if time.monotonic() > until:
-                return _strike(pids, signal.SIGKILL)
+                return _send_signal(pids, signal.SIGKILL)
             time.sleep(POLL_INTERVAL)
         return []
 
-    # Who
-
-    def _aim_at_worker(self, aim: float) -> list[int]:
-        """A worker's main process, then those of its pool."""
+    def _choose_worker(self, target: float) -> list[int]:
+        """Returns the ids of a worker's main process and of its pool."""
         running = self._running()
         if not running:
             return []
-        parent = running[int(aim * len(running))].process.pid
+        parent = running[int(target * len(running))].process.pid
         return [parent, *_children(parent)]
 
-    def _aim_at_child(self, aim: float) -> int | None:
+    def _choose_child(self, target: float) -> int | None:
         children = [child for worker in self._running() for child in _children(worker.process.pid)]
-        over = {line["execution"] for line in self._ledger.read("done")}
-        busy = {line["pid"] for line in self._ledger.read("begun") if line["execution"] not in over}
-        targets = [child for child in children if child in busy] or children
-        return targets[int(aim * len(targets))] if targets else None
+        ended = {line["execution"] for line in self._ledger.read("effect")}
+        busy = {
+            line["pid"] for line in self._ledger.read("started") if line["execution"] not in ended
+        }
+        candidates = [child for child in children if child in busy] or children
+        return candidates[int(target * len(candidates))] if candidates else None
 
     def _running(self) -> list[WorkerProcess]:
         return [worker for worker in self._workers if worker.status == "running"]
@@ -113,17 +113,17 @@ class Crew:
     @staticmethod
     def _freeze(pids: list[int], seconds: float) -> list[int]:
         try:
-            _strike(pids, signal.SIGSTOP)
+            _send_signal(pids, signal.SIGSTOP)
             time.sleep(seconds)
         finally:
-            _strike(pids, signal.SIGCONT)
+            _send_signal(pids, signal.SIGCONT)
         return pids
 
     def _note_groups(self) -> None:
-        # Each worker leads a group, which outlives it where its pool is orphaned.
+        # Each worker leads a process group; orphaned pool processes remain in it.
         self._groups |= {worker.process.pid for worker in self._workers}
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -134,7 +134,7 @@ class Crew:
             worker.process.wait()
 
 
-def _strike(pids: list[int], signum: signal.Signals) -> list[int]:
+def _send_signal(pids: list[int], signum: signal.Signals) -> list[int]:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signum)
