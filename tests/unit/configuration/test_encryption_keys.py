@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from celery.exceptions import ImproperlyConfigured
 
+from celery_idempotent.executor.runtime.run_sync import run_sync
 from tests.unit.configuration.apps import celery, error_of, task_in
 
 KEY = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0IHNlY3I="
@@ -37,8 +38,10 @@ class TestEncryptionKeys:
             task_in(celery(), idempotency_encryption_keys=given),
         ):
             configured = task.idempotency_configuration
-            payload = configured.executor.codec.of_result(
-                "a card number", configured.settings, key="k", token=1
+            payload = run_sync(
+                configured.executor.codec.encode_result(
+                    "a card number", configured.settings, key="k", token=1
+                )
             )
             assert payload.format == "!json"
             assert KEY not in repr(configured.settings)
