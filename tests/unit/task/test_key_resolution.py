@@ -1,0 +1,112 @@
+"""The key of a call, resolved from its message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.task import Context
+
+from celery_idempotent import TASK_ID, IdempotentTask
+from celery_idempotent.errors import KeyRuleError
+from celery_idempotent.key.key import Key
+from celery_idempotent.task import message_headers
+from celery_idempotent.task.canvas import REPLACED_HEADER
+from celery_idempotent.task.key_resolution import resolve_key
+
+KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
+ID = "8416e7e8-c045-46d0-9617-5bdf6316b681"
+
+
+def task_with(**options: Any) -> IdempotentTask:
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(broker_url="memory://", result_backend="redis://localhost:1/0")
+
+    def charge(order: Any, amount: int = 0) -> None: ...
+
+    task: IdempotentTask = app.task(
+        charge, base=IdempotentTask, name="shop.charge", lazy=False, shared=False, **options
+    )
+    return task
+
+
+def key_of(
+    task: IdempotentTask, *args: Any, headers: dict[str, Any] | None = None, **options: Any
+) -> Key | None:
+    key, _ = resolve_key(task, ID, headers, args, {}, **options)
+    return key
+
+
+def test_without_headers_the_rule_derives_the_key() -> None:
+    task = task_with(idempotency_key="order:{order}")
+
+    assert key_of(task, 1) == task.idempotency_key_of(1)
+    assert key_of(task, 1) != key_of(task, 2)
+
+
+def test_the_key_in_the_message_wins_over_the_rule() -> None:
+    headers = message_headers.with_derived_key(None, KEY, ID, requeue_count=3)
+
+    key, parsed = resolve_key(task_with(), ID, headers, (1,), {})
+
+    assert key == KEY
+    assert parsed.requeue_count == 3
+
+
+def test_an_explicit_key_wins_over_the_rule() -> None:
+    headers = message_headers.with_explicit_key("shop.charge", ID, None, "req-7")
+    task = task_with(idempotency_key="order:{order}")
+
+    key = key_of(task, 1, headers=headers)
+
+    assert key is not None
+    assert key.digest == task.idempotency_key_of(idempotency_key="req-7").digest
+
+
+def test_the_key_of_another_message_is_ignored() -> None:
+    headers = message_headers.with_derived_key(None, KEY, "another id")
+
+    assert key_of(task_with(), 1, headers=headers) == key_of(task_with(), 1)
+
+
+@pytest.mark.parametrize("headers", [None, message_headers.with_derived_key(None, KEY, ID)])
+def test_a_disabled_task_has_no_key(headers: dict[str, Any] | None) -> None:
+    assert key_of(task_with(idempotency_enabled=False), 1, headers=headers) is None
+
+
+def test_an_unprotected_call_has_no_key() -> None:
+    headers = message_headers.with_explicit_key("shop.charge", ID, None, False)
+
+    key, parsed = resolve_key(task_with(), ID, headers, (1,), {})
+
+    assert key is None
+    assert parsed.unprotected
+
+
+def test_with_the_rule_task_id_each_item_of_a_map_has_a_key() -> None:
+    task = task_with(idempotency_key=TASK_ID)
+
+    keys = {key_of(task, 1), key_of(task, 1, item_id=f"{ID}/1"), key_of(task, 1, item_id=f"{ID}/2")}
+
+    assert len(keys) == 3
+
+
+@pytest.mark.parametrize(("successor_id", "is_part"), [(ID, False), ("another id", True)])
+def test_in_a_replacement_only_the_successor_continues_under_the_key(
+    successor_id: str, is_part: bool
+) -> None:
+    task = task_with(idempotency_key="order:{order}")
+    key = task.idempotency_key_of(1)
+    headers = {REPLACED_HEADER: {str(key): f"{key.fingerprint.hex()}.{successor_id}"}}
+    request = Context(id=ID, headers=headers, replaced_task_nesting=1)
+
+    resolved = key_of(task, 1, headers=headers, request=request)
+
+    assert resolved is not None
+    assert resolved == (key.part(ID) if is_part else key)
+
+
+def test_arguments_without_a_canonical_form_are_an_error() -> None:
+    with pytest.raises(KeyRuleError, match="argument 'order'"):
+        key_of(task_with(), object())
