@@ -167,7 +167,7 @@ def test_a_request_that_never_arrived_is_no_different(warmed: RecordHarness, pro
 
 def test_while_the_script_is_being_taught(proxied: RecordHarness, proxy: Proxy) -> None:
     proxied.client.script_flush()
-    proxy.lose_reply(to="begin: asks for the right to run")
+    proxy.lose_reply(to="begin: requests the right to run")
 
     answer = proxied.begin()
 
