@@ -45,7 +45,7 @@ def total(self: IdempotentTask, day: str) -> int:
 
 
 def add_up(day: str) -> int:
-    """Stands for a long computation."""
+    """Represents a long computation."""
     return sum(map(ord, day))
 
 

@@ -31,8 +31,8 @@ def as_json(evidence: Evidence, *, plain: bool) -> dict[str, Any]:
         "replays": evidence.signals["replayed"],
         "conflicts": evidence.signals["conflicted"],
         "takeovers": evidence.signals["taken_over"],
-        "refused_reuse": len(evidence.refused),
-        "expected_refusals": len(evidence.reuses),
+        "rejected_reuse": len(evidence.rejected),
+        "expected_rejections": len(evidence.reuses),
         "killed_event": evidence.kill.event_id,
         "killed_pid": evidence.kill.pid,
         "recovery_seconds": recovery and round(recovery, 2),
@@ -77,9 +77,9 @@ def _summary(data: dict[str, Any]) -> Table:
     table.add_row(str(data["conflicts"]), "conflicts", "duplicates during a charge")
     table.add_row(str(data["replays"]), "replays", "duplicates that got the first receipt")
     table.add_row(
-        _against(data["refused_reuse"], data["expected_refusals"]),
+        _against(data["rejected_reuse"], data["expected_rejections"]),
         "rejected reuse",
-        f"same id, other amount; {data['expected_refusals']} expected",
+        f"same id, other amount; {data['expected_rejections']} expected",
     )
     return table
 

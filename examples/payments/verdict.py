@@ -55,7 +55,7 @@ class Evidence:
         return [reply for reply in self.replies if self.deliveries.reuses_id(reply.delivery)]
 
     @cached_property
-    def refused(self) -> list[Reply]:
+    def rejected(self) -> list[Reply]:
         """The reuses that were rejected."""
         return [reuse for reuse in self.reuses if isinstance(reuse.outcome, KeyReusedError)]
 
@@ -79,7 +79,7 @@ def _wrong_charges(evidence: Evidence) -> Iterator[str]:
         yield f"{_were(missing, 'event')} never charged: {missing[0]}."
     for event, rows in charged.items():
         if rows[0].payment != firsts.get(event):
-            yield f"{event} was not charged as its first delivery asked."
+            yield f"{event} was not charged as in its first delivery."
 
 
 def _wrong_totals(evidence: Evidence) -> Iterator[str]:
@@ -97,7 +97,7 @@ def _wrong_totals(evidence: Evidence) -> Iterator[str]:
 
 
 def _wrong_replies(evidence: Evidence) -> Iterator[str]:
-    accepted = [reply for reply in evidence.reuses if reply not in evidence.refused]
+    accepted = [reply for reply in evidence.reuses if reply not in evidence.rejected]
     if accepted:
         yield (
             f"{_were(accepted, 'delivery', 'deliveries')} accepted with a known id "

@@ -46,12 +46,12 @@ class TestRun:
         assert report["differences"] == []
         assert run.returncode == 0, run.stderr
         assert report["charges"] == report["events"] == 200
-        assert report["refused_reuse"] == report["expected_refusals"] >= 1
+        assert report["rejected_reuse"] == report["expected_rejections"] >= 1
         assert report["takeovers"] == 1
         assert report["recovery_seconds"] < LEASE_SECONDS
         assert report["conflicts"] >= 1
         assert (
-            report["charges"] + report["replays"] + report["refused_reuse"] == report["deliveries"]
+            report["charges"] + report["replays"] + report["rejected_reuse"] == report["deliveries"]
         )
         assert all(total["ledger"] == total["expected"] for total in report["totals"].values())
         assert run.stderr == ""
@@ -155,7 +155,7 @@ class TestVerdict:
             deliveries=deliveries,
             replies=[
                 *(Reply(sent, receipts[sent.payment.event_id]) for sent in deliveries[:3]),
-                Reply(deliveries[3], KeyReusedError("refused")),
+                Reply(deliveries[3], KeyReusedError("rejected")),
             ],
             charges=[charge("ch_1", self.book), charge("ch_2", self.lamp)],
             signals=Counter(),
@@ -183,7 +183,7 @@ class TestVerdict:
         forged = [good.charges[0], charge("ch_2", self.forged_lamp)]
 
         assert differences(replace(good, charges=forged)) == [
-            "evt_lamp was not charged as its first delivery asked.",
+            "evt_lamp was not charged as in its first delivery.",
             "The ledger holds 59.99 USD too much.",
         ]
 
@@ -196,10 +196,10 @@ class TestVerdict:
         ]
 
     def test_finds_a_caller_without_receipt(self, good: Evidence) -> None:
-        replies = [replace(good.replies[0], outcome=TimeoutError("no answer")), *good.replies[1:]]
+        replies = [replace(good.replies[0], outcome=TimeoutError("no reply")), *good.replies[1:]]
 
         assert differences(replace(good, replies=replies)) == [
-            "1 caller was left without a receipt: line 1, evt_book got TimeoutError('no answer')."
+            "1 caller was left without a receipt: line 1, evt_book got TimeoutError('no reply')."
         ]
 
     def test_finds_an_accepted_reuse(self, good: Evidence) -> None:

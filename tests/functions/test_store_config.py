@@ -82,8 +82,8 @@ def test_coroutine_functions_and_async_batches(idem: Idempotency) -> None:
 
     async def use_engine() -> None:
         try:
-            answers = await asyncio.gather(*(charge(order) for order in (1, 2, 3, 1, 2, 3)))
-            assert answers == [1, 2, 3, 1, 2, 3]
+            results = await asyncio.gather(*(charge(order) for order in (1, 2, 3, 1, 2, 3)))
+            assert results == [1, 2, 3, 1, 2, 3]
             async with await idem.abegin_many(BATCH) as batch:
                 assert {entry.decision for entry in batch} == {Decision.RUN}
                 assert await batch.complete_many(dict.fromkeys(BATCH, "done")) == {}
