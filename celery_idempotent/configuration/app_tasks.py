@@ -12,7 +12,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.store.record_store import RecordStore
 
 #: Celery's tasks that call another task for each item of a list, and its arguments for an item.
-MAPPING: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+MAP_TASKS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "celery.map": lambda item: (item,),
     "celery.starmap": tuple,
 }

@@ -20,7 +20,7 @@ from celery.worker import state as worker_state
 from celery.worker.control import inspect_command
 
 from celery_idempotent import doctor, shared_counters
-from celery_idempotent.configuration.app_tasks import MAPPING, IdempotentTaskLike
+from celery_idempotent.configuration.app_tasks import MAP_TASKS, IdempotentTaskLike
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.lease import MARGIN
@@ -113,7 +113,7 @@ def counts(app: Celery, timeout: float) -> dict[str, Counter[str]] | None:
 def _active_calls(request: Any) -> list[_ActiveCall]:
     """Returns the calls of an active message that may hold leases."""
     try:
-        if request.task.name in MAPPING:
+        if request.task.name in MAP_TASKS:
             return list(_map_items(request))
         key: Key | None = request.idempotency_key()
     except Exception:  # not an idempotent task, or no key can be derived: there is no lease
@@ -126,7 +126,7 @@ def _map_items(request: Any) -> Iterator[_ActiveCall]:
     task = signature(request.kwargs["task"], app=request.app).type
     context = Context(request.request_dict)
     for number, item in enumerate(request.kwargs["it"], 1):
-        args = MAPPING[request.task.name](item)
+        args = MAP_TASKS[request.task.name](item)
         task_id = item_id(request.id, number)
         key, _ = resolve_key(
             task, request.id, context.headers, args, {}, request=context, item_id=task_id

@@ -2,8 +2,8 @@
 
 Celery sends the continuation (callbacks, the rest of a chain, a chord's count, errbacks) after the
 body and before it acknowledges the message. If the worker dies in between, the message is
-redelivered, and the record tells the next worker whether the continuation was sent. Only a task
-that has one pays the round trip for that mark.
+redelivered, and the record shows whether the continuation was sent before. Only a task that has one
+pays the round trip for that mark.
 
 A task may replace itself by a canvas in which it occurs again. Of the calls with its key in that
 canvas, the one with its id continues under the key, and its outcome is the key's. Each of the

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from celery._state import _task_stack
 from celery.app.task import Context
 
-from celery_idempotent.configuration.app_tasks import MAPPING
+from celery_idempotent.configuration.app_tasks import MAP_TASKS
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.record.record import Record
 from celery_idempotent.task.call import TaskCall
@@ -20,7 +20,7 @@ from celery_idempotent.task.call import TaskCall
 def current_map_request() -> Context | None:
     """Returns the request of the ``map`` or ``starmap`` message that runs in this thread."""
     task = _task_stack.top
-    if task is None or task.name not in MAPPING:
+    if task is None or task.name not in MAP_TASKS:
         return None
     request: Context = task.request
     return request
