@@ -80,13 +80,13 @@ def _document(
         "arguments": [
             {
                 "name": argument.name,
-                "canonical": _text(argument.form),
+                "canonical": _text(argument.canonical_bytes),
                 "at_default": argument.at_default,
                 "in_key": argument.in_key,
             }
             for argument in explanation.arguments
         ],
-        "form": _text(explanation.form),
+        "form": _text(explanation.canonical_bytes),
         "key": str(explanation.key),
         "fingerprint": explanation.key.fingerprint.hex(),
         "redis_name": redis_name,
@@ -104,7 +104,7 @@ def _print(
     if explanation.arguments:
         table = console.table("ARGUMENT", "CANONICAL FORM", "IN KEY", "IN FINGERPRINT")
         for argument in explanation.arguments:
-            form = _text(argument.form) or "none"
+            form = _text(argument.canonical_bytes) or "none"
             in_key, in_fingerprint = _participation(argument, explanation)
             table.add_row(Text(argument.name), Text(form), in_key, in_fingerprint)
         out.print(table)
@@ -112,7 +112,7 @@ def _print(
     fields = (
         ("task", task.name),
         ("rule", explanation.rule),
-        ("form", _text(explanation.form) or ""),
+        ("form", _text(explanation.canonical_bytes) or ""),
         ("key", str(explanation.key)),
         ("fingerprint", explanation.key.fingerprint.hex() or "none: the key covers all arguments"),
         ("in Redis", redis_name),

@@ -12,7 +12,7 @@ class Argument(NamedTuple):
 
     name: str
     #: Its canonical bytes; None if its type has none.
-    form: bytes | None
+    canonical_bytes: bytes | None
     #: Whether it equals its default: it is then left out of key and fingerprint, given or not.
     at_default: bool
     #: Whether the rule uses it; None where only the rule's own code could answer.
@@ -26,5 +26,5 @@ class Explanation(NamedTuple):
     rule: str
     arguments: tuple[Argument, ...]
     #: What was hashed, after the task's name.
-    form: bytes
+    canonical_bytes: bytes
     key: Key

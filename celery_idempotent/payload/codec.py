@@ -39,7 +39,7 @@ from celery_idempotent.payload.fields import ERROR, RESULT, step_field, subject
 from celery_idempotent.payload.offload_storage import OffloadStorage
 from celery_idempotent.payload.result_codec import ResultCodec
 from celery_idempotent.record import layout, steps
-from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.payload import OFFLOADED, Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 
@@ -54,6 +54,8 @@ DELEGATED = "=task"
 RESULT_IGNORED = "=ignored"
 _ENCRYPTED = "!"
 _POISONED = b"poisoned"
+#: Formats that begin so are decoded with the help of the offload storage or the result backend.
+_BLOCKING = (OFFLOADED, "=")
 
 RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
@@ -114,7 +116,7 @@ class PayloadCodec:
             return Payload("", NOT_STORED)
         assert settings.serializer is not None
         try:
-            form, body = serializer.dump(
+            payload = serializer.dump(
                 self._result_codec.prepare_value(value, settings.serializer),
                 settings.serializer,
                 settings.compression,
@@ -122,9 +124,9 @@ class PayloadCodec:
             )
         except Exception:
             return Payload("", NOT_SERIALIZABLE)
-        if self._cipher is None and len(body) <= settings.max_result_size:
-            return Payload(form, body)
-        return await self._protect(form, body, settings, key, token, field, settings.result_ttl)
+        if self._cipher is None and len(payload.body) <= settings.max_result_size:
+            return payload
+        return await self._protect(payload, settings, key, token, field, settings.result_ttl)
 
     async def encode_step(
         self, value: Any, settings: Settings, *, key: str, token: int, name: str
@@ -138,7 +140,7 @@ class PayloadCodec:
     ) -> Payload:
         """Encodes the type, module and arguments of `error`; as :meth:`encode_result`."""
         try:
-            form, body = serializer.dump(
+            payload = serializer.dump(
                 self._result_codec.prepare_error(error),
                 _ERROR_SERIALIZER,
                 settings.compression,
@@ -146,24 +148,22 @@ class PayloadCodec:
             )
         except Exception:
             return Payload("", NOT_SERIALIZABLE)
-        return await self._protect(form, body, settings, key, token, ERROR, settings.error_ttl)
+        return await self._protect(payload, settings, key, token, ERROR, settings.error_ttl)
 
     async def _protect(
         self,
-        form: str,
-        body: bytes,
+        payload: Payload,
         settings: Settings,
         key: str,
         token: int,
         field: str,
         seconds: float,
     ) -> Payload:
-        """Encrypts and offload a payload, as configured."""
+        """Encrypts and offloads a payload, as configured."""
         if self._cipher is not None:
-            body = self._cipher.encrypt(body, key, field, form)
-            form = _ENCRYPTED + form
-        payload = Payload(form, body)
-        if len(body) <= settings.max_result_size:
+            body = self._cipher.encrypt(payload.body, key, field, payload.format)
+            payload = Payload(_ENCRYPTED + payload.format, body)
+        if len(payload.body) <= settings.max_result_size:
             return payload
         if self._storage is None:
             return Payload("", offload.TOO_LARGE)
@@ -178,7 +178,7 @@ class PayloadCodec:
         Raises:
             As :meth:`decode`.
         """
-        if record.format[:1] in _FORMATS_THAT_BLOCK:
+        if record.format.startswith(_BLOCKING):
             return await self._run_in_thread(partial(self.decode, record))
         return self.decode(record)
 
@@ -270,32 +270,33 @@ class PayloadCodec:
             raise _not_stored(payload, key, field)
         if payload.is_offloaded:
             payload = offload.get(self._storage, payload, key, field)
-        form, body = payload
-        if form.startswith(_ENCRYPTED):
-            form = form.removeprefix(_ENCRYPTED)
-            body = self._decrypt(body, key, field, form)
+        if payload.format.startswith(_ENCRYPTED):
+            payload = self._decrypt(payload, key, field)
         try:
-            return serializer.load(form, body, accept)
+            return serializer.load(payload, accept)
         except ContentDisallowed:
             reason = "result_accept_content (or accept_content) does not accept it"
         except Exception as error:
             reason = type(error).__name__
-        raise CorruptRecordError(f"the {field} of {key} cannot be decoded as {form}: {reason}")
+        raise CorruptRecordError(
+            f"the {field} of {key} cannot be decoded as {payload.format}: {reason}"
+        )
 
-    def _decrypt(self, body: bytes, key: str, field: str, form: str) -> bytes:
+    def _decrypt(self, payload: Payload, key: str, field: str) -> Payload:
         if self._cipher is None:
             raise DecryptionError(
                 f"the {field} of {key} is encrypted, and this process has no "
                 "idempotency_encryption_keys"
             )
-        decrypted = self._cipher.decrypt(body, key, field, form)
-        if decrypted is None:
+        plain_format = payload.format.removeprefix(_ENCRYPTED)
+        body = self._cipher.decrypt(payload.body, key, field, plain_format)
+        if body is None:
             raise DecryptionError(
                 f"the {field} of {key} cannot be decrypted: its key is not in "
                 "idempotency_encryption_keys, or it was tampered with; add the key, or forget the "
                 "record to start afresh"
             )
-        return decrypted
+        return Payload(plain_format, body)
 
 
 def _drive(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -304,10 +305,6 @@ def _drive(coroutine: Coroutine[Any, Any, Any]) -> Any:
     except StopIteration as end:
         return end.value
     raise RuntimeError("the codec of an event loop cannot be used in blocking code")
-
-
-#: First characters of formats whose decoding reads the offload storage or the result backend.
-_FORMATS_THAT_BLOCK = ("@", "=")
 
 
 def _not_stored(payload: Payload, key: str, field: str) -> ResultNotStoredError:

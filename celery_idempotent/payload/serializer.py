@@ -9,6 +9,8 @@ from typing import Any
 from kombu import serialization
 from kombu.compression import compress, decompress
 
+from celery_idempotent.record.payload import Payload
+
 #: Writes plain values exactly as kombu's JSON serializer does, in a tenth of the time.
 _PLAIN_JSON: dict[type, Callable[[Any], str]] = {
     str: encode_basestring_ascii,
@@ -20,8 +22,8 @@ _PLAIN_JSON: dict[type, Callable[[Any], str]] = {
 
 def dump(
     value: Any, serializer: str, compression: str | None = None, threshold: int = 0
-) -> tuple[str, bytes]:
-    """Returns the format and the bytes of `value`; errors of the serializer are raised unchanged.
+) -> Payload:
+    """Returns the serialized `value`; errors of the serializer are raised unchanged.
 
     Args:
         threshold: bytes; shorter data is not compressed. Neither is data that would not shrink.
@@ -34,18 +36,17 @@ def dump(
     if compression and len(body) >= threshold:
         compressed = compress(body, compression)[0]
         if len(compressed) < len(body):
-            return f"{serializer}+{compression}", compressed
-    return serializer, body
+            return Payload(f"{serializer}+{compression}", compressed)
+    return Payload(serializer, body)
 
 
-def load(form: str, body: bytes, accept: Collection[str]) -> Any:
+def load(payload: Payload, accept: Collection[str]) -> Any:
     """Returns the value that :func:`dump` wrote; errors of the serializer are raised unchanged.
 
     Raises:
         ContentDisallowed: if `accept` does not contain its content type.
     """
-    serializer, _, compression = form.partition("+")
+    serializer, _, compression = payload.format.partition("+")
     content_type = serialization.registry.name_to_type[serializer]
-    if compression:
-        body = decompress(body, compression)
+    body = decompress(payload.body, compression) if compression else payload.body
     return serialization.loads(body, content_type, "binary", accept=accept)

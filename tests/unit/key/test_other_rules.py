@@ -187,4 +187,4 @@ def test_an_explanation_shows_what_the_key_was_derived_from(
     explained = key_rule.explain((1, 2), {}, task_id="a", explicit=explicit)
 
     assert explained.key == key_rule.derive((1, 2), {}, task_id="a", explicit=explicit)
-    assert explained.key == Key.of(TASK, explained.form, explained.key.fingerprint)
+    assert explained.key == Key.of(TASK, explained.canonical_bytes, explained.key.fingerprint)
