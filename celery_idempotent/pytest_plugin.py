@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
 
 if TYPE_CHECKING:
     from celery_idempotent import IdempotentTask
@@ -74,9 +75,14 @@ class Idempotency:
             state = "absent" if record is None else record.state.value
             pytest.fail(f"{task.name} is {state} for these arguments: it has no lease")
         configured = task.idempotency_configuration
-        configured.executor.store.execute(
-            commands.abandon(
-                task.idempotency_key_of(*args, **kwargs), record.task_id, record.worker, grace_ms=0
+        run_sync(
+            configured.executor.store.execute(
+                commands.abandon(
+                    task.idempotency_key_of(*args, **kwargs),
+                    record.task_id,
+                    record.worker,
+                    grace_ms=0,
+                )
             )
         )
 
@@ -84,17 +90,19 @@ class Idempotency:
         """Stores the record that a crash during this call leaves: STARTED, the lease expired."""
         configured = task.idempotency_configuration
         settings = configured.settings
-        reply = configured.executor.store.execute(
-            commands.begin(
-                task.idempotency_key_of(*args, **kwargs),
-                execution_id=b"crashed execution",
-                unanswered_ids=b"",
-                task_id="crashed-task",
-                worker="crashed-worker/0",
-                lease_ms=settings.lease_ms,
-                retention_ms=settings.result_ms,
-                max_attempts=settings.max_attempts,
-                error_ms=settings.error_ms,
+        reply = run_sync(
+            configured.executor.store.execute(
+                commands.begin(
+                    task.idempotency_key_of(*args, **kwargs),
+                    execution_id=b"crashed execution",
+                    unanswered_ids=b"",
+                    task_id="crashed-task",
+                    worker="crashed-worker/0",
+                    lease_ms=settings.lease_ms,
+                    retention_ms=settings.result_ms,
+                    max_attempts=settings.max_attempts,
+                    error_ms=settings.error_ms,
+                )
             )
         )
         if reply.case != "begun":

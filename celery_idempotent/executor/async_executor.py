@@ -8,13 +8,13 @@ from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.executor import execute
 from celery_idempotent.executor.runtime.asyncio import AsyncioRuntime
 from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.store.async_record_store import AsyncRecordStore
+from celery_idempotent.store.record_store import RecordStore
 
 
 class AsyncExecutor:
     """As `Executor`, awaited; for any number of event loops."""
 
-    def __init__(self, store: AsyncRecordStore, codec: PayloadCodec) -> None:
+    def __init__(self, store: RecordStore, codec: PayloadCodec) -> None:
         self.store = store
         self.codec = codec.for_asyncio()
 

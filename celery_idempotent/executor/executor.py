@@ -35,6 +35,7 @@ from celery_idempotent.record.record import Record
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.run_sync import run_sync as run_blocking
 from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
@@ -121,8 +122,8 @@ class Executor:
         """
         record = None
         with contextlib.suppress(CorruptRecordError):
-            record = self.store.get(key)
-        case = self.store.execute(commands.forget(key, shown)).case
+            record = run_blocking(self.store.get(key))
+        case = run_blocking(self.store.execute(commands.forget(key, shown))).case
         if record is not None and case == "ok":
             run_sync(self.codec.delete_record_objects(record))
         return case

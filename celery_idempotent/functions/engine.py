@@ -31,9 +31,10 @@ from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.payload.plain_result_codec import PlainResultCodec
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import PREFIX, Settings
-from celery_idempotent.store.async_record_store import AsyncRecordStore
 from celery_idempotent.store.record_query import records
 from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.store.transport.asyncio import AsyncioTransport
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -206,7 +207,8 @@ class Idempotency:
     def async_executor(self) -> AsyncExecutor:
         """The executor of coroutines."""
         codec = self._codec
-        return AsyncExecutor(AsyncRecordStore(self._store_config, codec.decode), codec)
+        transport = AsyncioTransport(self._store_config)
+        return AsyncExecutor(RecordStore(self._store_config, codec.decode, transport), codec)
 
     @cached_property
     def _codec(self) -> PayloadCodec:
@@ -275,7 +277,7 @@ class Idempotency:
 
     def close(self) -> None:
         """Closes the connections that blocking code has opened; the next call reconnects."""
-        self.executor.store.close()
+        run_sync(self.executor.store.aclose())
 
     async def aclose(self) -> None:
         """Closes the connections of the running event loop; the next call reconnects."""

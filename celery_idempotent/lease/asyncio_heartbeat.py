@@ -12,8 +12,8 @@ from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.lease.renewals import Leases, by_store, log_renewal_failure
-from celery_idempotent.store.async_record_store import AsyncRecordStore
 from celery_idempotent.store.per_loop import PerLoop
+from celery_idempotent.store.record_store import RecordStore
 
 logger = logging.getLogger(__name__)
 
@@ -23,20 +23,20 @@ class AsyncioHeartbeat:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._leases: Leases[AsyncRecordStore] = Leases()
+        self._leases: Leases[RecordStore] = Leases()
         self._timer: asyncio.TimerHandle | None = None
         self._request: asyncio.Task[None] | None = None
 
-    def start_renewal(self, lease: Lease[AsyncRecordStore]) -> None:
+    def start_renewal(self, lease: Lease[RecordStore]) -> None:
         """Extend `lease` from now on."""
         self._leases.held.add(lease)
         self._wake_at(lease.due)
 
-    def stop_renewal(self, lease: Lease[AsyncRecordStore]) -> None:
+    def stop_renewal(self, lease: Lease[RecordStore]) -> None:
         """Stop extending it; the reply to a request that is being sent is ignored."""
         self._leases.held.discard(lease)
 
-    def held(self) -> tuple[Lease[AsyncRecordStore], ...]:
+    def held(self) -> tuple[Lease[RecordStore], ...]:
         """The leases of this loop."""
         return tuple(self._leases.held)
 
@@ -69,7 +69,7 @@ class AsyncioHeartbeat:
         if self._leases.held:
             self._wake_at(self._leases.next_due)
 
-    async def _extend(self, due: list[Lease[AsyncRecordStore]], timeout: float) -> None:
+    async def _extend(self, due: list[Lease[RecordStore]], timeout: float) -> None:
         for store, leases in by_store(due).items():
             sent_at = monotonic()
             try:

@@ -13,6 +13,7 @@ from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.lease.renewals import Leases, by_store, log_renewal_failure
 from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.run_sync import run_sync
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class Heartbeat:
             sent_at = monotonic()
             self._expect(sent_at + 2 * timeout)
             try:
-                replies = store.extend([lease.extension for lease in leases], timeout)
+                replies = run_sync(store.extend([lease.extension for lease in leases], timeout))
             except IdempotencyError as error:
                 log_renewal_failure(leases, error)
             else:

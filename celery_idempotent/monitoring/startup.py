@@ -14,6 +14,7 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.errors import SettingsError, StoreUnavailableError
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.run_sync import run_sync
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ def _await_store(store: RecordStore, policy: str) -> None:
     logged = False
     while True:
         try:
-            store.ping()
+            run_sync(store.ping())
         except StoreUnavailableError as error:
             if not logged:
                 logger.error(

@@ -1,99 +1,90 @@
-"""Leaves a Redis alone that does not answer, so that an outage costs a call microseconds.
+"""A circuit breaker: in an outage a call fails in microseconds instead of after a timeout.
 
-Closed, every command goes through. A few failures in a row open it: commands are refused at once.
-After a pause one caller asks whether Redis is back, with a PING that may take half a second, while
-all others are still refused; each time it is not, the pause doubles. A library's breaker would do,
-but for two things: theirs hold a lock while the command runs, one caller at a time, and their
-probe is the next caller's command with its whole timeout.
+While it is closed, every command is sent. A few failures in a row open it, and commands fail at
+once. After a delay one caller sends a PING, which may take half a second, while all other commands
+still fail at once. The delay doubles with each PING that fails.
+
+A library's circuit breaker is not used because those hold a lock while a command runs, so that one
+caller runs at a time, and probe with the next caller's command and its whole timeout.
 """
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Any
 
 from celery_idempotent.errors import StoreUnavailableError
 
-FIRST_PAUSE = 1.0
-#: Seconds that the probe may take.
+#: Seconds before the first probe.
+FIRST_DELAY = 1.0
+#: Seconds that a probe may take.
 PROBE_TIMEOUT = 0.5
 
 
 class Breaker:
-    """One for each place and process.
+    """One for each store and process.
 
     Args:
-        failures: in a row, that open it.
-        longest_pause: seconds between two probes at most.
-        probe: asks whether Redis answers; raises if not. One that is awaited is for the caller of
-            `must_probe`.
+        threshold: failures in a row that open it.
+        max_delay: seconds between two probes at most.
+        probe: sends a PING.
     """
 
-    def __init__(self, failures: int, longest_pause: float, probe: Callable[[], Any]) -> None:
-        self._most = failures
-        self._longest_pause = longest_pause
+    def __init__(
+        self, threshold: int, max_delay: float, probe: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._threshold = threshold
+        self._max_delay = max_delay
         self._probe = probe
         self._lock = threading.Lock()
-        self._failures = 0
-        self._pause = 0.0
-        self._again_at = 0.0
+        self._delay = 0.0
+        self._probe_at = 0.0
+        #: In a row.
+        self.failures = 0
+        #: Whether commands fail without being sent.
+        self.open = False
 
-    @property
-    def open(self) -> bool:
-        """Whether commands are refused, but for the probe."""
-        return self._failures >= self._most
-
-    def enter(self) -> None:
-        """Return where a command may be sent.
+    async def check(self) -> None:
+        """Return if a command may be sent; probe first if the breaker is open and a probe is due.
 
         Raises:
-            StoreUnavailableError: if Redis is being left alone, or the probe failed.
+            StoreUnavailableError: if the breaker is open and no probe is due, or the probe failed.
         """
-        if self.should_probe():
-            try:
-                self._probe()
-            except StoreUnavailableError:
-                self.record_failure()
-                raise
-            self.record_success()
-
-    def should_probe(self) -> bool:
-        """Whether it is for this caller to ask if Redis is back; if not, it may go on.
-
-        Raises:
-            StoreUnavailableError: if Redis is being left alone.
-        """
-        if self._failures < self._most:
-            return False
+        if not self.open:
+            return
         with self._lock:
-            left = self._again_at - monotonic()
-            if left <= 0:
-                # This caller probes; the others are refused till it has an answer.
-                self._set_pause()
-        if left > 0:
+            remaining = self._probe_at - monotonic()
+            if remaining <= 0:
+                self._set_delay()  # commands of other callers fail until the probe has ended
+        if remaining > 0:
             raise StoreUnavailableError(
-                f"Redis cannot be reached: it has not answered {self._failures} times in a row, "
-                f"and is asked again in {left:.1f} s"
+                f"Redis cannot be reached: it has not replied {self.failures} times in a row; "
+                f"the next attempt is in {remaining:.1f} s"
             )
-        return True
+        try:
+            await self._probe()
+        except StoreUnavailableError:
+            self.record_failure()
+            raise
+        self.record_success()
 
     def record_success(self) -> None:
-        """Redis has answered, be it with an error."""
-        if self._failures:
-            self._failures = 0
-            self._pause = 0.0
+        """Close the breaker: Redis has replied, be it with an error."""
+        self.failures = 0
+        self.open = False
+        self._delay = 0.0
 
     def record_failure(self) -> None:
-        """It has not."""
+        """Count a command without a reply, and open the breaker at the threshold."""
         with self._lock:
-            self._failures += 1
-            if self._failures == self._most:
-                self._set_pause()
+            self.failures += 1
+            if self.failures >= self._threshold and not self.open:
+                self.open = True
+                self._set_delay()
 
-    def _set_pause(self) -> None:
-        # A little off, so that a fleet of workers does not ask as one.
-        self._pause = min(self._pause * 2 or FIRST_PAUSE, self._longest_pause)
-        self._again_at = monotonic() + self._pause * random.uniform(0.75, 1.0)
+    def _set_delay(self) -> None:
+        self._delay = min(self._delay * 2 or FIRST_DELAY, self._max_delay)
+        # Randomly shorter, so that the workers of a fleet do not probe at the same moment.
+        self._probe_at = monotonic() + self._delay * random.uniform(0.75, 1.0)

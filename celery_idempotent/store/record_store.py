@@ -1,138 +1,203 @@
-"""The records in Redis: executes commands, and reads records back."""
+"""The records in Redis: executes commands and reads records."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from typing import Any
 
+from redis.exceptions import ClusterError, ResponseError
+
 from celery_idempotent.errors import IdempotencyError, SettingsError
 from celery_idempotent.key.key import Key
+from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import commands, replicas, scripts
-from celery_idempotent.store.base_record_store import BYPASSES_BREAKER, BaseRecordStore, replies
-from celery_idempotent.store.breaker import PROBE_TIMEOUT
+from celery_idempotent.store.breaker import PROBE_TIMEOUT, Breaker
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.outage import OutageLogger
 from celery_idempotent.store.record_reader import RecordReader
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.store.tracking import InvalidationListener
 from celery_idempotent.store.transport.client import ClientTransport
 from celery_idempotent.store.transport.connection import CONNECTION_ERRORS, connect, translate_error
-from celery_idempotent.store.transport.sync import ScriptCall, SyncTransport
+from celery_idempotent.store.transport.sync import SyncTransport
+from celery_idempotent.store.transport.transport import ScriptCall, Transport
 from celery_idempotent.store.url import names_cluster
 
+#: Sent even while the breaker is open: an outcome must not be lost, and those who resend one wait
+#: between their attempts.
+BYPASSES_BREAKER = frozenset({"complete", "fail"})
 
-class RecordStore(BaseRecordStore):
-    """All records of one place.
+
+class RecordStore:
+    """All records under one prefix in one Redis.
+
+    Commands are coroutines. With a blocking transport they do not suspend, and code that blocks
+    runs them by ``run_sync(store.execute(command))``. With an `AsyncioTransport` they are awaited;
+    a command that is cancelled may have been executed.
 
     Args:
-        place: which Redis, and how it is spoken to.
-        decode: turns a finished record's body into its result.
+        decode: returns the result that a finished record's body encodes.
+        transport: a blocking one by default.
 
     Raises:
-        SettingsError: if the place is none that this library can use.
+        SettingsError: if the config is invalid.
     """
 
-    def __init__(self, config: StoreConfig, decode: Callable[[Record], Any]) -> None:
-        super().__init__(config, decode, self._probe)
-        self._transport = transport_for(config)
-        self._listener = InvalidationListener(self._transport.pool_for)
-        # A line of its own: the heartbeat must not queue behind the callers.
-        self._heartbeat_line: SyncTransport | ClientTransport | None = None
-        self._patience = 0.0
+    def __init__(
+        self,
+        config: StoreConfig,
+        decode: Callable[[Record], Any],
+        transport: Transport | None = None,
+    ) -> None:
+        self.config = config
+        self.breaker = Breaker(config.breaker_threshold, config.breaker_max_delay, self._probe)
+        self.outage = OutageLogger(config)
+        self._decode = decode
+        self._transport = transport or blocking_transport(config)
+        self._listener = InvalidationListener(self._transport)
+        self._waits_for_replicas = replicas.wanted(config)
+        # The heartbeat has a shorter timeout than other callers.
+        self._heartbeat_transport: Transport | None = None
+        self._heartbeat_timeout = config.timeout
+
+    def name(self, key: Key) -> str:
+        """Return the name of the record in Redis."""
+        return f"{self.config.prefix}:{key}"
+
+    async def execute(self, command: Command) -> Reply:
+        """Call the command's script in one round trip and return its reply.
+
+        Raises:
+            StoreUnavailableError: if Redis does not reply, or too few replicas have the write.
+            CorruptRecordError: if the value under the key is not a string.
+        """
+        script, key, arguments = command
+        if self.breaker.open and script.name not in BYPASSES_BREAKER:
+            await self.breaker.check()
+        wait = replicas.wait(self.config, script.name) if self._waits_for_replicas else ()
+        call = ScriptCall(script, f"{self.config.prefix}:{key}", arguments)
+        try:
+            replies = await self._transport.call(call, followup=wait)
+        except CONNECTION_ERRORS as error:
+            self._record(error)
+            raise translate_error(error, str(key)) from error
+        if self.breaker.failures:
+            self.breaker.record_success()
+        reply = script.reply(replies[0])
+        if wait:
+            replicas.check(self.config, reply, replies[1])
+        return reply
+
+    async def execute_all(self, batch: Sequence[Command]) -> list[Reply | IdempotencyError]:
+        """Return the reply to each command, or the error that the server replied with.
+
+        It takes one round trip; on a cluster one for each node that has one of the records.
+
+        Raises:
+            StoreUnavailableError: if Redis does not reply.
+        """
+        await self.breaker.check()
+        return await self._execute_all(batch, self._transport)
+
+    async def extend(
+        self, leases: Sequence[Extension], timeout: float | None = None
+    ) -> list[Reply | IdempotencyError]:
+        """Extend all `leases` in one round trip, with a reply for each.
+
+        The commands take twice `timeout` seconds at most; the next heartbeat sends them again.
+
+        Raises:
+            StoreUnavailableError: if Redis does not reply.
+        """
+        transport = self._heartbeat_transport
+        if transport is None or (timeout is not None and timeout < self._heartbeat_timeout):
+            if timeout is not None:
+                self._heartbeat_timeout = min(timeout, self.config.timeout)
+            transport = self._transport.with_timeout(2 * self._heartbeat_timeout)
+            self._heartbeat_transport = transport
+        return await self._execute_all([commands.extend(lease) for lease in leases], transport)
+
+    async def _execute_all(
+        self, batch: Sequence[Command], transport: Transport
+    ) -> list[Reply | IdempotencyError]:
+        calls = [ScriptCall(c.script, self.name(c.key), c.arguments) for c in batch]
+        try:
+            replies = await transport.call_all(calls)
+        except CONNECTION_ERRORS as error:
+            self._record(error)
+            raise translate_error(error, "") from error
+        if self.breaker.failures:
+            self.breaker.record_success()
+        return [
+            translate_error(reply, str(command.key))
+            if isinstance(reply, Exception)
+            else command.script.reply(reply)
+            for command, reply in zip(batch, replies, strict=True)
+        ]
+
+    def _record(self, error: Exception) -> None:
+        """Count a missing reply as a failure, and an error that the server replied with not."""
+        if isinstance(error, ResponseError) and not isinstance(error, ClusterError):
+            self.breaker.record_success()
+        else:
+            self.breaker.record_failure()
+
+    async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
+        """Return soon after the record's bytes differ from `seen`, or after `seconds`.
+
+        It may return earlier without a change: callers read the record and wait again.
+        """
+        await self._listener.wait_for_change(self.name(key), seen, seconds)
+
+    async def get(self, key: Key) -> Record | None:
+        """Return the record of a key with its expiry, or None.
+
+        Raises:
+            CorruptRecordError: if the record cannot be read.
+            StoreUnavailableError: if Redis does not reply.
+        """
+        return self.record_of(key, await self.execute(commands.get(key)))
+
+    def record_of(self, key: Key, reply: Reply) -> Record | None:
+        """Return the record in a reply of the script get with its expiry, or None.
+
+        Raises:
+            CorruptRecordError: if the record cannot be read.
+        """
+        if reply.case == "absent":
+            return None
+        ttl_ms, _, raw = reply.raw.partition(b" ")
+        if int(ttl_ms) < 0:
+            return self.record(key, raw)
+        now = datetime.fromtimestamp(reply.now_ms / 1000, tz=timezone.utc)
+        return self.record(key, raw, now + timedelta(milliseconds=int(ttl_ms)))
+
+    def record(self, key: Key, raw: bytes, expires_at: datetime | None = None) -> Record:
+        """Return the record that `raw` encodes.
+
+        Raises:
+            CorruptRecordError: if it cannot be read.
+        """
+        return layout.read(raw, str(key), key.task, self._decode, expires_at)
 
     @cached_property
     def client(self) -> Any:
-        """A redis-py client, for what is asked of the server rather than of one record."""
+        """A blocking redis-py client, for requests that are not about one record."""
         return connect(self.config)
 
-    def execute(self, command: Command) -> Reply:
-        """The script's answer; one round trip.
-
-        Raises:
-            StoreUnavailableError: if Redis cannot be asked, or fewer replicas than wanted answer.
-            CorruptRecordError: if there is no string under the key.
-        """
-        script = command.script
-        if script.name not in BYPASSES_BREAKER:
-            self.breaker.enter()
-        wait = replicas.wait(self.config, script.name) if self._waits else ()
-        try:
-            answers = self._transport.call(self.call(command), followup=wait)
-        except CONNECTION_ERRORS as error:
-            self.note(error)
-            raise translate_error(error, str(command.key)) from error
-        self.breaker.record_success()
-        reply = script.reply(answers[0])
-        if wait:
-            replicas.check(self.config, reply, answers[1])
-        return reply
-
-    def extend(
-        self, leases: Sequence[Extension], timeout: float | None = None
-    ) -> list[Reply | IdempotencyError]:
-        """Extend all `leases` in one round trip, on the heartbeat's own connection.
-
-        Each answer stands for itself: one record in trouble must not end the others' leases. It is
-        waited for twice `patience` seconds; the next beat asks again.
-
-        Raises:
-            StoreUnavailableError: if Redis did not answer at all.
-        """
-        transport = self._heartbeat_transport(self.config.timeout if timeout is None else timeout)
-        return self._execute_all([commands.extend(lease) for lease in leases], transport)
-
-    def execute_all(self, many: Sequence[Command]) -> list[Reply | IdempotencyError]:
-        """The answer to each of `many`, or the error that is its answer.
-
-        One round trip for all; on a cluster one for each node that has one of the records.
-
-        Raises:
-            StoreUnavailableError: if Redis cannot be asked.
-        """
-        self.breaker.enter()
-        return self._execute_all(many, self._transport)
-
-    def _execute_all(
-        self, many: Sequence[Command], transport: SyncTransport | ClientTransport
-    ) -> list[Reply | IdempotencyError]:
-        try:
-            answers = transport.call_all([self.call(command) for command in many])
-        except CONNECTION_ERRORS as error:
-            self.note(error)
-            raise translate_error(error, "") from error
-        self.breaker.record_success()
-        return replies(many, answers)
-
-    def _heartbeat_transport(self, timeout: float) -> SyncTransport | ClientTransport:
-        if self._heartbeat_line is None or timeout < self._patience:
-            self._patience = min(timeout, self.config.timeout)
-            self._heartbeat_line = transport_for(self.config, timeout=2 * self._patience)
-        return self._heartbeat_line
-
-    def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
-        """Return soon after the record is no longer what was `seen`, or after `seconds`.
-
-        Or sooner, where the server does not tell: so look, and wait again.
-        """
-        self._listener.wait_for_change(self.name(key), seen, seconds)
-
-    def get(self, key: Key) -> Record | None:
-        """The record of `key`, with the time at which Redis forgets it.
-
-        Raises:
-            CorruptRecordError: if what is there cannot be read.
-            StoreUnavailableError: if Redis cannot be asked.
-        """
-        return self.looked_up(key, self.execute(commands.get(key)))
-
     def open_reader(self, timeout: float = 5.0) -> RecordReader:
-        """A look over all records, by a client of its own that waits `patience` seconds.
+        """Return a blocking reader of all records, with a client of its own.
+
+        Args:
+            timeout: seconds that one of its commands may take.
 
         Raises:
-            StoreUnavailableError: if a cluster cannot be asked who its nodes are.
+            StoreUnavailableError: if a cluster's nodes do not reply.
         """
         try:
             client = connect(self.config, timeout=timeout, retries=0)
@@ -141,51 +206,49 @@ class RecordStore(BaseRecordStore):
         return RecordReader(client, self.config, self._decode, self._fetch)
 
     def _fetch(self, key: Key) -> bytes:
-        """The record's bytes; none where it is gone."""
-        return self.execute(commands.get(key)).raw.partition(b" ")[2]
+        """Return the record's bytes; empty if there is no record."""
+        return run_sync(self.execute(commands.get(key))).raw.partition(b" ")[2]
 
-    def ping(self) -> None:
-        """Ask whether Redis answers, and can do what is asked of it.
+    async def ping(self) -> None:
+        """Check that Redis replies and supports what the config requires.
 
         Raises:
-            StoreUnavailableError: if it does not answer.
-            SettingsError: if it cannot.
+            StoreUnavailableError: if it does not reply.
+            SettingsError: if it does not support WAITAOF, and the config requires that.
         """
         try:
-            self._transport.ping()
+            await self._transport.ping()
             if self.config.wait_aof:
-                nothing = ScriptCall(scripts.load("get"), f"{self.config.prefix}:", ())
-                self._transport.call(nothing, followup=replicas.wait_for_nothing())
+                call = ScriptCall(scripts.load("get"), f"{self.config.prefix}:", ())
+                await self._transport.call(call, followup=replicas.wait_for_nothing())
         except CONNECTION_ERRORS as error:
             if why := replicas.unable(error):
                 raise SettingsError(why) from None
             raise translate_error(error, "") from error
 
-    def _probe(self) -> None:
+    async def _probe(self) -> None:
+        transport = self._transport.with_timeout(PROBE_TIMEOUT, retry=False)
         try:
-            with closing(transport_for(self.config, timeout=PROBE_TIMEOUT, retries=0)) as transport:
-                transport.ping()
+            await transport.ping()
         except CONNECTION_ERRORS as error:
             raise translate_error(error, "") from error
+        finally:
+            await transport.aclose()
 
-    def close(self) -> None:
-        """Hang up; the next command connects again."""
-        for transport in (self._transport, self._heartbeat_line):
-            if transport is not None:
-                transport.close()
-        self._listener.close()
+    async def aclose(self) -> None:
+        """Close the connections (of the running event loop); the next command opens others."""
+        await self._listener.aclose()
+        if self._heartbeat_transport is not None:
+            await self._heartbeat_transport.aclose()
+        await self._transport.aclose()
 
 
-def transport_for(
-    config: StoreConfig, *, timeout: float | None = None, retries: int = 1
-) -> SyncTransport | ClientTransport:
-    """The leanest way there is to `place`."""
+def blocking_transport(config: StoreConfig) -> SyncTransport | ClientTransport:
+    """Return the fastest blocking transport that the config allows.
+
+    Raises:
+        SettingsError: if the config is invalid.
+    """
     if config.client is not None or names_cluster(config.url):
-        return ClientTransport(
-            lambda: connect(config, timeout=timeout, retries=retries),
-            borrowed=config.borrows_client,
-        )
-    whole = config.timeout if timeout is None else timeout
-    # Half for each try: the line tries again by itself.
-    client = connect(config, timeout=whole / (retries + 1), retries=0)
-    return SyncTransport(client, whole)
+        return ClientTransport(config)
+    return SyncTransport(config)

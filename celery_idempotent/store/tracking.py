@@ -1,160 +1,121 @@
-"""Hears that a record changes: at once, and without asking again and again.
+"""Waits for CLIENT TRACKING invalidations instead of polling.
 
-A server tells a connection under CLIENT TRACKING which of the keys that it has read have changed
-since. In the protocol that every client speaks there is no place for such news between answers, so
-they come on a second connection, which has subscribed to them.
+A server remembers which keys a connection under CLIENT TRACKING has read, and sends an invalidation
+when one of them changes. In RESP2 a connection cannot receive it between replies, so a second
+connection subscribes to the invalidations of the first.
 
-News may be lost with a connection. Whoever waits looks again by himself now and then.
+An invalidation can be lost with its connection, so callers also poll at intervals.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Callable
+from collections import defaultdict
 from typing import Any
-from weakref import WeakKeyDictionary
-
-import redis
 
 from celery_idempotent.store.transport.connection import CONNECTION_ERRORS
+from celery_idempotent.store.transport.transport import Scope, ServerConnection, Transport
 
 logger = logging.getLogger(__name__)
 
 CHANNEL = "__redis__:invalidate"
-#: Bytes that differ between any two states of a record: all that has a fixed place.
+#: Bytes that differ between any two states of a record: all fields at a fixed position.
 HEAD = 16
 
-#: Seconds between two looks where a server does not tell.
+#: Seconds between two polls of a server that sends no invalidations.
 POLL_INTERVAL = 0.2
-#: Seconds before it is asked again whether it does.
+#: Seconds before such a server is asked for them again.
 RETRY_TRACKING_AFTER = 10.0
-
-#: redis-py before 5 speaks no other.
-_OLD_PROTOCOL = {"protocol": 2} if int(redis.__version__.partition(".")[0]) >= 5 else {}
-#: Options of a connection that redis-py 8 refuses with it.
-_OF_NEW_PROTOCOL = ("maint_notifications", "oss_cluster_maint_notifications")
-
-
-def connector(server: Any) -> Callable[[], Any]:
-    """Makes connections as `server`'s own are: a pool's, or a node's of a cluster."""
-    options = {
-        name: value
-        for name, value in server.connection_kwargs.items()
-        if not name.startswith(_OF_NEW_PROTOCOL)
-    } | _OLD_PROTOCOL
-    return lambda: server.connection_class(**options)
-
-
-def is_invalidation(message: Any, name: str) -> bool:
-    """Whether what was heard is about the record of this name."""
-    changed = message[2]
-    return changed is None or name.encode() in changed  # None: the server forgot all of them
-
-
-class TrackingStatus:
-    """Whether the servers tell; if not, they are asked again after a while."""
-
-    def __init__(self) -> None:
-        self._deaf_until = 0.0
-
-    def is_unavailable(self) -> bool:
-        """Whether looking is all there is, for now."""
-        return time.monotonic() < self._deaf_until
-
-    def lost(self, error: Exception) -> None:
-        """A server does not tell: it is away, or its user may not ask for this."""
-        logger.debug("Waiting calls look every %g s: %s", POLL_INTERVAL, error)
-        self._deaf_until = time.monotonic() + RETRY_TRACKING_AFTER
 
 
 class InvalidationListener:
-    """For any number of threads.
+    """Keeps tracked connections for any number of waiting callers."""
 
-    Args:
-        server_of: gives the connection pool of the server that has the record of a name.
-    """
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        #: Idle connections by the address of their server.
+        self._idle: Scope[dict[str, list[TrackedConnection]]] = transport.scoped(
+            lambda: defaultdict(list), _close_all
+        )
+        self._unavailable_until = 0.0
 
-    def __init__(self, pool_for: Callable[[str], Any]) -> None:
-        self._server_of = pool_for
-        self._free: WeakKeyDictionary[Any, list[TrackedConnection]] = WeakKeyDictionary()
-        self._hearing = TrackingStatus()
+    async def wait_for_change(self, name: str, seen: bytes, seconds: float) -> None:
+        """Return soon after the record of this name differs from `seen`, or after `seconds`.
 
-    def wait_for_change(self, name: str, seen: bytes, seconds: float) -> None:
-        """Return soon after the record is no longer what was `seen`, or after `seconds`."""
-        if not self._hearing.is_unavailable():
+        Where the server sends no invalidations it returns after `POLL_INTERVAL`.
+        """
+        if time.monotonic() >= self._unavailable_until:
             try:
-                return self._hear(name, seen, seconds)
+                return await self._wait(name, seen, seconds)
             except CONNECTION_ERRORS as error:
-                self._hearing.lost(error)
-        time.sleep(min(seconds, POLL_INTERVAL))
+                # The server is unreachable, or its user may not use CLIENT TRACKING.
+                logger.debug("Waiting calls poll every %g s: %s", POLL_INTERVAL, error)
+                self._unavailable_until = time.monotonic() + RETRY_TRACKING_AFTER
+        await self._transport.sleep(min(seconds, POLL_INTERVAL))
         return None
 
-    def _hear(self, name: str, seen: bytes, seconds: float) -> None:
-        server = self._server_of(name)
-        free = self._free.setdefault(server, [])
-        used = _take(free)
-        ear = used or TrackedConnection(connector(server))
+    async def _wait(self, name: str, seen: bytes, seconds: float) -> None:
+        idle = self._idle.get()[self._transport.server_of(name)]
         try:
-            if used is None:
-                ear.open()
-            ear.wait(name, seen, seconds)
-        except BaseException as error:
-            ear.close()
-            if used is None or not isinstance(error, CONNECTION_ERRORS):
-                raise
-            free.clear()  # whatever cut this one off has probably cut off the others
-        else:
-            free.append(ear)
-
-    def close(self) -> None:
-        """Hang up; the next call connects again."""
-        for free in self._free.values():
-            while free:
-                free.pop().close()
-
-
-def _take(free: list[TrackedConnection]) -> TrackedConnection | None:
-    while free:
-        try:
-            ear = free.pop()
+            connection, reused = idle.pop(), True
         except IndexError:
-            break  # another thread was faster
-        if ear.pid == os.getpid():  # else it is of the process that this is a fork of
-            return ear
-    return None
+            connection, reused = TrackedConnection(self._transport, name), False
+        try:
+            if not reused:
+                await connection.connect()
+            await connection.wait_for_change(name, seen, seconds)
+        except BaseException as error:
+            await connection.aclose()
+            if not reused or not isinstance(error, CONNECTION_ERRORS):
+                raise
+            idle.clear()  # the other idle connections have most likely been lost with this one
+        else:
+            idle.append(connection)
+
+    async def aclose(self) -> None:
+        """Close the idle connections; the next call opens others."""
+        await self._idle.aclose()
 
 
 class TrackedConnection:
-    """One connection that asks, and one that hears."""
+    """A connection that reads records, and one that receives the invalidations of what it read."""
 
-    def __init__(self, connect: Callable[[], Any]) -> None:
-        self.pid = os.getpid()
-        self._hears, self._asks = connect(), connect()
+    def __init__(self, transport: Transport, name: str) -> None:
+        self._receiver: ServerConnection = transport.connection_to(name)
+        self._reader: ServerConnection = transport.connection_to(name)
 
-    def open(self) -> None:
-        self._hears.connect()
-        self._asks.connect()
-        number = _ask(self._hears, "CLIENT", "ID")
-        _ask(self._hears, "SUBSCRIBE", CHANNEL)
-        _ask(self._asks, "CLIENT", "TRACKING", "ON", "REDIRECT", number)
+    async def connect(self) -> None:
+        # Not left to the first command: that would not ask the sentinels for the master.
+        await self._receiver.connect()
+        await self._reader.connect()
+        client_id = await self._receiver.request("CLIENT", "ID")
+        await self._receiver.request("SUBSCRIBE", CHANNEL)
+        await self._reader.request("CLIENT", "TRACKING", "ON", "REDIRECT", client_id)
 
-    def wait(self, name: str, seen: bytes, seconds: float) -> None:
+    async def wait_for_change(self, name: str, seen: bytes, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while self._hears.can_read(0):
-            self._hears.read_response()  # about what somebody waited for before
-        if _ask(self._asks, "GETRANGE", name, 0, HEAD - 1) != seen[:HEAD]:
+        while await self._receiver.read(0) is not None:
+            pass  # the invalidation of a record that an earlier caller waited for
+        if await self._reader.request("GETRANGE", name, 0, HEAD - 1) != seen[:HEAD]:
             return
         while (left := until - time.monotonic()) > 0:
-            if self._hears.can_read(left) and is_invalidation(self._hears.read_response(), name):
+            message = await self._receiver.read(left)
+            if message is not None and is_invalidation(message, name):
                 return
 
-    def close(self) -> None:
-        self._hears.disconnect()
-        self._asks.disconnect()
+    async def aclose(self) -> None:
+        await self._receiver.aclose()
+        await self._reader.aclose()
 
 
-def _ask(connection: Any, *args: Any) -> Any:
-    connection.send_command(*args)
-    return connection.read_response()
+def is_invalidation(message: Any, name: str) -> bool:
+    """Return whether a message invalidates the record of this name."""
+    names = message[2]
+    return names is None or name.encode() in names  # None: all of them, after a flush
+
+
+async def _close_all(idle: dict[str, list[TrackedConnection]]) -> None:
+    for connections in idle.values():
+        while connections:
+            await connections.pop().aclose()

@@ -18,6 +18,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import canvas
 from celery_idempotent.task.call import acknowledged, generation_of, worker_name
 from celery_idempotent.task.key_resolution import resolve_key
@@ -73,7 +74,7 @@ class IdempotentRequest(Request):
             if key is None:
                 return False
             store = self.task.idempotency_configuration.executor.store
-            reply = store.execute(commands.get(key))
+            reply = run_sync(store.execute(commands.get(key)))
             raw = reply.raw if reply.case == "absent" else reply.raw.partition(b" ")[2]
             if not raw:
                 return False
@@ -96,8 +97,10 @@ class IdempotentRequest(Request):
         try:
             key = self.idempotency_key()
             if key is not None:
-                self.task.idempotency_configuration.executor.store.execute(
-                    commands.reserve(key, self.id, hold_ms=0)
+                run_sync(
+                    self.task.idempotency_configuration.executor.store.execute(
+                        commands.reserve(key, self.id, hold_ms=0)
+                    )
                 )
         except Exception as error:
             logger.warning(
@@ -183,15 +186,17 @@ class IdempotentRequest(Request):
                 # Only the child knows the token, and an offloaded payload needs a unique name.
                 token = time.time_ns() // 1000
                 payload = executor.codec.of_error(final_error, settings, key=str(key), token=token)
-            reply = executor.store.execute(
-                commands.abandon(
-                    key,
-                    self.id,
-                    worker_name(self.hostname, self.worker_pid),
-                    grace_ms=round(grace * 1000),
-                    generation=generation_of(self._context),
-                    error=payload,
-                    error_ms=settings.error_ms,
+            reply = run_sync(
+                executor.store.execute(
+                    commands.abandon(
+                        key,
+                        self.id,
+                        worker_name(self.hostname, self.worker_pid),
+                        grace_ms=round(grace * 1000),
+                        generation=generation_of(self._context),
+                        error=payload,
+                        error_ms=settings.error_ms,
+                    )
                 )
             )
             return final_error is not None and reply.case == "ok"
@@ -211,8 +216,10 @@ class IdempotentRequest(Request):
         try:
             key = self.idempotency_key()
             assert key is not None
-            self.task.idempotency_configuration.executor.store.execute(
-                commands.mark_continued(key, self.id)
+            run_sync(
+                self.task.idempotency_configuration.executor.store.execute(
+                    commands.mark_continued(key, self.id)
+                )
             )
         except Exception as error:
             logger.warning(

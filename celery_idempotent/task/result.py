@@ -13,6 +13,7 @@ from celery_idempotent.errors import NotReadyError, ResultNotStoredError, StoreU
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,11 @@ class RecordResult(AsyncResult):
             if self._unfinished is None:
                 sleep(min(left, interval))
             else:
-                self._store.wait_for_change(self.key, self._unfinished, min(left, LONGEST_INTERVAL))
+                run_sync(
+                    self._store.wait_for_change(
+                        self.key, self._unfinished, min(left, LONGEST_INTERVAL)
+                    )
+                )
             if on_interval:
                 on_interval()
         return super().get(
@@ -99,8 +104,8 @@ class RecordResult(AsyncResult):
     def _outcome(self, *, backend_available: bool) -> dict[str, Any] | None:
         """Returns the outcome in the record as task meta; None while there is none."""
         self._unfinished = None
-        reply = self._store.execute(commands.get(self.key))
-        record = self._store.looked_up(self.key, reply)
+        reply = run_sync(self._store.execute(commands.get(self.key)))
+        record = self._store.record_of(self.key, reply)
         if record is None:
             return None
         if not record.state.finished:

@@ -20,6 +20,7 @@ from celery_idempotent.executor.execution import Execution, unprotected
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.record.record import Record
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import (
     canvas,
     current_call,
@@ -299,8 +300,10 @@ class IdempotentTask(Task):
             CorruptRecordError: if the record cannot be read.
             StoreUnavailableError: if Redis does not reply.
         """
-        return self.idempotency_configuration.executor.store.get(
-            self.idempotency_key_of(*args, **kwargs)
+        return run_sync(
+            self.idempotency_configuration.executor.store.get(
+                self.idempotency_key_of(*args, **kwargs)
+            )
         )
 
     def idempotency_forget(self, *args: Any, **kwargs: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.testing.server import RedisServer
 
@@ -35,17 +36,19 @@ def lose_to_another_that_runs(task: IdempotentTask, order: str, idempotency: Ide
     """Returns the token of the other execution."""
     idempotency.expire_lease(task, order)
     configured = task.idempotency_configuration
-    begun = configured.executor.store.execute(
-        commands.begin(
-            task.idempotency_key_of(order),
-            execution_id=b"the other",
-            unanswered_ids=b"",
-            task_id="the other",
-            worker="elsewhere/1",
-            lease_ms=60_000,
-            retention_ms=60_000,
-            max_attempts=5,
-            error_ms=60_000,
+    begun = run_sync(
+        configured.executor.store.execute(
+            commands.begin(
+                task.idempotency_key_of(order),
+                execution_id=b"the other",
+                unanswered_ids=b"",
+                task_id="the other",
+                worker="elsewhere/1",
+                lease_ms=60_000,
+                retention_ms=60_000,
+                max_attempts=5,
+                error_ms=60_000,
+            )
         )
     )
     assert begun.case == "begun"
@@ -62,7 +65,7 @@ def lose_to_another_that_is_replaced(
         Payload(DELEGATED, layout.write_replacement(1, "the other", b"")),
         60_000,
     )
-    assert task.idempotency_configuration.executor.store.execute(delegated).case == "ok"
+    assert run_sync(task.idempotency_configuration.executor.store.execute(delegated)).case == "ok"
 
 
 def wait_for_loss(task: IdempotentTask) -> None:
@@ -231,7 +234,7 @@ def restart_at_the_second_try(task: IdempotentTask, server: RedisServer) -> list
     store = task.idempotency_configuration.executor.store
     execute, tries = store.execute, []
 
-    def execute_and_count(command: Command) -> Reply:
+    def execute_and_count(command: Command) -> Coroutine[Any, Any, Reply]:
         if command.script.name == "complete":
             tries.append(None)
             if len(tries) == 2:
@@ -305,7 +308,7 @@ class TestTheStoreIsAway:
         store = slow.idempotency_configuration.executor.store
         execute = store.execute
 
-        def strike_and_execute(command: Command) -> Reply:
+        def strike_and_execute(command: Command) -> Coroutine[Any, Any, Reply]:
             if command.script.name == "complete":
                 store.execute = execute  # type: ignore[method-assign]
                 own_server.restart()

@@ -14,6 +14,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_idempotent import ConflictError, IdempotentTask, State
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
 from tests.executor.deliveries import Deliveries, End, Strike
 
@@ -54,17 +55,19 @@ class Story:
 
     def held_by_another(self) -> None:
         store = self.task.idempotency_configuration.executor.store
-        store.execute(
-            commands.begin(
-                self.task.idempotency_key_of("1"),
-                execution_id=b"the other",
-                unanswered_ids=b"",
-                task_id="the other",
-                worker="elsewhere/1",
-                lease_ms=60_000,
-                retention_ms=60_000,
-                max_attempts=5,
-                error_ms=60_000,
+        run_sync(
+            store.execute(
+                commands.begin(
+                    self.task.idempotency_key_of("1"),
+                    execution_id=b"the other",
+                    unanswered_ids=b"",
+                    task_id="the other",
+                    worker="elsewhere/1",
+                    lease_ms=60_000,
+                    retention_ms=60_000,
+                    max_attempts=5,
+                    error_ms=60_000,
+                )
             )
         )
 

@@ -14,6 +14,7 @@ import pytest
 from celery_idempotent import Idempotency
 from celery_idempotent.key.key import Key
 from celery_idempotent.store import scripts
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.waiting import POLL_INTERVAL, SOON
@@ -151,7 +152,7 @@ class RecordHarness:
         )
 
     def record(self, key: Key) -> Any:
-        return self.observer.executor.store.get(key)
+        return run_sync(self.observer.executor.store.get(key))
 
     def connections(self) -> int:
         info: Any = self.client.info("stats")

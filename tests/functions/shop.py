@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from celery_idempotent import Idempotency, State
+from celery_idempotent.store.run_sync import run_sync
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -49,5 +50,5 @@ class Shop:
         key = self.idem.idempotent(key="order:{order}", name="shop.charge")(
             lambda order, amount=0: None
         ).idempotency_key_of(order)
-        record = self.idem.executor.store.get(key)
+        record = run_sync(self.idem.executor.store.get(key))
         return record and record.state

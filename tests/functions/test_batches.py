@@ -21,6 +21,7 @@ from celery_idempotent import (
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.functions.conftest import LEASE
@@ -80,9 +81,9 @@ def test_begin_complete_and_release_take_one_round_trip_each(
     transport = idem.executor.store._transport
     send, sizes = transport.send, []  # type: ignore[union-attr]
 
-    def count_requests(requests: Any) -> Any:
+    def count_requests(*requests: Any) -> Any:
         sizes.append(len(requests))
-        return send(requests)
+        return send(*requests)
 
     monkeypatch.setattr(transport, "send", count_requests)
     batch = idem.begin_many(keys)
@@ -163,9 +164,11 @@ def test_the_error_of_a_key_that_was_taken_over_is_returned(idem: Idempotency, k
     one, two = f"{key}:1", f"{key}:2"
     batch = idem.begin_many([one, two])
     store = idem.executor.store
-    record = store.get(idem.key_of(two))
+    record = run_sync(store.get(idem.key_of(two)))
     assert record is not None
-    store.execute(commands.abandon(idem.key_of(two), record.task_id, record.worker, grace_ms=0))
+    run_sync(
+        store.execute(commands.abandon(idem.key_of(two), record.task_id, record.worker, grace_ms=0))
+    )
     successor = idem.begin_many([two])
     assert successor[0].attempt == 2
 

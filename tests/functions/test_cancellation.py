@@ -13,6 +13,7 @@ import pytest
 
 from celery_idempotent import Idempotency, State
 from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.functions.cancellation import (
@@ -210,7 +211,7 @@ class TestFunctions:
                 await task
 
         run(cancel())
-        assert idem.executor.store.get(charge.idempotency_key_of(key)) is None
+        assert run_sync(idem.executor.store.get(charge.idempotency_key_of(key))) is None
 
     @pytest.mark.parametrize("moment", ["begin", "complete"])
     def test_a_call_that_is_cancelled_during_a_reply_is_settled(
@@ -244,7 +245,7 @@ class TestFunctions:
             assert len(commands) == 1  # the command was neither aborted nor repeated
 
         run(cancel())
-        record = idem.executor.store.get(charge.idempotency_key_of(key))
+        record = run_sync(idem.executor.store.get(charge.idempotency_key_of(key)))
         if moment == "begin":
             assert (runs, record) == ([], None)
         else:

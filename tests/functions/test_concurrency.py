@@ -22,8 +22,8 @@ from celery_idempotent import (
 from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.store.async_record_store import AsyncRecordStore
 from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.testing.server import RedisServer
 from tests.functions.conftest import LEASE
 from tests.waiting import eventually
@@ -143,7 +143,7 @@ class TestHeartbeat:
 
             store.extend = count_leases  # type: ignore[method-assign]
             sent_at = time.monotonic()
-            leases: list[Lease[AsyncRecordStore]] = [
+            leases: list[Lease[RecordStore]] = [
                 Lease(store, Extension(idem.key_of(f"{key}:{n}"), n, 300, 1000), sent_at, lost.set)
                 for n in range(1, 21)
             ]

@@ -22,6 +22,7 @@ from celery_idempotent import (
 from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -62,7 +63,7 @@ def open_context(request: pytest.FixtureRequest, idem: Idempotency) -> OpenConte
 
 
 def state(idem: Idempotency, key: str) -> State | None:
-    record = idem.executor.store.get(idem.key_of(key))
+    record = run_sync(idem.executor.store.get(idem.key_of(key)))
     return record and record.state
 
 
@@ -161,10 +162,12 @@ def test_a_completion_after_a_takeover_is_rejected(
 ) -> None:
     async def use_context() -> None:
         async with open_context(key) as late:
-            record = idem.executor.store.get(idem.key_of(key))
+            record = run_sync(idem.executor.store.get(idem.key_of(key)))
             assert record is not None
-            idem.executor.store.execute(
-                commands.abandon(idem.key_of(key), record.task_id, record.worker, grace_ms=0)
+            run_sync(
+                idem.executor.store.execute(
+                    commands.abandon(idem.key_of(key), record.task_id, record.worker, grace_ms=0)
+                )
             )
             async with open_context(key) as successor:
                 assert successor.recovered

@@ -15,6 +15,7 @@ from redis import Redis
 from celery_idempotent.cli import idempotency
 from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
 from tests.monitoring.shop import make_app
 
@@ -60,23 +61,25 @@ class Shop:
         store = task.idempotency_configuration.executor.store
         task_id, worker = f"task-of-{key.digest}", "celery@here/4711"
         for number in range(attempt):
-            store.execute(commands.abandon(key, task_id, worker, grace_ms=0))
-            begun = store.execute(
-                commands.begin(
-                    key,
-                    execution_id=b"%016d" % number,
-                    unanswered_ids=b"",
-                    task_id=task_id,
-                    worker=worker,
-                    lease_ms=lease_ms or 60_000,
-                    retention_ms=3_600_000,
-                    max_attempts=5,
-                    error_ms=3_600_000,
+            run_sync(store.execute(commands.abandon(key, task_id, worker, grace_ms=0)))
+            begun = run_sync(
+                store.execute(
+                    commands.begin(
+                        key,
+                        execution_id=b"%016d" % number,
+                        unanswered_ids=b"",
+                        task_id=task_id,
+                        worker=worker,
+                        lease_ms=lease_ms or 60_000,
+                        retention_ms=3_600_000,
+                        max_attempts=5,
+                        error_ms=3_600_000,
+                    )
                 )
             )
             assert begun.case == "begun"
         if lease_ms == 0:
-            store.execute(commands.abandon(key, task_id, worker, grace_ms=0))
+            run_sync(store.execute(commands.abandon(key, task_id, worker, grace_ms=0)))
         return key
 
 

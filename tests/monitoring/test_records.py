@@ -14,6 +14,7 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 from celery_idempotent.store.record_query import records
+from celery_idempotent.store.run_sync import run_sync
 from tests.monitoring.conftest import Shop
 from tests.servers.cluster import ClusterServers
 
@@ -94,11 +95,15 @@ def test_names_that_are_not_records_are_ignored(shop: Shop) -> None:
 def test_a_released_key_that_holds_only_an_error_is_not_listed(shop: Shop) -> None:
     key = shop.begin(shop.charge, 42, 999)
     store = shop.charge.idempotency_configuration.executor.store
-    record = store.get(key)
+    record = run_sync(store.get(key))
     assert record is not None
     error = Payload("json", b'{"exc_type": "ValueError"}')
-    store.execute(
-        commands.release(key, record.token, hold_ms=0, retention_ms=1, error=error, error_ms=60_000)
+    run_sync(
+        store.execute(
+            commands.release(
+                key, record.token, hold_ms=0, retention_ms=1, error=error, error_ms=60_000
+            )
+        )
     )
 
     assert shop.client.exists(store.name(key))

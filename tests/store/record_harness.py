@@ -15,6 +15,7 @@ from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from tests.waiting import eventually
 
@@ -71,7 +72,7 @@ def store_at(url: str = "", **how: Any) -> RecordStore:
 def close_stores() -> None:
     """Close the connections of every store that was made so."""
     while _stores:
-        _stores.pop().close()
+        run_sync(_stores.pop().aclose())
 
 
 def clear(client: Any) -> None:
@@ -117,39 +118,45 @@ class RecordHarness:
         max_attempts: int = 5,
     ) -> Answer:
         return self._answer(
-            self.store.execute(
-                commands.begin(
-                    key or self.key,
-                    execution_id=execution_id or os.urandom(16),
-                    unanswered_ids=unanswered_ids,
-                    task_id=task_id,
-                    generation=generation,
-                    worker=worker,
-                    lease_ms=lease_ms,
-                    retention_ms=RETENTION_MS,
-                    max_attempts=max_attempts,
-                    error_ms=ERROR_MS,
+            run_sync(
+                self.store.execute(
+                    commands.begin(
+                        key or self.key,
+                        execution_id=execution_id or os.urandom(16),
+                        unanswered_ids=unanswered_ids,
+                        task_id=task_id,
+                        generation=generation,
+                        worker=worker,
+                        lease_ms=lease_ms,
+                        retention_ms=RETENTION_MS,
+                        max_attempts=max_attempts,
+                        error_ms=ERROR_MS,
+                    )
                 )
             )
         )
 
     def complete(self, token: int, result: Payload = RESULT) -> Answer:
         return self._answer(
-            self.store.execute(commands.complete(self.key, token, result, RETENTION_MS))
+            run_sync(self.store.execute(commands.complete(self.key, token, result, RETENTION_MS)))
         )
 
     def fail(self, token: int, error: Payload = ERROR) -> Answer:
-        return self._answer(self.store.execute(commands.fail(self.key, token, error, ERROR_MS)))
+        return self._answer(
+            run_sync(self.store.execute(commands.fail(self.key, token, error, ERROR_MS)))
+        )
 
     def release(self, token: int, hold_ms: int = 0, generation: int = 0) -> Answer:
         return self._answer(
-            self.store.execute(
-                commands.release(
-                    self.key,
-                    token,
-                    hold_ms=hold_ms,
-                    retention_ms=RETENTION_MS,
-                    generation=generation,
+            run_sync(
+                self.store.execute(
+                    commands.release(
+                        self.key,
+                        token,
+                        hold_ms=hold_ms,
+                        retention_ms=RETENTION_MS,
+                        generation=generation,
+                    )
                 )
             )
         )
@@ -159,39 +166,45 @@ class RecordHarness:
     ) -> Answer:
         """Release it; the error is the last word for the task id."""
         return self._answer(
-            self.store.execute(
-                commands.release(
-                    self.key,
-                    token,
-                    hold_ms=0,
-                    retention_ms=RETENTION_MS,
-                    generation=generation,
-                    error=error,
-                    error_ms=error_ms,
+            run_sync(
+                self.store.execute(
+                    commands.release(
+                        self.key,
+                        token,
+                        hold_ms=0,
+                        retention_ms=RETENTION_MS,
+                        generation=generation,
+                        error=error,
+                        error_ms=error_ms,
+                    )
                 )
             )
         )
 
     def extend(self, token: int, lease_ms: int = LEASE_MS) -> Answer:
-        (reply,) = self.store.extend([Extension(self.key, token, lease_ms, RETENTION_MS)])
+        (reply,) = run_sync(self.store.extend([Extension(self.key, token, lease_ms, RETENTION_MS)]))
         assert isinstance(reply, Reply)
         return self._answer(reply)
 
     def step(self, token: int, name: str = "reserve", value: bytes = b'"r-1"') -> Answer:
         return self._answer(
-            self.store.execute(
-                commands.step(
-                    self.key,
-                    token,
-                    steps.write(name, "json", value),
-                    lease_ms=LEASE_MS,
-                    retention_ms=RETENTION_MS,
+            run_sync(
+                self.store.execute(
+                    commands.step(
+                        self.key,
+                        token,
+                        steps.write(name, "json", value),
+                        lease_ms=LEASE_MS,
+                        retention_ms=RETENTION_MS,
+                    )
                 )
             )
         )
 
     def mark_continued(self, task_id: str = FIRST) -> Answer:
-        return self._answer(self.store.execute(commands.mark_continued(self.key, task_id)))
+        return self._answer(
+            run_sync(self.store.execute(commands.mark_continued(self.key, task_id)))
+        )
 
     def abandon(
         self,
@@ -201,9 +214,16 @@ class RecordHarness:
         error: Payload | None = None,
     ) -> Answer:
         return self._answer(
-            self.store.execute(
-                commands.abandon(
-                    self.key, task_id, worker, grace_ms=grace_ms, error=error, error_ms=ERROR_MS
+            run_sync(
+                self.store.execute(
+                    commands.abandon(
+                        self.key,
+                        task_id,
+                        worker,
+                        grace_ms=grace_ms,
+                        error=error,
+                        error_ms=ERROR_MS,
+                    )
                 )
             )
         )
@@ -211,10 +231,12 @@ class RecordHarness:
     def reserve(
         self, task_id: str = FIRST, *, key: Key | None = None, hold_ms: int = HOLD_MS
     ) -> Answer:
-        return self._answer(self.store.execute(commands.reserve(key or self.key, task_id, hold_ms)))
+        return self._answer(
+            run_sync(self.store.execute(commands.reserve(key or self.key, task_id, hold_ms)))
+        )
 
     def forget(self, shown: Record | str | None = None) -> Answer:
-        return self._answer(self.store.execute(commands.forget(self.key, shown)))
+        return self._answer(run_sync(self.store.execute(commands.forget(self.key, shown))))
 
     # What may be given
 

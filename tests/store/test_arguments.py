@@ -16,6 +16,7 @@ from celery_idempotent.record import layout, steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands, scripts
+from celery_idempotent.store.run_sync import run_sync
 from tests.store import deployments
 from tests.store.record_harness import FIRST, LEASE_MS, RETENTION_MS, SHORT_MS, RecordHarness
 from tests.unit.record.raw import raw_record
@@ -136,17 +137,19 @@ class TestThroughTheStore:
         step: str,
     ) -> None:
         harness.client.delete(harness.name)
-        begun = harness.store.execute(
-            commands.begin(
-                harness.key,
-                execution_id=execution_id,
-                unanswered_ids=unanswered_ids,
-                task_id=task_id,
-                worker=worker,
-                lease_ms=lease_ms,
-                retention_ms=retention_ms,
-                max_attempts=255,
-                error_ms=retention_ms,
+        begun = run_sync(
+            harness.store.execute(
+                commands.begin(
+                    harness.key,
+                    execution_id=execution_id,
+                    unanswered_ids=unanswered_ids,
+                    task_id=task_id,
+                    worker=worker,
+                    lease_ms=lease_ms,
+                    retention_ms=retention_ms,
+                    max_attempts=255,
+                    error_ms=retention_ms,
+                )
             )
         )
         record = harness.record()
@@ -156,9 +159,15 @@ class TestThroughTheStore:
         assert record.at_ms == begun.now_ms + lease_ms
 
         entry = steps.write(step, form, body)
-        harness.store.execute(
-            commands.step(
-                harness.key, record.token, entry, lease_ms=lease_ms, retention_ms=retention_ms
+        run_sync(
+            harness.store.execute(
+                commands.step(
+                    harness.key,
+                    record.token,
+                    entry,
+                    lease_ms=lease_ms,
+                    retention_ms=retention_ms,
+                )
             )
         )
         assert harness.steps == {step: (form, body)}
@@ -188,9 +197,15 @@ class TestThroughTheStore:
         before = harness.started()
 
         with pytest.raises(StoreUnavailableError, match="Redis refuses"):
-            harness.store.execute(
-                commands.step(
-                    harness.key, before.token, b"s", lease_ms=lease_ms, retention_ms=-lease_ms
+            run_sync(
+                harness.store.execute(
+                    commands.step(
+                        harness.key,
+                        before.token,
+                        b"s",
+                        lease_ms=lease_ms,
+                        retention_ms=-lease_ms,
+                    )
                 )
             )
         assert harness.record() == before
@@ -228,7 +243,7 @@ def test_a_record_cut_short_anywhere_is_left_as_it_is(harness: RecordHarness, le
         harness.put(raw)
 
         with pytest.raises(CorruptRecordError):
-            harness.store.get(harness.key)
+            run_sync(harness.store.get(harness.key))
         acts = [
             commands.begin(
                 harness.key, execution_id=b"o", unanswered_ids=b"", task_id="a", worker="w",
@@ -240,7 +255,7 @@ def test_a_record_cut_short_anywhere_is_left_as_it_is(harness: RecordHarness, le
             commands.release(harness.key, token, hold_ms=0, retention_ms=1000),
             commands.abandon(harness.key, "a", "w", grace_ms=0),
         ]  # fmt: skip
-        cases = [harness.store.execute(act).case for act in acts]
+        cases = [run_sync(harness.store.execute(act)).case for act in acts]
 
         assert cases == ["corrupt", "corrupt", "lost", "lost", "lost"], length
         assert harness.raw == raw

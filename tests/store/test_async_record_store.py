@@ -13,10 +13,12 @@ import pytest
 from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands, scripts
-from celery_idempotent.store.async_record_store import AsyncRecordStore
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
+from celery_idempotent.store.transport.asyncio import AsyncioTransport
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.store import deployments
@@ -36,14 +38,15 @@ pytestmark = pytest.mark.parametrize(
     "site", deployments.params(deployments.PLAIN[0]), indirect=True
 )
 
-Story = Callable[[AsyncRecordStore], Awaitable[Any]]
+Story = Callable[[RecordStore], Awaitable[Any]]
 
 
 def told(story: Story, url: str, **config: Any) -> Any:
     """What `story` gives, on a loop and a store of its own."""
 
     async def tell() -> Any:
-        store = AsyncRecordStore(StoreConfig(url=url, **config), lambda record: record.body)
+        settings = StoreConfig(url=url, **config)
+        store = RecordStore(settings, lambda record: record.body, AsyncioTransport(settings))
         try:
             return await story(store)
         finally:
@@ -67,7 +70,7 @@ def begin() -> Command:
 
 
 def test_what_it_writes_the_other_one_reads(harness: RecordHarness, server: RedisServer) -> None:
-    async def run(store: AsyncRecordStore) -> None:
+    async def run(store: RecordStore) -> None:
         answer = await store.execute(begin())
         assert answer.case == "begun"
         token = store.record(KEY, answer.raw).token
@@ -78,14 +81,14 @@ def test_what_it_writes_the_other_one_reads(harness: RecordHarness, server: Redi
         assert record.expires_at is not None
 
     told(run, server.url)
-    assert harness.store.get(KEY) is not None
+    assert run_sync(harness.store.get(KEY)) is not None
     assert harness.begin().case == "finished"
 
 
 def test_scripts_that_the_server_forgot_are_taught_again(
     harness: RecordHarness, server: RedisServer
 ) -> None:
-    async def run(store: AsyncRecordStore) -> None:
+    async def run(store: RecordStore) -> None:
         harness.client.script_flush()
         answer = await store.execute(begin())
         token = store.record(KEY, answer.raw).token
@@ -101,7 +104,7 @@ def test_scripts_that_the_server_forgot_are_taught_again(
 def test_a_lost_reply_is_asked_for_again(
     proxied: RecordHarness, proxy: Proxy, server: RedisServer
 ) -> None:
-    async def run(store: AsyncRecordStore) -> str:
+    async def run(store: RecordStore) -> str:
         await store.execute(begin())  # teaches the script
         proxied.forget()
         proxy.lose_reply(to=scripts.load("begin").sha)
@@ -115,7 +118,7 @@ def test_each_answer_of_many_stands_for_itself(harness: RecordHarness, server: R
     harness.client.rpush(harness.name, "not a record")
     harness.client.expire(harness.name, 60)
 
-    async def run(store: AsyncRecordStore) -> None:
+    async def run(store: RecordStore) -> None:
         with pytest.raises(CorruptRecordError):
             await store.execute(begin())
         wrong, absent = await store.execute_all(
@@ -129,7 +132,7 @@ def test_each_answer_of_many_stands_for_itself(harness: RecordHarness, server: R
 
 
 def test_a_connection_that_is_closed_under_a_call_is_a_resend(server: RedisServer) -> None:
-    async def run(store: AsyncRecordStore) -> None:
+    async def run(store: RecordStore) -> None:
         # How many turns of the loop a call takes is up to redis-py: the store is closed at each.
         for turns in range(40):
             calls = [asyncio.create_task(store.execute(begin())) for _ in range(3)]
@@ -146,7 +149,7 @@ def test_a_connection_that_is_closed_under_a_call_is_a_resend(server: RedisServe
 
 def test_any_number_of_tasks_may_ask_at_a_time(harness: RecordHarness, server: RedisServer) -> None:
     # redis-py 8 lets a pool make a hundred connections.
-    async def run(store: AsyncRecordStore) -> list[Reply]:
+    async def run(store: RecordStore) -> list[Reply]:
         asks = [commands.get(type(KEY)(KEY.task, f"{n}")) for n in range(150)]
         return await asyncio.gather(*map(store.execute, asks))
 
@@ -158,13 +161,13 @@ def test_a_redis_that_is_away_is_left_alone_and_noticed_when_it_is_back(
 ) -> None:
     with RedisServer.start(config={}) as own:
 
-        async def run(store: AsyncRecordStore) -> None:
+        async def run(store: RecordStore) -> None:
             await store.execute(begin())
             own.kill()
             for _ in range(2):
                 with pytest.raises(StoreUnavailableError):
                     await store.execute(begin())
-            with pytest.raises(StoreUnavailableError, match="is asked again in"):
+            with pytest.raises(StoreUnavailableError, match="the next attempt is in"):
                 await store.execute(begin())
             own.restart()
             deadline = time.monotonic() + 20
@@ -183,7 +186,7 @@ def test_a_redis_that_is_away_is_left_alone_and_noticed_when_it_is_back(
 def test_replicas_that_are_not_there_are_missed(
     harness: RecordHarness, server: RedisServer
 ) -> None:
-    async def run(store: AsyncRecordStore) -> None:
+    async def run(store: RecordStore) -> None:
         with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas"):
             await store.execute(begin())
 
@@ -198,7 +201,7 @@ def silent(server: RedisServer) -> Iterator[RedisServer]:
 
 
 def test_a_silent_redis_costs_a_heartbeat_its_patience(silent: RedisServer) -> None:
-    async def run(store: AsyncRecordStore) -> float:
+    async def run(store: RecordStore) -> float:
         await store.ping()
         silent.pause()
         began = time.monotonic()

@@ -13,6 +13,7 @@ from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.store import breaker as module
 from celery_idempotent.store.breaker import PROBE_TIMEOUT
 from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.store.record_harness import LEASE_MS, RETENTION_MS, RecordHarness, store_at
@@ -68,7 +69,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(module, "monotonic", clock)
-    monkeypatch.setattr(module, "FIRST_PAUSE", FOR_EVER)
+    monkeypatch.setattr(module, "FIRST_DELAY", FOR_EVER)
     return clock
 
 
@@ -82,7 +83,7 @@ def server() -> Iterator[RedisServer]:
 def harness(server: RedisServer, clock: Clock) -> RecordHarness:
     """A store whose breaker opens at the second failure, and asks again in an hour."""
     store = store_at(server.url, timeout=TIMEOUT, breaker_max_delay=FOR_EVER)
-    store.ping()
+    run_sync(store.ping())
     return RecordHarness(store, server.client())
 
 
@@ -96,8 +97,8 @@ def open_the_breaker(harness: RecordHarness) -> None:
 def refused_at_once(harness: RecordHarness) -> float:
     """Seconds that a call takes which the breaker refuses."""
     began_at = time.perf_counter()
-    with pytest.raises(StoreUnavailableError, match="is asked again in"):
-        harness.store.get(harness.key)
+    with pytest.raises(StoreUnavailableError, match="the next attempt is in"):
+        run_sync(harness.store.get(harness.key))
     return time.perf_counter() - began_at
 
 
@@ -154,7 +155,7 @@ class TestAServerThatIsKilled:
         open_the_breaker(harness)
         server.restart()
 
-        harness.store.extend([Extension(harness.key, 17, LEASE_MS, RETENTION_MS)])
+        run_sync(harness.store.extend([Extension(harness.key, 17, LEASE_MS, RETENTION_MS)]))
 
         assert not harness.store.breaker.open
         assert harness.begin().case == "begun"

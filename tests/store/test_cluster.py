@@ -11,6 +11,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
 from celery_idempotent.store import scripts
 from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from tests.servers.cluster import ClusterServers, SlotMove
 from tests.servers.waiting import wait_until
@@ -97,7 +98,7 @@ class TestSlotOnItsWay:
             assert harness.extend(token).case == "ok"
             assert harness.step(token).case == "ok"
             assert harness.complete(token).case == "ok"
-            record = harness.store.get(harness.key)
+            record = run_sync(harness.store.get(harness.key))
             assert record is not None
             assert record.state is State.COMPLETED
 
@@ -136,7 +137,7 @@ class TestSlotOnItsWay:
         name = harness.store.name(keys[0])
 
         def cases() -> list[str]:
-            replies = harness.store.extend(leases)
+            replies = run_sync(harness.store.extend(leases))
             return [reply.case if isinstance(reply, Reply) else str(reply) for reply in replies]
 
         with cluster.move_slot(name, cluster.other_master(name)) as moving:

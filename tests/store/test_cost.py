@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent.record.payload import Payload
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.store.record_harness import HOLD_MS, RecordHarness
@@ -56,7 +57,7 @@ def test_a_running_record_takes_no_more_than_a_small_result(harness: RecordHarne
         lambda harness, token: harness.extend(token),
         lambda harness, token: harness.step(token),
         lambda harness, token: harness.reserve(),
-        lambda harness, token: harness.store.get(harness.key),
+        lambda harness, token: run_sync(harness.store.get(harness.key)),
     ],
     ids=["begin", "complete", "release", "extend", "save_step", "reserve", "get"],
 )

@@ -9,6 +9,7 @@ import pytest
 from celery_idempotent.record import steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
+from celery_idempotent.store.run_sync import run_sync
 from tests.store.record_harness import (
     ERROR,
     ERROR_MS,
@@ -144,7 +145,7 @@ class TestOthers:
     def test_see_no_record(self, harness: RecordHarness, ended: Any) -> None:
         ended(harness)
 
-        assert harness.store.get(harness.key) is None
+        assert run_sync(harness.store.get(harness.key)) is None
 
     def test_who_end_without_an_error_leave_it(self, harness: RecordHarness) -> None:
         by_release(harness)
@@ -152,7 +153,7 @@ class TestOthers:
 
         harness.release(running.token)
 
-        assert harness.store.get(harness.key) is None
+        assert run_sync(harness.store.get(harness.key)) is None
         assert harness.begin().case == "finished"
         assert harness.begin(task_id=SECOND).case == "begun"
 
@@ -184,7 +185,7 @@ class TestAnExplicitPublish:
 
         harness.reserve(hold_ms=0)
 
-        assert harness.store.get(harness.key) is None
+        assert run_sync(harness.store.get(harness.key)) is None
         assert harness.begin().case == "finished"
 
 

@@ -9,6 +9,7 @@ import pytest
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
 from tests.store.record_harness import (
     HOLD_MS,
     LEASE_MS,
@@ -185,12 +186,12 @@ class TestDamaged:
     def test_nobody_begins_or_reserves(self, harness: RecordHarness, raw: bytes) -> None:
         harness.put(raw)
 
-        begin = harness.store.execute(commands.begin(
+        begin = run_sync(harness.store.execute(commands.begin(
             harness.key, execution_id=b"o", unanswered_ids=b"", task_id="a", worker="w",
             lease_ms=LEASE_MS,
             retention_ms=RETENTION_MS, max_attempts=5, error_ms=1000,
-        ))  # fmt: skip
-        reserve = harness.store.execute(commands.reserve(harness.key, "a", HOLD_MS))
+        )))  # fmt: skip
+        reserve = run_sync(harness.store.execute(commands.reserve(harness.key, "a", HOLD_MS)))
 
         assert (begin.case, begin.raw) == ("corrupt", raw)
         assert (reserve.case, reserve.raw) == ("corrupt", raw)
@@ -208,7 +209,7 @@ class TestDamaged:
             commands.abandon(harness.key, "a", "w", grace_ms=0),
             commands.mark_continued(harness.key, "a"),
         ):
-            assert harness.store.execute(settle).case == "lost"
+            assert run_sync(harness.store.execute(settle)).case == "lost"
         assert harness.raw == raw
 
 
@@ -224,7 +225,7 @@ def test_a_value_of_another_kind_is_a_corrupt_record_to_all(harness: RecordHarne
         lambda: harness.step(17),
         harness.abandon,
         harness.mark_continued,
-        lambda: harness.store.get(harness.key),
+        lambda: run_sync(harness.store.get(harness.key)),
     ]
 
     for call in calls:

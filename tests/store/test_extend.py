@@ -8,6 +8,7 @@ from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from tests.store.record_harness import (
     LEASE_MS,
@@ -98,16 +99,18 @@ def test_a_key_that_was_forgotten_is_lost(harness: RecordHarness) -> None:
 def test_each_of_many_gets_its_own_answer(harness: RecordHarness) -> None:
     keys = [Key("shop.charge", f"{number:022}") for number in range(4)]
     tokens = [harness.started(key=key).token for key in keys]
-    harness.store.execute(commands.complete(keys[1], tokens[1], RESULT, RETENTION_MS))
+    run_sync(harness.store.execute(commands.complete(keys[1], tokens[1], RESULT, RETENTION_MS)))
     harness.client.delete(harness.store.name(keys[2]))
     harness.client.rpush(harness.store.name(keys[2]), "not a record")
     harness.client.expire(harness.store.name(keys[2]), 60)
 
-    answers = harness.store.extend(
-        [
-            Extension(key, token, LEASE_MS, RETENTION_MS)
-            for key, token in zip(keys, tokens, strict=True)
-        ]
+    answers = run_sync(
+        harness.store.extend(
+            [
+                Extension(key, token, LEASE_MS, RETENTION_MS)
+                for key, token in zip(keys, tokens, strict=True)
+            ]
+        )
     )
 
     cases = [answer.case if isinstance(answer, Reply) else type(answer) for answer in answers]
@@ -116,4 +119,4 @@ def test_each_of_many_gets_its_own_answer(harness: RecordHarness) -> None:
 
 
 def test_none_to_extend_is_no_trouble(harness: RecordHarness) -> None:
-    assert harness.store.extend([]) == []
+    assert run_sync(harness.store.extend([])) == []

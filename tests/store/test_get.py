@@ -9,6 +9,7 @@ import pytest
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
+from celery_idempotent.store.run_sync import run_sync
 from tests.store.deployments import Site
 from tests.store.record_harness import (
     FIRST,
@@ -29,13 +30,13 @@ def server_time(harness: RecordHarness) -> datetime:
 
 
 def test_an_absent_key_has_none(harness: RecordHarness) -> None:
-    assert harness.store.get(harness.key) is None
+    assert run_sync(harness.store.get(harness.key)) is None
 
 
 def test_a_running_execution_is_seen_with_its_times(harness: RecordHarness) -> None:
     begun = harness.started()
 
-    record = harness.store.get(harness.key)
+    record = run_sync(harness.store.get(harness.key))
 
     assert record is not None
     assert (record.state, record.task, record.key) == (
@@ -59,7 +60,7 @@ def test_a_running_execution_is_seen_with_its_times(harness: RecordHarness) -> N
 def test_an_outcome_is_seen_with_its_value(harness: RecordHarness) -> None:
     harness.completed()
 
-    record = harness.store.get(harness.key)
+    record = run_sync(harness.store.get(harness.key))
 
     assert record is not None
     assert record.result == b'"charged"'
@@ -71,7 +72,7 @@ def test_looking_changes_nothing(harness: RecordHarness) -> None:
     harness.completed()
     before, left = harness.raw, harness.left_ms()
 
-    harness.store.get(harness.key)
+    run_sync(harness.store.get(harness.key))
 
     assert harness.raw == before
     assert left - 5000 < harness.left_ms() <= left
@@ -81,14 +82,14 @@ def test_what_cannot_be_read_is_corrupt(harness: RecordHarness) -> None:
     harness.put(b"Znewer")
 
     with pytest.raises(CorruptRecordError, match=str(harness.key)):
-        harness.store.get(harness.key)
+        run_sync(harness.store.get(harness.key))
 
 
 def test_a_record_without_an_expiry_is_seen_so(harness: RecordHarness) -> None:
     harness.completed()
     harness.client.persist(harness.name)
 
-    record = harness.store.get(harness.key)
+    record = run_sync(harness.store.get(harness.key))
 
     assert record is not None
     assert record.expires_at is None
@@ -106,5 +107,5 @@ def test_prefixes_keep_stores_apart(harness: RecordHarness, site: Site) -> None:
     other = RecordHarness(store_at(**site.how, prefix="other"), harness.client)
     harness.completed()
 
-    assert other.store.get(harness.key) is None
+    assert run_sync(other.store.get(harness.key)) is None
     assert other.begin().case == "begun"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
 from tests.store.record_harness import HOLD_MS, OWNER, RecordHarness
 
@@ -122,7 +123,7 @@ COMMANDS: dict[
     ),
     "look up": (
         lambda harness: harness.completed(),
-        lambda harness, _: harness.store.get(harness.key),
+        lambda harness, _: run_sync(harness.store.get(harness.key)),
         {"get", "time", "pttl"},
     ),
 }

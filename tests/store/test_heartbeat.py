@@ -18,6 +18,7 @@ from celery_idempotent.lease.heartbeat import Heartbeat
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store import commands, scripts
 from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.transport.sync import SyncTransport
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
@@ -69,7 +70,7 @@ def extensions(harness: RecordHarness) -> int:
 
 
 def deadline(harness: RecordHarness, key: Key) -> int:
-    record = harness.store.get(key)
+    record = run_sync(harness.store.get(key))
     assert record is not None
     return record.at_ms
 
@@ -113,9 +114,9 @@ def test_all_leases_go_in_one_round_trip(
     trips: list[int] = []
     send = SyncTransport.send
 
-    def counting(line: SyncTransport, requests: Sequence[bytes]) -> list[Any]:
-        trips.append(len(requests))
-        return send(line, requests)
+    def counting(transport: SyncTransport, *commands: Sequence[Any]) -> list[Any]:
+        trips.append(len(commands))
+        return send(transport, *commands)
 
     harness.client.script_load(scripts.load("extend").source)
     # Long enough that all of them begin within one beat, however busy the machine is.
@@ -276,7 +277,7 @@ def test_an_answer_that_comes_after_letting_go_is_not_heard(
     proxied: RecordHarness, proxy: Proxy, heart: Heartbeat
 ) -> None:
     released, other = (Holder(proxied, key) for key in keys(2))
-    proxied.store.execute(commands.forget(released.lease.key))
+    run_sync(proxied.store.execute(commands.forget(released.lease.key)))
     for holder in (released, other):
         proxy.delay_reply(to=EXTEND, seconds=0.2)
         heart.start_renewal(holder.lease)
@@ -318,7 +319,7 @@ def test_an_unexpected_error_does_not_end_the_others(
         raise RuntimeError("in a handler")
 
     bad.lease.on_lost = explode
-    harness.store.execute(commands.forget(bad.lease.key))
+    run_sync(harness.store.execute(commands.forget(bad.lease.key)))
 
     heart.start_renewal(bad.lease)
     heart.start_renewal(good.lease)

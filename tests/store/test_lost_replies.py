@@ -10,6 +10,7 @@ import pytest
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.record.record import State
 from celery_idempotent.store import scripts
+from celery_idempotent.store.run_sync import run_sync
 from tests.faults.proxy import Proxy
 from tests.store.record_harness import HOLD_MS, OWNER, SECOND, Answer, RecordHarness, store_at
 from tests.waiting import eventually
@@ -25,7 +26,7 @@ def warm(harness: RecordHarness) -> None:
 @pytest.fixture
 def warmed(proxied: RecordHarness) -> RecordHarness:
     warm(proxied)
-    proxied.store.ping()
+    run_sync(proxied.store.ping())
     return proxied
 
 
@@ -142,7 +143,7 @@ def test_look_up(warmed: RecordHarness, proxy: Proxy) -> None:
     done = warmed.completed()
     lose(proxy, "get")
 
-    record = warmed.store.get(warmed.key)
+    record = run_sync(warmed.store.get(warmed.key))
 
     assert_sent_twice(proxy, "get")
     assert record is not None

@@ -12,6 +12,7 @@ from celery_idempotent.errors import SettingsError, StoreUnavailableError
 from celery_idempotent.record.record import State
 from celery_idempotent.store import replicas, scripts
 from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
@@ -224,7 +225,7 @@ class TestTheDisk:
     ) -> None:
         if not has_waitaof:
             return  # the next test is this server's
-        careful.store.ping()
+        run_sync(careful.store.ping())
 
         assert careful.complete(careful.started().token).case == "ok"
 
@@ -239,7 +240,7 @@ class TestTheDisk:
             careful.client.config_set("appendonly", "no")
 
         with pytest.raises(SettingsError, match="^idempotency_wait_aof needs .* appendonly yes; "):
-            careful.store.ping()
+            run_sync(careful.store.ping())
         with pytest.raises(StoreUnavailableError, match="idempotency_wait_aof needs"):
             careful.begin()
 

@@ -8,6 +8,7 @@ import pytest
 
 from celery_idempotent.key.key import Key
 from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.run_sync import run_sync
 from tests.store.record_harness import HOLD_MS, LEASE_MS, RETENTION_MS, SECOND, RecordHarness, calls
 
 pytestmark = pytest.mark.core
@@ -55,8 +56,8 @@ def test_a_heartbeat_of_many_leases_teaches_it_once(harness: RecordHarness) -> N
     ]
     harness.client.script_flush()
 
-    answers = harness.store.extend(leases)
+    answers = run_sync(harness.store.extend(leases))
 
     assert [getattr(answer, "case", answer) for answer in answers] == ["ok"] * 5
-    deadlines = [harness.store.get(key) for key in keys]
+    deadlines = [run_sync(harness.store.get(key)) for key in keys]
     assert all(record and record.at_ms > harness.now_ms() + 1000 for record in deadlines)

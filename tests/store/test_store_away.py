@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from celery_idempotent.errors import StoreUnavailableError
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
 from tests.store.record_harness import RecordHarness, store_at
 from tests.waiting import eventually
@@ -24,8 +25,8 @@ CALLS: dict[str, Callable[[RecordHarness], object]] = {
     "reserve": lambda harness: harness.reserve(),
     "forget": lambda harness: harness.forget(),
     "mark_continued": lambda harness: harness.mark_continued(),
-    "get": lambda harness: harness.store.get(harness.key),
-    "ping": lambda harness: harness.store.ping(),
+    "get": lambda harness: run_sync(harness.store.get(harness.key)),
+    "ping": lambda harness: run_sync(harness.store.ping()),
 }
 
 
@@ -40,7 +41,7 @@ def test_nobody_listens(call: str, tmp_path: Path) -> None:
 
 def test_the_server_is_frozen(server: RedisServer, harness: RecordHarness) -> None:
     impatient = RecordHarness(store_at(server.url + "?socket_timeout=0.3"), harness.client)
-    impatient.store.ping()
+    run_sync(impatient.store.ping())
     server.pause()
     try:
         with pytest.raises(StoreUnavailableError, match="cannot be reached"):
@@ -100,10 +101,10 @@ def test_the_server_wants_a_password(harness: RecordHarness, server: RedisServer
 def test_the_server_comes_back_and_so_does_the_store(
     harness: RecordHarness, server: RedisServer
 ) -> None:
-    harness.store.ping()
+    run_sync(harness.store.ping())
     server.kill()
     with pytest.raises(StoreUnavailableError):
-        harness.store.ping()
+        run_sync(harness.store.ping())
 
     server.restart()
 

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from celery_idempotent.store.async_record_store import AsyncRecordStore
 from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.tracking import POLL_INTERVAL
+from celery_idempotent.store.transport.asyncio import AsyncioTransport
 from celery_idempotent.testing.server import RedisServer
 from tests.servers.redis_server import ConfigurableRedisServer
 from tests.store import deployments
@@ -38,7 +40,8 @@ def waiting(harness: RecordHarness) -> Iterator[None]:
     seen, asked = harness.raw, calls(harness.client, "getrange")
     assert seen is not None
     waiter = threading.Thread(
-        target=harness.store.wait_for_change, args=(harness.key, seen, FOR_EVER), daemon=True
+        target=lambda: run_sync(harness.store.wait_for_change(harness.key, seen, FOR_EVER)),
+        daemon=True,
     )
     waiter.start()
     eventually(lambda: calls(harness.client, "getrange") > asked)
@@ -67,7 +70,7 @@ class TestHearing:
         harness.complete(before.token)
         began_at = time.monotonic()
 
-        harness.store.wait_for_change(harness.key, seen, FOR_EVER)
+        run_sync(harness.store.wait_for_change(harness.key, seen, FOR_EVER))
 
         assert time.monotonic() - began_at < FOR_EVER / 2
 
@@ -83,7 +86,7 @@ class TestHearing:
         harness.started()
         began_at = time.monotonic()
 
-        harness.store.wait_for_change(harness.key, harness.raw or b"", 0.3)
+        run_sync(harness.store.wait_for_change(harness.key, harness.raw or b"", 0.3))
 
         assert time.monotonic() - began_at >= 0.3
 
@@ -103,7 +106,7 @@ class TestDeafness:
         began_at = time.monotonic()
 
         for _ in range(2):
-            harness.store.wait_for_change(harness.key, harness.raw or b"", FOR_EVER)
+            run_sync(harness.store.wait_for_change(harness.key, harness.raw or b"", FOR_EVER))
 
         assert 2 * POLL_INTERVAL <= time.monotonic() - began_at < FOR_EVER / 2
         assert calls(harness.client, "getrange") == 0
@@ -123,7 +126,7 @@ class TestDeafness:
         for kind in ("pubsub", "normal"):
             harness.client.client_kill_filter(_type=kind, skipme=True)
 
-        harness.store.wait_for_change(harness.key, harness.raw or b"", FOR_EVER)
+        run_sync(harness.store.wait_for_change(harness.key, harness.raw or b"", FOR_EVER))
 
         with waiting(harness):
             harness.complete(token)
@@ -141,7 +144,8 @@ def test_hearing_on_an_event_loop(
     token = harness.started().token
 
     async def story() -> None:
-        store = AsyncRecordStore(StoreConfig(**site.how), lambda record: record.body)
+        config = StoreConfig(**site.how)
+        store = RecordStore(config, lambda record: record.body, AsyncioTransport(config))
         await store.ping()
         waiter = asyncio.create_task(
             store.wait_for_change(harness.key, harness.raw or b"", FOR_EVER)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
@@ -39,7 +40,9 @@ def hold(order: str, way: str) -> None:
     """Let the next message of the order come back."""
     key = fan_out.idempotency_key_of(order, way)
     store = fan_out.idempotency_configuration.executor.store
-    assert store.execute(commands.reserve(key, "somebody", hold_ms=800)).case == "reserved"
+    assert (
+        run_sync(store.execute(commands.reserve(key, "somebody", hold_ms=800))).case == "reserved"
+    )
 
 
 def check(ledger: Ledger, order: str, way: str, *, protected: bool = True) -> None:

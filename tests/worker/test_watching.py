@@ -18,6 +18,7 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring.bootstep import describe_settings
 from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.ports import Ports
 from tests.waiting import SOON, eventually
 from tests.worker import harness
@@ -163,7 +164,7 @@ class TestInspect:
         key = pack.idempotency_key_of(order)
         store = pack.idempotency_configuration.executor.store
         record = pack.idempotency_record(order)
-        store.execute(commands.abandon(key, record.task_id, record.worker, grace_ms=0))
+        run_sync(store.execute(commands.abandon(key, record.task_id, record.worker, grace_ms=0)))
 
         lease = lease_of(shop, result.id)
 

@@ -15,9 +15,9 @@ from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.asyncio_heartbeat import AsyncioHeartbeat, asyncio_heartbeat
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.store.async_record_store import AsyncRecordStore
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.per_loop import PerLoop
+from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class AsyncioRuntime:
     CANCEL_TIMEOUT, unless it is cancelled again.
     """
 
-    def __init__(self, store: AsyncRecordStore) -> None:
+    def __init__(self, store: RecordStore) -> None:
         self.store = store
         self._heartbeat: AsyncioHeartbeat | None = None
         #: Flows whose callers were cancelled.
@@ -86,12 +86,12 @@ class AsyncioRuntime:
         """The execution that the body sees."""
         return AsyncExecution(*args, **more, drive=self.drive_step)
 
-    def start_renewal(self, lease: Lease[AsyncRecordStore]) -> None:
+    def start_renewal(self, lease: Lease[RecordStore]) -> None:
         """Extend `lease` from now on."""
         self._heartbeat = asyncio_heartbeat()
         self._heartbeat.start_renewal(lease)
 
-    def stop_renewal(self, lease: Lease[AsyncRecordStore]) -> None:
+    def stop_renewal(self, lease: Lease[RecordStore]) -> None:
         """Stop extending it."""
         if self._heartbeat is not None:
             self._heartbeat.stop_renewal(lease)

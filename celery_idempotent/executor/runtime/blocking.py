@@ -32,22 +32,22 @@ class BlockingRuntime:
 
     async def execute(self, command: Command) -> Reply:
         """The reply of the store."""
-        return self.store.execute(command)
+        return await self.store.execute(command)
 
     async def execute_interruptible(self, command: Command) -> Reply:
         """The reply of the store, unless a soft time limit is reached first."""
         limit = current()
         if limit is None:
-            return self.store.execute(command)
+            return await self.store.execute(command)
         try:
             limit.begin(WAIT)
-            return self.store.execute(command)
+            return await self.store.execute(command)
         finally:
             limit.phase = FLOW
 
     async def execute_all(self, commands: Sequence[Command]) -> list[Reply | IdempotencyError]:
         """The replies of the store."""
-        return self.store.execute_all(commands)
+        return await self.store.execute_all(commands)
 
     async def sleep(self, seconds: float) -> None:
         """Block the thread."""
@@ -59,7 +59,7 @@ class BlockingRuntime:
         try:
             if limit is not None:
                 limit.begin(WAIT)
-            self.store.wait_for_change(key, seen, seconds)
+            await self.store.wait_for_change(key, seen, seconds)
         finally:
             if limit is not None:
                 limit.phase = FLOW

@@ -15,8 +15,8 @@ from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.outcome import Outcome
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.store.base_record_store import BaseRecordStore
 from celery_idempotent.store.commands import Command
+from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.scripts import Reply
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class Runtime(Protocol):
     """What the flow uses."""
 
     @property
-    def store(self) -> BaseRecordStore:
+    def store(self) -> RecordStore:
         """The store of the records."""
 
     @property

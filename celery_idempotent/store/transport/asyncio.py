@@ -1,8 +1,9 @@
-"""A line by way of redis.asyncio, for whichever event loop asks."""
+"""The transport of event loops, through a client of redis.asyncio."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -13,135 +14,207 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from celery_idempotent.errors import SettingsError
+from celery_idempotent.store import replicas
+from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.per_loop import PerLoop
-from celery_idempotent.store.transport.connection import ClientClasses, sentinels_of
-from celery_idempotent.store.transport.sync import ScriptCall
+from celery_idempotent.store.transport.connection import ClientClasses, connect, sentinels_of
+from celery_idempotent.store.transport.sync import tracking_options
+from celery_idempotent.store.transport.transport import Scope, ScriptCall
+from celery_idempotent.store.url import names_cluster
 
 ASYNCIO = ClientClasses(
     "redis.asyncio", redis.asyncio.Redis, redis.asyncio.RedisCluster, ClusterNode, Sentinel, Retry
 )
 
-#: What redis-py up to 8.1 lets out where a connection is closed under a call: errors of Python's
-#: own, which say nothing of a connection (redis-py#4287).
+#: What redis-py up to 8.1 raises where a connection is closed during a call: errors of Python's
+#: own, which do not mention a connection (redis-py#4287).
 CLOSED_CONNECTION_ERRORS = (AttributeError, TypeError)
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
-def retries_closed_connection(ask: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Sends again what was sent on a connection that was closed at that moment.
+def resends_once(send: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Decorate a method to resend what was sent on a connection that was closed at that moment."""
 
-    Every script answers a resend as it did the first time.
-    """
-
-    @wraps(ask)
-    async def ask_again(*args: P.args, **kwargs: P.kwargs) -> T:
+    @wraps(send)
+    async def send_twice(*args: P.args, **kwargs: P.kwargs) -> T:
         with suppress(*CLOSED_CONNECTION_ERRORS):
-            return await ask(*args, **kwargs)
+            return await send(*args, **kwargs)
         try:
-            return await ask(*args, **kwargs)
+            return await send(*args, **kwargs)
         except CLOSED_CONNECTION_ERRORS as error:
-            raise RedisConnectionError(f"the connection was closed meanwhile: {error}") from error
+            raise RedisConnectionError(f"the connection was closed: {error}") from error
 
-    return ask_again
+    return send_twice
 
 
 class AsyncioTransport:
-    """As `ClientLine`; connections belong to an event loop, so each loop has a client.
+    """A client for each event loop, since connections belong to a loop.
 
     Args:
-        make: gives a client, which connects when it is first used.
-        borrowed: the client is the user's to close.
+        clients: those of another transport, which closes them.
+        timeout: seconds that a ping or a batch of calls may take. By default the config's limits a
+            batch, and redis-py's own timeouts limit a ping.
+
+    Raises:
+        SettingsError: if the config is invalid, or cannot be used from an event loop.
     """
 
-    def __init__(self, make: Callable[[], Any], *, borrowed: bool = False) -> None:
-        self._clients: PerLoop[Any] = PerLoop(make, None if borrowed else _hang_up)
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        clients: PerLoop[Any] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        if replicas.wanted(config) and names_cluster(config.url):
+            raise SettingsError(
+                "idempotency_wait_replicas and idempotency_wait_aof cannot be used by async "
+                "callers with a cluster: redis.asyncio does not send two commands on one connection"
+            )
+        if config.client is None and clients is None:
+            connect(config, classes=ASYNCIO)  # checks the config, and opens no connection
+        self._config = config
+        self._timeout = timeout
+        self._owns_clients = clients is None
+        close = None if config.borrows_client else _close_client
+        self._clients = clients or PerLoop(lambda: connect(config, classes=ASYNCIO), close)
 
-    @property
-    def client(self) -> Any:
-        """The client of the running event loop."""
-        return self._clients.get()
-
-    @retries_closed_connection
-    async def call(self, call: ScriptCall, *, followup: Sequence[Any] = ()) -> list[Any]:
-        """The answer to `call`, and to the command `then` behind it on the same connection.
-
-        Raises:
-            RedisError, OSError: if the server answers with an error, or not at all.
-        """
-        if followup:
-            return await self._call_then(call, followup)
+    @resends_once
+    async def call(self, call: ScriptCall, followup: Sequence[Any] = ()) -> list[Any]:
+        """See `Transport`."""
         script, name, arguments = call
+        client = self._clients.get()
+        if followup:
+            replies = await self._send_together([call], followup)
+            if isinstance(replies[0], NoScriptError):
+                await client.script_load(script.source)
+                replies = await self._send_together([call], followup)
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    raise reply
+            return replies
         try:
-            return [await self.client.evalsha(script.sha, 1, name, *arguments)]
+            return [await client.evalsha(script.sha, 1, name, *arguments)]
         except NoScriptError:
-            return [await self.client.eval(script.source, 1, name, *arguments)]
+            return [await client.eval(script.source, 1, name, *arguments)]
 
-    @retries_closed_connection
     async def call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """The answer to each of `calls`, or the error that is its answer.
+        """See `Transport`."""
+        timeout = self._config.timeout if self._timeout is None else self._timeout
+        return await _limited(self._call_all(calls), timeout)
 
-        One round trip; on a cluster one for each node that has one of the records, all at once.
-
-        Raises:
-            RedisError, OSError: if the server does not answer.
-        """
-        answers = await self._send(calls)
-        unknown = [n for n, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+    @resends_once
+    async def _call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        replies = await self._send_together(calls)
+        unknown = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
             for source in {calls[n].script.source for n in unknown}:
-                await self.client.script_load(source)
-            for n, answer in zip(
-                unknown, await self._send([calls[n] for n in unknown]), strict=True
-            ):
-                answers[n] = answer
-        return answers
+                await self._clients.get().script_load(source)
+            resent = await self._send_together([calls[n] for n in unknown])
+            for n, reply in zip(unknown, resent, strict=True):
+                replies[n] = reply
+        return replies
 
-    async def _send(self, calls: Sequence[ScriptCall], followup: Sequence[Any] = ()) -> list[Any]:
-        pipeline = self._pipeline()
+    async def _send_together(
+        self, calls: Sequence[ScriptCall], followup: Sequence[Any] = ()
+    ) -> list[Any]:
+        client = self._clients.get()
+        cluster = isinstance(client, ASYNCIO.cluster)
+        pipeline = client.pipeline() if cluster else client.pipeline(transaction=False)
         for script, name, arguments in calls:
-            # Not its method of that name, which a cluster's refuses.
+            # A cluster's pipeline has no evalsha method.
             pipeline.execute_command("EVALSHA", script.sha, 1, name, *arguments)
         if followup:
             pipeline.execute_command(*followup)
-        answers: list[Any] = await pipeline.execute(raise_on_error=False)
-        return answers
+        replies: list[Any] = await pipeline.execute(raise_on_error=False)
+        return replies
 
-    def _pipeline(self) -> Any:
-        client = self.client
-        cluster = isinstance(client, ASYNCIO.cluster)
-        return client.pipeline() if cluster else client.pipeline(transaction=False)
-
-    async def _call_then(self, call: ScriptCall, followup: Sequence[Any]) -> list[Any]:
-        answers = await self._send([call], followup)
-        if isinstance(answers[0], NoScriptError):
-            await self.client.script_load(call.script.source)
-            answers = await self._send([call], followup)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        return answers
-
-    def pool_for(self, name: str) -> Any:
-        """As `Line.server_of`; of a cluster its node, which is a pool of its own."""
-        client = self.client
-        if isinstance(client, ASYNCIO.cluster):
-            return client.get_node_from_key(name)
-        return client.connection_pool
-
-    @retries_closed_connection
     async def ping(self) -> None:
-        """Make sure that the server answers; raise what it, or the way to it, did wrong."""
-        await self.client.ping()
+        """See `Transport`."""
+        await (self._ping() if self._timeout is None else _limited(self._ping(), self._timeout))
+
+    @resends_once
+    async def _ping(self) -> None:
+        await self._clients.get().ping()
+
+    async def sleep(self, seconds: float) -> None:
+        """See `Transport`."""
+        await asyncio.sleep(seconds)
+
+    def with_timeout(self, timeout: float, *, retry: bool = True) -> AsyncioTransport:
+        """See `Transport`. It limits pings and batches, and shares the clients of this one."""
+        return AsyncioTransport(self._config, clients=self._clients, timeout=timeout)
+
+    def scoped(self, make: Callable[[], T], close: Callable[[T], Awaitable[None]]) -> Scope[T]:
+        """See `Transport`."""
+        return PerLoop(make, close)
+
+    def server_of(self, name: str) -> str:
+        """See `Transport`."""
+        node = self._node(name)
+        return "" if node is None else node.name
+
+    def connection_to(self, name: str) -> AsyncioConnection:
+        """See `Transport`."""
+        # A cluster's node has the attributes of a pool.
+        return AsyncioConnection(self._node(name) or self._clients.get().connection_pool)
+
+    def _node(self, name: str) -> Any:
+        client = self._clients.get()
+        return client.get_node_from_key(name) if isinstance(client, ASYNCIO.cluster) else None
 
     async def aclose(self) -> None:
-        """Hang up in the running event loop; the next command connects again."""
-        await self._clients.aclose()
+        """Close the running loop's connections; the next command opens others."""
+        if self._owns_clients:
+            await self._clients.aclose()
 
 
-async def _hang_up(client: Any) -> None:
+class AsyncioConnection:
+    """A `ServerConnection` of the running event loop, with the options of a pool's connections."""
+
+    def __init__(self, pool: Any) -> None:
+        self._connection = pool.connection_class(**tracking_options(pool.connection_kwargs))
+
+    async def connect(self) -> None:
+        """See `ServerConnection`."""
+        await _translated(self._connection.connect())
+
+    async def request(self, *command: Any) -> Any:
+        """See `ServerConnection`."""
+        await _translated(self._connection.send_command(*command))
+        return await _translated(self._connection.read_response())
+
+    async def read(self, timeout: float) -> Any:
+        """See `ServerConnection`."""
+        return await _translated(self._connection.read_response(timeout=timeout))
+
+    async def aclose(self) -> None:
+        """See `ServerConnection`."""
+        await self._connection.disconnect(nowait=True)
+
+
+async def _translated(awaitable: Awaitable[T]) -> T:
+    try:
+        return await awaitable
+    except asyncio.TimeoutError as error:  # not an OSError before Python 3.11
+        raise RedisTimeoutError("Redis did not reply in time") from error
+    except CLOSED_CONNECTION_ERRORS as error:
+        raise RedisConnectionError(f"the connection was closed: {error}") from error
+
+
+async def _limited(awaitable: Awaitable[T], timeout: float) -> T:
+    try:
+        return await asyncio.wait_for(awaitable, timeout)
+    except asyncio.TimeoutError as error:
+        raise RedisTimeoutError(f"no reply within {timeout:g} s") from error
+
+
+async def _close_client(client: Any) -> None:
     for each in (client, *sentinels_of(client)):
         close = getattr(each, "aclose", each.close)  # redis-py 5.0.1 renamed it
         await close()

@@ -1,128 +1,152 @@
-"""A line by way of a redis-py client: to a Redis Cluster, or by a client of the user's own.
+"""The blocking transport through a redis-py client: for Redis Cluster and for a user's client.
 
-Slower than a `Line`, and all that the client does is done: finding the node, following a slot that
-moves, whatever a user's subclass adds.
+It is slower than `SyncTransport`, but the client does all of its work: it finds the node, follows
+a slot that moves, and runs whatever a user's subclass adds.
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from redis import Redis, RedisCluster
 from redis.exceptions import AskError, NoScriptError, TryAgainError
 
-from celery_idempotent.store.transport.connection import close_client
-from celery_idempotent.store.transport.sync import ScriptCall
+from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.per_process import PerProcess
+from celery_idempotent.store.transport.connection import close_client, connect
+from celery_idempotent.store.transport.sync import SyncConnection
+from celery_idempotent.store.transport.transport import Scope, ScriptCall
 
-#: A node's words for: ask another one.
-_ELSEWHERE = (AskError, TryAgainError)  # MovedError is an AskError
+T = TypeVar("T")
+
+#: Replies after which the call has to be sent again: the script is not loaded, or the slot moves
+#: (MovedError is an AskError).
+_NOT_EXECUTED = (NoScriptError, AskError, TryAgainError)
 
 
 class ClientTransport:
-    """Calls scripts through a client.
+    """Calls scripts through a client, which is made with the first command.
 
     Args:
-        make: gives the client; called once, when the first command is due, since a cluster's
-            client connects as it is made.
-        borrowed: the client is the user's to close.
+        timeout: seconds that a command may take; the config's by default. It does not apply to a
+            client that the user gave.
+        retry: resend a command whose reply does not arrive in half of that time.
     """
 
-    def __init__(self, make: Callable[[], Any], *, borrowed: bool = False) -> None:
-        self._make = make
-        self._borrowed = borrowed
-        self._client: Any = None
+    def __init__(
+        self, config: StoreConfig, timeout: float | None = None, *, retry: bool = True
+    ) -> None:
+        self._config = config
+        self._timeout = timeout
+        self._retry = retry
+        self._connected_client: Any = None
 
     @property
-    def client(self) -> Any:
-        """The client."""
-        if self._client is None:
-            self._client = self._make()
-        return self._client
+    def _client(self) -> Any:
+        # Not in __init__: a cluster's client connects as it is made.
+        if self._connected_client is None:
+            self._connected_client = connect(
+                self._config, timeout=self._timeout, retries=int(self._retry)
+            )
+        return self._connected_client
 
-    def call(self, call: ScriptCall, *, followup: Sequence[Any] = ()) -> list[Any]:
-        """As `Line.call`."""
-        if followup:
-            return self._call_then(call, followup)
+    async def call(self, call: ScriptCall, followup: Sequence[Any] = ()) -> list[Any]:
+        """See `Transport`."""
         script, name, arguments = call
         try:
-            return [self.client.evalsha(script.sha, 1, name, *arguments)]
+            reply = self._client.evalsha(script.sha, 1, name, *arguments)
         except NoScriptError:
-            return [self.client.eval(script.source, 1, name, *arguments)]
+            reply = self._client.eval(script.source, 1, name, *arguments)
+        return self._call_again(call, followup) if followup else [reply]
 
-    def call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """As `Line.call_all`: one round trip for each node that has one of the records."""
-        answers: list[Any] = [None] * len(calls)
-        by_node: dict[int, list[int]] = defaultdict(list)
-        nodes: dict[int, Redis] = {}
-        for n, call in enumerate(calls):
-            node = self._node(call.name)
+    def _call_again(self, call: ScriptCall, followup: Sequence[Any]) -> list[Any]:
+        """Resend `call` with `followup` behind it, on one connection to the record's node.
+
+        The client has found the node and loaded the script by then. The script replies as it did
+        the first time, and WAIT refers to the writes of its own connection.
+        """
+        try:
+            return _send_together(self._node_client(call.name), call, followup)
+        except AskError as error:
+            # The slot is being moved, and the record is at the new node already.
+            cluster = self._client
+            node = cluster.get_redis_connection(cluster.get_node(error.host, error.port))
+            return _send_together(node, call, followup, asking=True)
+
+    async def call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """See `Transport`."""
+        replies: list[Any] = [None] * len(calls)
+        nodes: dict[int, Any] = {}
+        indexes_by_node: dict[int, list[int]] = defaultdict(list)
+        for index, call in enumerate(calls):
+            node = self._node_client(call.name)
             nodes[id(node)] = node
-            by_node[id(node)].append(n)
-        for node_id, places in by_node.items():
+            indexes_by_node[id(node)].append(index)
+        for node_id, indexes in indexes_by_node.items():
             pipeline = nodes[node_id].pipeline(transaction=False)
-            for n in places:
-                pipeline.evalsha(calls[n].script.sha, 1, calls[n].name, *calls[n].arguments)
-            for n, answer in zip(places, pipeline.execute(raise_on_error=False), strict=True):
-                answers[n] = self._by_itself(calls[n]) if _is_no_answer(answer) else answer
-        return answers
+            for index in indexes:
+                script, name, arguments = calls[index]
+                pipeline.evalsha(script.sha, 1, name, *arguments)
+            for index, reply in zip(indexes, pipeline.execute(raise_on_error=False), strict=True):
+                replies[index] = reply
+        for index, reply in enumerate(replies):
+            if isinstance(reply, _NOT_EXECUTED):
+                try:
+                    (replies[index],) = await self.call(calls[index])
+                except Exception as error:
+                    replies[index] = error
+        return replies
 
-    def _by_itself(self, call: ScriptCall) -> Any:
-        try:
-            return self.call(call)[0]
-        except Exception as error:
-            return error
+    async def ping(self) -> None:
+        """See `Transport`."""
+        self._client.ping()
 
-    def _call_then(self, call: ScriptCall, followup: Sequence[Any]) -> list[Any]:
-        # The client finds the node and teaches it the script. Sent again on one connection the call
-        # answers as before, and what stands behind it speaks of that connection.
-        self.call(call)
-        try:
-            return _together(self._node(call.name), call, followup)
-        except AskError as moving:
-            # The record is at its slot's next master already, which answers who asks for it so.
-            cluster = self.client
-            node = cluster.get_redis_connection(cluster.get_node(moving.host, moving.port))
-            return _together(node, call, followup, ahead=["ASKING"])[1:]
+    async def sleep(self, seconds: float) -> None:
+        """See `Transport`."""
+        time.sleep(seconds)
 
-    def _node(self, name: str) -> Redis:
-        """The client of the server that has the record."""
-        client = self.client
+    def with_timeout(self, timeout: float, *, retry: bool = True) -> ClientTransport:
+        """See `Transport`."""
+        return ClientTransport(self._config, timeout, retry=retry)
+
+    def scoped(self, make: Callable[[], T], close: Callable[[T], Awaitable[None]]) -> Scope[T]:
+        """See `Transport`."""
+        return PerProcess(make, close)
+
+    def server_of(self, name: str) -> str:
+        """See `Transport`."""
+        client = self._client
+        return client.get_node_from_key(name).name if isinstance(client, RedisCluster) else ""  # type: ignore[no-untyped-call]
+
+    def connection_to(self, name: str) -> SyncConnection:
+        """See `Transport`."""
+        return SyncConnection(self._node_client(name).connection_pool)
+
+    def _node_client(self, name: str) -> Any:
+        """Return the client of the server that has the record of this name."""
+        client = self._client
         if not isinstance(client, RedisCluster):
-            return client  # type: ignore[no-any-return]
+            return client
         node = client.get_node_from_key(name)  # type: ignore[no-untyped-call]
-        connection: Redis = client.get_redis_connection(node)
-        return connection
+        return client.get_redis_connection(node)
 
-    def pool_for(self, name: str) -> Any:
-        """As `Line.server_of`."""
-        return self._node(name).connection_pool
-
-    def ping(self) -> None:
-        """As `Line.ping`."""
-        self.client.ping()
-
-    def close(self) -> None:
-        """Hang up; the next command connects again."""
-        if self._client is None or self._borrowed:
-            return
-        client, self._client = self._client, None
-        close_client(client)
+    async def aclose(self) -> None:
+        """See `Transport`."""
+        client, self._connected_client = self._connected_client, None
+        if client is not None and not self._config.borrows_client:
+            close_client(client)
 
 
-def _together(
-    node: Redis, call: ScriptCall, followup: Sequence[Any], ahead: Sequence[str] = ()
+def _send_together(
+    node: Redis, call: ScriptCall, followup: Sequence[Any], *, asking: bool = False
 ) -> list[Any]:
-    """What one server answers to all of them, on one connection."""
-    pipeline = node.pipeline(transaction=False)
-    for command in ahead:
-        pipeline.execute_command(command)  # type: ignore[no-untyped-call]
+    pipeline: Any = node.pipeline(transaction=False)
+    if asking:
+        pipeline.execute_command("ASKING")
     pipeline.evalsha(call.script.sha, 1, call.name, *call.arguments)
-    pipeline.execute_command(*followup)  # type: ignore[no-untyped-call]
-    answers: list[Any] = pipeline.execute()
-    return answers
-
-
-def _is_no_answer(answer: Any) -> bool:
-    return isinstance(answer, (NoScriptError, *_ELSEWHERE))
+    pipeline.execute_command(*followup)
+    replies: list[Any] = pipeline.execute()
+    return replies[-2:]

@@ -1,192 +1,216 @@
-"""A line to one server, with as little as possible around each command.
+"""The blocking transport to a single server.
 
-redis-py's client does for every command what few need: it asks the socket whether the server has
-hung up, takes locks, measures, packs and reads piece by piece. That takes longer than Redis does,
-and the gate would pay it twice an execution. This is redis-py's connection without the rest, and
-needs none of it: a server that hung up is found out by the command itself, which is then sent
-again, and every script answers a resend as it answered the first time.
+It uses redis-py's connections without redis-py's client. For every command the client asks the
+socket whether the server has closed the connection, takes locks and records metrics, which takes
+longer than Redis does. A closed connection is detected here when a command fails on it; the command
+is then resent.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
-from redis import Redis
+import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ReadOnlyError
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_idempotent.store.scripts import Script
-from celery_idempotent.store.transport.connection import close_client
-from celery_idempotent.store.transport.reply_reader import ReplyReader
+from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.per_process import PerProcess
+from celery_idempotent.store.transport.connection import close_client, connect
+from celery_idempotent.store.transport.transport import Scope, ScriptCall
 
-#: Seconds before a command is sent again: first at once, since a connection may have gone stale.
-PAUSES = (0.0, 0.1)
+T = TypeVar("T")
 
-
-class ScriptCall(NamedTuple):
-    """One script on one record."""
-
-    script: Script
-    #: The record's in Redis.
-    name: str
-    arguments: Sequence[Any]
+#: Seconds before each resend. The first is immediate: the connection may just have been stale.
+RESEND_DELAYS = (0.0, 0.1)
 
 
 class SyncTransport:
-    """Connections as `client` would make them, the last used first; for any number of threads.
+    """A pool of connections for any number of threads; the connection used last is reused first.
 
     Args:
-        client: whose connections do not try again by themselves.
-        timeout: seconds after which a command is not sent again any more.
+        timeout: seconds that a command may take, resends included; the config's by default.
+        retry: resend a command whose reply does not arrive in half of that time.
+
+    Raises:
+        SettingsError: if the config is invalid.
     """
 
-    def __init__(self, client: Redis, timeout: float) -> None:
-        # A pool's own make_connection counts, never hears of a connection that is gone, and refuses
-        # at its limit: after a hundred of them (redis-py 8) a process could connect no more.
-        self._client = client
-        self._pool = pool = client.connection_pool
-        self._make: Callable[[], Any] = lambda: pool.connection_class(**pool.connection_kwargs)
-        self._timeout = timeout
-        self._free: list[tuple[Any, ReplyReader]] = []
+    def __init__(
+        self, config: StoreConfig, timeout: float | None = None, *, retry: bool = True
+    ) -> None:
+        self._config = config
+        self._timeout = config.timeout if timeout is None else timeout
+        wait = self._timeout / 2 if retry else self._timeout
+        self._client = connect(config, timeout=wait, retries=0)
+        # The pool's make_connection is not used: from redis-py 8 on it counts the connections that
+        # it has made, lost ones included, and refuses beyond a limit.
+        self._pool = self._client.connection_pool
+        self._idle: list[Any] = []
 
-    def call(self, call: ScriptCall, *, followup: Sequence[Any] = ()) -> list[Any]:
-        """The answer to `call`, and to the command `then` behind it on the same connection.
+    async def call(self, call: ScriptCall, followup: Sequence[Any] = ()) -> list[Any]:
+        """See `Transport`."""
+        script, name, arguments = call
+        followups = (followup,) if followup else ()
+        replies = self.send(("EVALSHA", script.sha, 1, name, *arguments), *followups)
+        if isinstance(replies[0], NoScriptError):
+            # The server was flushed or restarted, or it is a new master. EVAL also loads a script.
+            replies = self.send(("EVAL", script.source, 1, name, *arguments), *followups)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
 
-        One round trip; two when the server has yet to learn the script.
-
-        Raises:
-            ResponseError: if the server answers with an error.
-            RedisError, OSError: if it does not answer.
-        """
-        behind = [packed(followup)] if followup else []
-        answers = self.send([by_sha(call), *behind])
-        if isinstance(answers[0], NoScriptError):
-            # Flushed, restarted or failed over. EVAL runs it and makes it known.
-            answers = self.send([by_source(call), *behind])
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        return answers
-
-    def call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """The answer to each of `calls`, or the error that is its answer, in one round trip.
-
-        Raises:
-            RedisError, OSError: if the server does not answer.
-        """
-        answers = self.send([*map(by_sha, calls)])
-        unknown = [n for n, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+    async def call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """See `Transport`."""
+        replies = self.send(*(("EVALSHA", c.script.sha, 1, c.name, *c.arguments) for c in calls))
+        unknown = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
-            # The first of each script makes it known to the others behind it.
-            first = {calls[n].script.sha: n for n in reversed(unknown)}
-            again = self.send(
-                [by_source(calls[n]) if n in first.values() else by_sha(calls[n]) for n in unknown]
-            )
-            for n, answer in zip(unknown, again, strict=True):
-                answers[n] = answer
-        return answers
+            loaded = set()
+            commands: list[Sequence[Any]] = []
+            for script, name, arguments in (calls[n] for n in unknown):
+                # The first call of a script loads it for the others.
+                first = script.sha not in loaded
+                loaded.add(script.sha)
+                head = ("EVAL", script.source) if first else ("EVALSHA", script.sha)
+                commands.append((*head, 1, name, *arguments))
+            for n, reply in zip(unknown, self.send(*commands), strict=True):
+                replies[n] = reply
+        return replies
 
-    def pool_for(self, name: str) -> Any:
-        """The connection pool of the server that has the record of this name."""
-        return self._pool
+    async def ping(self) -> None:
+        """See `Transport`."""
+        (reply,) = self.send(("PING",))
+        if isinstance(reply, Exception):
+            raise reply
 
-    def ping(self) -> None:
-        """Make sure that the server answers; raise what it, or the way to it, did wrong."""
-        (answer,) = self.send([packed(("PING",))])
-        if isinstance(answer, Exception):
-            raise answer
-
-    def send(self, requests: Sequence[bytes]) -> list[Any]:
-        """The answers to packed `requests`, errors as values; they may reach the server repeatedly.
+    def send(self, *commands: Sequence[Any]) -> list[Any]:
+        """Send `commands` in one round trip and return the replies; error replies are values.
 
         Raises:
-            RedisError, OSError: if there is one without an answer.
+            RedisError, OSError: if a reply is missing after all resends.
         """
-        started = time.monotonic()
-        for pause in (*PAUSES, None):
+        started_at = time.monotonic()
+        for delay in (*RESEND_DELAYS, None):
             try:
-                return self._send_once(requests)
+                return self._send_once(commands)
             except (RedisConnectionError, RedisTimeoutError, ReadOnlyError):
-                # Whatever cut this connection off has probably cut off the others.
-                self._free.clear()
-                spent = time.monotonic() - started
-                if pause is None or spent > 0.6 * self._timeout:
+                # The other idle connections have most likely been lost with this one.
+                self._idle.clear()
+                if delay is None or time.monotonic() - started_at > 0.6 * self._timeout:
                     raise
-                time.sleep(pause)
+                time.sleep(delay)
         raise AssertionError("unreachable")
 
-    def _send_once(self, requests: Sequence[bytes]) -> list[Any]:
-        taken = self._take()
-        connection, said = taken
+    def _send_once(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        connection = self._take_idle() or self._open_connection()
+        replies: list[Any] = []
         try:
-            connection.send_packed_command(requests, check_health=False)
-            answers = [said.next() for _ in requests]
-            for answer in answers:
-                if isinstance(answer, (RedisConnectionError, ReadOnlyError)):
-                    raise answer
+            packed = connection.pack_commands(commands)
+            connection.send_packed_command(packed, check_health=False)
+            while len(replies) < len(commands):
+                try:
+                    reply = connection.read_response(disable_decoding=True)
+                except ReadOnlyError:
+                    raise
+                except ResponseError as error:
+                    reply = error
+                if not (isinstance(reply, list) and is_push(reply)):
+                    replies.append(reply)
         except BaseException:
-            # Interrupted, perhaps: an answer is on its way, and must not become another command's.
+            # After an interruption a reply may still arrive; no other command must read it.
             connection.disconnect()
             raise
-        self._free.append(taken)
-        return answers
+        self._idle.append(connection)
+        return replies
 
-    def _take(self) -> tuple[Any, ReplyReader]:
-        while self._free:
+    def _take_idle(self) -> Any:
+        while self._idle:
             try:
-                taken = self._free.pop()
-            except IndexError:
-                break  # another thread was faster
-            if taken[0].pid == os.getpid():  # else it is of the process that this is a fork of
-                return taken
-        connection = self._make()
-        connection.connect()
-        return connection, ReplyReader(connection)
+                connection = self._idle.pop()
+            except IndexError:  # another thread took it
+                break
+            if connection.pid == os.getpid():  # otherwise it belongs to the parent of this fork
+                return connection
+        return None
 
-    def close(self) -> None:
-        """Hang up; the next command connects again."""
-        while self._free:
-            self._free.pop()[0].disconnect()
+    def _open_connection(self) -> Any:
+        connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        connection.connect()
+        return connection
+
+    async def sleep(self, seconds: float) -> None:
+        """See `Transport`."""
+        time.sleep(seconds)
+
+    def with_timeout(self, timeout: float, *, retry: bool = True) -> SyncTransport:
+        """See `Transport`."""
+        return SyncTransport(self._config, timeout, retry=retry)
+
+    def scoped(self, make: Callable[[], T], close: Callable[[T], Awaitable[None]]) -> Scope[T]:
+        """See `Transport`."""
+        return PerProcess(make, close)
+
+    def server_of(self, name: str) -> str:
+        """See `Transport`."""
+        return ""
+
+    def connection_to(self, name: str) -> SyncConnection:
+        """See `Transport`."""
+        return SyncConnection(self._pool)
+
+    async def aclose(self) -> None:
+        """See `Transport`."""
+        while (connection := self._take_idle()) is not None:
+            connection.disconnect()
         close_client(self._client)
 
 
-def packed(args: Sequence[Any]) -> bytes:
-    """A command, as Redis reads it."""
-    return b"*%d%b\r\n" % (len(args), _bulks(args))
+def is_push(reply: list[Any]) -> bool:
+    """Return whether `reply` is a push message of RESP3, which is not a reply to a command.
+
+    redis-py before 6 with hiredis returns one like a reply. No command that is sent here has a
+    reply that is a list and begins with text.
+    """
+    return bool(reply) and isinstance(reply[0], bytes)
 
 
-def by_sha(call: ScriptCall) -> bytes:
-    """The command that calls a script which the server knows."""
-    return _head("EVALSHA", call.script.sha, len(call.arguments)) + _rest(call)
+class SyncConnection:
+    """A blocking `ServerConnection`, with the options of a pool's connections."""
+
+    def __init__(self, pool: Any) -> None:
+        self._connection = pool.connection_class(**tracking_options(pool.connection_kwargs))
+
+    async def connect(self) -> None:
+        """See `ServerConnection`."""
+        self._connection.connect()
+
+    async def request(self, *command: Any) -> Any:
+        """See `ServerConnection`."""
+        self._connection.send_command(*command)
+        return self._connection.read_response()
+
+    async def read(self, timeout: float) -> Any:
+        """See `ServerConnection`."""
+        if self._connection.can_read(timeout):
+            return self._connection.read_response()
+        return None
+
+    async def aclose(self) -> None:
+        """See `ServerConnection`."""
+        self._connection.disconnect()
 
 
-def by_source(call: ScriptCall) -> bytes:
-    """The command that calls any script."""
-    return _head("EVAL", call.script.source, len(call.arguments)) + _rest(call)
+#: redis-py before 5 has RESP2 only.
+_RESP2 = {"protocol": 2} if int(redis.__version__.partition(".")[0]) >= 5 else {}
+#: Options that redis-py 8 rejects together with RESP2.
+_RESP3_OPTIONS = ("maint_notifications", "oss_cluster_maint_notifications")
 
 
-@cache
-def _head(command: str, script: str, arguments: int) -> bytes:
-    return b"*%d%b" % (4 + arguments, _bulks((command, script, 1)))
-
-
-def _rest(call: ScriptCall) -> bytes:
-    return _bulks((call.name, *call.arguments)) + b"\r\n"
-
-
-#: What stands before a word of so many bytes; the line that it ends is that of the word before it.
-_SIZES = [b"\r\n$%d\r\n" % size for size in range(256)]
-
-
-def _bulks(args: Sequence[Any]) -> bytes:
-    parts: list[bytes] = []
-    for word in args:
-        data = word if type(word) is bytes else str(word).encode()
-        size = len(data)
-        parts += _SIZES[size] if size < 256 else b"\r\n$%d\r\n" % size, data
-    return b"".join(parts)
+def tracking_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return a connection's `options` for RESP2, in which invalidations are ordinary messages."""
+    return {n: value for n, value in options.items() if not n.startswith(_RESP3_OPTIONS)} | _RESP2

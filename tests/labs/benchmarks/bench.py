@@ -13,7 +13,8 @@ from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.record_store import RecordStore, transport_for
+from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply, Script
 from celery_idempotent.store.transport.connection import connect
 from celery_idempotent.store.transport.sync import ScriptCall, SyncTransport
@@ -43,23 +44,21 @@ class Bench:
         self.store = RecordStore(self.config, lambda record: record.body)
         self.new_keys = keys()
         self.no_op_sha: str = self.client.script_load(NO_OP)
-        transport = transport_for(self.config)
-        assert isinstance(transport, SyncTransport)
-        self._transport = transport
+        self._transport = SyncTransport(self.config)
         self._no_op = ScriptCall(
             Script("no_op", NO_OP, (), frozenset(), self.no_op_sha), "idem:-", ()
         )
 
     def begin(self, key: Key) -> Reply:
         """Sends a begin."""
-        return self.store.execute(begin_command(key))
+        return run_sync(self.store.execute(begin_command(key)))
 
     def run(self, key: Key | None = None, size: int = 100, store: RecordStore | None = None) -> Key:
         """Begins and completes an execution that does nothing; returns its key."""
         key = next(self.new_keys) if key is None else key
         store = store or self.store
-        token = store.record(key, store.execute(begin_command(key)).raw).token
-        store.execute(complete_command(key, token, make_result(size)))
+        token = store.record(key, run_sync(store.execute(begin_command(key))).raw).token
+        run_sync(store.execute(complete_command(key, token, make_result(size))))
         return key
 
     def begin_token(self, key: Key) -> int:
@@ -72,12 +71,12 @@ class Bench:
 
     def no_op_by_transport(self) -> None:
         """Calls a script that does nothing through the store's transport."""
-        self._transport.call(self._no_op)
+        run_sync(self._transport.call(self._no_op))
 
     def close(self) -> None:
         """Closes all connections."""
-        self.store.close()
-        self._transport.close()
+        run_sync(self.store.aclose())
+        run_sync(self._transport.aclose())
         self.client.close()
 
     def run_no_op_scripts(self) -> None:
@@ -85,7 +84,7 @@ class Bench:
         key = next(self.new_keys)
         for command in (begin_command(key), complete_command(key, 1)):
             name = self.store.name(key)
-            self._transport.call(ScriptCall(self._no_op.script, name, command.arguments))
+            run_sync(self._transport.call(ScriptCall(self._no_op.script, name, command.arguments)))
 
     def usec_per_call(self, command: str = "evalsha") -> float:
         """Returns the mean server time of `command` since ``CONFIG RESETSTAT``."""

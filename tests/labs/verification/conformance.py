@@ -28,6 +28,7 @@ from celery_idempotent.record.record import Record as StoredRecord
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command, Extension
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from tests.labs.verification.model import Clock, Protocol, Record, Result
 from tests.labs.verification.wire import AT_THE_MOMENT, MOMENT, TOLERANCE_MS, encode, microsecond
@@ -168,9 +169,9 @@ class Machine(RuleBasedStateMachine):
             if mode < 0:
                 self.prolong(LEASE_MS + mode)
             return result
-        result = self.compare(command, self.harness.store.execute(command))
+        result = self.compare(command, run_sync(self.harness.store.execute(command)))
         if mode == RESENT:
-            again = self.compare(command, self.harness.store.execute(command))
+            again = self.compare(command, run_sync(self.harness.store.execute(command)))
             assert again.case == result.case, "a resend changes the reply"
         return result
 

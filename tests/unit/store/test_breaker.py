@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.store import breaker as module
 from celery_idempotent.store.breaker import Breaker
+from celery_idempotent.store.run_sync import run_sync
 
 
 class Redis:
@@ -19,7 +20,7 @@ class Redis:
         self.away = True
         self.probes = 0
 
-    def probe(self) -> None:
+    async def probe(self) -> None:
         self.probes += 1
         if self.away:
             raise StoreUnavailableError("Redis cannot be reached: refused")
@@ -47,18 +48,18 @@ def redis() -> Redis:
 
 @pytest.fixture
 def breaker(redis: Redis, clock: Clock) -> Breaker:
-    return Breaker(failures=2, longest_pause=8.0, probe=redis.probe)
+    return Breaker(threshold=2, max_delay=8.0, probe=redis.probe)
 
 
 def fail(breaker: Breaker, times: int = 2) -> None:
     for _ in range(times):
-        breaker.enter()
+        run_sync(breaker.check())
         breaker.record_failure()
 
 
 def refused(breaker: Breaker) -> bool:
     try:
-        breaker.enter()
+        run_sync(breaker.check())
     except StoreUnavailableError:
         return True
     return False
@@ -66,7 +67,7 @@ def refused(breaker: Breaker) -> bool:
 
 def test_everything_goes_through_a_closed_one(breaker: Breaker) -> None:
     for _ in range(100):
-        breaker.enter()
+        run_sync(breaker.check())
         breaker.record_success()
 
     assert not breaker.open
@@ -76,9 +77,9 @@ def test_failures_in_a_row_open_it(breaker: Breaker, redis: Redis) -> None:
     fail(breaker)
 
     with pytest.raises(
-        StoreUnavailableError, match=r"not answered 2 times .* asked again in [01]\.\d s$"
+        StoreUnavailableError, match=r"not replied 2 times .* next attempt is in [01]\.\d s$"
     ):
-        breaker.enter()
+        run_sync(breaker.check())
     assert redis.probes == 0
 
 
@@ -95,7 +96,7 @@ def test_after_a_pause_one_caller_asks_and_opens_the_way(
 ) -> None:
     fail(breaker)
     redis.away = False
-    clock.now += module.FIRST_PAUSE
+    clock.now += module.FIRST_DELAY
 
     assert not refused(breaker)
     assert redis.probes == 1
@@ -123,14 +124,14 @@ def test_one_probes_while_all_others_are_refused_at_once(
 ) -> None:
     asking, answer = threading.Event(), threading.Event()
 
-    def slow_probe() -> None:
+    async def slow_probe() -> None:
         asking.set()
         answer.wait(10)
 
-    breaker = Breaker(failures=1, longest_pause=8.0, probe=slow_probe)
+    breaker = Breaker(threshold=1, max_delay=8.0, probe=slow_probe)
     fail(breaker, 1)
-    clock.now += module.FIRST_PAUSE
-    prober = threading.Thread(target=breaker.enter)
+    clock.now += module.FIRST_DELAY
+    prober = threading.Thread(target=lambda: run_sync(breaker.check()))
     prober.start()
     asking.wait(10)
 
@@ -149,16 +150,19 @@ def test_others_may_hear_of_the_end_first(breaker: Breaker, redis: Redis) -> Non
 
 
 def test_a_prober_that_dies_is_not_the_last(clock: Clock) -> None:
-    def interrupted() -> None:
+    async def interrupted() -> None:
         raise KeyboardInterrupt
 
-    probes: list[Callable[[], None]] = [interrupted, lambda: None]
-    breaker = Breaker(failures=1, longest_pause=8.0, probe=lambda: probes.pop(0)())
+    async def answered() -> None:
+        pass
+
+    probes: list[Callable[[], Awaitable[None]]] = [interrupted, answered]
+    breaker = Breaker(threshold=1, max_delay=8.0, probe=lambda: probes.pop(0)())
     fail(breaker, 1)
-    clock.now += module.FIRST_PAUSE
+    clock.now += module.FIRST_DELAY
     with pytest.raises(KeyboardInterrupt):
-        breaker.enter()
+        run_sync(breaker.check())
     assert refused(breaker)
-    clock.now += 2 * module.FIRST_PAUSE
+    clock.now += 2 * module.FIRST_DELAY
 
     assert not refused(breaker)

@@ -59,9 +59,9 @@ class ManyLeases(Measure):
         trips: list[int] = []
         send = SyncTransport.send
 
-        def counting(transport: SyncTransport, requests: Sequence[bytes]) -> list[Any]:
-            trips.append(sum(b"EVALSHA" in request for request in requests))
-            return send(transport, requests)
+        def counting(transport: SyncTransport, *requests: Sequence[Any]) -> list[Any]:
+            trips.append(sum(request[0] == "EVALSHA" for request in requests))
+            return send(transport, *requests)
 
         with self._leases(server):
             # The first heartbeat loads the script and needs two round trips.

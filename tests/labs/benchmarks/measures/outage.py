@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from celery_idempotent import Idempotency, StoreUnavailableError
+from celery_idempotent.store.run_sync import run_sync
 from tests.labs.benchmarks.bench import begin_command, keys, private_server
 from tests.labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread
 from tests.labs.benchmarks.interleaving import Call, interleave
@@ -36,7 +37,7 @@ class OpenBreaker(Measure):
             calls = {
                 REJECTED: _suppress(lambda: rejected(1)),
                 UNPROTECTED: lambda: unprotected(1),
-                STORE: _suppress(lambda: store.execute(begin_command(next(new_keys)))),
+                STORE: _suppress(lambda: run_sync(store.execute(begin_command(next(new_keys))))),
             }
             while not store.breaker.open:
                 calls[REJECTED]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from celery_idempotent import Decision, Idempotency
+from celery_idempotent.store.run_sync import run_sync
 from tests.faults.proxy import Proxy
 from tests.labs.benchmarks.bench import private_server
 from tests.labs.benchmarks.figure import Figure, Goal, MeasureResult
@@ -37,7 +38,7 @@ class RoundTrips(Measure):
             with idem.execution("held") as execution:
                 rejected = round_trips(conflict)
                 execution.complete()
-            idem.executor.store.close()
+            run_sync(idem.executor.store.aclose())
         return MeasureResult(
             [
                 Figure("run", run, goal=Goal(2, "=")),

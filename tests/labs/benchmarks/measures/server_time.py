@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command, Extension
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.discovery import External, find_servers
 from tests.labs.benchmarks.bench import (
     LEASE_MS,
@@ -78,10 +79,10 @@ def _microseconds(bench: Bench, name: str, pipelined: bool, number: int) -> floa
     commands = _prepare(bench, name, number)
     bench.client.config_resetstat()
     if pipelined:
-        bench.store.execute_all(commands)
+        run_sync(bench.store.execute_all(commands))
     else:
         for command in commands:
-            bench.store.execute(command)
+            run_sync(bench.store.execute(command))
     mean = bench.usec_per_call()
     bench.client.unlink(*(bench.store.name(command.key) for command in commands))
     return mean

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from celery_idempotent import Decision, Idempotency
+from celery_idempotent.store.run_sync import run_sync
 from tests.labs.benchmarks.bench import private_server
 from tests.labs.benchmarks.command_monitor import CommandMonitor
 from tests.labs.benchmarks.figure import Curves, Figure, Goal, MeasureResult, Spread
@@ -56,7 +57,7 @@ class Waiting(Measure):
                     done += 1
                     progress(done / steps)
                 commands[duration] = sum(rates) / len(rates)
-            idem.executor.store.close()
+            run_sync(idem.executor.store.aclose())
         longest = max(self.DURATIONS)
         spreads = {duration: Spread.from_values(each) for duration, each in delays.items()}
         overall = Spread.from_values([delay for each in delays.values() for delay in each])

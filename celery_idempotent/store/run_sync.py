@@ -1,0 +1,25 @@
+"""Runs the store's coroutines in code that blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run `coroutine`, which must never suspend, and return its result.
+
+    The coroutines of a store with a blocking transport do not suspend: they block instead.
+
+    Raises:
+        RuntimeError: if the coroutine waits for an event loop.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    coroutine.close()
+    raise RuntimeError("run_sync was given a coroutine that waits for an event loop")

@@ -1,0 +1,196 @@
+"""What SyncTransport sends and what it reads, against a server that replies as it is told."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from redis._parsers import _HiredisParser, _RESP2Parser
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import InvalidResponse, NoScriptError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.utils import HIREDIS_AVAILABLE
+
+from celery_idempotent.store import scripts
+from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.store.transport.sync import SyncTransport
+from celery_idempotent.store.transport.transport import ScriptCall
+
+PARSERS = {"python": _RESP2Parser, **({"hiredis": _HiredisParser} if HIREDIS_AVAILABLE else {})}
+
+LONG = b"x" * 200_000
+PUSH = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\na\r\n"
+#: Replies on the wire, and the values that they are read as.
+REPLIES: dict[bytes, Any] = {
+    b"$5\r\na\r\nbc\r\n": b"a\r\nbc",
+    b"$0\r\n\r\n": b"",
+    b"$200000\r\n" + LONG + b"\r\n": LONG,
+    b":-17\r\n": -17,
+    b"+PONG\r\n": b"PONG",
+    b"*2\r\n:1\r\n$1\r\n2\r\n": [1, b"2"],
+    b"*0\r\n": [],
+}
+RESP2_REPLIES = {**REPLIES, b"$-1\r\n": None}
+RESP3_REPLIES = {**REPLIES, b"_\r\n": None, PUSH + b":5\r\n": 5, PUSH + PUSH + b"+OK\r\n": b"OK"}
+
+
+class ScriptedServer:
+    """Accepts connections and handshakes, and sends `replies` to all other commands in turn.
+
+    Args:
+        replies: bytes; None closes the connection.
+        size: of the pieces in which replies are sent.
+    """
+
+    def __init__(self, *replies: bytes | None, size: int = 65536) -> None:
+        self.commands: list[list[bytes]] = []
+        self._replies = list(replies)
+        self._size = size
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                with connection, suppress(OSError, ValueError):
+                    self._serve(connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        reader = connection.makefile("rb")
+        while header := reader.readline():
+            command = []
+            for _ in range(int(header[1:])):
+                size = int(reader.readline()[1:])
+                command.append(reader.read(size + 2)[:-2])
+            if command[0] == b"HELLO":
+                connection.sendall(b"%1\r\n+proto\r\n:3\r\n")
+            elif command[0] in (b"CLIENT", b"SELECT"):
+                connection.sendall(b"+OK\r\n")
+            else:
+                self.commands.append(command)
+                reply = self._replies.pop(0) if self._replies else b""
+                if reply is None:
+                    return
+                for start in range(0, len(reply), self._size):
+                    connection.sendall(reply[start : start + self._size])
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+Connect = Callable[..., tuple[ScriptedServer, SyncTransport]]
+
+
+@pytest.fixture(params=PARSERS)
+def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """Start a server with these replies and connect to it, with each of redis-py's parsers."""
+    servers = []
+
+    def start(
+        *replies: bytes | None, size: int = 65536, protocol: int = 2, timeout: float = 5.0
+    ) -> tuple[ScriptedServer, SyncTransport]:
+        server = ScriptedServer(*replies, size=size)
+        servers.append(server)
+        options = {"parser_class": PARSERS[request.param], "protocol": protocol}
+        config = StoreConfig(url=f"redis://127.0.0.1:{server.port}", options=options)
+        return server, SyncTransport(config, timeout)
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.mark.parametrize("size", [3, 7, 65536])
+@pytest.mark.parametrize(("protocol", "replies"), [(2, RESP2_REPLIES), (3, RESP3_REPLIES)])
+def test_replies_are_read_in_pieces_of_any_size(
+    connect: Connect, size: int, protocol: int, replies: dict[bytes, Any]
+) -> None:
+    _, transport = connect(*replies, size=size, protocol=protocol)
+
+    assert transport.send(*[("ECHO", n) for n in range(len(replies))]) == list(replies.values())
+
+
+def test_a_push_message_is_not_a_reply(connect: Connect) -> None:
+    _, transport = connect(PUSH + b"$3\r\nown\r\n", b"$5\r\nother\r\n", protocol=3)
+
+    assert transport.send(("ECHO", "own")) == [b"own"]
+    assert transport.send(("ECHO", "other")) == [b"other"]
+
+
+def test_an_error_reply_is_a_value_of_its_class(connect: Connect) -> None:
+    _, transport = connect(b"-NOSCRIPT No matching script.\r\n", b"-ERR unknown command\r\n")
+
+    unknown_script, other = transport.send(("ECHO", 1), ("ECHO", 2))
+
+    assert isinstance(unknown_script, NoScriptError)
+    assert type(other) is ResponseError
+    assert str(other) == "unknown command"
+
+
+def test_bytes_of_another_protocol_are_an_error(connect: Connect) -> None:
+    _, transport = connect(b"HTTP/1.1 400 Bad Request\r\n")
+
+    with pytest.raises(InvalidResponse):
+        transport.send(("PING",))
+
+
+def test_a_reply_that_is_cut_off_is_requested_again(connect: Connect) -> None:
+    server, transport = connect(None, b"+PONG\r\n")
+
+    assert transport.send(("PING",)) == [b"PONG"]
+    assert server.commands == [[b"PING"]] * 2
+
+
+def test_a_server_that_always_closes_the_connection_is_an_error(connect: Connect) -> None:
+    _, transport = connect(None, None, None)
+
+    with pytest.raises(RedisConnectionError):
+        transport.send(("PING",))
+
+
+def test_a_reply_that_does_not_arrive_is_a_timeout(connect: Connect) -> None:
+    _, transport = connect(timeout=0.02)
+
+    with pytest.raises(RedisTimeoutError):
+        transport.send(("PING",))
+
+
+def test_arguments_are_sent_as_redis_py_encodes_them(connect: Connect) -> None:
+    server, transport = connect(b"+OK\r\n")
+
+    transport.send(("WAIT", 2, b"\xff\r\n", "ä", "", LONG))
+
+    assert server.commands == [[b"WAIT", b"2", b"\xff\r\n", "ä".encode(), b"", LONG]]
+
+
+def test_a_script_is_called_by_its_digest_and_if_unknown_by_its_source(connect: Connect) -> None:
+    server, transport = connect(b"-NOSCRIPT No matching script.\r\n", b"$2\r\nok\r\n")
+    script = scripts.load("forget")
+
+    reply = run_sync(transport.call(ScriptCall(script, "idem:ä", [7])))
+
+    assert reply == [b"ok"]
+    rest = [b"1", "idem:ä".encode(), b"7"]
+    assert server.commands == [
+        [b"EVALSHA", script.sha.encode(), *rest],
+        [b"EVAL", script.source.encode(), *rest],
+    ]
+
+
+def test_unknown_scripts_of_a_batch_are_sent_once_each(connect: Connect) -> None:
+    missing = b"-NOSCRIPT No matching script.\r\n"
+    server, transport = connect(missing, b"$1\r\n1\r\n", missing, b"$1\r\n0\r\n", b"$1\r\n2\r\n")
+    script = scripts.load("forget")
+
+    replies = run_sync(transport.call_all([ScriptCall(script, f"{n}", []) for n in range(3)]))
+
+    assert replies == [b"0", b"1", b"2"]
+    assert [command[0] for command in server.commands] == [b"EVALSHA"] * 3 + [b"EVAL", b"EVALSHA"]
