@@ -20,14 +20,14 @@ import redis
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from celery_idempotent.store import scripts
+from celery_idempotent.store import commands, scripts
 from tests.labs.verification import table
 from tests.labs.verification.conformance import Machine, lengths
 from tests.labs.verification.conformance_run import server_of
 from tests.labs.verification.equivalent_mutants import SURVIVORS
 from tests.labs.verification.lua_mutants import Mutant
 from tests.store.deployments import KINDS
-from tests.store.record_harness import RecordHarness, close_stores, store_at
+from tests.store.record_harness import KEY, RecordHarness, close_stores, store_at
 
 #: Seconds that tests/store may take; a mutant that makes them take longer is detected, too.
 SUITE_TIMEOUT = 300.0
@@ -62,6 +62,8 @@ def installed(mutant: Mutant) -> Iterator[None]:
     read_source = scripts.read_source
     scripts.read_source = lambda name: mutant.source if name == mutant.script else read_source(name)
     scripts.load.cache_clear()
+    # A store that kept the scripts it loaded before would not run the mutant.
+    assert commands.get(KEY).script is scripts.load("get")
     try:
         yield
     finally:
