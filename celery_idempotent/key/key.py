@@ -1,4 +1,4 @@
-"""A key: names the record of a call, and tells calls with other arguments apart."""
+"""A key: names the record of a call, and distinguishes calls with other arguments."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Key:
     """What a rule derives from a call.
 
     `digest` is 128 bits of BLAKE2b in URL-safe letters; what was hashed appears nowhere, so names
-    in Redis hold no personal data, no braces and no line breaks. `fingerprint` tells calls with
-    the same key and different arguments apart; it is empty where the key covers all arguments.
+    in Redis hold no personal data, no braces and no line breaks. `fingerprint` differs between
+    calls with the same key and different arguments; it is empty where the key covers all arguments.
     """
 
     task: str

@@ -87,8 +87,8 @@ def _checked_name(body: bytes, key: str, field: str) -> str:
     """Returns the object's name in `body`.
 
     Raises:
-        CorruptRecordError: if :func:`put` cannot have written it: whoever can write to Redis must
-            not be able to choose which object is read or deleted.
+        CorruptRecordError: if :func:`put` cannot have written it: a client that can write to
+            Redis must not be able to choose which object is read or deleted.
     """
     name = body.decode(errors="replace")
     end = "" if field == RESULT else f":{_field_code(field)}"

@@ -30,8 +30,8 @@ class PlainResultCodec:
     def restore_error(self, prepared: dict[str, Any]) -> BaseException:
         """Returns the exception, or one of the same name if its class is not loaded.
 
-        Imports no module, and calls only exception classes: whoever can write to Redis must not be
-        able to choose what is executed.
+        Imports no module, and calls only exception classes: a client that can write to Redis must
+        not be able to choose what is executed.
         """
         module, name = prepared["exc_module"], prepared["exc_type"]
         try:
