@@ -27,8 +27,11 @@ from celery_idempotent.payload.backend_result_codec import BackendResultCodec
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.payload.offload_storage import BackendOffloadStorage
 from celery_idempotent.settings import OPTIONS, PREFIX, Settings
+from celery_idempotent.store.commands import Command
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.store.scripts import Reply
 
 
 class ConfigurationError(SettingsError, ImproperlyConfigured, click.ClickException):
@@ -75,6 +78,14 @@ class TaskConfiguration:
             ConfigurationError: if no setting names a Redis server.
         """
         return executor_of(self._app, self.settings)
+
+    def execute(self, command: Command) -> Reply:
+        """Executes a command in the task's store, and returns the reply.
+
+        Raises:
+            StoreUnavailableError: if Redis does not reply.
+        """
+        return run_sync(self.executor.store.execute(command))
 
 
 def _values_of(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:

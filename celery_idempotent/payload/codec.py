@@ -237,13 +237,6 @@ class PayloadCodec:
         return self._decode(payload, record.key, RESULT, self._accept)
 
     # Goes with its last caller.
-    def of_error(
-        self, error: BaseException, settings: Settings, *, key: str, token: int
-    ) -> Payload:
-        """As :meth:`encode_error`; blocks."""
-        payload: Payload = _drive(self.encode_error(error, settings, key=key, token=token))
-        return payload
-
     def _decode_error(self, record: Record) -> BaseException:
         payload = Payload(record.format, record.body)
         if payload.has_value:

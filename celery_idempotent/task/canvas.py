@@ -26,7 +26,6 @@ from celery.utils import uuid
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
-from celery_idempotent.store.run_sync import run_sync
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +57,7 @@ def mark_continuation_sent(sender: Any, **_: Any) -> None:
     if call is None or not call.own_outcome or not call.continues:
         return
     try:
-        run_sync(
-            sender.idempotency_configuration.executor.store.execute(
-                commands.mark_continued(call.key, call.task_id)
-            )
-        )
+        sender.idempotency_configuration.execute(commands.mark_continued(call.key, call.task_id))
     except IdempotencyError as error:
         logger.warning("%s: a redelivery may send its continuation again: %s", call.key, error)
 

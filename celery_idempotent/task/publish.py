@@ -16,7 +16,6 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
-from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import message_headers
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.requeue import hold_for
@@ -70,14 +69,14 @@ def publish(
     hold = hold_for({"expires": task.expires, **options}, configuration.settings.lease)
     reserve = commands.reserve(key, task_id, hold_ms=round(hold * 1000))
     try:
-        reply = run_sync(store.execute(reserve))
+        reply = configuration.execute(reserve)
         if reply.case in ("held", "reused"):
             record = store.record(key, reply.raw)
             if _is_revoked(task, record):
                 _delete_reservation(
                     task, record.task_id, replace(key, fingerprint=record.fingerprint)
                 )
-                reply = run_sync(store.execute(reserve))
+                reply = configuration.execute(reserve)
     except StoreUnavailableError as error:
         # The worker begins under the same key, so a duplicate message does not run twice.
         logger.warning("%s is published without a reservation: %s", key, error)
@@ -111,10 +110,6 @@ def _is_revoked(task: IdempotentTask, record: Record) -> bool:
 
 def _delete_reservation(task: IdempotentTask, task_id: str, key: Key) -> None:
     try:
-        run_sync(
-            task.idempotency_configuration.executor.store.execute(
-                commands.reserve(key, task_id, hold_ms=0)
-            )
-        )
+        task.idempotency_configuration.execute(commands.reserve(key, task_id, hold_ms=0))
     except IdempotencyError as error:
         logger.warning("%s: cannot delete the reservation, it will expire: %s", key, error)

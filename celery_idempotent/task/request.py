@@ -73,12 +73,12 @@ class IdempotentRequest(Request):
             key = self.idempotency_key()
             if key is None:
                 return False
-            store = self.task.idempotency_configuration.executor.store
-            reply = run_sync(store.execute(commands.get(key)))
+            configuration = self.task.idempotency_configuration
+            reply = configuration.execute(commands.get(key))
             raw = reply.raw if reply.case == "absent" else reply.raw.partition(b" ")[2]
             if not raw:
                 return False
-            record = store.record(key, raw)
+            record = configuration.executor.store.record(key, raw)
             if record.task_id == self.id and record.state is State.STARTED:
                 return not revoked or record.at_ms > reply.now_ms
             if record.state.finished:
@@ -97,11 +97,8 @@ class IdempotentRequest(Request):
         try:
             key = self.idempotency_key()
             if key is not None:
-                run_sync(
-                    self.task.idempotency_configuration.executor.store.execute(
-                        commands.reserve(key, self.id, hold_ms=0)
-                    )
-                )
+                reserve = commands.reserve(key, self.id, hold_ms=0)
+                self.task.idempotency_configuration.execute(reserve)
         except Exception as error:
             logger.warning(
                 "Cannot delete the reservation of task %s, which is discarded; it will expire: %s",
@@ -180,23 +177,25 @@ class IdempotentRequest(Request):
             if key is None or self.worker_pid is None:
                 return False
             configuration = self.task.idempotency_configuration
-            executor, settings = configuration.executor, configuration.settings
+            settings = configuration.settings
             payload = None
             if final_error is not None:
                 # Only the child knows the token, and an offloaded payload needs a unique name.
                 token = time.time_ns() // 1000
-                payload = executor.codec.of_error(final_error, settings, key=str(key), token=token)
-            reply = run_sync(
-                executor.store.execute(
-                    commands.abandon(
-                        key,
-                        self.id,
-                        worker_name(self.hostname, self.worker_pid),
-                        grace_ms=round(grace * 1000),
-                        generation=generation_of(self._context),
-                        error=payload,
-                        error_ms=settings.error_ms,
+                payload = run_sync(
+                    configuration.executor.codec.encode_error(
+                        final_error, settings, key=str(key), token=token
                     )
+                )
+            reply = configuration.execute(
+                commands.abandon(
+                    key,
+                    self.id,
+                    worker_name(self.hostname, self.worker_pid),
+                    grace_ms=round(grace * 1000),
+                    generation=generation_of(self._context),
+                    error=payload,
+                    error_ms=settings.error_ms,
                 )
             )
             return final_error is not None and reply.case == "ok"
@@ -216,11 +215,7 @@ class IdempotentRequest(Request):
         try:
             key = self.idempotency_key()
             assert key is not None
-            run_sync(
-                self.task.idempotency_configuration.executor.store.execute(
-                    commands.mark_continued(key, self.id)
-                )
-            )
+            self.task.idempotency_configuration.execute(commands.mark_continued(key, self.id))
         except Exception as error:
             logger.warning(
                 "A redelivery of task %s may send its errbacks again: %s", self.id, error
