@@ -19,7 +19,7 @@ from celery_idempotent.testing.server import Binary, find_servers
 from tests.labs.verification import conformance_run, lua_mutants, mutation_run, table
 from tests.labs.verification.environment import Environment
 from tests.labs.verification.environments import LIMITS, LONG
-from tests.labs.verification.equivalent_mutants import SURVIVORS
+from tests.labs.verification.equivalent_mutants import EQUIVALENT_MUTANTS
 from tests.labs.verification.model_mutants import MUTANTS
 from tests.labs.verification.search import SearchResult, format_counterexample, search
 
@@ -107,19 +107,20 @@ class Verification:
             return "mutants of the Lua", "not run"
         mutants = lua_mutants.all_mutants()
         killed = 0
-        survivors: set[str] = set()
+        survived: set[str] = set()
         for _, result in self._map("mutating the Lua", _run_mutant, mutants):
             name = result.mutant.name
             if result.killed_by:
                 killed += 1
                 if self.options.verbose and result.killed_by != mutation_run.TABLE:
                     self.console.print(f"  by {result.killed_by}: {name}", markup=False)
-            elif name in SURVIVORS:
-                survivors.add(name)
+            elif name in EQUIVALENT_MUTANTS:
+                survived.add(name)
             else:
                 self.failures.append(f"survives: {name} (line {result.mutant.line})")
         self.failures += [
-            f"is listed as equivalent, but is killed: {name}" for name in set(SURVIVORS) - survivors
+            f"is listed as equivalent, but is killed: {name}"
+            for name in set(EQUIVALENT_MUTANTS) - survived
         ]
         figures = f"{killed:,} of {len(mutants):,} killed, {len(mutants) - killed} equivalent"
         return "mutants of the Lua", figures

@@ -127,7 +127,7 @@ class Deliveries(Server):
         token = record.token if began else delivery.token
         return delivery._replace(reply=reply, token=token), state
 
-    def _thaw(self, slot: int, delivery: Delivery) -> Effect:
+    def _resume(self, slot: int, delivery: Delivery) -> Effect:
         on_reply = self._on_reply(slot, delivery)
         return lambda state: on_reply(update(slot, frozen=False)(state))
 

@@ -127,10 +127,10 @@ class Environment(Deliveries):
             if self.allows(state, "freeze"):
                 yield f"{name} freezes", True, self.count("freeze", update(slot, frozen=True))
         elif delivery.reply is not None:
-            text = f"{name} thaws, and reads the reply {delivery.reply.case}"
-            yield text, False, self._thaw(slot, delivery)
+            text = f"{name} resumes, and reads the reply {delivery.reply.case}"
+            yield text, False, self._resume(slot, delivery)
         else:
-            yield f"{name} thaws", False, update(slot, frozen=False)
+            yield f"{name} resumes", False, update(slot, frozen=False)
         if delivery.dying:
             yield f"{name} is killed, as announced", False, self._die(slot)
         elif self.allows(state, "crash"):

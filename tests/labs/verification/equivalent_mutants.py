@@ -54,6 +54,6 @@ prelude: return raw and #raw >= 16 and string.sub(raw, 1, 1) == 'S'  ⟶  >= bec
 """,
 }  # fmt: skip
 
-SURVIVORS: dict[str, str] = {
+EQUIVALENT_MUTANTS: dict[str, str] = {
     name: reason for reason, names in _BY_REASON.items() for name in names.strip().splitlines()
 }

@@ -24,7 +24,7 @@ from celery_idempotent.store import commands, scripts
 from tests.labs.verification import table
 from tests.labs.verification.conformance import Machine, lengths
 from tests.labs.verification.conformance_run import server_of
-from tests.labs.verification.equivalent_mutants import SURVIVORS
+from tests.labs.verification.equivalent_mutants import EQUIVALENT_MUTANTS
 from tests.labs.verification.lua_mutants import Mutant
 from tests.store.deployments import KINDS
 from tests.store.record_harness import KEY, RecordHarness, close_stores, store_at
@@ -78,7 +78,7 @@ def run(mutant: Mutant, kind: str = "") -> MutationResult:
     with installed(mutant):
         if _table_detects(mutant.script, kind):
             killed_by = TABLE
-        elif mutant.name in SURVIVORS:
+        elif mutant.name in EQUIVALENT_MUTANTS:
             killed_by = SURVIVED  # as expected; the other tests take a minute
         elif _suite_detects(kind):
             killed_by = SUITE
