@@ -95,7 +95,9 @@ class RecordResult(AsyncResult):
         try:
             outcome = self._outcome(backend_available=backend_error is None)
         except StoreUnavailableError as error:
-            logger.warning("%s: the backend has no result, and the record: %s", self.id, error)
+            logger.warning(
+                "%s: no result in the backend, and no reply from Redis: %s", self.id, error
+            )
             outcome = None
         if outcome is None and self._unfinished is None and backend_error is not None:
             raise backend_error
