@@ -248,7 +248,7 @@ class PayloadCodec:
                 error = None
             if not isinstance(error, BaseException):
                 raise CorruptRecordError(
-                    f"the error of {record.key} cannot be decoded; forget the key to start afresh"
+                    f"the error of {record.key} cannot be read; forget the key to start afresh"
                 )
             return error
         if record.body == _POISONED:
@@ -272,7 +272,7 @@ class PayloadCodec:
         except Exception as error:
             reason = type(error).__name__
         raise CorruptRecordError(
-            f"the {field} of {key} cannot be decoded as {payload.format}: {reason}"
+            f"the {field} of {key} cannot be read as {payload.format}: {reason}"
         )
 
     def _decrypt(self, payload: Payload, key: str, field: str) -> Payload:

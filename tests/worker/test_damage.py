@@ -165,7 +165,7 @@ class TestADamagedRecord:
         record = pack.idempotency_record(order)
 
         assert record.state is State.COMPLETED
-        with pytest.raises(CorruptRecordError, match="the result of .* cannot be decoded as json"):
+        with pytest.raises(CorruptRecordError, match="the result of .* cannot be read as json"):
             _ = record.result
 
 

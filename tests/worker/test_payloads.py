@@ -68,7 +68,7 @@ class TestInADirectory:
         kept = found.rename(found.with_suffix(".away"))
         found.mkdir()
         duplicate = give.delay(order, LARGE)
-        shop.workers[0].wait_for_log(f"task {duplicate.id} is not answered: idempotency_offload")
+        shop.workers[0].wait_for_log(f"for task {duplicate.id} is unavailable: idempotency_offload")
         found.rmdir()
         kept.rename(found)
 
@@ -169,7 +169,7 @@ class TestKeysThatAVaultGives:
             worker.restart()
             assert give.delay(late, SECRET).get(timeout=SOON) == SECRET
             lost = give.delay(early, SECRET)
-            with pytest.raises(DecryptionError, match="put the key back there"):
+            with pytest.raises(DecryptionError, match="add the key, or forget"):
                 lost.get(timeout=SOON)
             assert len(shop.ledger.runs(early)) == len(shop.ledger.runs(late)) == 1
 

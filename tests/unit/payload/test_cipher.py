@@ -174,7 +174,7 @@ class TestTampering:
             decode(Payload(form, payload.body), codec=ENCRYPTING)
 
     def test_an_encrypted_body_with_a_plain_format_is_corrupt(self) -> None:
-        with pytest.raises(CorruptRecordError, match="cannot be decoded as json"):
+        with pytest.raises(CorruptRecordError, match="cannot be read as json"):
             decode(Payload("json", encode("x", codec=ENCRYPTING).body), codec=ENCRYPTING)
 
 

@@ -183,7 +183,7 @@ def test_a_content_type_that_the_app_does_not_accept_is_not_decoded() -> None:
     with pytest.raises(CorruptRecordError) as caught:
         decode(payload, codec=make_codec(accept=["json"]))
     assert str(caught.value) == (
-        "the result of shop.charge:digest cannot be decoded as pickle: result_accept_content (or "
+        "the result of shop.charge:digest cannot be read as pickle: result_accept_content (or "
         "accept_content) does not accept it"
     )
 
@@ -209,7 +209,7 @@ def test_a_tampered_body_is_corrupt(payload: Payload) -> None:
     storage = MemoryStorage()
     storage.objects["shop.charge:digest:17"] = b"1"
 
-    with pytest.raises(CorruptRecordError, match="shop.charge:digest cannot be decoded as"):
+    with pytest.raises(CorruptRecordError, match="shop.charge:digest cannot be read as"):
         decode(payload, codec=make_codec(offload_storage=storage))
 
 
