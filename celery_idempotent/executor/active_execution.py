@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from celery_idempotent import signals
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
 from celery_idempotent.executor.call import ExecutorCall, Release
-from celery_idempotent.executor.outcome import Outcome
 from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.executor.steps import Steps
 from celery_idempotent.lease.clock import monotonic
@@ -63,7 +62,8 @@ class ActiveExecution:
         self.settled = False
         #: The process is about to end: write once, without waiting for Redis.
         self.exiting = False
-        self._renewed = False
+        #: The heartbeat extends the lease.
+        self.renewed = False
         self._loss_reported = False
         self._orphaned_seconds = begun.orphaned_seconds
         #: Whether there may be finished steps.
@@ -71,13 +71,12 @@ class ActiveExecution:
         self._body = begun.body
         self._steps: Steps | None = None
 
-    def start(self) -> None:
-        """Start to renew the lease."""
-        self._renewed = True
+    def start(self, *, announce: bool = True) -> None:
+        """Start to renew the lease, and send the signals of a begin."""
+        self.renewed = True
         self.runtime.start_renewal(self.lease)
-
-    def announce(self) -> None:
-        """Send the signals of a begin."""
+        if not announce:
+            return
         self.send(signals.begun)
         if self.execution.attempt > 1:
             logger.info(
@@ -89,8 +88,8 @@ class ActiveExecution:
 
     def finish(self) -> None:
         """Stop renewing the lease."""
-        if self._renewed:
-            self._renewed = False
+        if self.renewed:
+            self.renewed = False
             self.runtime.stop_renewal(self.lease)
 
     @property
@@ -101,9 +100,9 @@ class ActiveExecution:
             self._steps = Steps(self, self._body)
         return self._steps
 
-    def step(self, name: str, func: Callable[[], Any]) -> Coroutine[Any, Any, Outcome]:
-        """As :meth:`Steps.run`."""
-        return self.steps.run(name, func)
+    def step(self, name: str, func: Callable[[], Any]) -> Any:
+        """The outcome of a step; on an event loop an awaitable of it."""
+        return self.runtime.drive_step(self.steps.run(name, func))
 
     async def discard_outcome(self) -> None:
         """Delete the offloaded value of an outcome that was refused."""

@@ -62,12 +62,10 @@ class ExecutorCall(Protocol):
     generation: int
     #: Set by the executor: the record's outcome belongs to this task id.
     own_outcome: bool
+    #: The soft time limit of this call alone; None if it covers more than this call.
+    soft_limit: SoftLimit | None
     #: Set by the body: it has scheduled the call again, so its value is not the outcome.
     rescheduled: Release | None
-
-    @property
-    def soft_limit(self) -> SoftLimit | None:
-        """The soft time limit of this call alone; None if it covers more than this call."""
 
     @property
     def wait_timeout(self) -> float:

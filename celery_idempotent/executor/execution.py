@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from celery_idempotent.errors import LeaseLostError
-from celery_idempotent.executor.outcome import Outcome
-from celery_idempotent.executor.runtime.run_sync import run_sync
 from celery_idempotent.lease.lease import Lease
 
 T = TypeVar("T")
@@ -20,29 +19,22 @@ class Protection(Protocol):
 
     lease: Lease[Any]
 
-    def step(self, name: str, func: Callable[[], Any]) -> Coroutine[Any, Any, Outcome]:
-        """Run `func` once for the key, or return the value that is stored."""
+    def step(self, name: str, func: Callable[[], Any]) -> Any:
+        """The outcome of a step; on an event loop an awaitable of it."""
 
 
+@dataclass(slots=True, eq=False)
 class BaseExecution:
     """One execution of a key."""
 
-    __slots__ = ("_protection", "attempt", "key", "token")
-
-    def __init__(
-        self,
-        key: str,
-        token: int = 0,
-        attempt: int = 1,
-        protection: Protection | None = None,
-    ) -> None:
-        #: ``task:digest``: the same for every duplicate; fit as an idempotency key downstream.
-        self.key = key
-        #: Fencing token: pass it to the system downstream, and have that refuse smaller ones.
-        self.token = token
-        #: 1 for the first execution, one more for each that died before this one.
-        self.attempt = attempt
-        self._protection = protection
+    #: ``task:digest``: the same for every duplicate; fit as an idempotency key downstream.
+    key: str
+    #: Fencing token: pass it to the system downstream, and have that refuse smaller ones.
+    token: int = 0
+    #: 1 for the first execution, one more for each that died before this one.
+    attempt: int = 1
+    #: None if the execution has no record.
+    protection: Protection | None = field(default=None, repr=False)
 
     @property
     def recovered(self) -> bool:
@@ -56,7 +48,7 @@ class BaseExecution:
         False for a plain call, with ``idempotency_enabled=False``, and where the store was
         unavailable under ``on_store_error="run"``.
         """
-        return self._protection is not None
+        return self.protection is not None
 
     def check(self) -> None:
         """Check, without a round trip, that no other execution can have begun.
@@ -64,9 +56,9 @@ class BaseExecution:
         Raises:
             LeaseLostError: if another execution has taken over, or may have.
         """
-        if self._protection is None or self._protection.lease.trusted:
+        if self.protection is None or self.protection.lease.trusted:
             return
-        if self._protection.lease.lost:
+        if self.protection.lease.lost:
             raise LeaseLostError(f"{self.key}: another execution has taken over")
         raise LeaseLostError(f"{self.key}: the lease could not be extended in time")
 
@@ -90,35 +82,23 @@ class Execution(BaseExecution):
             ResultNotStoredError: if an earlier execution finished the step and its value could
                 not be stored.
         """
-        if self._protection is None:
+        if self.protection is None:
             return func(*args, **kwargs)
         self.check()
-        outcome = run_sync(self._protection.step(name, partial(func, *args, **kwargs)))
-        value: T = outcome.get()
+        value: T = self.protection.step(name, partial(func, *args, **kwargs)).get()
         return value
 
 
 class AsyncExecution(BaseExecution):
     """One execution on an event loop."""
 
-    __slots__ = ("_drive",)
-
-    def __init__(
-        self,
-        *args: Any,
-        drive: Callable[[Coroutine[Any, Any, Outcome]], Coroutine[Any, Any, Outcome]],
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self._drive = drive
-
     async def step(self, name: str, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """As :meth:`Execution.step`; an awaitable that `func` returns is awaited."""
-        if self._protection is None:
+        if self.protection is None:
             value = func(*args, **kwargs)
             return await value if inspect.isawaitable(value) else value
         self.check()
-        outcome = await self._drive(self._protection.step(name, partial(func, *args, **kwargs)))
+        outcome = await self.protection.step(name, partial(func, *args, **kwargs))
         return outcome.get()
 
 

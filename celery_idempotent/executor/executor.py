@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -20,7 +19,7 @@ from celery_idempotent.executor import conflict
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.execution import BaseExecution
-from celery_idempotent.executor.outcome import Outcome
+from celery_idempotent.executor.outcome import Outcome, Result
 from celery_idempotent.executor.replay import replay
 from celery_idempotent.executor.runtime.blocking import BlockingRuntime
 from celery_idempotent.executor.runtime.run_sync import run_sync
@@ -84,7 +83,7 @@ async def execute(call: ExecutorCall, runtime: Runtime, codec: PayloadCodec) -> 
         await request.give_back()
         raise
     finally:
-        if request.active is not None:
+        if request.active is not None and request.active.renewed:
             request.active.finish()
 
 
@@ -106,7 +105,8 @@ class Executor:
             StoreUnavailableError: if Redis is unavailable, and the policy is ``raise``.
             BaseException: whatever the body raises, or a stored error was.
         """
-        return run_sync(execute(call, self.runtime, self.codec), call.soft_limit).get()
+        outcome = run_sync(execute(call, self.runtime, self.codec), call.soft_limit)
+        return outcome.value if type(outcome) is Result else outcome.get()
 
     def forget(self, key: Key, shown: Record | str | None = None) -> str:
         """Delete the record of `key`, and its offloaded values.
@@ -156,7 +156,9 @@ class BeginRequest:
             begun = layout.begun(reply.raw)
             self.active = ActiveExecution(self.call, begun, self.runtime, self.codec, sent_at)
         self.unanswered = False
-        self.runtime.store.outage.end()
+        outage = self.runtime.store.outage
+        if outage.failed_calls:
+            outage.end()
         if signals.begin_replied.receivers:
             signals.send(
                 signals.begin_replied,
@@ -205,10 +207,8 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
             return without_store(call, runtime, request.unanswered_ids, error)
         active = request.active
         if active is not None:
-            active.start()
-            if active.execution.token != announced_token:
-                active.announce()
-            elif not active.lease.trusted:
+            active.start(announce=active.execution.token != announced_token)
+            if active.execution.token == announced_token and not active.lease.trusted:
                 await request.give_back()
                 late = StoreUnavailableError("Redis replies later than idempotency_lease allows")
                 return without_store(call, runtime, request.unanswered_ids, late)
@@ -232,7 +232,7 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
         if reply.case == "reused":
             if call.generation and record.task_id == call.task_id:
                 # A task that has replaced itself has other arguments under the same key.
-                call.key = replace(call.key, fingerprint=b"")
+                call.key = call.key.with_fingerprint(b"")
                 continue
             refusal = conflict.reused(record)
             logger.warning("Task %s is refused: %s", call.task_id, refusal)

@@ -86,6 +86,9 @@ class SoftLimit:
 
 _current: ContextVar[SoftLimit | None] = ContextVar("idempotent_soft_limit", default=None)
 
+#: Returns the limit that was entered last. In a flow it is the flow's own.
+innermost = _current.get
+
 #: Returns the limit of the current message, for a task that is not in the executor. Set by the
 #: task's room.
 of_message: Callable[[], SoftLimit | None] | None = None

@@ -126,7 +126,6 @@ class BaseBatch(Sequence[Entry]):
                 self._pending[entry.key] = entry
             if entry.active is not None:
                 entry.active.start()
-                entry.active.announce()
 
     async def _complete(self, values: Mapping[Hashable, Any] | None) -> dict[Hashable, Any]:
         if values is None:

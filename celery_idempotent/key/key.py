@@ -1,9 +1,8 @@
-"""A key: names the record of a call, and distinguishes calls with other arguments."""
+"""A key: the name of a call's record, and a fingerprint of its arguments."""
 
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from urllib.parse import quote
@@ -14,22 +13,40 @@ KEY_BYTES = 16
 FINGERPRINT_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """What a rule derives from a call.
+class Key(str):
+    """What a rule derives from a call: ``task:digest``, with the parts as attributes.
 
-    `digest` is 128 bits of BLAKE2b in URL-safe letters; what was hashed appears nowhere, so names
-    in Redis hold no personal data, no braces and no line breaks. `fingerprint` differs between
-    calls with the same key and different arguments; it is empty where the key covers all arguments.
+    As text it fits in a URL, a log line, or the idempotency key of another API. `digest` is 128
+    bits of BLAKE2b in URL-safe letters. What was hashed appears nowhere, so names in Redis contain
+    no personal data, no braces and no line breaks. `fingerprint` differs between calls with the
+    same key and different arguments; it is empty if the key covers all arguments.
     """
 
     task: str
     digest: str
-    fingerprint: bytes = b""
+    fingerprint: bytes
 
-    def __str__(self) -> str:
-        """``task:digest``, fit for a URL, a log line, or as an idempotency key of another API."""
-        return f"{_quoted(self.task)}:{self.digest}"
+    def __new__(cls, task: str, digest: str, fingerprint: bytes = b"") -> Key:
+        key = super().__new__(cls, f"{_quoted(task)}:{digest}")
+        key.task, key.digest, key.fingerprint = task, digest, fingerprint
+        return key
+
+    def __eq__(self, other: object) -> bool:
+        same = str.__eq__(self, other)
+        return same and (not isinstance(other, Key) or self.fingerprint == other.fingerprint)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+    def __getnewargs__(self) -> tuple[str, str, bytes]:  # type: ignore[override]
+        """The arguments of the constructor, for pickle and copy."""
+        return self.task, self.digest, self.fingerprint
+
+    def with_fingerprint(self, fingerprint: bytes) -> Key:
+        """Returns this key with another fingerprint."""
+        return Key(self.task, self.digest, fingerprint)
 
     @classmethod
     def of(cls, task: str, hashed: bytes, fingerprint: bytes = b"") -> Key:

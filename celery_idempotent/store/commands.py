@@ -192,7 +192,10 @@ def forget(key: Key, shown: Record | str | None = None) -> Command:
 
 def _command(name: str, key: Key, **values: Any) -> Command:
     script = scripts.load(name)
-    return Command(script, key, script.arguments(values))
+    # A missing or unknown name is an error here, not a wrong argument in Redis.
+    if len(values) != len(script.argv):
+        raise KeyError(f"{name} takes {script.argv}, got {tuple(values)}")
+    return Command(script, key, list(map(values.__getitem__, script.argv)))
 
 
 def _last_word(generation: int, error: Payload | None, error_ms: int) -> dict[str, Any]:

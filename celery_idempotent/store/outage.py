@@ -19,22 +19,22 @@ class OutageLogger:
 
     def __init__(self, config: StoreConfig) -> None:
         self._place = config
-        self._calls = 0
+        self.failed_calls = 0
         self._since = 0.0
 
     def another_call(self) -> bool:
         """A call could not ask; whether it is the first."""
-        self._calls += 1
-        if self._calls > 1:
+        self.failed_calls += 1
+        if self.failed_calls > 1:
             return False
         self._since = monotonic()
         return True
 
     def end(self) -> None:
         """A call has had its answer."""
-        if not self._calls:
+        if not self.failed_calls:
             return
-        calls, self._calls = self._calls, 0
+        calls, self.failed_calls = self.failed_calls, 0
         if calls > 1:
             logger.warning(
                 "The store of idempotent tasks is back after %.1f s: %s; %d calls could not ask it",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from celery_idempotent.errors import IdempotencyError
 
@@ -45,12 +45,6 @@ class Script:
     argv: tuple[str, ...]
     replies: frozenset[str]
     sha: str
-
-    def arguments(self, values: dict[str, Any]) -> list[Any]:
-        """`values` in the order of the head; a missing or unknown name is a KeyError."""
-        if len(values) != len(self.argv):
-            raise KeyError(f"{self.name} takes {self.argv}, got {tuple(values)}")
-        return list(map(values.__getitem__, self.argv))
 
     def reply(self, answer: bytes) -> Reply:
         """The answer of a call as a value."""

@@ -37,6 +37,9 @@ GENERATIONS = 10**9
 class TaskCall:
     """One message of a task in the worker that received it."""
 
+    #: False if the soft limit of the message covers more than this call.
+    has_own_soft_limit = True
+
     @staticmethod
     def of(request: Context | None) -> TaskCall | None:
         """Returns the call of `request`, None if it is not protected or has not begun."""
@@ -61,6 +64,9 @@ class TaskCall:
         self.unanswered_ids = headers.unanswered_ids
         self.requeue_count = headers.requeue_count
         self.generation = generation_of(request)
+        self.soft_limit: SoftLimit | None = None
+        if self.has_own_soft_limit and not request.is_eager:
+            self.soft_limit = current_call.soft_limit_of(request)
         self.own_outcome = False
         self.rescheduled: Release | None = None
         #: Set if the task has replaced itself: another task has its id and its continuation.
@@ -72,11 +78,6 @@ class TaskCall:
         self.began_at = monotonic()
         self._args = args
         self._kwargs = kwargs
-
-    @property
-    def soft_limit(self) -> SoftLimit | None:
-        """The soft limit of the message; None for an eager call, which has none of its own."""
-        return None if self._request.is_eager else current_call.soft_limit_of(self._request)
 
     @property
     def wait_timeout(self) -> float:

@@ -48,9 +48,7 @@ class MapItemCall(TaskCall):
     The result backend has no result under this id, only that of the message under the message's.
     """
 
-    @property
-    def soft_limit(self) -> None:
-        """None, because the limit is for all items of the message."""
+    has_own_soft_limit = False
 
     def run(self, execution: Execution) -> Any:
         """Runs the item under a request of its own, as Celery does for a plain call."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from celery.result import AsyncResult
@@ -74,7 +73,7 @@ def publish(
             record = store.record(key, reply.raw)
             if _is_revoked(task, record):
                 _delete_reservation(
-                    task, record.task_id, replace(key, fingerprint=record.fingerprint)
+                    task, record.task_id, key.with_fingerprint(record.fingerprint)
                 )
                 reply = configuration.execute(reserve)
     except StoreUnavailableError as error:

@@ -231,8 +231,8 @@ def own_server() -> Any:
 
 def restart_at_the_second_try(task: IdempotentTask, server: RedisServer) -> list[None]:
     """Restarts the server before a result is stored again; returns the attempts so far."""
-    store = task.idempotency_configuration.executor.store
-    execute, tries = store.execute, []
+    runtime = task.idempotency_configuration.executor.runtime
+    execute, tries = runtime.execute, []
 
     def execute_and_count(command: Command) -> Coroutine[Any, Any, Reply]:
         if command.script.name == "complete":
@@ -241,7 +241,7 @@ def restart_at_the_second_try(task: IdempotentTask, server: RedisServer) -> list
                 server.restart()
         return execute(command)
 
-    store.execute = execute_and_count  # type: ignore[method-assign]
+    runtime.execute = execute_and_count  # type: ignore[method-assign]
     return tries
 
 
@@ -305,17 +305,17 @@ class TestTheStoreIsAway:
             return "kept in the end"
 
         slow = task(body, redis_url=own_server.url, lease=60)
-        store = slow.idempotency_configuration.executor.store
-        execute = store.execute
+        runtime = slow.idempotency_configuration.executor.runtime
+        execute = runtime.execute
 
         def strike_and_execute(command: Command) -> Coroutine[Any, Any, Reply]:
             if command.script.name == "complete":
-                store.execute = execute  # type: ignore[method-assign]
+                runtime.execute = execute  # type: ignore[method-assign]
                 own_server.restart()
                 soft_limit()
             return execute(command)
 
-        store.execute = strike_and_execute  # type: ignore[method-assign]
+        runtime.execute = strike_and_execute  # type: ignore[method-assign]
 
         # An eager call is under the limit of whoever calls it, which is raised when all is stored.
         with pytest.raises(SoftTimeLimitExceeded):

@@ -90,7 +90,7 @@ def test_a_script_answers_or_refuses_and_leaves_nothing_for_ever(
             arguments["token"] = int.from_bytes(raw[2:9], "big")
         try:
             answer = harness.client.eval(
-                script.source, 1, harness.name, *script.arguments(arguments)
+                script.source, 1, harness.name, *(arguments[name] for name in script.argv)
             )
         except ResponseError:
             pass

@@ -38,6 +38,8 @@ class AsyncioRuntime:
     CANCEL_TIMEOUT, unless it is cancelled again.
     """
 
+    execution = AsyncExecution
+
     def __init__(self, store: RecordStore) -> None:
         self.store = store
         self._heartbeat: AsyncioHeartbeat | None = None
@@ -81,10 +83,6 @@ class AsyncioRuntime:
         flow.add_done_callback(self._abandoned.discard)
         flow.add_done_callback(_log_failure)
         await asyncio.wait({flow}, timeout=CANCEL_TIMEOUT)
-
-    def execution(self, *args: Any, **more: Any) -> AsyncExecution:
-        """The execution that the body sees."""
-        return AsyncExecution(*args, **more, drive=self.drive_step)
 
     def start_renewal(self, lease: Lease[RecordStore]) -> None:
         """Extend `lease` from now on."""

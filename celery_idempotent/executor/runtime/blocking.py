@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
-from celery_idempotent.errors import IdempotencyError, LeaseLostError
+from celery_idempotent.errors import LeaseLostError
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
-from celery_idempotent.executor.soft_limit import BODY, FLOW, WAIT, Interrupted, current
+from celery_idempotent.executor.runtime.run_sync import run_sync
+from celery_idempotent.executor.soft_limit import BODY, FLOW, WAIT, Interrupted, innermost
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.lease.interrupt import Interrupt
@@ -27,27 +28,21 @@ class BlockingRuntime:
 
     def __init__(self, store: RecordStore) -> None:
         self.store = store
+        self.execute = store.execute
+        self.execute_all = store.execute_all
         self.start_renewal = heartbeat.start_renewal
         self.stop_renewal = heartbeat.stop_renewal
 
-    async def execute(self, command: Command) -> Reply:
-        """The reply of the store."""
-        return await self.store.execute(command)
-
     async def execute_interruptible(self, command: Command) -> Reply:
         """The reply of the store, unless a soft time limit is reached first."""
-        limit = current()
-        if limit is None:
-            return await self.store.execute(command)
+        limit = innermost()
         try:
-            limit.begin(WAIT)
+            if limit is not None:
+                limit.begin(WAIT)
             return await self.store.execute(command)
         finally:
-            limit.phase = FLOW
-
-    async def execute_all(self, commands: Sequence[Command]) -> list[Reply | IdempotencyError]:
-        """The replies of the store."""
-        return await self.store.execute_all(commands)
+            if limit is not None:
+                limit.phase = FLOW
 
     async def sleep(self, seconds: float) -> None:
         """Block the thread."""
@@ -55,7 +50,7 @@ class BlockingRuntime:
 
     async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
         """Block the thread, unless a soft time limit is reached first."""
-        limit = current()
+        limit = innermost()
         try:
             if limit is not None:
                 limit.begin(WAIT)
@@ -66,7 +61,7 @@ class BlockingRuntime:
 
     async def run(self, func: Callable[[], T], interrupt: Interrupt | None = None) -> Outcome:
         """How `func` ends."""
-        limit = current()
+        limit = innermost()
         outcome: Outcome | None = None
         try:
             try:
@@ -91,6 +86,10 @@ class BlockingRuntime:
                 interrupt.disarm()
             outcome = outcome or Failure(late.__context__ or late)
         return outcome
+
+    def drive_step(self, flow: Coroutine[Any, Any, Outcome]) -> Outcome:
+        """The outcome of `flow`, a step of the current execution."""
+        return run_sync(flow)
 
     def interrupt(self) -> Interrupt:
         """Raises LeaseLostError in this thread, or greenlet."""

@@ -7,7 +7,7 @@ suspended: `run_sync` calls it like a function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from celery_idempotent.errors import IdempotencyError
@@ -78,6 +78,9 @@ class Runtime(Protocol):
         Raises:
             Interrupted: if a soft time limit was reached before it began.
         """
+
+    def drive_step(self, flow: Coroutine[Any, Any, Outcome]) -> Any:
+        """The outcome of `flow`, a step of the current execution; or an awaitable of it."""
 
     def interrupt(self) -> Interrupt:
         """An interrupt for code that will run here."""

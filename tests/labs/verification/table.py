@@ -222,7 +222,7 @@ def _records() -> list[tuple[Record | bytes | None, int | None]]:
 
 
 def _queue(pipeline: Any, script: scripts.Script, name: str, case: Case) -> None:
-    values = script.arguments(case.arguments)
+    values = [case.arguments[name] for name in script.argv]
     if case.record is None:
         pipeline.delete(name)
     elif isinstance(case.record, bytes):

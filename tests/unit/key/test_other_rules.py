@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 from uuid import UUID
 
@@ -188,3 +190,21 @@ def test_an_explanation_shows_what_the_key_was_derived_from(
 
     assert explained.key == key_rule.derive((1, 2), {}, task_id="a", explicit=explicit)
     assert explained.key == Key.of(TASK, explained.canonical_bytes, explained.key.fingerprint)
+
+
+def test_a_key_is_its_name_and_compares_its_fingerprint() -> None:
+    key = Key("shop charge", "digest", b"print")
+
+    assert key == "shop%20charge:digest"
+    assert f"idem:{key}" == "idem:shop%20charge:digest"
+    assert key == Key("shop charge", "digest", b"print")
+    assert key != key.with_fingerprint(b"")
+    assert hash(key) == hash(key.with_fingerprint(b""))
+
+
+def test_a_key_survives_pickle_and_copy() -> None:
+    key = Key("shop charge", "digest", b"print")
+
+    for other in (pickle.loads(pickle.dumps(key)), copy.deepcopy(key)):
+        assert other == key
+        assert (other.task, other.digest) == ("shop charge", "digest")

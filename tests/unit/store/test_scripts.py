@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.store import scripts
+from celery_idempotent.key.key import Key
+from celery_idempotent.store import commands, scripts
 from celery_idempotent.store.scripts import Reply
+
+KEY = Key("shop.charge", "digest")
 
 HEAD = """\
 -- sample: shows what a head looks like.
@@ -53,11 +56,9 @@ def test_a_script_comes_with_the_prelude_and_its_end_and_the_digest_of_all() -> 
 
 
 def test_arguments_go_by_name_in_the_order_of_the_head() -> None:
-    script = scripts.load("complete")
+    command = commands._command("complete", KEY, retention_ms=4, body=3, format=2, token=1)
 
-    arguments = script.arguments({"retention_ms": 4, "body": 3, "format": 2, "token": 1})
-
-    assert arguments == [1, 2, 3, 4]
+    assert command.arguments == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_arguments_go_by_name_in_the_order_of_the_head() -> None:
 )
 def test_other_names_than_those_of_the_head_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(KeyError):
-        scripts.load("complete").arguments(values)
+        commands._command("complete", KEY, **values)
 
 
 def test_a_reply_is_a_value() -> None:
