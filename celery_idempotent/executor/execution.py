@@ -34,7 +34,7 @@ class BaseExecution:
     #: 1 for the first execution, one more for each that died before this one.
     attempt: int = 1
     #: None if the execution has no record.
-    protection: Protection | None = field(default=None, repr=False)
+    _protection: Protection | None = field(default=None, repr=False)
 
     @property
     def recovered(self) -> bool:
@@ -48,7 +48,7 @@ class BaseExecution:
         False for a plain call, with ``idempotency_enabled=False``, and where the store was
         unavailable under ``on_store_error="run"``.
         """
-        return self.protection is not None
+        return self._protection is not None
 
     def check(self) -> None:
         """Check, without a round trip, that no other execution can have begun.
@@ -56,9 +56,9 @@ class BaseExecution:
         Raises:
             LeaseLostError: if another execution has taken over, or may have.
         """
-        if self.protection is None or self.protection.lease.trusted:
+        if self._protection is None or self._protection.lease.trusted:
             return
-        if self.protection.lease.lost:
+        if self._protection.lease.lost:
             raise LeaseLostError(f"{self.key}: another execution has taken over")
         raise LeaseLostError(f"{self.key}: the lease could not be extended in time")
 
@@ -82,10 +82,10 @@ class Execution(BaseExecution):
             ResultNotStoredError: if an earlier execution finished the step and its value could
                 not be stored.
         """
-        if self.protection is None:
+        if self._protection is None:
             return func(*args, **kwargs)
         self.check()
-        value: T = self.protection.step(name, partial(func, *args, **kwargs)).get()
+        value: T = self._protection.step(name, partial(func, *args, **kwargs)).get()
         return value
 
 
@@ -94,11 +94,11 @@ class AsyncExecution(BaseExecution):
 
     async def step(self, name: str, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """As :meth:`Execution.step`; an awaitable that `func` returns is awaited."""
-        if self.protection is None:
+        if self._protection is None:
             value = func(*args, **kwargs)
             return await value if inspect.isawaitable(value) else value
         self.check()
-        outcome = await self.protection.step(name, partial(func, *args, **kwargs))
+        outcome = await self._protection.step(name, partial(func, *args, **kwargs))
         return outcome.get()
 
 

@@ -32,12 +32,11 @@ class Key(str):
         return key
 
     def __eq__(self, other: object) -> bool:
-        same = str.__eq__(self, other)
-        return same and (not isinstance(other, Key) or self.fingerprint == other.fingerprint)
+        if isinstance(other, Key) and self.fingerprint != other.fingerprint:
+            return False
+        return str.__eq__(self, other)
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
+    __ne__ = object.__ne__
     __hash__ = str.__hash__
 
     def __getnewargs__(self) -> tuple[str, str, bytes]:  # type: ignore[override]
