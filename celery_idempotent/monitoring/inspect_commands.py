@@ -129,7 +129,13 @@ def _map_items(request: Any) -> Iterator[_ActiveCall]:
         args = MAP_TASKS[request.task.name](item)
         task_id = item_id(request.id, number)
         key, _ = resolve_key(
-            task, request.id, context.headers, args, {}, request=context, item_id=task_id
+            task.idempotency_configuration,
+            request.id,
+            context.headers,
+            args,
+            {},
+            request=context,
+            item_id=task_id,
         )
         if key is not None:
             yield _ActiveCall(request, task, key, task_id, True)

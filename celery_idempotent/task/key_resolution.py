@@ -16,11 +16,11 @@ from celery_idempotent.task import canvas
 from celery_idempotent.task.message_headers import NO_HEADERS, MessageHeaders
 
 if TYPE_CHECKING:
-    from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+    from celery_idempotent.configuration.configuration import TaskConfiguration
 
 
 def resolve_key(
-    task: IdempotentTaskLike,
+    configuration: TaskConfiguration,
     task_id: str,
     headers: Mapping[str, Any] | None,
     args: Sequence[Any],
@@ -35,6 +35,7 @@ def resolve_key(
     keeps its key, even if the rule has changed since.
 
     Args:
+        configuration: of the task.
         headers: the custom headers of the message.
         request: the request of the message, if it was received: the call may be a part of a canvas
             that has replaced a task with the same key.
@@ -44,8 +45,9 @@ def resolve_key(
         KeyRuleError: if the rule cannot derive a key from the arguments.
         TypeError: if the arguments do not fit the task's signature.
     """
-    configuration = task.idempotency_configuration
-    parsed = MessageHeaders.read(task.name, task_id, headers) if headers else NO_HEADERS
+    parsed = (
+        MessageHeaders.read(configuration.rule.task, task_id, headers) if headers else NO_HEADERS
+    )
     if parsed.unprotected or not configuration.settings.enabled:
         return None, parsed
     if parsed.key is not None:

@@ -57,7 +57,9 @@ def publish(
     configuration = task.idempotency_configuration
     if not configuration.settings.dedupe_publish or any(map(options.get, _CANVAS_OPTIONS)):
         return send(options)
-    key, headers = resolve_key(task, task_id, options.get("headers"), args or (), kwargs or {})
+    key, headers = resolve_key(
+        configuration, task_id, options.get("headers"), args or (), kwargs or {}
+    )
     if key is None or headers.key is not None:
         return send(options)
     options = {
@@ -72,9 +74,7 @@ def publish(
         if reply.case in ("held", "reused"):
             record = store.record(key, reply.raw)
             if _is_revoked(task, record):
-                _delete_reservation(
-                    task, record.task_id, key.with_fingerprint(record.fingerprint)
-                )
+                _delete_reservation(task, record.task_id, key.with_fingerprint(record.fingerprint))
                 reply = configuration.execute(reserve)
     except StoreUnavailableError as error:
         # The worker begins under the same key, so a duplicate message does not run twice.

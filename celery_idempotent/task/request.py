@@ -150,7 +150,12 @@ class IdempotentRequest(Request):
         """
         context = self._context
         key, _ = resolve_key(
-            self.task, self.id, context.headers, self.args, self.kwargs, request=context
+            self.task.idempotency_configuration,
+            self.id,
+            context.headers,
+            self.args,
+            self.kwargs,
+            request=context,
         )
         return key
 

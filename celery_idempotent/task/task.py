@@ -127,8 +127,15 @@ class IdempotentTask(Task):
             # The body may forward them, and a key that was published by name is not bound yet.
             request.headers = message_headers.bind(self.name, request.id, request.headers)
         request.idempotency_without_body = True
+        configuration = self._configuration or self.idempotency_configuration
         key, headers = resolve_key(
-            self, request.id, request.headers, args, kwargs, request=request, item_id=item_id
+            configuration,
+            request.id,
+            request.headers,
+            args,
+            kwargs,
+            request=request,
+            item_id=item_id,
         )
         if key is None:
             request.idempotency_without_body = False
@@ -137,7 +144,6 @@ class IdempotentTask(Task):
             current_call.stop_deferring_soft_limit(request)
             self.before_start(request.id, args, kwargs)
             return self.run(*args, **kwargs)
-        configuration = self._configuration or self.idempotency_configuration
         new_call = TaskCall if item_id is None else map_item.MapItemCall
         call = new_call(
             self, request, args, kwargs, key, headers, configuration.settings, item_id or request.id
@@ -284,7 +290,12 @@ class IdempotentTask(Task):
             task_id = self.request.id
             headers = self._bind_headers(task_id, dict(sig.options)).get("headers")
             sig_key, _ = resolve_key(
-                self, task_id, headers, sig.args, sig.kwargs, request=self.request
+                self.idempotency_configuration,
+                task_id,
+                headers,
+                sig.args,
+                sig.kwargs,
+                request=self.request,
             )
         except (IdempotencyError, TypeError):
             return False  # its own execution will raise the error

@@ -34,7 +34,7 @@ def task_with(**options: Any) -> IdempotentTask:
 def key_of(
     task: IdempotentTask, *args: Any, headers: dict[str, Any] | None = None, **options: Any
 ) -> Key | None:
-    key, _ = resolve_key(task, ID, headers, args, {}, **options)
+    key, _ = resolve_key(task.idempotency_configuration, ID, headers, args, {}, **options)
     return key
 
 
@@ -48,7 +48,7 @@ def test_without_headers_the_rule_derives_the_key() -> None:
 def test_the_key_in_the_message_wins_over_the_rule() -> None:
     headers = message_headers.with_derived_key(None, KEY, ID, requeue_count=3)
 
-    key, parsed = resolve_key(task_with(), ID, headers, (1,), {})
+    key, parsed = resolve_key(task_with().idempotency_configuration, ID, headers, (1,), {})
 
     assert key == KEY
     assert parsed.requeue_count == 3
@@ -78,7 +78,7 @@ def test_a_disabled_task_has_no_key(headers: dict[str, Any] | None) -> None:
 def test_an_unprotected_call_has_no_key() -> None:
     headers = message_headers.with_explicit_key("shop.charge", ID, None, False)
 
-    key, parsed = resolve_key(task_with(), ID, headers, (1,), {})
+    key, parsed = resolve_key(task_with().idempotency_configuration, ID, headers, (1,), {})
 
     assert key is None
     assert parsed.unprotected
