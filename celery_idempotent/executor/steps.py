@@ -58,7 +58,7 @@ class Steps:
         )
         entry = steps.write(name, payload.format, payload.body)
         reply = await active.persist(
-            commands.step(
+            commands.save_step(
                 active.call.key,
                 active.execution.token,
                 entry,

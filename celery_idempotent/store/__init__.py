@@ -1,1 +1,1 @@
-"""The store: the only room that talks to Redis."""
+"""The records in Redis. This package alone imports redis-py."""

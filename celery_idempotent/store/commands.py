@@ -1,4 +1,4 @@
-"""What can be asked of a record: each transition as a value, whoever executes it."""
+"""Commands on a record: each transition as a value, for every transport."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from celery_idempotent.record.traceparent import append_traceparent
 from celery_idempotent.store import scripts
 from celery_idempotent.store.scripts import Script
 
-#: What `forget` is given of a record that cannot be read.
+#: Passed to `forget` for a record that cannot be read.
 UNREADABLE = "?"
 
 
 class Command(NamedTuple):
-    """One call of a script: one round trip, and whoever sends it twice is answered the same."""
+    """One call of a script. A command that is sent twice gets the same reply twice."""
 
     script: Script
     key: Key
@@ -27,7 +27,7 @@ class Command(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """One lease that a heartbeat extends."""
+    """The extension of one lease."""
 
     key: Key
     token: int
@@ -48,56 +48,38 @@ def begin(
     max_attempts: int,
     error_ms: int,
 ) -> Command:
-    """Ask for the right to run; see lua/begin.lua for the cases."""
-    return _command(
-        "begin",
-        key,
-        execution_id=execution_id,
-        unanswered_ids=unanswered_ids,
-        task_id=layout.write_task_id(task_id),
-        generation=generation,
-        fingerprint=key.fingerprint,
-        worker=_worker(worker),
-        lease_ms=lease_ms,
-        ttl_ms=lease_ms + retention_ms,
-        max_attempts=max_attempts,
-        error_ms=error_ms,
-    )
+    """Request the right to run; lua/begin.lua lists the replies."""
+    arguments = [
+        execution_id,
+        unanswered_ids,
+        layout.write_task_id(task_id),
+        generation,
+        key.fingerprint,
+        _worker(worker),
+        lease_ms,
+        lease_ms + retention_ms,
+        max_attempts,
+        error_ms,
+    ]
+    return Command(scripts.load("begin"), key, arguments)
 
 
 def extend(lease: Extension) -> Command:
-    """The lease ends later: ``ok`` or ``lost``."""
-    return _command(
-        "extend",
-        lease.key,
-        token=lease.token,
-        lease_ms=lease.lease_ms,
-        ttl_ms=lease.lease_ms + lease.retention_ms,
-    )
+    """Extend a lease: ``ok`` or ``lost``."""
+    key, token, lease_ms, retention_ms = lease
+    return Command(scripts.load("extend"), key, [token, lease_ms, lease_ms + retention_ms])
 
 
 def complete(key: Key, token: int, result: Payload, retention_ms: int) -> Command:
     """Store the result: ``ok`` or ``lost``."""
-    return _command(
-        "complete",
-        key,
-        token=token,
-        format=append_traceparent(result.format),
-        body=result.body,
-        retention_ms=retention_ms,
-    )
+    arguments = [token, append_traceparent(result.format), result.body, retention_ms]
+    return Command(scripts.load("complete"), key, arguments)
 
 
 def fail(key: Key, token: int, error: Payload, retention_ms: int) -> Command:
-    """Store an error that ends the key: ``ok`` or ``lost``."""
-    return _command(
-        "fail",
-        key,
-        token=token,
-        format=append_traceparent(error.format),
-        body=error.body,
-        retention_ms=retention_ms,
-    )
+    """Store an error as the outcome: ``ok`` or ``lost``."""
+    arguments = [token, append_traceparent(error.format), error.body, retention_ms]
+    return Command(scripts.load("fail"), key, arguments)
 
 
 def release(
@@ -110,31 +92,26 @@ def release(
     error: Payload | None = None,
     error_ms: int = 0,
 ) -> Command:
-    """Give the key back, or hold it for its task id: ``ok`` or ``lost``.
+    """Release the key, or reserve it for its task id: ``ok`` or ``lost``.
 
     Args:
-        generation: of the retry that it is held for, or of the message that `error` ended.
-        error: what copies of that message get.
+        hold_ms: how long it is reserved; 0: released.
+        generation: of the retry that it is reserved for, or of the message that `error` ended.
+        error: raised by copies of that message.
     """
-    return _command(
-        "release",
-        key,
-        token=token,
-        hold_ms=hold_ms,
-        retention_ms=retention_ms,
-        **_last_word(generation, error, error_ms),
-    )
+    arguments = [token, hold_ms, retention_ms, *_final_error(generation, error, error_ms)]
+    return Command(scripts.load("release"), key, arguments)
 
 
-def step(key: Key, token: int, entry: bytes, *, lease_ms: int, retention_ms: int) -> Command:
-    """Keep a finished step: ``ok`` or ``lost``."""
-    ttl_ms = lease_ms + retention_ms
-    return _command("save_step", key, token=token, entry=entry, lease_ms=lease_ms, ttl_ms=ttl_ms)
+def save_step(key: Key, token: int, entry: bytes, *, lease_ms: int, retention_ms: int) -> Command:
+    """Store a finished step and extend the lease: ``ok`` or ``lost``."""
+    arguments = [token, entry, lease_ms, lease_ms + retention_ms]
+    return Command(scripts.load("save_step"), key, arguments)
 
 
 def mark_continued(key: Key, task_id: str) -> Command:
-    """Note that the continuation of `task_id` has gone out: ``ok`` or ``lost``."""
-    return _command("mark_continued", key, task_id=layout.write_task_id(task_id))
+    """Note that the continuation of `task_id` was sent: ``ok`` or ``lost``."""
+    return Command(scripts.load("mark_continued"), key, [layout.write_task_id(task_id)])
 
 
 def abandon(
@@ -147,65 +124,53 @@ def abandon(
     error: Payload | None = None,
     error_ms: int = 0,
 ) -> Command:
-    """End the lease of a worker process that died, or will: ``ok`` or ``lost``.
+    """End the lease of a worker process that died or is about to: ``ok`` or ``lost``.
 
     Args:
-        error: what copies of the message get, if it does not go back to the broker.
+        error: raised by copies of the message, if it does not return to the broker.
     """
-    return _command(
-        "abandon",
-        key,
-        task_id=layout.write_task_id(task_id),
-        worker=_worker(worker),
-        grace_ms=grace_ms,
-        **_last_word(generation, error, error_ms),
-    )
+    arguments = [
+        layout.write_task_id(task_id),
+        _worker(worker),
+        grace_ms,
+        *_final_error(generation, error, error_ms),
+    ]
+    return Command(scripts.load("abandon"), key, arguments)
 
 
 def reserve(key: Key, task_id: str, hold_ms: int) -> Command:
-    """Keep the key for a task to be published; see lua/reserve.lua for the cases."""
-    return _command(
-        "reserve",
-        key,
-        task_id=layout.write_task_id(task_id),
-        fingerprint=key.fingerprint,
-        hold_ms=hold_ms,
-    )
+    """Reserve the key for a task to be published; lua/reserve.lua lists the replies."""
+    arguments = [layout.write_task_id(task_id), key.fingerprint, hold_ms]
+    return Command(scripts.load("reserve"), key, arguments)
 
 
 def get(key: Key) -> Command:
-    """Read the record: ``found``, with its time to live, or ``absent``."""
-    return _command("get", key)
+    """Read the record with its remaining time: ``found`` or ``absent``."""
+    return Command(scripts.load("get"), key, [])
 
 
 def forget(key: Key, shown: Record | str | None = None) -> Command:
-    """Drop the record: ``ok``, ``absent`` or ``changed``.
+    """Delete the record: ``ok``, ``absent`` or ``changed``.
 
     Args:
-        shown: drop it only if it is still in this state under this token; ``UNREADABLE``: only if
-            it cannot be read; None: whatever it is.
+        shown: delete it only if it still has the state and token of this record; ``UNREADABLE``:
+            only if it cannot be read; None: in any case.
     """
     if isinstance(shown, Record):
-        return _command("forget", key, state=shown.state.value[0], token=shown.token)
-    return _command("forget", key, state=shown or "", token="")
+        arguments = [shown.state.value[0], shown.token]
+    else:
+        arguments = [shown or "", ""]
+    return Command(scripts.load("forget"), key, arguments)
 
 
-def _command(name: str, key: Key, **values: Any) -> Command:
-    script = scripts.load(name)
-    # A missing or unknown name is an error here, not a wrong argument in Redis.
-    if len(values) != len(script.argv):
-        raise KeyError(f"{name} takes {script.argv}, got {tuple(values)}")
-    return Command(script, key, list(map(values.__getitem__, script.argv)))
-
-
-def _last_word(generation: int, error: Payload | None, error_ms: int) -> dict[str, Any]:
+def _final_error(generation: int, error: Payload | None, error_ms: int) -> tuple[Any, ...]:
+    """Return the arguments generation, format, error and error_ms."""
     if error is None:
-        return {"generation": generation, "format": "", "error": b"", "error_ms": 0}
-    form = append_traceparent(error.format)
-    return {"generation": generation, "format": form, "error": error.body, "error_ms": error_ms}
+        return generation, "", b"", 0
+    return generation, append_traceparent(error.format), error.body, error_ms
 
 
 @lru_cache(64)
 def _worker(name: str) -> bytes:
-    """`name` cut to what the record has room for, its end kept: that is where the pid stands."""
+    """Return `name` cut to the size of the record's field; the pid at its end is kept."""
     return name.encode()[-255:].decode(errors="ignore").encode()

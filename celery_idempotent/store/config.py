@@ -1,4 +1,4 @@
-"""Where the records are, and how that Redis is spoken to."""
+"""The settings of a connection to Redis."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from celery_idempotent.store.url import redacted
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class StoreConfig:
-    """One Redis of any kind, and one prefix in it. Times are in seconds."""
+    """One Redis deployment and one prefix in it. Times are in seconds."""
 
-    #: As Celery and kombu write it; empty where `client` is given.
+    #: In the form of Celery and kombu; empty if `client` is given.
     url: str = ""
-    #: Of every name in Redis.
+    #: The first part of every name in Redis.
     prefix: str = "idem"
-    #: What Celery's transport options have: master_name, sentinel_kwargs, ssl_…, and whatever else
-    #: redis-py's connections take.
+    #: As Celery's transport options: master_name, sentinel_kwargs, ssl_…, and all other arguments
+    #: of redis-py's connections.
     options: Mapping[str, Any] = field(default_factory=dict)
-    #: The user's own redis-py client, or what makes one.
+    #: The user's redis-py client, or a callable that returns one.
     client: Any = None
-    #: What one command may take, resends included.
+    #: Limit of one command, resends included.
     timeout: float = 5.0
-    #: What connecting may take.
+    #: Limit of connecting.
     connect_timeout: float = 2.0
-    #: Replicas that must have a begin or an outcome before it counts.
+    #: Replicas that must acknowledge a begin, a step or an outcome.
     wait_replicas: int = 0
-    #: Whether it must have reached the disks, too.
+    #: Whether it must also be on disk.
     wait_aof: bool = False
-    #: How long that may take.
+    #: Limit of waiting for that.
     wait_timeout: float = 1.0
-    #: Commands that may fail in a row before Redis is left alone for a while.
+    #: Failures in a row that open the circuit breaker.
     breaker_threshold: int = 2
-    #: The longest while.
+    #: The longest delay between two probes of an open breaker.
     breaker_max_delay: float = 30.0
 
     @property
     def borrows_client(self) -> bool:
-        """Whether its client is used elsewhere, too, and so is never closed here."""
+        """Whether `client` belongs to the user, and so is never closed here."""
         return self.client is not None and not callable(self.client)
 
     def __str__(self) -> str:
-        """Without secrets, fit for a log line."""
-        return redacted(self.url) if self.url else f"{type(self.client).__name__} of your own"
+        """Return the URL without secrets, for log lines."""
+        return redacted(self.url) if self.url else f"{type(self.client).__name__} given by the user"

@@ -1,7 +1,7 @@
-"""What a process says of a store that cannot be asked: one loud line at its start, one at its end.
+"""Logs one ERROR when an outage begins and one WARNING when it ends.
 
-An outage meets every message that comes meanwhile, again and again. A line for each at level ERROR
-would bury whatever else the log has to say.
+During an outage every message fails, each time that it is delivered: an ERROR for each would hide
+all other log lines.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ logger = logging.getLogger(__name__)
 
 
 class OutageLogger:
-    """One for each store and process; a call or two may be miscounted among threads."""
+    """One for each store and process; threads may miscount by a call or two."""
 
     def __init__(self, config: StoreConfig) -> None:
-        self._place = config
+        self._config = config
+        #: Since the outage began.
         self.failed_calls = 0
         self._since = 0.0
 
     def another_call(self) -> bool:
-        """A call could not ask; whether it is the first."""
+        """Count a call without a reply, and return whether it is the first of this outage."""
         self.failed_calls += 1
         if self.failed_calls > 1:
             return False
@@ -31,14 +32,15 @@ class OutageLogger:
         return True
 
     def end(self) -> None:
-        """A call has had its answer."""
+        """Note that a call got its reply."""
         if not self.failed_calls:
             return
         calls, self.failed_calls = self.failed_calls, 0
         if calls > 1:
             logger.warning(
-                "The store of idempotent tasks is back after %.1f s: %s; %d calls could not ask it",
+                "The store of idempotent tasks is back after %.1f s: %s; "
+                "%d calls could not reach it",
                 monotonic() - self._since,
-                self._place,
+                self._config,
                 calls,
             )

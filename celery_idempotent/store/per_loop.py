@@ -1,7 +1,7 @@
-"""What each event loop has of its own: connections, a heartbeat.
+"""Values that belong to one event loop, such as connections and heartbeats.
 
-The loop itself owns it, as an attribute. A table of loops would keep every one of them alive, even
-a table with weak keys: a connection refers to its loop.
+They are an attribute of the loop. A dictionary of loops would keep each loop alive, even with weak
+keys, because a connection refers to its loop.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ class PerLoop(Generic[T]):
     """One value for each event loop, for as long as both this and the loop exist.
 
     Args:
-        make: gives the value when a loop first asks for it.
-        close: awaited with the value in its loop, when this is garbage, or the loop ends as under
-            asyncio.run: an asynchronous generator does it, and of those every loop takes care.
+        make: returns the value when a loop first needs it.
+        close: awaited with the value in its loop when this object is collected, or when the loop
+            shuts down as under asyncio.run. An asynchronous generator does it, because every loop
+            closes those.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class PerLoop(Generic[T]):
         self._close = close
 
     def get(self) -> T:
-        """The running loop's value."""
+        """Return the running loop's value."""
         values = _values()
         entry = values.get(self)
         if entry is None:
@@ -40,7 +41,7 @@ class PerLoop(Generic[T]):
             closing = None
             if self._close is not None:
                 closing = _closing(value, self._close, ref(self), values)
-                # The first step makes it known to the loop, and awaits nothing.
+                # The first step registers the generator with the loop, and does not suspend.
                 with contextlib.suppress(StopIteration):
                     closing.__anext__().__await__().send(None)
             entry = values[self] = value, closing
@@ -53,7 +54,7 @@ class PerLoop(Generic[T]):
             await closing.aclose()
 
 
-#: Each with what closes it, if it is to be closed.
+#: Each with the generator that closes it, if it has one.
 _Values = WeakKeyDictionary[PerLoop[Any], tuple[Any, AsyncGenerator[None, None] | None]]
 
 
@@ -70,8 +71,8 @@ async def _closing(
 
 _ATTRIBUTE = "_celery_idempotent"
 
-#: The sockets of a loop that is closed without being shut down can be closed by the garbage
-#: collector alone, which may be a long time coming: after so many such loops it is called.
+#: After so many loops that were closed without being shut down, the garbage collector is run: only
+#: it can close their sockets.
 MOST_CLOSED = 8
 
 _loops: set[ref[asyncio.AbstractEventLoop]] = set()
@@ -91,14 +92,14 @@ def _values() -> _Values:
 
 
 def _drop_closed() -> bool:
-    """Drop what closed loops still have; whether it is time to collect it."""
+    """Remove the values of closed loops; return whether to run the garbage collector."""
     global _closed
-    for each in list(_loops):
-        loop = each()
+    for reference in list(_loops):
+        loop = reference()
         if loop is None:
-            _loops.discard(each)
+            _loops.discard(reference)
         elif loop.is_closed():
-            _loops.discard(each)
+            _loops.discard(reference)
             values: _Values = vars(loop).pop(_ATTRIBUTE, WeakKeyDictionary())
             _closed += any(closing for _, closing in values.values())
     if _closed < MOST_CLOSED:

@@ -1,4 +1,4 @@
-"""All records, chosen by state, task and age."""
+"""Finds records by state, task and age."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RecordFilter:
-    """Which records are wanted; None takes all."""
+    """Which records to return; a field that is None matches all."""
 
     state: State | None = None
     task: str | None = None
-    #: Since the outcome, or since the beginning where there is none yet.
+    #: Time since the outcome, or since the begin if there is no outcome yet.
     older_than: timedelta | None = None
 
     def matches(self, record: Record, now: datetime) -> bool:
-        """Whether `record` is one of them; its task was asked for in the scan."""
+        """Return whether state and age match; the scan has selected the task."""
         if self.state is not None and record.state is not self.state:
             return False
         return self.older_than is None or now - since(record) > self.older_than
@@ -33,44 +33,45 @@ class RecordFilter:
 
 @dataclass(frozen=True, slots=True)
 class RecordView:
-    """A record as it was seen."""
+    """A record as it was read."""
 
     key: Key
-    #: None where it cannot be read.
+    #: None if it cannot be read.
     record: Record | None
-    #: By the clock of its server.
+    #: The time on its server.
     now: datetime
     store: RecordStore
 
 
 def since(record: Record) -> datetime:
-    """When it came into its present state: its token is a time until there is an outcome."""
+    """Return when the record entered its state; before there is an outcome, its token is a time."""
     return record.finished_at or datetime.fromtimestamp(record.token / 1e6, tz=timezone.utc)
 
 
 def record_views(
     stores: Iterable[RecordStore], record_filter: RecordFilter, *, expiry: bool = True
 ) -> Iterator[list[RecordView]]:
-    """The records in `stores`, a page at a time, even an empty one; unreadable ones too, unless
-    the choice is by state or age.
+    """Return the records in pages, which may be empty.
+
+    Records that cannot be read are included, unless the filter is by state or age.
 
     Raises:
-        StoreUnavailableError: if a Redis cannot be asked.
+        StoreUnavailableError: if Redis does not reply.
     """
     for store in stores:
-        with store.open_reader() as open_reader:
-            for page in open_reader.scan(record_filter.task, expiry=expiry):
-                seen = []
-                for found in page:
+        with store.open_reader() as reader:
+            for page in reader.scan(record_filter.task, expiry=expiry):
+                views = []
+                for scanned in page:
                     try:
-                        record = open_reader.read(found)
+                        record = reader.read(scanned)
                     except CorruptRecordError:
                         if record_filter.state is None and record_filter.older_than is None:
-                            seen.append(RecordView(found.key, None, found.now, store))
+                            views.append(RecordView(scanned.key, None, scanned.now, store))
                         continue
-                    if record_filter.matches(record, found.now):
-                        seen.append(RecordView(found.key, record, found.now, store))
-                yield seen
+                    if record_filter.matches(record, scanned.now):
+                        views.append(RecordView(scanned.key, record, scanned.now, store))
+                yield views
 
 
 def records(
@@ -80,18 +81,18 @@ def records(
     task: str | None = None,
     older_than: timedelta | float | None = None,
 ) -> Iterator[Record]:
-    """The records in `stores`, as they are come by: SCAN, on every node of a Cluster, never KEYS.
+    """Return the records in `stores`, by SCAN on every primary of a cluster, in no order.
 
-    A result is decoded, and a large one fetched, when `Record.result` is asked for it. What cannot
-    be read is left out, with a warning.
+    A result is decoded, and a large one is fetched, when `Record.result` is read. Records that
+    cannot be read are left out and logged.
 
     Args:
         state: only records in this state.
         task: only records of this task, by name.
-        older_than: only records that came into their state longer ago (seconds, or a timedelta).
+        older_than: only records that entered their state longer ago (seconds, or a timedelta).
 
     Raises:
-        StoreUnavailableError: if a Redis cannot be asked.
+        StoreUnavailableError: if Redis does not reply.
     """
     if older_than is not None and not isinstance(older_than, timedelta):
         older_than = timedelta(seconds=older_than)

@@ -1,4 +1,4 @@
-"""A look over the records and their server, for people and for programs that watch."""
+"""Reads all records and the properties of their server, for monitoring."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ from celery_idempotent.store.transport.connection import (
 
 
 class RecordReader:
-    """Reads, and only reads, what is under one prefix. A `with` block closes its connections.
+    """Reads the records under one prefix. A `with` block closes its connections.
 
-    Every method raises StoreUnavailableError if Redis cannot be asked.
+    Every method raises StoreUnavailableError if Redis does not reply.
 
     Args:
-        client: of its own.
-        place: where the records are.
-        decode: turns a finished record's body into its result.
-        fetch: the bytes of a whole record, even when this look is over.
+        client: used by this reader alone.
+        decode: returns the result that a finished record's body encodes.
+        fetch: returns the bytes of a whole record, even after this reader was closed.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class RecordReader:
     ) -> None:
         self._client = client
         self._prefix = config.prefix
-        self._ours = not config.borrows_client
+        self._owns_client = not config.borrows_client
         self._decode = decode
         self._fetch = fetch
 
@@ -51,26 +50,26 @@ class RecordReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._ours:
+        if self._owns_client:
             close_client(self._client)
 
     def name(self, key: Key) -> str:
-        """The name of the record in Redis."""
+        """Return the name of the record in Redis."""
         return f"{self._prefix}:{key}"
 
     def key_of(self, text: str) -> Key | None:
-        """The key that a name in Redis, or `Record.key`, stands for; None if it is neither."""
+        """Return the key of a name in Redis, or of a `Record.key`; None if it is neither."""
         return scan.key_of(text, self._prefix)
 
     def scan(
         self, task: str | None = None, *, expiry: bool = True
     ) -> Iterator[list[ScannedRecord]]:
-        """All records, or one task's, a page at a time.
+        """Return all records, or those of one task, in pages.
 
-        A page may be empty: SCAN goes through others' names too. See `store.scan`.
+        A page may be empty, because SCAN also passes names that are not records.
         """
         match = scan.pattern(self._prefix, task)
-        with _told():
+        with _translated_errors():
             for node in self._primaries():
                 for names in scan.names(node, match):
                     texts = [(name, name.decode(errors="replace")) for name in names]
@@ -79,63 +78,62 @@ class RecordReader:
                     yield scan.heads(node, ours, expiry=expiry)
 
     def get(self, keys: Iterable[Key]) -> dict[Key, ScannedRecord]:
-        """What stands under each of `keys`, one round trip a node; those with nothing left out."""
-        with _told():
-            found = [
-                one
-                for node, there in self._by_node(keys)
-                for one in scan.heads(node, [(self.name(key), key) for key in there])
-            ]
-        return {one.key: one for one in found}
+        """Return the records of `keys` that exist, in one round trip to each node."""
+        with _translated_errors():
+            return {
+                scanned.key: scanned
+                for node, its_keys in self._by_node(keys)
+                for scanned in scan.heads(node, [(self.name(key), key) for key in its_keys])
+            }
 
-    def read(self, found: ScannedRecord) -> Record:
-        """The record that was found; a large result is fetched when it is asked for.
+    def read(self, scanned: ScannedRecord) -> Record:
+        """Return the record; a large result is fetched when it is first read.
 
         Raises:
-            CorruptRecordError: if what is there cannot be read.
+            CorruptRecordError: if the record cannot be read.
         """
-        key = str(found.key)
-        decode = self._decode if found.whole else self._decode_whole
+        key, task = str(scanned.key), scanned.key.task
+        decode = self._decode if scanned.whole else self._decode_whole
         try:
-            return layout.read(found.raw, key, found.key.task, decode, found.expires_at)
+            return layout.read(scanned.raw, key, task, decode, scanned.expires_at)
         except CorruptRecordError:
-            if found.whole:
+            if scanned.whole:
                 raise
-            whole = self._fetch(found.key)
-            return layout.read(whole, key, found.key.task, self._decode, found.expires_at)
+            whole = self._fetch(scanned.key)
+            return layout.read(whole, key, task, self._decode, scanned.expires_at)
 
     def _decode_whole(self, record: Record) -> Any:
-        """The result of a record of which only the head is here."""
+        """Return the result of a record of which only the head was read."""
         key = self.key_of(record.key)
         assert key is not None
         whole = layout.read(self._fetch(key), record.key, record.task)
         if (whole.token, whole.state) != (record.token, record.state):
-            raise ResultNotStoredError(f"{record.key} has changed meanwhile: look again")
+            raise ResultNotStoredError(f"the record of {record.key} has changed: read it again")
         return self._decode(whole)
 
     def count_names(self) -> int:
-        """How many names a scan goes through, others' included."""
-        with _told():
+        """Return how many names a scan passes, including those that are not records."""
+        with _translated_errors():
             return sum(node.dbsize() for node in self._primaries())
 
     def bytes_used(self, keys: Sequence[Key]) -> list[int]:
-        """What the records of `keys` take in the server's memory; those that are gone left out."""
-        answers: list[Any] = []
-        with _told():
-            for node, there in self._by_node(keys):
+        """Return the memory that each record of `keys` uses; deleted ones are left out."""
+        replies: list[Any] = []
+        with _translated_errors():
+            for node, its_keys in self._by_node(keys):
                 pipeline = node.pipeline(transaction=False)
-                for key in there:
+                for key in its_keys:
                     pipeline.memory_usage(self.name(key))
-                answers += pipeline.execute(raise_on_error=False)
-        return [size for size in answers if isinstance(size, int)]
+                replies += pipeline.execute(raise_on_error=False)
+        return [size for size in replies if isinstance(size, int)]
 
     def server_info(self) -> ServerInfo:
-        """What the server says of itself; of a Cluster one primary speaks for all."""
-        with _told():
+        """Return the properties of the server; of a cluster, those of one primary."""
+        with _translated_errors():
             return server_info.server_info(next(self._primaries()))
 
     def _primaries(self) -> Iterator[Any]:
-        """A client for each node that has keys of its own."""
+        """Return a client for each primary."""
         if not hasattr(self._client, "get_primaries"):
             yield self._client
             return
@@ -143,7 +141,7 @@ class RecordReader:
             yield self._client.get_redis_connection(node)
 
     def _by_node(self, keys: Iterable[Key]) -> Iterable[tuple[Any, list[Key]]]:
-        """`keys`, with the client of the node that has them."""
+        """Return `keys` in groups, each with the client of its node."""
         if not hasattr(self._client, "get_node_from_key"):
             return [(self._client, list(keys))]
         nodes: dict[Any, list[Key]] = defaultdict(list)
@@ -154,8 +152,8 @@ class RecordReader:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Whatever Redis does wrong inside, as an error of ours."""
+def _translated_errors() -> Iterator[None]:
+    """Translate the errors of redis-py inside the block."""
     try:
         yield
     except CONNECTION_ERRORS as error:

@@ -1,9 +1,8 @@
-"""Going over all records without standing in anybody's way.
+"""Reads all records without blocking the server.
 
-SCAN, a page at a time, never KEYS; of each record its head, never a large result; every page one
-round trip, which the server answers between other clients' commands. Of a Cluster each primary is
-asked in turn. A record that is written or dropped meanwhile may or may not be seen, and one may be
-seen twice while Redis makes its table larger: that is what SCAN promises.
+SCAN returns names in pages, and one round trip reads the heads of a page's records, never a large
+result. The primaries of a cluster are scanned one after the other. As SCAN documents, a record that
+is written or deleted during the scan may be missed, and a record may be returned twice.
 """
 
 from __future__ import annotations
@@ -17,36 +16,36 @@ from urllib.parse import quote, unquote
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 
-#: Names that SCAN looks at in one call: some tenths of a millisecond of the server's time.
+#: Names in one call of SCAN: some tenths of a millisecond of server time.
 PAGE = 500
-#: Bytes that hold every field before the outcome, but for task ids of unusual length.
+#: Bytes that hold every field before the outcome, unless a task id is unusually long.
 HEAD = 640
 
 _KEY = re.compile(r"[^:]+:[A-Za-z0-9_-]{22}")
 
 
 class ScannedRecord(NamedTuple):
-    """One record as a scan comes by it."""
+    """One record as a scan reads it."""
 
     key: Key
     #: The record's bytes, or the first of them.
     raw: bytes
-    #: Whether `raw` is all of it.
+    #: Whether `raw` is the whole record.
     whole: bool
-    #: When Redis forgets it; None where that was not asked.
+    #: Its expiry; None if it was not read.
     expires_at: datetime | None
     #: The server's time.
     now: datetime
 
 
 def key_of(text: str, prefix: str) -> Key | None:
-    """The key that a record's name, or `Record.key`, stands for; None if it is neither."""
-    # In this order: a task may be named like the prefix.
+    """Return the key of a record's name, or of a `Record.key`; None if it is neither."""
+    # In this order, because a task may have the name of the prefix.
     return key_of_name(text, prefix) or _key(text)
 
 
 def key_of_name(name: str, prefix: str) -> Key | None:
-    """The key that a record's name stands for; None if it is none."""
+    """Return the key of a record's name; None if it is another name."""
     text = name.removeprefix(f"{prefix}:")
     return None if text == name else _key(text)
 
@@ -59,14 +58,14 @@ def _key(text: str) -> Key | None:
 
 
 def pattern(prefix: str, task: str | None) -> str:
-    """What the names of all records match, or of one task's."""
-    # Letters that a pattern of Redis would read otherwise; in a quoted task there are none.
+    """Return the pattern of the names of all records, or of one task's."""
+    # A quoted task has none of these special characters.
     escaped = re.sub(r"([\\*?\[\]^-])", r"\\\1", prefix)
     return f"{escaped}:{'*' if task is None else quote(task, safe='') + ':*'}"
 
 
 def names(node: Any, match: str) -> Iterator[list[bytes]]:
-    """The names on one node that match, a page at a time; a page may be empty."""
+    """Return the names on one node that match, in pages, which may be empty."""
     cursor = 0
     while True:
         cursor, page = node.scan(cursor, match=match, count=PAGE)
@@ -78,13 +77,13 @@ def names(node: Any, match: str) -> Iterator[list[bytes]]:
 def heads(
     node: Any, keys: Sequence[tuple[Any, Key]], *, expiry: bool = True
 ) -> list[ScannedRecord]:
-    """What stands under each of these names; those with nothing are left out.
+    """Return the records under these names; names without a record are left out.
 
     Args:
-        expiry: ask for the expiry too, which is half of the work.
+        expiry: read the expiry too, which is half of the work.
 
     Raises:
-        RedisError: if the server refuses, or is busy: that tells nothing of a record.
+        RedisError: if the server replies with an error that is not about one record.
     """
     if not keys:
         return []
@@ -94,22 +93,23 @@ def heads(
         pipeline.getrange(name, 0, HEAD - 1)
         if expiry:
             pipeline.pttl(name)
-    answers = pipeline.execute(raise_on_error=False)
-    for answer in answers:
-        if isinstance(answer, Exception) and "WRONGTYPE" not in str(answer):
-            raise answer
-    (seconds, microseconds), *answers = answers
+    replies = pipeline.execute(raise_on_error=False)
+    for reply in replies:
+        if isinstance(reply, Exception) and "WRONGTYPE" not in str(reply):
+            raise reply
+    (seconds, microseconds), *replies = replies
     clock = seconds + microseconds / 1e6
-    raws, lefts = (answers[::2], answers[1::2]) if expiry else (answers, [-1] * len(keys))
-    found = []
-    for (_, key), raw, left_ms in zip(keys, raws, lefts, strict=True):
-        # Another kind of value, which nobody can read as a record.
+    raws, ttls = (replies[::2], replies[1::2]) if expiry else (replies, [-1] * len(keys))
+    records = []
+    for (_, key), raw, ttl_ms in zip(keys, raws, ttls, strict=True):
+        # A value that is not a string cannot be read as a record.
         head = b"?" if isinstance(raw, Exception) else raw
         if head and not layout.is_absent(head):
-            end = _moment(clock + left_ms / 1e3) if left_ms >= 0 else None
-            found.append(ScannedRecord(key, head, len(head) < HEAD, end, _moment(clock)))
-    return found
+            expires_at = _utc(clock + ttl_ms / 1e3) if ttl_ms >= 0 else None
+            whole = len(head) < HEAD
+            records.append(ScannedRecord(key, head, whole, expires_at, _utc(clock)))
+    return records
 
 
-def _moment(seconds: float) -> datetime:
+def _utc(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, tz=timezone.utc)

@@ -1,9 +1,9 @@
-"""The Lua scripts: found, read by their heads, and called by name.
+"""Loads the Lua scripts and the signatures in their heads.
 
-A script's head lists its KEYS, ARGV and REPLIES, each a name and what it means. That list *is* the
-signature: calls pass arguments by those names, and an answer that the head does not list is an
-error. The unit tests hold heads and bodies together. Under INCLUDE it names the
-file in which the script goes on, if it shares its end with others.
+A script's head lists its KEYS, ARGV and REPLIES, each with its meaning. These lists are the
+signature: arguments are passed in the order of ARGV, and a reply that is not in REPLIES is an
+error. Unit tests compare heads, bodies and commands. INCLUDE names the file with the end of the
+script, if it shares its end with others.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from typing import NamedTuple
 
 from celery_idempotent.errors import IdempotencyError
 
-#: Shared by all scripts, put before each of them.
+#: The code that each script begins with.
 PRELUDE = "prelude"
 
-#: In a wheel the scripts lie inside the package, in a checkout beside it.
+#: The scripts are inside the package in a wheel, and beside it in a checkout.
 _FOLDERS = (Path(__file__).parents[1] / "lua", Path(__file__).parents[2] / "lua")
 
 
 class Reply(NamedTuple):
-    """What every script answers."""
+    """The reply of a script."""
 
     #: One of the script's REPLIES.
     case: str
-    #: The record that is there now, empty if none or if the script has no need to tell.
+    #: The stored record; empty if there is none, or if the script does not return it.
     raw: bytes
-    #: The server's time in milliseconds; 0 where the answer goes by none.
+    #: The server's time in milliseconds; 0 if the script did not read it.
     now_ms: int
 
 
 @dataclass(frozen=True)
 class Script:
-    """One script, whatever calls it."""
+    """One script and its signature."""
 
     name: str
     source: str
@@ -46,18 +46,22 @@ class Script:
     replies: frozenset[str]
     sha: str
 
-    def reply(self, answer: bytes) -> Reply:
-        """The answer of a call as a value."""
-        case, seconds, microseconds, raw = answer.split(b" ", 3)
+    def reply(self, raw_reply: bytes) -> Reply:
+        """Parse a reply.
+
+        Raises:
+            IdempotencyError: if the head does not list it.
+        """
+        case, seconds, microseconds, raw = raw_reply.split(b" ", 3)
         name = case.decode()
         if name not in self.replies:
-            raise IdempotencyError(f"the script {self.name} gave an unknown answer: {name!r}")
+            raise IdempotencyError(f"the script {self.name} returned an unknown reply: {name!r}")
         return Reply(name, raw, int(seconds) * 1000 + int(microseconds) // 1000)
 
 
 @cache
 def load(name: str) -> Script:
-    """The script of this name, with the prelude before it, and its end behind it."""
+    """Return a script with the prelude before it and the included file behind it."""
     text = read_source(name)
     head = read_head(text)
     source = "\n".join([read_source(PRELUDE), text, *map(read_source, head["INCLUDE"])])
@@ -71,28 +75,28 @@ def load(name: str) -> Script:
 
 
 def read_source(name: str) -> str:
-    """The text of lua/`name`.lua."""
+    """Return the text of lua/`name`.lua."""
     for folder in _FOLDERS:
         path = folder / f"{name}.lua"
         if path.is_file():
             return path.read_text(encoding="utf-8")
-    raise IdempotencyError(f"lua/{name}.lua is missing: the installation is not whole")
+    raise IdempotencyError(f"lua/{name}.lua is missing: reinstall celery-idempotent")
 
 
 def read_head(text: str) -> dict[str, tuple[str, ...]]:
-    """The names that a script's head lists under INCLUDE, KEYS, ARGV and REPLIES."""
+    """Return the names that a script's head lists under INCLUDE, KEYS, ARGV and REPLIES."""
     sections: dict[str, list[str]] = {"INCLUDE": [], "KEYS": [], "ARGV": [], "REPLIES": []}
     section = ""
-    for transport in _head_lines(text):
-        if transport.strip() in sections:
-            section = transport.strip()
-        elif section and (entry := re.match(r" {2}([a-z_]+) ", transport)):
+    for line in _head_lines(text):
+        if line.strip() in sections:
+            section = line.strip()
+        elif section and (entry := re.match(r" {2}([a-z_]+) ", line)):
             sections[section].append(entry[1])
     return {name: tuple(entries) for name, entries in sections.items()}
 
 
 def _head_lines(text: str) -> Iterator[str]:
-    for transport in text.splitlines():
-        if not transport.startswith("--"):
+    for line in text.splitlines():
+        if not line.startswith("--"):
             return
-        yield transport[2:].removeprefix(" ")
+        yield line[2:].removeprefix(" ")

@@ -1,4 +1,4 @@
-"""What a Redis says of itself, as far as it may be asked."""
+"""Properties of a Redis server, as far as its user may read them."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from redis.exceptions import ResponseError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """What the promise depends on. None: the server did not say."""
+    """Properties that durability depends on; None if the server does not show them."""
 
     #: "redis" or "valkey".
     flavour: str
-    #: Empty: it did not say.
+    #: Empty if the server does not show it.
     version: tuple[int, ...]
-    #: What it drops when its memory is full.
+    #: What it evicts when its memory is full.
     maxmemory_policy: str | None
-    #: Bytes; 0: no limit.
+    #: Bytes; 0 is no limit.
     maxmemory: int | None
-    #: Whether every write goes to a log.
+    #: Whether every write is logged to disk.
     append_only: bool | None
-    #: When snapshots are made, as in redis.conf; empty: never.
+    #: When snapshots are made, as in redis.conf; empty if never.
     snapshots: str | None
-    #: Replicas that follow it now.
+    #: Replicas that are connected.
     replicas: int | None
     #: Seconds that its clock is ahead of this machine's.
     clock_ahead: float
 
     @property
     def version_text(self) -> str:
-        """As people write it."""
+        """Return the name and version, such as ``Valkey 8.0.1``."""
         return f"{self.flavour.capitalize()} {'.'.join(map(str, self.version))}"
 
 
 def server_info(client: Any) -> ServerInfo:
-    """What the server behind `client` says."""
-    asked_at = time.time()
+    """Read the properties of the server that `client` is connected to."""
+    sent_at = time.time()
     seconds, microseconds = client.time()
-    here = (asked_at + time.time()) / 2
+    local_time = (sent_at + time.time()) / 2
     info = _info(client)
     valkey = info.get("valkey_version")
     return ServerInfo(
@@ -51,21 +51,21 @@ def server_info(client: Any) -> ServerInfo:
         append_only=None if "aof_enabled" not in info else bool(info["aof_enabled"]),
         snapshots=_configured(client, "save"),
         replicas=info.get("connected_slaves"),
-        clock_ahead=seconds + microseconds / 1e6 - here,
+        clock_ahead=seconds + microseconds / 1e6 - local_time,
     )
 
 
 def _info(client: Any) -> dict[str, Any]:
-    """What it says to those who may ask; workers need not."""
+    """Return the reply of INFO; empty if the user may not send it, as a worker's need not."""
     try:
-        told: dict[str, Any] = client.info()
+        info: dict[str, Any] = client.info()
     except ResponseError:
         return {}
-    return told
+    return info
 
 
 def _configured(client: Any, name: str) -> str | None:
-    """A directive of the server's; many hosted ones refuse to tell."""
+    """Return a directive; None if the server refuses CONFIG GET, as many hosted servers do."""
     try:
         value: str | None = client.config_get(name).get(name)
     except ResponseError:

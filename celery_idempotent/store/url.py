@@ -1,4 +1,4 @@
-"""URLs of Redis, as Celery and kombu write them and as redis-py does."""
+"""Redis URLs: in the form of Celery and kombu, and in that of redis-py."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ _REDIS_PORT = 6379
 
 
 def scheme_of(url: str) -> str:
-    """What stands before ``://``; empty if nothing does."""
+    """Return the part before ``://``; empty if there is none."""
     scheme, separator, _ = url.partition("://")
     return scheme if separator else ""
 
 
 def is_redis_url(url: object) -> bool:
-    """Whether a result backend's or a broker's URL names a Redis that this library can use."""
+    """Return whether the URL of a result backend or broker is one of Redis."""
     return isinstance(url, str) and scheme_of(url) in SCHEMES
 
 
 def names_sentinels(url: str) -> bool:
-    """Whether `url` names the sentinels of a Redis."""
+    """Return whether `url` lists Sentinels."""
     return scheme_of(url) == _SENTINELS
 
 
 def names_cluster(url: str) -> bool:
-    """Whether `url` names nodes of a Redis Cluster."""
+    """Return whether `url` lists nodes of a Redis Cluster."""
     return scheme_of(url) in _CLUSTER
 
 
 def parts_of(url: str) -> list[str]:
-    """The URLs of the sentinels, or of the cluster's nodes, that stand side by side in one."""
+    """Return the URLs of the Sentinels, or of the cluster's nodes, that a URL lists."""
     return [part for part in url.split(";") if part]
 
 
 def addresses(urls: list[str], default_port: int) -> list[tuple[str, int]]:
-    """Host and port of each.
+    """Return host and port of each.
 
     Raises:
-        ValueError: if a port is no number.
+        ValueError: if a port is not a number.
     """
-    found = map(urlsplit, urls)
-    return [(parts.hostname or "localhost", parts.port or default_port) for parts in found]
+    split = map(urlsplit, urls)
+    return [(parts.hostname or "localhost", parts.port or default_port) for parts in split]
 
 
 def redacted(url: str) -> str:
-    """`url` without users, passwords and queries, fit for a log line."""
+    """Return `url` without users, passwords and queries, for log lines."""
     several = names_sentinels(url) or names_cluster(url)
     return ";".join(map(_redacted, parts_of(url))) if several else _redacted(url)
 
@@ -62,7 +62,7 @@ def _redacted(url: str) -> str:
 
 
 def redis_py_url(url: str) -> str:
-    """The URL of one server, or of one node of a cluster."""
+    """Return the URL of one server, or of one node of a cluster, for redis-py."""
     parts = urlsplit(url)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     scheme = parts.scheme.removesuffix("+cluster")
@@ -77,17 +77,17 @@ def redis_py_url(url: str) -> str:
 
 
 def other_nodes(url: str) -> list[tuple[str, int]]:
-    """The nodes that a cluster's `url` names beside the first, which may be down.
+    """Return the nodes that a cluster's `url` lists after the first.
 
     Raises:
-        ValueError: if a port is no number.
+        ValueError: if a port is not a number.
     """
     return addresses(parts_of(url)[1:], _REDIS_PORT)
 
 
 @dataclass(frozen=True)
 class Sentinels:
-    """Who knows where the master is, and what that wants to hear."""
+    """The addresses of Sentinels, and the credentials of the master that they monitor."""
 
     addresses: tuple[tuple[str, int], ...]
     database: int
@@ -96,10 +96,10 @@ class Sentinels:
 
 
 def sentinels(url: str) -> Sentinels:
-    """``sentinel://host:port/db;sentinel://…``: database and credentials are the first one's.
+    """Parse ``sentinel://host:port/db;sentinel://…``; the first has database and credentials.
 
     Raises:
-        ValueError: if a port or the database is no number.
+        ValueError: if a port or the database is not a number.
     """
     parts = parts_of(url)
     first = urlsplit(parts[0])

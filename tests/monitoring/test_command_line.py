@@ -128,7 +128,7 @@ class TestList:
         output = limited.celery("list", code=1)
         limited.app.close()
 
-        assert output.startswith("Error: Redis refuses: ")
+        assert output.startswith("Error: Redis replied with an error: ")
         assert f"'{command}'" in output
 
     def test_json_has_stable_field_names(self, shop: Shop) -> None:

@@ -186,11 +186,11 @@ class RecordHarness:
         assert isinstance(reply, Reply)
         return self._answer(reply)
 
-    def step(self, token: int, name: str = "reserve", value: bytes = b'"r-1"') -> Answer:
+    def save_step(self, token: int, name: str = "reserve", value: bytes = b'"r-1"') -> Answer:
         return self._answer(
             run_sync(
                 self.store.execute(
-                    commands.step(
+                    commands.save_step(
                         self.key,
                         token,
                         steps.write(name, "json", value),

@@ -32,7 +32,7 @@ def test_a_child_that_lives_a_moment_longer_can_do_nothing(harness: RecordHarnes
     harness.abandon(grace_ms=LEASE_MS)
 
     assert harness.extend(token).case == "lost"
-    assert harness.step(token).case == "lost"
+    assert harness.save_step(token).case == "lost"
     assert harness.complete(token).case == "lost"
     assert harness.release(token).case == "lost"
     assert harness.record().state is State.STARTED
@@ -67,7 +67,7 @@ def test_the_record_is_remembered_as_long_as_before(harness: RecordHarness) -> N
 
 def test_what_the_record_knows_stays(harness: RecordHarness) -> None:
     running = harness.started()
-    harness.step(running.token)
+    harness.save_step(running.token)
 
     harness.abandon()
 

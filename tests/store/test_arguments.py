@@ -49,7 +49,7 @@ steady = settings(
 GIVEN: dict[str, Callable[[RecordHarness], Any]] = {
     "absent": lambda harness: None,
     "started": RecordHarness.started,
-    "with-a-step": lambda harness: harness.step(harness.started().token),
+    "with-a-step": lambda harness: harness.save_step(harness.started().token),
     "lapsed": lambda harness: harness.started(lease_ms=1),
     "reserved": RecordHarness.reserved,
     "completed": RecordHarness.completed,
@@ -161,7 +161,7 @@ class TestThroughTheStore:
         entry = steps.write(step, form, body)
         run_sync(
             harness.store.execute(
-                commands.step(
+                commands.save_step(
                     harness.key,
                     record.token,
                     entry,
@@ -196,10 +196,10 @@ class TestThroughTheStore:
     ) -> None:
         before = harness.started()
 
-        with pytest.raises(StoreUnavailableError, match="Redis refuses"):
+        with pytest.raises(StoreUnavailableError, match="Redis replied with an error"):
             run_sync(
                 harness.store.execute(
-                    commands.step(
+                    commands.save_step(
                         harness.key,
                         before.token,
                         b"s",

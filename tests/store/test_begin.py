@@ -291,7 +291,7 @@ class TestReused:
     def test_when_the_reservation_is_over(self, harness: RecordHarness) -> None:
         # Finished steps keep a released record alive.
         token = harness.started().token
-        harness.step(token)
+        harness.save_step(token)
         harness.release(token)
 
         assert harness.begin(key=OTHER_ARGUMENTS).case == "reused"

@@ -96,7 +96,7 @@ class TestSlotOnItsWay:
             moving.migrate_keys()
             assert harness.begin(task_id=SECOND).case == "held"
             assert harness.extend(token).case == "ok"
-            assert harness.step(token).case == "ok"
+            assert harness.save_step(token).case == "ok"
             assert harness.complete(token).case == "ok"
             record = run_sync(harness.store.get(harness.key))
             assert record is not None
@@ -152,7 +152,7 @@ class TestSlotOnItsWay:
         careful = RecordHarness(store_at(**site.how, wait_replicas=1), harness.client)
         token = careful.started().token
         with cluster.move_slot(harness.name, cluster.other_master(harness.name)) as moving:
-            assert careful.step(token).case == "ok"
+            assert careful.save_step(token).case == "ok"
             moving.migrate_keys()
             assert careful.complete(token).case == "ok"
         assert careful.begin(task_id=SECOND).case == "finished"

@@ -55,7 +55,7 @@ def test_a_running_record_takes_no_more_than_a_small_result(harness: RecordHarne
         lambda harness, token: harness.complete(token),
         lambda harness, token: harness.release(token, HOLD_MS),
         lambda harness, token: harness.extend(token),
-        lambda harness, token: harness.step(token),
+        lambda harness, token: harness.save_step(token),
         lambda harness, token: harness.reserve(),
         lambda harness, token: run_sync(harness.store.get(harness.key)),
     ],

@@ -197,7 +197,7 @@ class TestTheRecord:
 
         before = harness.raw
         assert harness.end_with_error(running.token).case == "ok"  # sent again
-        for refused in (harness.complete, harness.fail, harness.extend, harness.step):
+        for refused in (harness.complete, harness.fail, harness.extend, harness.save_step):
             assert refused(running.token).case == "lost"
         assert harness.raw == before
 
@@ -208,7 +208,7 @@ class TestTheRecord:
 
     def test_is_kept_as_long_as_steps_are(self, harness: RecordHarness) -> None:
         running = harness.started()
-        harness.step(running.token)
+        harness.save_step(running.token)
 
         harness.end_with_error(running.token)
 
@@ -218,7 +218,7 @@ class TestTheRecord:
         self, harness: RecordHarness
     ) -> None:
         running = harness.started()
-        harness.step(running.token)
+        harness.save_step(running.token)
 
         harness.end_with_error(running.token, error_ms=2 * RETENTION_MS)
 
@@ -226,7 +226,7 @@ class TestTheRecord:
 
     def test_keeps_finished_steps_for_whoever_comes_next(self, harness: RecordHarness) -> None:
         running = harness.started()
-        harness.step(running.token)
+        harness.save_step(running.token)
         harness.end_with_error(running.token)
 
         assert harness.state is State.RESERVED
@@ -234,7 +234,7 @@ class TestTheRecord:
         assert harness.begin().case == "finished"
         assert harness.begin(task_id=SECOND, key=OTHER_ARGUMENTS).case == "reused"
         heir = harness.started(task_id=SECOND)
-        harness.step(heir.token, "ship", b"2")
+        harness.save_step(heir.token, "ship", b"2")
         assert harness.steps == {"reserve": ("json", b'"r-1"'), "ship": ("json", b"2")}
 
     def test_has_room_for_so_many(self, harness: RecordHarness) -> None:
@@ -300,7 +300,7 @@ class TestARetry:
 
     def test_that_never_comes_lets_the_copy_in(self, harness: RecordHarness) -> None:
         running = harness.started()
-        harness.step(running.token)
+        harness.save_step(running.token)
         harness.release(running.token, 1, generation=1)
         eventually(lambda: harness.now_ms() >= harness.record().at_ms)
 

@@ -31,7 +31,7 @@ TRANSITIONS: dict[str, Callable[[RecordHarness], object]] = {
     "prior": lambda harness: (harness.started(execution_id=b"16 bytes of name"),
                             harness.started(unanswered_ids=b"16 bytes of name")),
     "extend": lambda harness: harness.extend(harness.started().token),
-    "save_step": lambda harness: harness.step(harness.started().token),
+    "save_step": lambda harness: harness.save_step(harness.started().token),
     "complete": lambda harness: harness.completed(),
     "fail": lambda harness: harness.failed(),
     "poison": lambda harness: harness.poisoned(),
@@ -54,7 +54,7 @@ TRANSITIONS: dict[str, Callable[[RecordHarness], object]] = {
 
 def _release_with_step(harness: RecordHarness, hold_ms: int) -> Answer:
     token = harness.started().token
-    harness.step(token)
+    harness.save_step(token)
     return harness.release(token, hold_ms)
 
 
@@ -205,7 +205,7 @@ class TestDamaged:
             commands.complete(harness.key, token, RESULT, 1000),
             commands.fail(harness.key, token, RESULT, 1000),
             commands.release(harness.key, token, hold_ms=0, retention_ms=1000),
-            commands.step(harness.key, token, b"s", lease_ms=1000, retention_ms=1000),
+            commands.save_step(harness.key, token, b"s", lease_ms=1000, retention_ms=1000),
             commands.abandon(harness.key, "a", "w", grace_ms=0),
             commands.mark_continued(harness.key, "a"),
         ):
@@ -222,7 +222,7 @@ def test_a_value_of_another_kind_is_a_corrupt_record_to_all(harness: RecordHarne
         lambda: harness.complete(17),
         lambda: harness.fail(17),
         lambda: harness.release(17),
-        lambda: harness.step(17),
+        lambda: harness.save_step(17),
         harness.abandon,
         harness.mark_continued,
         lambda: run_sync(harness.store.get(harness.key)),

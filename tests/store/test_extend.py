@@ -33,7 +33,7 @@ def test_a_lease_ends_that_long_from_now(harness: RecordHarness) -> None:
 
 def test_nothing_but_the_deadline_changes(harness: RecordHarness) -> None:
     running = harness.started()
-    harness.step(running.token)
+    harness.save_step(running.token)
     before = harness.raw
     assert before is not None
 

@@ -92,7 +92,7 @@ def test_an_execution_that_was_not_shown_is_not_dropped(harness: RecordHarness) 
 
 @pytest.mark.parametrize("since", [
     lambda harness, running: harness.extend(running.token),
-    lambda harness, running: harness.step(running.token),
+    lambda harness, running: harness.save_step(running.token),
 ], ids=["extended", "a step further"])  # fmt: skip
 def test_an_execution_that_goes_on_is_still_what_was_shown(
     harness: RecordHarness, since: Any

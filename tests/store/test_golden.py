@@ -32,7 +32,7 @@ RECORDS: dict[str, tuple[Callable[[RecordHarness], object], bytes]] = {
         b"S\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b"\x1016 bytes of name\x00",
     ),
     "started with a step": (
-        lambda harness: harness.step(harness.started(execution_id=OWNER).token),
+        lambda harness: harness.save_step(harness.started(execution_id=OWNER).token),
         b"S\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b"\x1016 bytes of name\x00"
         b'\x00\x00\x00\x13\x00\x07reserve\x04json"r-1"',
     ),
@@ -112,7 +112,7 @@ COMMANDS: dict[
     ),
     "save_step": (
         lambda harness: harness.started().token,
-        lambda harness, token: harness.step(token),
+        lambda harness, token: harness.save_step(token),
         {"get", "time", "set"},
     ),
     "reserve": (lambda harness: None, lambda harness, _: harness.reserve(), {"get", "time", "set"}),

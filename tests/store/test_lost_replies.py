@@ -92,7 +92,7 @@ def test_begin_that_finds_the_task_poisoned(warmed: RecordHarness, proxy: Proxy)
         ("release", lambda harness, token: harness.release(token)),
         ("release", lambda harness, token: harness.release(token, HOLD_MS)),
         ("extend", lambda harness, token: harness.extend(token)),
-        ("save_step", lambda harness, token: harness.step(token)),
+        ("save_step", lambda harness, token: harness.save_step(token)),
         ("abandon", lambda harness, token: harness.abandon()),
         ("abandon", lambda harness, token: harness.abandon(grace_ms=1000)),
     ],
@@ -112,13 +112,13 @@ def test_what_ends_or_goes_on(
 
 def test_step_is_kept_once(warmed: RecordHarness, proxy: Proxy) -> None:
     token = warmed.started().token
-    warmed.step(token, "one", b"1")
+    warmed.save_step(token, "one", b"1")
     once = warmed.record().body
     warmed.forget()
     token = warmed.started().token
     lose(proxy, "save_step")
 
-    warmed.step(token, "one", b"1")
+    warmed.save_step(token, "one", b"1")
 
     assert warmed.record().body == once
 

@@ -140,7 +140,7 @@ class TestBoth:
         self, harness: RecordHarness, settle: Settle, state: State, outcome: Payload, kept_ms: int
     ) -> None:
         running = harness.started()
-        harness.step(running.token)
+        harness.save_step(running.token)
 
         settle(harness, running.token)
 

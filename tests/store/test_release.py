@@ -101,7 +101,7 @@ class TestLost:
 class TestWithSteps:
     def test_they_outlive_the_release(self, harness: RecordHarness) -> None:
         running = harness.started()
-        harness.step(running.token)
+        harness.save_step(running.token)
 
         harness.release(running.token)
 
@@ -110,7 +110,7 @@ class TestWithSteps:
 
     def test_the_key_is_free_all_the_same(self, harness: RecordHarness) -> None:
         running = harness.started()
-        harness.step(running.token)
+        harness.save_step(running.token)
         harness.release(running.token)
 
         answer = harness.begin(task_id=SECOND)
@@ -120,7 +120,7 @@ class TestWithSteps:
 
     def test_a_hold_keeps_them_past_its_end(self, harness: RecordHarness) -> None:
         running = harness.started()
-        harness.step(running.token)
+        harness.save_step(running.token)
 
         harness.release(running.token, HOLD_MS)
 

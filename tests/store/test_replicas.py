@@ -74,7 +74,7 @@ class TestAReplicaThatFollows:
         assert there(harness, replica) is State.STARTED
 
     def test_has_a_step_when_it_counts(self, harness: RecordHarness, replica: RedisServer) -> None:
-        assert harness.step(harness.started().token).case == "ok"
+        assert harness.save_step(harness.started().token).case == "ok"
 
         with replica.client() as client:
             assert RecordHarness(harness.store, client).steps == harness.steps

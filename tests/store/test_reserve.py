@@ -99,7 +99,7 @@ def test_one_side_without_a_fingerprint_is_no_reuse(harness: RecordHarness) -> N
 
 def test_finished_steps_stay_for_the_retry(harness: RecordHarness) -> None:
     running = harness.started()
-    harness.step(running.token)
+    harness.save_step(running.token)
     harness.release(running.token, HOLD_MS)
 
     assert harness.reserve().case == "reserved"

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.core
 CALLS: dict[str, Callable[[RecordHarness, int], str]] = {
     "begin": lambda harness, token: harness.begin(task_id=SECOND).case,
     "extend": lambda harness, token: harness.extend(token).case,
-    "save_step": lambda harness, token: harness.step(token).case,
+    "save_step": lambda harness, token: harness.save_step(token).case,
     "complete": lambda harness, token: harness.complete(token).case,
     "fail": lambda harness, token: harness.fail(token).case,
     "release": lambda harness, token: harness.release(token, HOLD_MS).case,

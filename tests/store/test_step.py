@@ -11,8 +11,8 @@ class TestStep:
     def test_is_kept_behind_the_others(self, harness: RecordHarness) -> None:
         token = harness.started().token
 
-        assert harness.step(token, "one", b"1").case == "ok"
-        assert harness.step(token, "two", b"\0\xff").case == "ok"
+        assert harness.save_step(token, "one", b"1").case == "ok"
+        assert harness.save_step(token, "two", b"\0\xff").case == "ok"
 
         assert harness.steps == {"one": ("json", b"1"), "two": ("json", b"\0\xff")}
         assert harness.record().state is State.STARTED
@@ -20,21 +20,21 @@ class TestStep:
     def test_sent_again_is_kept_once(self, harness: RecordHarness) -> None:
         token = harness.started().token
 
-        harness.step(token, "one", b"1")
-        assert harness.step(token, "one", b"1").case == "ok"
+        harness.save_step(token, "one", b"1")
+        assert harness.save_step(token, "one", b"1").case == "ok"
 
         assert harness.record().body == steps.write("one", "json", b"1")
 
     def test_is_a_life_sign(self, harness: RecordHarness) -> None:
         token = harness.started(lease_ms=1000).token
 
-        answer = harness.step(token)
+        answer = harness.save_step(token)
 
         assert harness.record().at_ms == answer.now_ms + LEASE_MS
         assert LEASE_MS + RETENTION_MS - 5000 < harness.left_ms() <= LEASE_MS + RETENTION_MS
 
     def test_is_known_to_whoever_takes_over(self, harness: RecordHarness) -> None:
-        harness.step(harness.started().token)
+        harness.save_step(harness.started().token)
         harness.abandon()
 
         heir = harness.begin(task_id=SECOND).there
@@ -44,7 +44,7 @@ class TestStep:
 
     def test_is_known_to_the_same_execution_again(self, harness: RecordHarness) -> None:
         execution_id = b"an execution id!"
-        harness.step(harness.started(execution_id=execution_id).token)
+        harness.save_step(harness.started(execution_id=execution_id).token)
 
         assert b"reserve" in harness.begin(execution_id=execution_id).there.body
 
@@ -52,7 +52,7 @@ class TestStep:
         stale = harness.expired()
         rival = harness.started(task_id=SECOND)
 
-        answer = harness.step(stale.token)
+        answer = harness.save_step(stale.token)
 
         assert (answer.case, answer.record) == ("lost", rival)
         assert harness.record() == rival
@@ -61,7 +61,7 @@ class TestStep:
         running = harness.started()
         harness.forget()
 
-        assert harness.step(running.token)[:2] == ("lost", None)
+        assert harness.save_step(running.token)[:2] == ("lost", None)
 
 
 class TestDispatched:

@@ -20,7 +20,7 @@ CALLS: dict[str, Callable[[RecordHarness], object]] = {
     "fail": lambda harness: harness.fail(17),
     "release": lambda harness: harness.release(17),
     "extend": lambda harness: harness.extend(17),
-    "save_step": lambda harness: harness.step(17),
+    "save_step": lambda harness: harness.save_step(17),
     "abandon": lambda harness: harness.abandon(),
     "reserve": lambda harness: harness.reserve(),
     "forget": lambda harness: harness.forget(),
@@ -70,7 +70,7 @@ def full(server: RedisServer, client: redis.Redis) -> Iterator[None]:
 
 
 def test_the_server_is_full(harness: RecordHarness, full: None) -> None:
-    with pytest.raises(StoreUnavailableError, match="Redis refuses: .*maxmemory"):
+    with pytest.raises(StoreUnavailableError, match="Redis replied with an error: .*maxmemory"):
         harness.begin()
 
 

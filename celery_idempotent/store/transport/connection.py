@@ -1,4 +1,4 @@
-"""From a place to a redis-py client."""
+"""Creates redis-py clients from the config, and translates their errors."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from celery_idempotent.store import replicas
 from celery_idempotent.store import url as urls
 from celery_idempotent.store.config import StoreConfig
 
-#: What a client raises when Redis, or the way to it, is in trouble.
+#: Raised by redis-py if Redis cannot be reached, or replies with an error.
 CONNECTION_ERRORS = (RedisError, RedisClusterException, OSError)
 
-#: As many as there are callers at a time, as up to redis-py 7; from 8 on it refuses the 101st.
+#: No limit, as up to redis-py 7; from 8 on the default is 100.
 _UNLIMITED = 2**31
 
-#: Options of a place that are the sentinels', not the master's.
-_OF_SENTINELS = ("master_name", "sentinel_kwargs", "min_other_sentinels")
+#: Options for the Sentinels, not for the master.
+_SENTINEL_OPTIONS = ("master_name", "sentinel_kwargs", "min_other_sentinels")
 
 
 class ClientClasses(NamedTuple):
-    """redis-py's classes: those that block, or those of asyncio."""
+    """redis-py's blocking classes, or those of redis.asyncio."""
 
-    #: What the user is told to give.
+    #: Named in error messages.
     package: str
     redis: Any
     cluster: Any
-    #: Of a cluster.
+    #: A node of a cluster.
     node: Any
     sentinel: Any
     retry: Any
@@ -53,19 +53,18 @@ def connect(
     retries: int = 1,
     classes: ClientClasses = BLOCKING,
 ) -> Any:
-    """A client for `place`. It connects when it is first used; a cluster's does at once.
+    """Create a client. It connects when it is first used; a cluster's client connects at once.
 
     Args:
-        timeout: seconds that one command may take, `resends` included; the place's by default.
-        resends: how often a command is sent again whose answer does not come. Every script answers
-            a resend as it answered the first time.
+        timeout: seconds that one command may take, `retries` included; the config's by default.
+        retries: how often a command without a reply is sent again.
 
     Raises:
-        SettingsError: if the place is none that this library can use.
-        RedisError, RedisClusterException, OSError: if a cluster does not answer.
+        SettingsError: if the config is invalid.
+        RedisError, RedisClusterException, OSError: if a cluster does not reply.
     """
     if config.client is not None:
-        return _users_own(config.client, classes)
+        return _user_client(config.client, classes)
     if not urls.is_redis_url(config.url):
         scheme = urls.scheme_of(config.url)
         raise SettingsError(
@@ -74,8 +73,8 @@ def connect(
         ) from None
     if urls.names_sentinels(config.url) and not config.options.get("master_name"):
         raise SettingsError(
-            "idempotency_redis_url names sentinels: idempotency_redis_options must have the "
-            "'master_name' that they watch"
+            "idempotency_redis_url lists Sentinels: idempotency_redis_options must have the "
+            "'master_name' that they monitor"
         )
     timeout = (config.timeout if timeout is None else timeout) / (retries + 1)
     options = {
@@ -83,7 +82,7 @@ def connect(
         "socket_connect_timeout": min(timeout, config.connect_timeout),
         "retry": classes.retry(ExponentialBackoff(cap=0.5, base=0.05), retries),
         "max_connections": _UNLIMITED,
-        **{name: value for name, value in config.options.items() if name not in _OF_SENTINELS},
+        **{name: value for name, value in config.options.items() if name not in _SENTINEL_OPTIONS},
     }
     try:
         if urls.names_cluster(config.url):
@@ -94,29 +93,29 @@ def connect(
         if urls.names_sentinels(config.url):
             return _master(config, options, classes)
         client = classes.redis.from_url(urls.redis_py_url(config.url), **options)
-        # Options are only looked at when a connection is made; this one stays closed.
+        # redis-py checks the options when a connection is created; this one is never opened.
         pool = client.connection_pool
         pool.connection_class(**pool.connection_kwargs)
-    except (ValueError, TypeError) as error:
-        raise _invalid_part(error) from None
-    except RedisError as error:
+    except (ValueError, TypeError):
+        raise _invalid_url() from None
+    except RedisError:
         if urls.names_cluster(config.url):
             raise
-        raise _invalid_part(error) from None
+        raise _invalid_url() from None
     return client
 
 
 def _master(config: StoreConfig, options: Mapping[str, Any], classes: ClientClasses) -> Any:
-    """The master that the sentinels name, asked for anew with each connection."""
-    known = urls.sentinels(config.url)
+    """Create a client of the master; each new connection asks the Sentinels for its address."""
+    sentinels = urls.sentinels(config.url)
     timeout = {n: options[n] for n in ("socket_timeout", "socket_connect_timeout")}
     client = classes.sentinel(
-        known.addresses,
+        sentinels.addresses,
         min_other_sentinels=config.options.get("min_other_sentinels", 0),
         sentinel_kwargs={**timeout, **(config.options.get("sentinel_kwargs") or {})},
-        db=known.database,
-        username=known.username,
-        password=known.password,
+        db=sentinels.database,
+        username=sentinels.username,
+        password=sentinels.password,
         **options,
     ).master_for(config.options["master_name"])
     pool = client.connection_pool
@@ -125,14 +124,14 @@ def _master(config: StoreConfig, options: Mapping[str, Any], classes: ClientClas
 
 
 def sentinels_of(client: Any) -> list[Any]:
-    """The clients by which `client` asks who the master is: redis-py leaves them open."""
+    """Return the clients of the Sentinels that `client` uses."""
     pool = getattr(client, "connection_pool", None)  # a cluster's client has none
     manager = getattr(pool, "sentinel_manager", None)
     return [] if manager is None else list(manager.sentinels)
 
 
 def close_client(client: Any) -> None:
-    """Close all that `client` has open: redis-py leaves its sentinels, and a cluster's nodes."""
+    """Close `client`, and what redis-py leaves open: Sentinels and the nodes of a cluster."""
     client.close()
     for sentinel in sentinels_of(client):
         sentinel.close()
@@ -140,34 +139,35 @@ def close_client(client: Any) -> None:
         client.disconnect_connection_pools()  # type: ignore[no-untyped-call]
 
 
-def _users_own(client: Any, classes: ClientClasses) -> Any:
-    made = client() if callable(client) else client
-    if not isinstance(made, (classes.redis, classes.cluster)):
+def _user_client(client: Any, classes: ClientClasses) -> Any:
+    created = client() if callable(client) else client
+    if not isinstance(created, (classes.redis, classes.cluster)):
         raise SettingsError(
-            f"idempotency_redis_client gave a {type(made).__name__} that is neither a "
-            f"{classes.package}.Redis nor a {classes.package}.RedisCluster"
+            f"idempotency_redis_client is a {type(created).__name__}; it must be a "
+            f"{classes.package}.Redis or a {classes.package}.RedisCluster"
         )
-    if made.get_connection_kwargs().get("decode_responses"):
+    if created.get_connection_kwargs().get("decode_responses"):
         raise SettingsError(
-            "idempotency_redis_client has decode_responses=True, and records are bytes; give it "
-            "a client without"
+            "idempotency_redis_client has decode_responses=True, but records are bytes; use a "
+            "client without it"
         )
-    return made
+    return created
 
 
-def _invalid_part(error: Exception) -> SettingsError:
-    # What it says may quote the URL, and that may hold a password.
-    del error
+def _invalid_url() -> SettingsError:
+    # Without redis-py's message, which may contain a password.
     return SettingsError(
-        "idempotency_redis_url has a part that cannot be used: look at its port, its database, "
-        "what stands behind the question mark, and at idempotency_redis_options"
+        "idempotency_redis_url is invalid: check its port, database and query parameters, and "
+        "idempotency_redis_options"
     )
 
 
 def translate_error(error: Exception, key: str) -> IdempotencyError:
-    """Whatever Redis, or the way to it, did wrong, as an error of ours."""
+    """Return the error of this library for an error of redis-py."""
     if isinstance(error, ResponseError) and "WRONGTYPE" in str(error):
         return corrupt(key)
     if isinstance(error, ResponseError):
-        return StoreUnavailableError(f"Redis refuses: {replicas.unable(error) or error}")
+        return StoreUnavailableError(
+            f"Redis replied with an error: {replicas.unable(error) or error}"
+        )
     return StoreUnavailableError(f"Redis cannot be reached: {error}")

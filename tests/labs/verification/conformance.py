@@ -127,7 +127,7 @@ class Machine(RuleBasedStateMachine):
     def step(self, which: Any, name: str, mode: Any) -> None:
         entry = entries.write(name, "json", b"1")
         durations = {"lease_ms": LEASE_MS, "retention_ms": RETENTION_MS}
-        self.call(commands.step(KEY, self.token(which), entry, **durations), mode)
+        self.call(commands.save_step(KEY, self.token(which), entry, **durations), mode)
 
     @rule(task_id=task_ids, worker=workers, grace_ms=st.sampled_from([0, 0, GRACE_MS]),
           generation=generations, error=errors, mode=modes)  # fmt: skip

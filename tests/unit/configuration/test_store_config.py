@@ -84,7 +84,7 @@ class TestRedis:
         store = task.idempotency_configuration.executor.store
 
         assert store.client is client
-        assert str(store.config) == "function of your own"
+        assert str(store.config) == "function given by the user"
 
     def test_may_be_the_import_path_of_a_client(self) -> None:
         task = task_in(celery(), idempotency_redis_client="redis:Redis")

@@ -29,7 +29,7 @@ def test_its_end_is_one_line_without_secrets(
 
     (transport,) = caplog.records
     assert transport.levelno == logging.WARNING
-    assert "3 calls could not ask it" in transport.getMessage()
+    assert "3 calls could not reach it" in transport.getMessage()
     assert "secret" not in transport.getMessage()
 
 

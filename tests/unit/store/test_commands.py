@@ -1,0 +1,110 @@
+"""The arguments of every command are those of its script's head, in their order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_idempotent.key.key import Key
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.record import Record, State
+from celery_idempotent.store import commands
+from celery_idempotent.store.commands import UNREADABLE, Command, Extension
+
+KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
+RESULT, ERROR = Payload("json", b"result"), Payload("yaml", b"error")
+
+BEGIN = {
+    "execution_id": b"e", "unanswered_ids": b"u", "generation": 3, "max_attempts": 5, "error_ms": 6,
+}  # fmt: skip
+NO_ERROR = {"generation": 0, "format": "", "error": b"", "error_ms": 0}
+AN_ERROR = {"generation": 2, "format": "yaml", "error": b"error", "error_ms": 9}
+
+COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
+    (
+        "begin",
+        commands.begin(KEY, task_id="t", worker="w", lease_ms=10, retention_ms=200, **BEGIN),
+        {
+            **BEGIN, "task_id": b"t", "fingerprint": KEY.fingerprint, "worker": b"w",
+            "lease_ms": 10, "ttl_ms": 210,
+        },
+    ),
+    (
+        "extend",
+        commands.extend(Extension(KEY, 17, 10, 200)),
+        {"token": 17, "lease_ms": 10, "ttl_ms": 210},
+    ),
+    (
+        "complete",
+        commands.complete(KEY, 17, RESULT, 200),
+        {"token": 17, "format": "json", "body": b"result", "retention_ms": 200},
+    ),
+    (
+        "fail",
+        commands.fail(KEY, 17, ERROR, 200),
+        {"token": 17, "format": "yaml", "body": b"error", "retention_ms": 200},
+    ),
+    (
+        "release",
+        commands.release(KEY, 17, hold_ms=10, retention_ms=200),
+        {"token": 17, "hold_ms": 10, "retention_ms": 200, **NO_ERROR},
+    ),
+    (
+        "release",
+        commands.release(
+            KEY, 17, hold_ms=0, retention_ms=200, generation=2, error=ERROR, error_ms=9
+        ),
+        {"token": 17, "hold_ms": 0, "retention_ms": 200, **AN_ERROR},
+    ),
+    (
+        "save_step",
+        commands.save_step(KEY, 17, b"entry", lease_ms=10, retention_ms=200),
+        {"token": 17, "entry": b"entry", "lease_ms": 10, "ttl_ms": 210},
+    ),
+    ("mark_continued", commands.mark_continued(KEY, "t"), {"task_id": b"t"}),
+    (
+        "abandon",
+        commands.abandon(KEY, "t", "w", grace_ms=10),
+        {"task_id": b"t", "worker": b"w", "grace_ms": 10, **NO_ERROR},
+    ),
+    (
+        "abandon",
+        commands.abandon(KEY, "t", "w", grace_ms=10, generation=2, error=ERROR, error_ms=9),
+        {"task_id": b"t", "worker": b"w", "grace_ms": 10, **AN_ERROR},
+    ),
+    (
+        "reserve",
+        commands.reserve(KEY, "t", 10),
+        {"task_id": b"t", "fingerprint": KEY.fingerprint, "hold_ms": 10},
+    ),
+    ("get", commands.get(KEY), {}),
+    ("forget", commands.forget(KEY), {"state": "", "token": ""}),
+    ("forget", commands.forget(KEY, UNREADABLE), {"state": "?", "token": ""}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "command", "values"), COMMANDS)
+def test_arguments(name: str, command: Command, values: dict[str, Any]) -> None:
+    assert (command.script.name, command.key) == (name, KEY)
+    assert sorted(values) == sorted(command.script.argv)
+    assert command.arguments == [values[name] for name in command.script.argv]
+
+
+def test_a_shown_record_is_named_by_its_state_and_token() -> None:
+    record = Record(State.STARTED, str(KEY), KEY.task, "t", "w", token=17, attempt=1)
+
+    command = commands.forget(KEY, record)
+
+    assert dict(zip(command.script.argv, command.arguments, strict=True)) == {
+        "state": "S",
+        "token": 17,
+    }
+
+
+def test_the_end_of_a_long_worker_name_is_kept() -> None:
+    command = commands.abandon(KEY, "t", "ä" * 200 + "/4711", grace_ms=0)
+
+    worker = command.arguments[command.script.argv.index("worker")]
+    assert len(worker) <= 255
+    assert worker.decode().endswith("ä/4711")
