@@ -1,4 +1,4 @@
-"""A broadcast queue for the shop's workers; JSON cannot carry one in the settings."""
+"""Adds a broadcast queue to the app; the JSON settings cannot contain one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server for the session, a shop with a worker for each module, and shops to be opened."""
+"""Fixtures: a server per session, a shop with a worker per module, and a factory of shops."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.worker.ledger import Ledger
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[RedisServer]:
-    # With a configuration of its own it is a private one, whatever REDIS_URL says.
+    # With a configuration, the server is always private, even if REDIS_URL is set.
     with RedisServer.start(config={"databases": "200"}) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def open_shop(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Shop]:
-    """``with open_shop(setting=value) as shop:`` — for tests that need workers of their own."""
+    """``with open_shop(setting=value) as shop:``, for tests that need their own workers."""
     return lambda **settings: Shop(server, tmp_path_factory.mktemp("shop"), **settings)
 
 
@@ -34,7 +34,7 @@ def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
 
 @pytest.fixture
 def shop(shared_shop: Shop) -> Iterator[Shop]:
-    """The shop whose worker the module's tests share; each test has an order of its own."""
+    """The shop that all tests of a module share; each test has its own order."""
     shared_shop.app.set_current()
     yield shared_shop
     shared_shop.ledger.release_all()
@@ -48,5 +48,5 @@ def ledger(shop: Shop) -> Ledger:
 
 @pytest.fixture
 def order() -> str:
-    """An order that no other test knows."""
+    """A unique order."""
     return uuid4().hex

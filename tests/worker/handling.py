@@ -1,4 +1,4 @@
-"""Tasks with handlers, given in every way that Celery knows."""
+"""Tasks whose handlers are defined in every way that Celery supports."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from celery import Task, shared_task
 
 from celery_idempotent import IdempotentTask
+from tests.worker.failing_tasks import OutOfStockError
 from tests.worker.ledger import Ledger
-from tests.worker.shop import OutOfStockError
 
 
 def _note(task: Any, name: str, task_id: str, args: Any, kwargs: Any) -> None:
@@ -17,37 +17,37 @@ def _note(task: Any, name: str, task_id: str, args: Any, kwargs: Any) -> None:
 
 
 class Handlers:
-    """All of them, for a task of any kind."""
+    """Handlers that note their calls, for any task class."""
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
-        """Note it, with whether the gate is passed; some are refused here."""
+        """Notes the call, and whether the execution is protected; may raise an error."""
         _note(self, "before_start", task_id, args, kwargs)
         if getattr(self, "idempotency", None) and not self.idempotency.protected:  # type: ignore[attr-defined]
             _note(self, "unprotected", task_id, args, kwargs)
-        if "refused at the start" in args:
-            raise OutOfStockError("refused", 0)
+        if "fails at the start" in args:
+            raise OutOfStockError("at the start", 0)
 
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        """Note it."""
+        """Notes the call."""
         _note(self, "on_success", task_id, args, kwargs)
 
     def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Note it."""
+        """Notes the call."""
         _note(self, "on_failure", task_id, args, kwargs)
 
     def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Note it."""
+        """Notes the call."""
         _note(self, "on_retry", task_id, args, kwargs)
 
     def after_return(
         self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
     ) -> None:
-        """Note it."""
+        """Notes the call."""
         _note(self, "after_return", task_id, args, kwargs)
 
 
 class TaskWithHandlers(IdempotentTask):
-    """Some of its own, which call those of Celery's class."""
+    """Defines handlers, one of which calls that of Celery's class."""
 
     abstract = True
     before_start = Handlers.before_start
@@ -56,19 +56,19 @@ class TaskWithHandlers(IdempotentTask):
     after_return = Handlers.after_return
 
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        """Note it."""
+        """Notes the call."""
         super().on_success(retval, task_id, args, kwargs)
         _note(self, "on_success", task_id, args, kwargs)
 
 
 class MixedTask(Handlers, IdempotentTask):
-    """All of them from a class that knows nothing of Celery."""
+    """Inherits its handlers from a class that is not a Celery task."""
 
     abstract = True
 
 
 class PlainTask(Handlers, Task):
-    """The same in plain Celery."""
+    """The same handlers with plain Celery."""
 
     abstract = True
 
@@ -79,16 +79,16 @@ def _work(self: Any, order: str, way: str = "") -> str:
     ledger.note(order, f"body of {self.request.id}")
     if execution is not None:
         with ledger.run(order, self.request.id, execution):
-            return _ways(self, order, way)
-    return _ways(self, order, way)
+            return _end(self, order, way)
+    return _end(self, order, way)
 
 
-def _ways(task: Any, order: str, way: str) -> str:
-    if way == "fails" or (way == "fails for good"):
+def _end(task: Any, order: str, way: str) -> str:
+    if way == "fails":
         raise OutOfStockError(order, 3)
     if way == "retries" and task.request.retries == 0:
         raise task.retry(countdown=1)
-    if way == "hangs":
+    if way == "never returns":
         Ledger.of(task.app).wait_for_release(f"never {order}")
     return order
 

@@ -1,8 +1,7 @@
-"""Real Celery workers, each a process group of its own, and the shop that they work for.
+"""Real Celery workers, each in its own process group, and the app that they run.
 
-Workers are nodes of pytest-celery, so tests speak its language (``worker.kill()``,
-``worker.wait_for_log()``, ``worker.restart()``). Where pytest-celery expects a Docker container,
-there is a :class:`WorkerProcess`.
+Workers are nodes of pytest-celery, with its methods (``worker.kill()``, ``worker.wait_for_log()``,
+``worker.restart()``), but with a :class:`WorkerProcess` instead of a Docker container.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 STOP_SECONDS = 15.0
 QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 
-#: To the whole group. Other signals go to the worker, which ends its pool by itself.
-FOR_ALL = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
+#: Signals for the whole process group; others go to the main process, which stops its pool.
+GROUP_SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
 
 
-#: Broker options: the messages of a dead worker are handed out again after 3 to 4 seconds.
-SOON_VISIBLE = {
+#: Broker options: unacknowledged messages are redelivered after 3 to 4 seconds.
+FAST_REDELIVERY = {
     "visibility_timeout": 3,
     "unacked_restore_interval": 1,
     "unacked_restore_throttle": 1,
@@ -44,7 +43,7 @@ SOON_VISIBLE = {
 
 
 class WorkerProcess:
-    """``celery worker`` with its pool: what pytest-celery asks of a container."""
+    """``celery worker`` with its pool, with the interface of a pytest-celery container."""
 
     def __init__(
         self,
@@ -64,10 +63,10 @@ class WorkerProcess:
         self.start()
 
     def start(self) -> None:
-        """Start it; :meth:`ready` waits until it takes messages."""
+        """Starts the worker; :meth:`ready` waits until it takes messages."""
         self._stopping = False
         self._log.touch()
-        self._said_before = len(self.logs())
+        self._log_offset = len(self.logs())
         with self._log.open("ab") as output:
             self.process = subprocess.Popen(
                 self._command,
@@ -81,52 +80,52 @@ class WorkerProcess:
 
     @property
     def status(self) -> str:
-        """Docker's words for whether it runs."""
+        """Docker's name of its state: "running" or "exited"."""
         return "running" if self.process.poll() is None else "exited"
 
     def ready(self) -> bool:
-        """Wait until it takes messages."""
-        sign = f"{self.name}@here ready."
+        """Waits until the worker takes messages."""
+        message = f"{self.name}@here ready."
         eventually(
-            lambda: self.status == "exited" or sign in self.logs()[self._said_before :],
-            f"worker {self.name} is ready; it says: {self.logs()}",
+            lambda: self.status == "exited" or message in self.logs()[self._log_offset :],
+            f"worker {self.name} is ready; its log: {self.logs()}",
         )
-        assert self.status == "running", f"worker {self.name} has ended; it says: {self.logs()}"
+        assert self.status == "running", f"worker {self.name} exited; its log: {self.logs()}"
         return True
 
     def logs(self) -> str:
-        """All that it has printed since it was first started."""
+        """Returns its output since it was first started."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def kill(self, signal: str | int = "SIGKILL") -> None:
-        """Send a signal; after SIGKILL, wait for the end."""
-        number = _number_of(signal)
-        if number in FOR_ALL:
+        """Sends a signal; after SIGKILL, waits for the process."""
+        number = _signal_number(signal)
+        if number in GROUP_SIGNALS:
             os.killpg(self.process.pid, number)
         else:
             self.process.send_signal(number)
-        if number == _number_of("SIGKILL"):
+        if number == _signal_number("SIGKILL"):
             self.process.wait(STOP_SECONDS)
 
     def reload(self) -> None:
-        """Docker's clients keep a copy of a container's state. This does not."""
+        """Does nothing: `status` is always current, unlike that of a Docker client."""
 
     def restart(self, timeout: float = STOP_SECONDS) -> None:
-        """Stop it, if it runs, and start it again."""
+        """Stops the worker if it runs, and starts it again."""
         self.stop(timeout)
         self.start()
         self.ready()
 
-    def ask_to_stop(self) -> None:
-        """Begin a warm shutdown, as an operator would."""
+    def request_shutdown(self) -> None:
+        """Begins a warm shutdown."""
         if self.status == "running" and not self._stopping:
             self._stopping = True
             self.kill("SIGCONT")
             self.kill("SIGTERM")
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
-        """A warm shutdown; a hard one if that takes too long."""
-        self.ask_to_stop()
+        """Performs a warm shutdown; kills the worker after `timeout`."""
+        self.request_shutdown()
         try:
             self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -139,43 +138,43 @@ class Worker(CeleryTestWorker):
     """A worker under test."""
 
     container: WorkerProcess
-    _told = 0
+    _logs_read = 0
 
     def freeze(self) -> None:
-        """Stop the clock for the worker and its pool (SIGSTOP)."""
+        """Pauses the worker and its pool (SIGSTOP)."""
         self.kill("SIGSTOP")
 
     def thaw(self) -> None:
-        """Let them go on as if nothing had happened (SIGCONT)."""
+        """Continues the worker and its pool (SIGCONT)."""
         self.kill("SIGCONT")
 
     def children(self) -> list[int]:
-        """Process ids of the pool."""
+        """Returns the process ids of the pool."""
         (stats,) = self.app.control.inspect([f"{self.name()}@here"]).stats().values()
         return stats["pool"]["processes"]
 
     def wait_for_log(self, log: str, message: str = "", timeout: float = SOON) -> None:
-        """Wait until it has printed `log`; pytest-celery's own looks once a second."""
+        """Waits until the output contains `log`; pytest-celery polls once a second only."""
         eventually(lambda: log in self.logs(), message or f"{self.name()} logs {log!r}", timeout)
 
-    def news(self) -> str:
-        """What it has printed since this was last asked."""
+    def new_logs(self) -> str:
+        """Returns the output since the last call."""
         logs = self.logs()
-        start, self._told = self._told, len(logs)
+        start, self._logs_read = self._logs_read, len(logs)
         return logs[start:]
 
     def wait_for_exit(self) -> int:
-        """Its exit code, once it has ended by itself."""
+        """Waits until the worker exits; returns its exit code."""
         return self.container.process.wait(SOON)
 
 
 class Shop:
-    """A broker, the app as its customers have it, and the workers.
+    """A broker, the app of the test, and the workers.
 
     Args:
-        server: holds messages, results, records and the ledger; each shop has databases of its own.
+        server: stores messages, results, records and the ledger; each shop has its own databases.
         directory: for the workers' logs.
-        settings: of the Celery app, in customers and workers alike; written as JSON.
+        settings: of the Celery app, in test and workers; must be serializable as JSON.
     """
 
     _databases = count(0, 2)
@@ -199,12 +198,12 @@ class Shop:
     def start_worker(
         self, *options: str, concurrency: int = 2, ready: bool = True, **environment: str
     ) -> Worker:
-        """Start a worker, and wait until it takes messages.
+        """Starts a worker and waits until it takes messages.
 
         Args:
-            options: more of them for ``celery worker``.
-            ready: False does not wait, for a worker that will not come up.
-            environment: variables that it has besides those of the tests.
+            options: further options of ``celery worker``.
+            ready: whether to wait; False for a worker that fails to start.
+            environment: additional environment variables.
         """
         name = f"{self._directory.name}-{len(self.workers) + 1}"
         process = WorkerProcess(
@@ -220,17 +219,17 @@ class Shop:
         return worker
 
     def messages(self, queue: str = "celery") -> int:
-        """How many messages the broker has, delivered and not acknowledged ones included."""
+        """Returns the number of messages in the broker, unacknowledged ones included."""
         return self.redis.llen(queue) + self.redis.hlen("unacked")
 
     def wait_until_empty(self) -> None:
-        """Wait until the broker has no message left."""
+        """Waits until the broker has no message left."""
         eventually(lambda: self.messages() == 0, "the broker has no message left")
 
     def print_logs(self) -> None:
-        """Print what the workers said since last time; pytest shows it under a test that failed."""
+        """Prints the new output of all workers; pytest shows it if the test fails."""
         for worker in self.workers:
-            print(f"--- worker {worker.name()} ---", worker.news(), sep="\n")
+            print(f"--- worker {worker.name()} ---", worker.new_logs(), sep="\n")
 
     def __enter__(self) -> Shop:
         self.app.set_current()
@@ -239,17 +238,17 @@ class Shop:
     def __exit__(self, *_: object) -> None:
         self.ledger.release_all()
         for worker in self.workers:
-            worker.container.ask_to_stop()
+            worker.container.request_shutdown()
         for worker in self.workers:
             worker.teardown()
         self.print_logs()
         self.redis.close()
         self.app.close()
-        # A result that a failed test still holds must not ask a server that is gone.
+        # A result that a failed test still references must not access the stopped server.
         if consumer := getattr(self.app.backend, "result_consumer", None):
             consumer.subscribed_to.clear()
             consumer._pubsub = None
 
 
-def _number_of(name: str | int) -> int:
+def _signal_number(name: str | int) -> int:
     return getattr(signal, name) if isinstance(name, str) else name

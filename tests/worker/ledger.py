@@ -1,8 +1,8 @@
-"""The ledger: what really happened, as the task bodies themselves tell it.
+"""The ledger: the executions and signals of tasks, written by the task bodies themselves.
 
-"It ran once" is judged here, never by the library's own records or by a result backend. The ledger
-lives in a Redis database that the library does not know of. A test also uses it to hold an order:
-a task that handles a held order waits until the test releases it.
+Tests count executions here, not by the library's records or by a result backend. The ledger has its
+own Redis database, which the library does not use. A test also uses it to hold an order: tasks wait
+while their order is held.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from redis import Redis
 from celery_idempotent import Record
 from tests.waiting import POLL_INTERVAL, eventually
 
-#: Longest that a task waits for its release, so that a failed test leaves nothing behind.
-HELD_AT_MOST = 100.0
+#: Longest wait for the release of an order, in seconds: a failed test leaves no tasks behind.
+MAX_HOLD = 100.0
 
 
 @dataclass(frozen=True)
@@ -36,50 +36,50 @@ class Run:
     pid: int
     #: Seconds since the epoch.
     started_at: float
-    #: ``self.idempotency``, as the body saw it.
+    #: Attributes of ``self.idempotency`` in the body.
     key: str
     token: int
     attempt: int
     recovered: bool
     protected: bool
-    #: "returned", or the name of what it raised; None while it runs, and for ever if it was killed.
+    #: "returned", or the name of its exception; None while it runs, or if it was killed.
     end: str | None = None
 
 
 @dataclass(frozen=True)
-class Heard:
-    """A signal, as a handler in the worker heard it."""
+class ReceivedSignal:
+    """A signal that a receiver in the worker has recorded."""
 
     name: str
-    #: Name of the task that sent it.
+    #: The name of the task.
     sender: str
     details: dict[str, Any]
 
 
 class Ledger:
-    """Written by workers, read by tests."""
+    """Written by workers and read by tests."""
 
     def __init__(self, url: str) -> None:
         self._redis = Redis.from_url(url, decode_responses=True)
 
     @staticmethod
     def of(app: Celery) -> Ledger:
-        """The ledger that goes with `app`."""
+        """Returns the ledger of `app`."""
         return _open(app.conf.shop_ledger)
 
-    # What workers write.
+    # Workers
 
     @contextmanager
     def run(self, order: str, task_id: str | None, execution: Any) -> Iterator[None]:
-        """Write down that a run begins, waits while its order is held, and how it ends."""
+        """Records the start and the end of an execution, which waits while its order is held."""
         number = uuid4().hex
-        begun = {
+        start = {
             "task_id": task_id,
             "pid": os.getpid(),
             "started_at": time.time(),
-            **{name: getattr(execution, name) for name in _OF_EXECUTION},
+            **{name: getattr(execution, name) for name in _EXECUTION_ATTRIBUTES},
         }
-        self._redis.rpush(f"runs:{order}", json.dumps([number, begun]))
+        self._redis.rpush(f"runs:{order}", json.dumps([number, start]))
         try:
             self.wait_for_release(order)
             yield
@@ -88,94 +88,94 @@ class Ledger:
             raise
         self._redis.hset(f"ends:{order}", number, "returned")
 
-    def hear(self, name: str, sender: str, details: dict[str, Any]) -> None:
-        """Write down a signal."""
-        line = json.dumps([name, sender, details], default=_as_told)
+    def record_signal(self, name: str, sender: str, details: dict[str, Any]) -> None:
+        """Records a signal."""
+        line = json.dumps([name, sender, details], default=_to_json)
         self._redis.rpush(f"signals:{details['task_id']}", line)
 
     def note(self, order: str, text: str) -> None:
-        """Write down whatever a task has to say."""
+        """Records a text of a task."""
         self._redis.rpush(f"notes:{order}", text)
 
     def wait_for_release(self, order: str) -> None:
-        """Wait while `order` is held."""
-        deadline = time.monotonic() + HELD_AT_MOST
+        """Waits while `order` is held."""
+        deadline = time.monotonic() + MAX_HOLD
         while self._redis.exists(f"held:{order}"):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"order {order} was never released")
             time.sleep(POLL_INTERVAL)
 
-    def die_if_told(self, moment: str, task_id: str) -> None:
-        """Kill this process if a test wants the task to die at this moment: once."""
+    def die_if_requested(self, moment: str, task_id: str) -> None:
+        """Kills this process if :meth:`kill_once` has requested it for this moment."""
         if self._redis.delete(f"kill:{moment}:{task_id}"):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    # What tests ask, and do.
+    # Tests
 
     def kill_once(self, moment: str, task_id: str) -> None:
-        """Let the task's process die after its outcome is stored: "before" its continuation is
-        sent, or "after" that and before the message is acknowledged.
+        """Requests the death of the task's process after its outcome is stored: "before" its
+        continuation is sent, or "after" that and before the message is acknowledged.
         """
         self._redis.set(f"kill:{moment}:{task_id}", "1")
 
     def hold(self, order: str) -> None:
-        """Let every run of `order` wait, until :meth:`release`."""
+        """Lets every execution of `order` wait until :meth:`release`."""
         self._redis.set(f"held:{order}", "1")
 
     def release(self, order: str) -> None:
-        """Let them go on."""
+        """Lets the executions of `order` continue."""
         self._redis.delete(f"held:{order}")
 
     def release_all(self) -> None:
-        """Let everybody go on: the test is over."""
+        """Releases all orders."""
         for name in self._redis.scan_iter("held:*"):
             self._redis.delete(name)
 
     def runs(self, order: str) -> list[Run]:
-        """Every execution for `order`, in the order in which they began."""
+        """Returns the executions of `order`, by their start."""
         ends = self._redis.hgetall(f"ends:{order}")
-        begun = map(json.loads, self._redis.lrange(f"runs:{order}", 0, -1))
-        return [Run(**facts, end=ends.get(number)) for number, facts in begun]
+        starts = map(json.loads, self._redis.lrange(f"runs:{order}", 0, -1))
+        return [Run(**start, end=ends.get(number)) for number, start in starts]
 
     def wait_for_run(self, order: str, number: int = 1) -> Run:
-        """The `number`-th execution for `order`, as soon as it has begun."""
+        """Waits until the `number`-th execution of `order` has started, and returns it."""
         runs = eventually(
-            lambda: found if len(found := self.runs(order)) >= number else None,
-            f"run {number} of order {order}",
+            lambda: runs if len(runs := self.runs(order)) >= number else None,
+            f"execution {number} of order {order} has started",
         )
         return runs[number - 1]
 
     def notes(self, order: str) -> list[str]:
-        """What tasks had to say."""
+        """Returns the texts that tasks have recorded for `order`."""
         return self._redis.lrange(f"notes:{order}", 0, -1)
 
-    def signals(self, task_id: str, *names: str) -> list[Heard]:
-        """The signals about a task, in order; only those of `names`, if any are given."""
+    def signals(self, task_id: str, *names: str) -> list[ReceivedSignal]:
+        """Returns the signals of a task in order; only those of `names`, if given."""
         lines = map(json.loads, self._redis.lrange(f"signals:{task_id}", 0, -1))
-        return [Heard(*line) for line in lines if not names or line[0] in names]
+        return [ReceivedSignal(*line) for line in lines if not names or line[0] in names]
 
-    def wait_for_signal(self, task_id: str, name: str, number: int = 1) -> Heard:
-        """The `number`-th such signal about a task, as soon as it was heard."""
-        heard = eventually(
-            lambda: found if len(found := self.signals(task_id, name)) >= number else None,
-            f"signal {name} ({number}) of task {task_id}; heard: {self.signals(task_id)}",
+    def wait_for_signal(self, task_id: str, name: str, number: int = 1) -> ReceivedSignal:
+        """Waits for the `number`-th signal of that name, and returns it."""
+        signals = eventually(
+            lambda: signals if len(signals := self.signals(task_id, name)) >= number else None,
+            f"signal {name} ({number}) of task {task_id}; received: {self.signals(task_id)}",
         )
-        return heard[number - 1]
+        return signals[number - 1]
 
 
-_OF_EXECUTION = ("key", "token", "attempt", "recovered", "protected")
-_OF_RECORD = ("state", "key", "task", "task_id", "worker", "token", "attempt")
+_EXECUTION_ATTRIBUTES = ("key", "token", "attempt", "recovered", "protected")
+_RECORD_ATTRIBUTES = ("state", "key", "task", "task_id", "worker", "token", "attempt")
 
 
-def _as_told(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, Record):
-        return {name: getattr(value, name) for name in _OF_RECORD}
+        return {name: getattr(value, name) for name in _RECORD_ATTRIBUTES}
     if isinstance(value, BaseException):
-        return [type(value).__name__, *map(_as_argument, value.args)]
+        return [type(value).__name__, *map(_argument_to_json, value.args)]
     return repr(value)
 
 
-def _as_argument(value: Any) -> Any:
+def _argument_to_json(value: Any) -> Any:
     return value if isinstance(value, (str, int, float)) else repr(value)
 
 

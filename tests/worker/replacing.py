@@ -1,4 +1,4 @@
-"""Tasks that replace themselves by a canvas that holds them again."""
+"""Tasks that replace themselves by a canvas that includes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.worker.ledger import Ledger
 
 @shared_task(bind=True, name="shop.between")
 def between(self: Any, received: Any = None, order: str = "", part: str = "between") -> list[Any]:
-    """A plain task between the others."""
+    """A plain Celery task between the others."""
     Ledger.of(self.app).note(order, part)
     Ledger.of(self.app).wait_for_release(f"{part} of {order}")
     return [part, received]
@@ -22,7 +22,7 @@ def between(self: Any, received: Any = None, order: str = "", part: str = "betwe
 
 @shared_task(bind=True, name="shop.pass_on")
 def pass_on(self: Any, order: str, task: str, depth: int) -> None:
-    """A plain task that lets another take its place."""
+    """A plain Celery task that replaces itself by another task."""
     self.replace(self.app.tasks[task].si(order=order, part="end", depth=depth))
 
 
@@ -30,8 +30,8 @@ Make = Callable[..., Signature]
 
 
 def _member(task: Any, order: str) -> Make:
-    """Makes one member of a canvas: the task itself, under its key."""
-    return lambda part, **more: task.s(order=order, part=part, **more)
+    """Returns a function that creates members of a canvas: the task itself, with its key."""
+    return lambda part, **kwargs: task.s(order=order, part=part, **kwargs)
 
 
 def _twice_in_a_chain(task: Any, order: str) -> Signature:
@@ -82,7 +82,7 @@ def _weave(self: Any, received: Any, order: str, shape: str, part: str, depth: i
     if getattr(self, "idempotency", None):
         with ledger.run(order, self.request.id, self.idempotency):
             ledger.wait_for_release(f"{part} of {order}")
-            ledger.die_if_told(part, order)
+            ledger.die_if_requested(part, order)
             if shape and not depth:
                 self.replace(SHAPES[shape](self, order))
     elif shape and not depth:
@@ -94,7 +94,7 @@ def _weave(self: Any, received: Any, order: str, shape: str, part: str, depth: i
 def weave(
     self: Any, got: Any = None, order: str = "", shape: str = "", part: str = "", depth: int = 0
 ) -> list[Any]:
-    """Be replaced by the canvas of that `shape`; without one, be a member of it."""
+    """Replaces itself by the canvas of that `shape`; without one, it is a member of the canvas."""
     return _weave(self, got, order, shape, part, depth)
 
 
@@ -108,7 +108,7 @@ woven_by_id = shared_task(
 
 
 def spread(self: Any, item: str, order: str, shape: str = "") -> str:
-    """Be replaced, the first time, by a map of the task itself."""
+    """Replaces itself by a map of itself in the first execution."""
     ledger = Ledger.of(self.app)
     with ledger.run(order, self.request.id, self.idempotency):
         if len(ledger.runs(order)) == 1:
@@ -135,7 +135,7 @@ spread_out = shared_task(spread, bind=True, base=IdempotentTask, name="shop.spre
     ignore_result=True,
 )
 def in_stages(self: Any, got: Any = None, order: str = "", stage: int = 0) -> int:
-    """Go on to the next stage by way of a chain; each first does what is done once for a key."""
+    """Replaces itself by a chain with its next stage; each stage has the same step."""
     ledger = Ledger.of(self.app)
     with ledger.run(order, self.request.id, self.idempotency):
         self.idempotency.step("once", ledger.note, order, "once")
@@ -146,7 +146,7 @@ def in_stages(self: Any, got: Any = None, order: str = "", stage: int = 0) -> in
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.pass_headers_on", idempotency_key="{order}")
 def pass_headers_on(self: Any, got: Any = None, order: str = "", stage: int = 0) -> int:
-    """In the last stage call the task itself, as one that has nothing to do with this canvas."""
+    """Publishes itself in the last stage, independently of the canvas, with its own headers."""
     with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
         if stage == 0:
             self.replace(chain(between.si(order=order), pass_headers_on.s(order=order, stage=1)))

@@ -1,4 +1,4 @@
-"""A periodic task, sent by a real beat: each tick is a call of its own, each copy of one is not."""
+"""A periodic task with TASK_ID as its key: each tick runs once, copies of its message do not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.waiting import eventually
 from tests.worker.harness import Shop
-from tests.worker.shop import tick
+from tests.worker.tasks import tick
 
 pytestmark = pytest.mark.worker
 
@@ -23,13 +23,13 @@ def shop(open_shop: Callable[..., Shop], tmp_path: Path) -> Iterator[Shop]:
         yield shop
 
 
-def test_runs_at_each_tick_and_not_for_its_copies(shop: Shop) -> None:
+def test_runs_once_per_tick_despite_copies(shop: Shop) -> None:
     third = shop.ledger.wait_for_run("beaten", number=3)
 
-    # The broker hands the third tick's message out again.
+    # A redelivery of the third tick's message.
     tick.apply_async(("beaten",), task_id=third.task_id)
     shop.ledger.wait_for_signal(third.task_id, "replayed")
-    eventually(lambda: len(shop.ledger.runs("beaten")) >= 5, "the clock goes on")
+    eventually(lambda: len(shop.ledger.runs("beaten")) >= 5, "five ticks have run")
 
     ids = [run.task_id for run in shop.ledger.runs("beaten")]
     assert len(set(ids)) == len(ids)

@@ -1,4 +1,4 @@
-"""A message that every worker gets comes back once for each of them, and not to all of them."""
+"""Broadcast messages: each worker requeues its copy for one worker, not for all."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from kombu.common import Broadcast
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON
 from tests.worker.broadcasting import EVERYONE
+from tests.worker.failing_tasks import try_later
 from tests.worker.harness import Shop
-from tests.worker.shop import pack, try_later
+from tests.worker.tasks import pack
 
 pytestmark = pytest.mark.worker
 
 WORKERS = 2
 _QUEUE = Broadcast(EVERYONE)
-# On Redis a publisher has to know that the exchange is a fanout.
+# With Redis, the publisher must declare the fanout exchange.
 TO_EVERYONE = {"queue": _QUEUE, "declare": [_QUEUE.exchange]}
 
 
@@ -35,19 +36,18 @@ def everyone(request: pytest.FixtureRequest, open_shop: Callable[..., Shop]) -> 
 
 
 def received(shop: Shop, task_id: str) -> int:
-    """How often any worker has been handed the message."""
-    sign = f"[{task_id}] received"
-    return sum(worker.logs().count(sign) for worker in shop.workers)
+    """Returns how often workers have received the message."""
+    return sum(worker.logs().count(f"[{task_id}] received") for worker in shop.workers)
 
 
-def test_a_copy_comes_back_once(everyone: Shop, order: str) -> None:
+def test_each_worker_requeues_its_copy_once(everyone: Shop, order: str) -> None:
     everyone.app.set_current()
     everyone.ledger.hold(order)
     pack.delay(order)
     everyone.ledger.wait_for_run(order)
     pack.apply_async((order,), task_id=order, **TO_EVERYONE)
 
-    # Each of its two copies comes back after 1, 2 and 4 seconds, so the fourth time within 7.
+    # Each of its two copies is delayed by 1, 2 and 4 seconds, so the fourth conflict is within 7.
     everyone.ledger.wait_for_signal(order, "conflicted", 4 * WORKERS)
     everyone.ledger.release(order)
 
@@ -58,7 +58,7 @@ def test_a_copy_comes_back_once(everyone: Shop, order: str) -> None:
     assert len(everyone.ledger.runs(order)) == 1
 
 
-def test_a_retry_is_for_one(everyone: Shop, order: str) -> None:
+def test_retry_is_delivered_once(everyone: Shop, order: str) -> None:
     everyone.app.set_current()
     try_later.apply_async((order, 1), task_id=order, **TO_EVERYONE)
 

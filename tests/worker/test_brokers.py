@@ -1,7 +1,6 @@
-"""Where the broker matters: deaths, lost connections and dead letters, on Redis and on RabbitMQ.
+"""Crashes, lost connections and dead letters, with Redis and RabbitMQ as brokers.
 
-The broker is a server of its own here; results and records stay where they are, so that a fault of
-the broker is a fault of the broker alone.
+The broker is a separate server; its faults do not affect results and records.
 """
 
 from __future__ import annotations
@@ -23,30 +22,31 @@ from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON, eventually
+from tests.worker.failing_tasks import try_later
 from tests.worker.frozen import LEASE
-from tests.worker.harness import SOON_VISIBLE, Shop
-from tests.worker.shop import pack, rejecting, try_later
+from tests.worker.harness import FAST_REDELIVERY, Shop
+from tests.worker.tasks import pack, rejecting
 
 pytestmark = pytest.mark.worker
 
 
 class RedisBroker:
-    """A Redis that holds nothing but messages."""
+    """A Redis for messages only."""
 
     def __init__(self, server: RedisServer) -> None:
         self.url = server.url
-        # It knows no connection from another: what is out stays out for the visibility timeout.
-        self.settings: dict[str, Any] = {"broker_transport_options": SOON_VISIBLE}
+        # Unacknowledged messages are redelivered after the visibility timeout only.
+        self.settings: dict[str, Any] = {"broker_transport_options": FAST_REDELIVERY}
         self._client: Redis = server.client()
 
     def close_connections(self) -> None:
-        """Close those of all clients, from the server's side."""
+        """Lets the server close the connections of all clients."""
         for kind in ("normal", "pubsub"):
             self._client.client_kill_filter(_type=kind, skipme=True)
 
 
 class RabbitBroker:
-    """A RabbitMQ. It hands out again what a lost connection had, at once."""
+    """RabbitMQ, which redelivers the messages of a lost connection immediately."""
 
     def __init__(self, server: RabbitMQ) -> None:
         self.url = server.url
@@ -72,7 +72,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[RedisBroker | RabbitBroke
 
 
 def settings_for(broker: RedisBroker | RabbitBroker) -> dict[str, Any]:
-    """Those of a shop with this broker, where it has a queue of its own."""
+    """Returns the settings of a shop with its own queue on this broker."""
     queue = f"queue-{os.urandom(4).hex()}"
     return {"broker_url": broker.url, "task_default_queue": queue, **broker.settings}
 
@@ -94,7 +94,7 @@ def doomed(broker: RedisBroker | RabbitBroker, open_shop: Callable[..., Shop]) -
         yield shop
 
 
-def test_one_running_and_twenty_duplicates_are_one_run(shop: Shop, order: str) -> None:
+def test_twenty_duplicates_cause_no_execution(shop: Shop, order: str) -> None:
     shop.ledger.hold(order)
     first = pack.delay(order)
     shop.ledger.wait_for_run(order)
@@ -110,8 +110,8 @@ def test_one_running_and_twenty_duplicates_are_one_run(shop: Shop, order: str) -
 
 
 @pytest.mark.rabbitmq
-class TestAMessageThatIsPutBackToRabbitMQ:
-    """It is acknowledged next: the broker must have it."""
+class TestRequeueToRabbitMQ:
+    """The original message is acknowledged next, so the broker must have accepted the new one."""
 
     @pytest.fixture
     def proxy(self, rabbitmq: RabbitMQ) -> Iterator[Proxy]:
@@ -127,15 +127,13 @@ class TestAMessageThatIsPutBackToRabbitMQ:
     def queue(self) -> Queue:
         return Queue(f"queue-{os.urandom(4).hex()}")
 
-    def test_is_confirmed(self, app: Celery, queue: Queue) -> None:
+    def test_waits_for_the_confirm(self, app: Celery, queue: Queue) -> None:
         for number in range(3):
             with confirming_producer(app) as producer:
                 producer.publish({"number": number}, routing_key=queue.name, declare=[queue])
                 assert producer.channel._confirm_selected
 
-    def test_is_not_believed_to_have_arrived_where_it_has_not(
-        self, app: Celery, queue: Queue, proxy: Proxy
-    ) -> None:
+    def test_fails_without_a_confirm(self, app: Celery, queue: Queue, proxy: Proxy) -> None:
         with confirming_producer(app) as producer:
             producer.publish({"number": 1}, routing_key=queue.name, declare=[queue])
             proxy.black_hole()
@@ -144,15 +142,15 @@ class TestAMessageThatIsPutBackToRabbitMQ:
             proxy.heal()
 
 
-def test_a_retry_runs_again_and_replays(shop: Shop, order: str) -> None:
+def test_retry_runs_again_then_replays(shop: Shop, order: str) -> None:
     receipt = try_later.delay(order, 0.1).get(timeout=SOON)
 
     assert try_later.delay(order, 0.1).get(timeout=SOON) == receipt
     assert [run.end for run in shop.ledger.runs(order)] == ["Retry", "returned"]
 
 
-class TestKilledWhileItRuns:
-    def test_what_a_child_ran_is_run_again(self, shop: Shop, order: str) -> None:
+class TestKilled:
+    def test_task_of_a_killed_pool_process_runs_again(self, shop: Shop, order: str) -> None:
         shop.ledger.hold(order)
         result = pack.delay(order)
         os.kill(shop.ledger.wait_for_run(order).pid, signal.SIGKILL)
@@ -164,7 +162,7 @@ class TestKilledWhileItRuns:
         assert [run.end for run in shop.ledger.runs(order)] == [None, "returned"]
         assert [run.attempt for run in shop.ledger.runs(order)] == [1, 2]
 
-    def test_what_a_whole_worker_ran_is_run_again_when_the_lease_ends(
+    def test_task_of_a_killed_worker_runs_again_after_the_lease(
         self, doomed: Shop, order: str
     ) -> None:
         (worker,) = doomed.workers
@@ -178,15 +176,15 @@ class TestKilledWhileItRuns:
         receipt = result.get(timeout=SOON)
 
         assert pack.delay(order).get(timeout=SOON) == receipt
-        (_, again) = doomed.ledger.runs(order)
-        assert (again.attempt, again.end) == (2, "returned")
-        assert again.started_at - killed.started_at >= LEASE
+        (_, second) = doomed.ledger.runs(order)
+        assert (second.attempt, second.end) == (2, "returned")
+        assert second.started_at - killed.started_at >= LEASE
 
 
-class TestConnectionLostWhileItRuns:
-    """The message is delivered again, to the very worker that runs it or to another."""
+class TestConnectionLost:
+    """The message is redelivered, to the worker that runs it or to another one."""
 
-    def test_there_is_one_run_and_one_completion(
+    def test_redelivered_message_causes_no_second_execution(
         self, broker: RedisBroker | RabbitBroker, shop: Shop, order: str
     ) -> None:
         shop.ledger.hold(order)
@@ -194,7 +192,7 @@ class TestConnectionLostWhileItRuns:
         shop.ledger.wait_for_run(order)
         broker.close_connections()
         shop.ledger.wait_for_signal(result.id, "conflicted")
-        assert result.state == "PENDING", "the copy has written no state"
+        assert result.state == "PENDING", "the copy has stored no state"
         shop.ledger.release(order)
 
         receipt = result.get(timeout=SOON)
@@ -204,7 +202,7 @@ class TestConnectionLostWhileItRuns:
         assert [run.end for run in shop.ledger.runs(order)] == ["returned"]
         assert len(shop.ledger.signals(result.id, "completed")) == 1
 
-    def test_the_copy_is_put_back_before_it_is_acknowledged(
+    def test_copy_is_requeued_before_it_is_acknowledged(
         self, broker: RedisBroker | RabbitBroker, doomed: Shop, order: str
     ) -> None:
         (worker,) = doomed.workers
@@ -214,7 +212,7 @@ class TestConnectionLostWhileItRuns:
         broker.close_connections()
         doomed.ledger.wait_for_signal(result.id, "conflicted")
 
-        # Whatever has become of original and copy: nobody is left to put anything back.
+        # After this, no worker can requeue the original or the copy.
         worker.kill()
         doomed.start_worker(concurrency=1)
         doomed.ledger.release(order)
@@ -223,7 +221,7 @@ class TestConnectionLostWhileItRuns:
         assert [run.end for run in doomed.ledger.runs(order)] == [None, "returned"]
 
     @pytest.mark.slow
-    def test_the_copy_is_not_lost_when_it_has_expired(
+    def test_expired_copy_is_not_lost(
         self, broker: RedisBroker | RabbitBroker, doomed: Shop, order: str
     ) -> None:
         (worker,) = doomed.workers
@@ -234,7 +232,7 @@ class TestConnectionLostWhileItRuns:
         doomed.ledger.wait_for_signal(result.id, "conflicted")
         eventually(lambda: time.time() > run.started_at + 6, "it has expired")
 
-        # A broker that has been told when it expires drops it now.
+        # A broker that knew the expiry would drop the message now.
         worker.kill()
         doomed.start_worker(concurrency=1)
         doomed.ledger.release(order)
@@ -244,11 +242,11 @@ class TestConnectionLostWhileItRuns:
 
 
 @pytest.mark.rabbitmq
-def test_a_rejected_duplicate_is_a_dead_letter(
+def test_rejected_duplicate_is_dead_lettered(
     rabbitmq: RabbitMQ, open_shop: Callable[..., Shop], order: str
 ) -> None:
-    to_the_dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
-    queue = {"exchange": "alive", "binding_key": "alive", "queue_arguments": to_the_dead}
+    dead_letter_arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    queue = {"exchange": "alive", "binding_key": "alive", "queue_arguments": dead_letter_arguments}
     with (
         Connection(rabbitmq.url) as connection,
         open_shop(

@@ -1,6 +1,6 @@
-"""Chains, groups, chords and links, with a duplicate inside.
+"""Chains, groups, chords and links with duplicates.
 
-A duplicate under another task id is a caller of its own: its replay goes on with its own canvas.
+A duplicate with another task id is a separate call: its replay continues its own canvas.
 """
 
 from __future__ import annotations
@@ -12,22 +12,24 @@ import pytest
 from celery import chain, chord, group
 
 from tests.waiting import SOON, eventually
+from tests.worker.canvas_tasks import follow_up, report
+from tests.worker.failing_tasks import OutOfStockError, final
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.shop import OutOfStockError, final, follow_up, pack, report
+from tests.worker.tasks import pack
 
 pytestmark = pytest.mark.worker
 
 
-def test_a_chain_passes_results_on(ledger: Ledger, order: str) -> None:
-    receipt, said = chain(pack.s(order), follow_up.s(order)).delay().get(timeout=SOON)
+def test_chain_passes_results_on(ledger: Ledger, order: str) -> None:
+    receipt, followed_order = chain(pack.s(order), follow_up.s(order)).delay().get(timeout=SOON)
 
     assert receipt["receipt"]
-    assert said == order
+    assert followed_order == order
     assert ledger.notes(order) == ["followed up"]
 
 
-def test_two_chains_with_one_head_both_end(ledger: Ledger, order: str) -> None:
+def test_two_chains_with_the_same_head_both_complete(ledger: Ledger, order: str) -> None:
     first = chain(pack.s(order), follow_up.s(f"first {order}")).delay().get(timeout=SOON)
     second = chain(pack.s(order), follow_up.s(f"second {order}")).delay().get(timeout=SOON)
 
@@ -36,7 +38,7 @@ def test_two_chains_with_one_head_both_end(ledger: Ledger, order: str) -> None:
     assert len(ledger.runs(order)) == 1
 
 
-def test_two_chains_with_one_head_that_runs_both_end(ledger: Ledger, order: str) -> None:
+def test_two_chains_with_the_same_running_head_both_complete(ledger: Ledger, order: str) -> None:
     ledger.hold(order)
     first = chain(pack.s(order), follow_up.s(f"first {order}")).delay()
     ledger.wait_for_run(order)
@@ -49,7 +51,7 @@ def test_two_chains_with_one_head_that_runs_both_end(ledger: Ledger, order: str)
     assert len(ledger.runs(order)) == 1
 
 
-def test_the_same_chain_twice_runs_each_link_once(ledger: Ledger, order: str) -> None:
+def test_same_chain_twice_runs_each_task_once(ledger: Ledger, order: str) -> None:
     ends = [chain(pack.s(order), follow_up.s(order)).delay().get(timeout=SOON) for _ in range(2)]
 
     assert ends[0] == ends[1]
@@ -57,16 +59,14 @@ def test_the_same_chain_twice_runs_each_link_once(ledger: Ledger, order: str) ->
     assert ledger.notes(order) == ["followed up"]
 
 
-def test_a_group_of_duplicates_is_one_run_and_one_result(ledger: Ledger, order: str) -> None:
+def test_group_of_duplicates_runs_once(ledger: Ledger, order: str) -> None:
     receipts = group(pack.s(order) for _ in range(5)).delay().get(timeout=SOON)
 
     assert receipts == [receipts[0]] * 5
     assert len(ledger.runs(order)) == 1
 
 
-def test_a_chord_with_duplicates_in_its_header_has_its_body_once(
-    ledger: Ledger, order: str
-) -> None:
+def test_chord_with_duplicates_in_its_header_runs_its_body_once(ledger: Ledger, order: str) -> None:
     header = [pack.s(order), pack.s(f"another {order}"), pack.s(order), pack.s(order)]
 
     receipts = chord(header)(report.s(order)).get(timeout=SOON)
@@ -76,7 +76,7 @@ def test_a_chord_with_duplicates_in_its_header_has_its_body_once(
     assert len(ledger.runs(order)) == 1
 
 
-def test_a_chord_over_what_is_done_already_has_its_body_once(ledger: Ledger, order: str) -> None:
+def test_chord_of_completed_tasks_runs_its_body_once(ledger: Ledger, order: str) -> None:
     receipt = pack.delay(order).get(timeout=SOON)
 
     receipts = chord([pack.s(order), pack.s(order)])(report.s(order)).get(timeout=SOON)
@@ -85,7 +85,7 @@ def test_a_chord_over_what_is_done_already_has_its_body_once(ledger: Ledger, ord
     assert len(ledger.notes(order)) == 1
 
 
-def test_links_of_both_callers_are_followed(ledger: Ledger, order: str) -> None:
+def test_links_of_both_callers_run(ledger: Ledger, order: str) -> None:
     for caller in ("first", "second"):
         pack.apply_async((order,), link=follow_up.s(f"{caller} {order}")).get(timeout=SOON)
 
@@ -94,7 +94,7 @@ def test_links_of_both_callers_are_followed(ledger: Ledger, order: str) -> None:
     assert len(ledger.runs(order)) == 1
 
 
-def test_a_replayed_error_breaks_the_duplicates_chain(
+def test_replayed_error_stops_the_chain_of_a_duplicate(
     shop: Shop, ledger: Ledger, order: str
 ) -> None:
     for _ in range(2):
@@ -105,7 +105,7 @@ def test_a_replayed_error_breaks_the_duplicates_chain(
     assert ledger.notes(order) == []
 
 
-def test_errbacks_of_both_callers_are_called(ledger: Ledger, order: str) -> None:
+def test_errbacks_of_both_callers_run(ledger: Ledger, order: str) -> None:
     for caller in ("first", "second"):
         errback = report.si(caller, f"{caller} {order}")
         final.apply_async((order,), link_error=errback).get(timeout=SOON, propagate=False)
@@ -124,7 +124,7 @@ def test_errbacks_of_both_callers_are_called(ledger: Ledger, order: str) -> None
     ],
     ids=["map", "starmap", "chunks"],
 )
-def test_each_item_of_one_message_is_gated(ledger: Ledger, order: str, items: Any) -> None:
+def test_each_item_of_a_map_is_idempotent(ledger: Ledger, order: str, items: Any) -> None:
     items(order).delay().get(timeout=SOON)
 
     assert len(ledger.runs(order)) == 1

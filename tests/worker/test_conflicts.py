@@ -1,4 +1,4 @@
-"""What a duplicate does while the first one runs: ``idempotency_on_conflict``."""
+"""``idempotency_on_conflict``: a duplicate arrives during the first execution."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from celery_idempotent import ConflictError
 from tests.waiting import SOON
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.shop import ignoring, impatient, pack, raising, rejecting, waiting
+from tests.worker.tasks import ignoring, impatient, pack, raising, rejecting, waiting
 
 pytestmark = pytest.mark.worker
 
 
 @pytest.fixture
 def held(shop: Shop, order: str) -> Iterator[str]:
-    """The order, which waits once it runs."""
+    """An order whose executions wait."""
     shop.ledger.hold(order)
     yield order
     shop.ledger.release(order)
@@ -34,7 +34,9 @@ def start(task: object, ledger: Ledger, order: str) -> AsyncResult:
 class TestRetry:
     """The default."""
 
-    def test_comes_back_until_it_gets_the_result(self, ledger: Ledger, held: str) -> None:
+    def test_duplicate_is_requeued_until_it_gets_the_result(
+        self, ledger: Ledger, held: str
+    ) -> None:
         first = start(pack, ledger, held)
         duplicate = pack.delay(held)
         ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
@@ -43,17 +45,17 @@ class TestRetry:
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
         assert len(ledger.runs(held)) == 1
 
-    def test_leaves_the_worker_to_others_meanwhile(
+    def test_requeued_duplicates_do_not_block_the_pool(
         self, shop: Shop, ledger: Ledger, held: str
     ) -> None:
         start(pack, ledger, held)
-        # More of them than the pool has processes.
+        # More duplicates than the pool has processes.
         for duplicate in [pack.delay(held) for _ in range(5)]:
             ledger.wait_for_signal(duplicate.id, "conflicted")
 
         assert pack.delay(f"another {held}").get(timeout=SOON)
 
-    def test_does_not_count_as_a_retry_of_the_tasks_own(self, ledger: Ledger, held: str) -> None:
+    def test_does_not_count_as_a_retry_of_the_task(self, ledger: Ledger, held: str) -> None:
         start(pack, ledger, held)
         duplicate = pack.delay(held)
         ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
@@ -62,21 +64,19 @@ class TestRetry:
 
 
 class TestWait:
-    def test_stays_in_the_worker_and_gets_the_result_at_once(
-        self, ledger: Ledger, held: str
-    ) -> None:
+    def test_waits_in_the_worker_for_the_result(self, ledger: Ledger, held: str) -> None:
         first = start(waiting, ledger, held)
         duplicate = waiting.delay(held)
-        # The worker says when it takes a message, not when it waits.
+        # The worker logs the receipt of a message, but not that it waits.
         time.sleep(0.5)
         assert not duplicate.ready()
         ledger.release(held)
 
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
-        assert ledger.signals(duplicate.id, "conflicted") == [], "it has never gone back"
+        assert ledger.signals(duplicate.id, "conflicted") == [], "it was not requeued"
         assert len(ledger.runs(held)) == 1
 
-    def test_comes_back_when_it_has_waited_long_enough(self, ledger: Ledger, held: str) -> None:
+    def test_is_requeued_after_wait_timeout(self, ledger: Ledger, held: str) -> None:
         first = start(impatient, ledger, held)
         duplicate = impatient.delay(held)
         ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
@@ -87,13 +87,13 @@ class TestWait:
 
 
 class TestRaise:
-    def test_is_a_conflict_error_at_the_caller(self, ledger: Ledger, held: str) -> None:
+    def test_caller_gets_conflict_error(self, ledger: Ledger, held: str) -> None:
         first = start(raising, ledger, held)
 
         with pytest.raises(ConflictError, match=first.id):
             raising.delay(held).get(timeout=SOON)
 
-    def test_leaves_the_first_one_alone(self, ledger: Ledger, held: str) -> None:
+    def test_does_not_affect_the_first_execution(self, ledger: Ledger, held: str) -> None:
         first = start(raising, ledger, held)
         raising.delay(held).get(timeout=SOON, propagate=False)
         ledger.release(held)
@@ -103,7 +103,7 @@ class TestRaise:
 
 
 class TestIgnore:
-    def test_is_gone_without_an_outcome(self, shop: Shop, ledger: Ledger, held: str) -> None:
+    def test_duplicate_has_no_outcome(self, shop: Shop, ledger: Ledger, held: str) -> None:
         first = start(ignoring, ledger, held)
         duplicate = ignoring.delay(held)
         ledger.wait_for_signal(duplicate.id, "conflicted")
@@ -114,21 +114,23 @@ class TestIgnore:
         assert duplicate.state == "PENDING"
         assert len(ledger.runs(held)) == 1
 
-    def test_ignore_leaves_the_other_items_of_a_map_alone(self, ledger: Ledger, held: str) -> None:
+    def test_does_not_affect_other_items_of_a_map(self, ledger: Ledger, held: str) -> None:
         first = start(ignoring, ledger, held)
         others = [f"one {held}", f"two {held}"]
 
-        (one, ignored, two) = ignoring.map([others[0], held, others[1]]).delay().get(timeout=SOON)
+        (first_item, ignored, last_item) = (
+            ignoring.map([others[0], held, others[1]]).delay().get(timeout=SOON)
+        )
 
         ledger.release(held)
         assert first.get(timeout=SOON)["receipt"]
         assert ignored is None
-        assert one["receipt"] != two["receipt"]
+        assert first_item["receipt"] != last_item["receipt"]
         assert [len(ledger.runs(order)) for order in (held, *others)] == [1, 1, 1]
 
 
 class TestReject:
-    def test_is_rejected_to_the_broker(self, shop: Shop, ledger: Ledger, held: str) -> None:
+    def test_message_is_rejected(self, shop: Shop, ledger: Ledger, held: str) -> None:
         first = start(rejecting, ledger, held)
         duplicate = rejecting.delay(held)
         shop.workers[0].wait_for_log(f"Task shop.rejecting[{duplicate.id}] reject requeue=False")

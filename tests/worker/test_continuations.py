@@ -1,7 +1,7 @@
-"""What follows a task is sent once for each caller, though its message be delivered twice.
+"""The continuation of a call is sent once, even if its message is delivered twice.
 
-A worker that dies after the outcome is stored leaves a message that is delivered again. The second
-pass sends what the first did not get round to, and nothing else.
+The message of a worker that dies after storing the outcome is redelivered. The second delivery
+sends only what the first one has not sent.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from kombu.exceptions import EncodeError
 
 from celery_idempotent import ResultNotStoredError, State
 from tests.waiting import SOON, eventually
-from tests.worker.harness import Shop
-from tests.worker.ledger import Ledger
-from tests.worker.shop import (
-    final,
+from tests.worker.canvas_tasks import (
     follow_up,
     hand_over,
     hand_over_badly,
     hand_over_in_vain,
     hand_over_silently,
-    pack,
     polling,
     report,
     staged,
 )
+from tests.worker.failing_tasks import final
+from tests.worker.harness import Shop
+from tests.worker.ledger import Ledger
+from tests.worker.tasks import pack
 
 pytestmark = pytest.mark.worker
 
@@ -77,13 +77,13 @@ MOMENTS = ["before", "after"]
 
 
 @pytest.mark.core
-class TestTheWorkerDiesOnceTheOutcomeIsStored:
-    """…before its continuation is sent, or after that."""
+class TestWorkerDiesAfterTheOutcomeIsStored:
+    """It dies before or after the continuation is sent."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def published(cls, shared_shop: Shop) -> None:
-        """All at once: the pool may take five seconds to see that a child is gone."""
+        """Published together, because the pool may need five seconds to detect a dead process."""
         shared_shop.app.set_current()
         for moment in MOMENTS:
             for canvas in CANVASES:
@@ -93,7 +93,7 @@ class TestTheWorkerDiesOnceTheOutcomeIsStored:
 
     @pytest.mark.parametrize("moment", MOMENTS)
     @pytest.mark.parametrize("canvas", CANVASES, ids=lambda canvas: canvas.__name__)
-    def test_the_continuation_is_sent_once(
+    def test_continuation_is_sent_once(
         self,
         shop: Shop,
         ledger: Ledger,
@@ -102,14 +102,14 @@ class TestTheWorkerDiesOnceTheOutcomeIsStored:
         moment: str,
     ) -> None:
         name = order_of(canvas, moment)
-        eventually(lambda: ledger.notes(name), "what follows has run")
+        eventually(lambda: ledger.notes(name), "the continuation has run")
         shop.wait_until_empty()
 
         assert len(ledger.notes(name)) == 1
         assert [run.attempt for run in ledger.runs(name)] == [1]
 
     @pytest.mark.parametrize("moment", MOMENTS)
-    def test_a_chord_counts_its_member_once(
+    def test_chord_counts_its_member_once(
         self, shop: Shop, ledger: Ledger, published: None, moment: str
     ) -> None:
         name = order_of(in_a_chord, moment)
@@ -120,17 +120,17 @@ class TestTheWorkerDiesOnceTheOutcomeIsStored:
 
 
 @pytest.mark.core
-class TestTheMessageIsDeliveredAgainWhenAllIsDone:
-    """As a broker does that has lost its connection to the worker, and the acknowledgement."""
+class TestMessageIsRedeliveredAfterCompletion:
+    """As after a lost connection, and with it the acknowledgement."""
 
     @pytest.mark.parametrize("canvas", CANVASES, ids=lambda canvas: canvas.__name__)
-    def test_the_continuation_is_sent_once(
+    def test_continuation_is_sent_once(
         self, shop: Shop, ledger: Ledger, order: str, canvas: Callable[..., AsyncResult]
     ) -> None:
         canvas(pack.s(order).set(task_id=order, queue="kept"), order)
         message = eventually(lambda: shop.redis.lpop("kept"), "the message is published")
         shop.redis.lpush("celery", message)
-        eventually(lambda: ledger.notes(order), "what follows has run")
+        eventually(lambda: ledger.notes(order), "the continuation has run")
         shop.wait_until_empty()
 
         shop.redis.lpush("celery", message)
@@ -139,7 +139,7 @@ class TestTheMessageIsDeliveredAgainWhenAllIsDone:
         shop.wait_until_empty()
         assert len(ledger.notes(order)) == 1
         assert len(ledger.runs(order)) == 1
-        assert shop.redis.keys("celery-taskset-meta-*.j") == [], "no chord counts it again"
+        assert shop.redis.keys("celery-taskset-meta-*.j") == [], "no chord counts the redelivery"
 
 
 def order_of(canvas: Callable[..., AsyncResult], moment: str) -> str:
@@ -150,20 +150,20 @@ def order_of(canvas: Callable[..., AsyncResult], moment: str) -> str:
 class TestReplacement:
     """``self.replace``"""
 
-    def test_its_result_is_the_tasks(self, ledger: Ledger, order: str) -> None:
+    def test_result_is_that_of_the_replacement(self, ledger: Ledger, order: str) -> None:
         receipt = hand_over.delay(order).get(timeout=SOON)
 
         assert receipt == pack.delay(f"replacement of {order}").get(timeout=SOON)
         assert len(ledger.runs(order)) == 1
 
-    def test_duplicates_get_its_result(self, ledger: Ledger, order: str) -> None:
+    def test_duplicates_get_the_result_of_the_replacement(self, ledger: Ledger, order: str) -> None:
         receipts = [hand_over.delay(order).get(timeout=SOON) for _ in range(3)]
 
         assert receipts == [receipts[0]] * 3
         assert len(ledger.runs(order)) == 1
         assert len(ledger.runs(f"replacement of {order}")) == 1
 
-    def test_duplicates_wait_for_it(self, ledger: Ledger, order: str) -> None:
+    def test_duplicates_wait_for_the_replacement(self, ledger: Ledger, order: str) -> None:
         ledger.hold(f"replacement of {order}")
         first = hand_over.delay(order)
         ledger.wait_for_run(f"replacement of {order}")
@@ -174,22 +174,22 @@ class TestReplacement:
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
         assert len(ledger.runs(order)) == 1
 
-    def test_it_takes_the_continuation_with_it(self, ledger: Ledger, order: str) -> None:
+    def test_replacement_gets_the_continuation(self, ledger: Ledger, order: str) -> None:
         receipt = chain(hand_over.s(order), report.s(order)).delay().get(timeout=SOON)
 
         assert receipt["receipt"]
         assert len(ledger.notes(order)) == 1
 
-    def test_one_that_cannot_be_sent_leaves_the_key_free(self, ledger: Ledger, order: str) -> None:
+    def test_replacement_that_cannot_be_published_releases_the_key(
+        self, ledger: Ledger, order: str
+    ) -> None:
         with pytest.raises(EncodeError):
             hand_over_badly.delay(order).get(timeout=SOON)
 
         assert hand_over_badly.delay(order).get(timeout=SOON) == "handled here"
         assert [run.end for run in ledger.runs(order)] == ["EncodeError", "returned"]
 
-    def test_duplicates_do_not_wait_for_a_result_that_is_ignored(
-        self, ledger: Ledger, order: str
-    ) -> None:
+    def test_duplicates_do_not_wait_for_an_ignored_result(self, ledger: Ledger, order: str) -> None:
         hand_over_silently.delay(order)
         ledger.wait_for_run(f"replacement of {order}")
         eventually(
@@ -207,7 +207,7 @@ class TestReplacement:
         [lambda order: polling.delay(order), lambda order: staged.delay(order, 1)],
         ids=["the same arguments", "other arguments"],
     )
-    def test_by_the_task_itself_under_its_key_goes_on_with_it(
+    def test_replacement_by_the_same_task_keeps_the_key(
         self, ledger: Ledger, order: str, call: Callable[[str], AsyncResult]
     ) -> None:
         results = [call(order) for _ in range(2)]
@@ -216,8 +216,10 @@ class TestReplacement:
         assert [run.end for run in ledger.runs(order)] == ["Ignore", "Ignore", "returned"]
         assert len({run.key for run in ledger.runs(order)}) == 1
 
-    def test_its_error_is_told_once(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        """A redelivery of the replaced message has nothing left to send."""
+    def test_errback_of_a_failed_replacement_runs_once(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        """A redelivery of the replaced message sends nothing."""
         errback = report.si("failed", order)
         hand_over_in_vain.apply_async((order,), task_id=order, link_error=errback)
         eventually(lambda: ledger.notes(order), "the errback has run")
@@ -232,17 +234,16 @@ class TestReplacement:
 
 @pytest.mark.core
 class TestNestedCanvas:
-    def test_of_duplicates_runs_each_key_once(self, ledger: Ledger, order: str) -> None:
+    def test_duplicates_run_once(self, ledger: Ledger, order: str) -> None:
         inner = chord([pack.s(order), pack.s(order)], follow_up.s(order))
 
-        whole = chain(inner, report.s(order)).delay().get(timeout=SOON)
+        (receipts, followed_order) = chain(inner, report.s(order)).delay().get(timeout=SOON)
 
-        (receipts, said) = whole
         assert receipts[0] == receipts[1]
-        assert said == order
+        assert followed_order == order
         assert len(ledger.runs(order)) == 1
 
-    def test_twice_ends_twice(self, ledger: Ledger, order: str) -> None:
+    def test_published_twice_completes_twice(self, ledger: Ledger, order: str) -> None:
         def nested(name: str) -> Any:
             members = group(chain(pack.s(order), follow_up.s(order)), pack.s(order))
             return chord([members, pack.s(f"other {order}")], report.s(name)).delay()
@@ -254,8 +255,8 @@ class TestNestedCanvas:
         assert [len(ledger.notes(f"{name} {order}")) for name in ("one", "two")] == [1, 1]
 
 
-class TestMappedItemsAreDeliveredAgain:
-    """The message of a map is Celery's own task: it acknowledges late if the app says so."""
+class TestRedeliveredMap:
+    """A map is a task of Celery, which acknowledges late if the app is configured so."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -277,11 +278,11 @@ class TestMappedItemsAreDeliveredAgain:
             yield shop
 
     @pytest.mark.parametrize("name", ["map", "starmap", "chunks"])
-    def test_what_is_done_is_not_done_again(self, late: Shop, name: str) -> None:
+    def test_completed_item_does_not_run_again(self, late: Shop, name: str) -> None:
         assert [run.end for run in late.ledger.runs(f"first {name}")] == ["returned"]
 
     @pytest.mark.parametrize("name", ["map", "starmap", "chunks"])
-    def test_what_was_broken_off_is_done(self, late: Shop, name: str) -> None:
+    def test_interrupted_item_runs_again(self, late: Shop, name: str) -> None:
         runs = late.ledger.runs(f"second {name}")
         assert [run.end for run in runs] == [None, "returned"]
         assert [run.attempt for run in runs] == [1, 2]

@@ -1,7 +1,7 @@
-"""Executions that outlast the broker's visibility timeout, and end in an error.
+"""Executions that outlast the broker's visibility timeout and fail.
 
-The broker takes the message for lost, and hands out a copy. That is put back while the execution
-runs, and is a message of its own from then on: it is answered by what the error has left.
+The broker redelivers the message. The copy is requeued as a new message while the execution runs,
+and later gets the stored error.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult
 
 from tests.waiting import SOON, eventually
-from tests.worker.harness import SOON_VISIBLE, Shop
-from tests.worker.shop import (
-    LATE,
+from tests.worker.canvas_tasks import report
+from tests.worker.failing_tasks import (
+    AFTER_VISIBILITY_TIMEOUT,
     OutOfStockError,
     die_late_for_good,
     fail_late,
@@ -28,12 +28,12 @@ from tests.worker.shop import (
     fail_late_by_force,
     fail_late_by_the_clock,
     poll_late,
-    report,
 )
+from tests.worker.harness import FAST_REDELIVERY, Shop
 
 pytestmark = pytest.mark.worker
 
-#: By what ends the execution: the task, and the errors that its caller may get.
+#: By the end of the execution: the task, and the error that its caller gets.
 ENDINGS: dict[str, tuple[Any, type[Exception] | str]] = {
     "an error": (fail_late, OutOfStockError),
     "an error that the task throws": (fail_late_as_expected, OutOfStockError),
@@ -44,11 +44,11 @@ ENDINGS: dict[str, tuple[Any, type[Exception] | str]] = {
     "a hard time limit": (fail_late_by_force, TimeLimitExceeded),
     "a pool child that is lost": (die_late_for_good, WorkerLostError),
 }
-#: Executions that its message asks for.
+#: Expected executions, if not one.
 RUNS = {"retries that are used up": 2}
-#: The result backend answers.
-REMEMBERED = {"an error that is too large"}
-#: Celery tells of a hard time limit twice.
+#: Copies get the error from the result backend, without a replay.
+WITHOUT_REPLAY = {"an error that is too large"}
+#: Celery calls errbacks twice for a hard time limit.
 ERRBACKS = {"a hard time limit": 2}
 
 
@@ -56,12 +56,12 @@ def order_of(ending: str) -> str:
     return f"order that ends in {ending}"
 
 
-class TestAnExecutionThatEndsInAnError:
+class TestExecutionThatFails:
     @pytest.fixture(scope="class")
     @classmethod
     def quiet(cls, open_shop: Callable[..., Shop]) -> Iterator[tuple[Shop, dict[str, AsyncResult]]]:
-        """The shop, once the broker has no message left, and the results."""
-        with open_shop(broker_transport_options=SOON_VISIBLE) as shop:
+        """The shop when the broker has no message left, and the results."""
+        with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
             shop.start_worker(concurrency=10)
             results = {}
             for ending, (task, _) in ENDINGS.items():
@@ -71,38 +71,38 @@ class TestAnExecutionThatEndsInAnError:
             results["of a map"] = fail_late.map([order_of("a map")]).delay()
             for result in results.values():
                 result.get(timeout=SOON, propagate=False)
-            # Runs that follow one upon the other would never let it come to this.
+            # An endless chain of executions would never empty the queue.
             shop.wait_until_empty()
             yield shop, results
 
     @pytest.mark.parametrize("ending", ENDINGS)
-    def test_is_not_run_again(self, quiet: Any, ending: str) -> None:
+    def test_does_not_run_again(self, quiet: Any, ending: str) -> None:
         shop, results = quiet
 
         runs = shop.ledger.runs(order_of(ending))
 
         assert [run.task_id for run in runs] == [results[ending].id] * RUNS.get(ending, 1)
-        assert shop.ledger.signals(results[ending].id, "conflicted"), "there was a copy"
-        if ending not in REMEMBERED:
-            assert shop.ledger.signals(results[ending].id, "replayed"), "the copy was answered"
+        assert shop.ledger.signals(results[ending].id, "conflicted"), "the message was redelivered"
+        if ending not in WITHOUT_REPLAY:
+            assert shop.ledger.signals(results[ending].id, "replayed"), "the copy was replayed"
 
     @pytest.mark.parametrize("ending", ENDINGS)
-    def test_keeps_its_error(self, quiet: Any, ending: str) -> None:
+    def test_result_keeps_the_error(self, quiet: Any, ending: str) -> None:
         shop, results = quiet
         result = shop.app.AsyncResult(results[ending].id)
-        kind = ENDINGS[ending][1]
+        error = ENDINGS[ending][1]
 
         assert result.state == "FAILURE"
-        assert type(result.result) is kind or type(result.result).__name__ == kind
+        assert type(result.result) is error or type(result.result).__name__ == error
 
     @pytest.mark.parametrize("ending", ENDINGS)
-    def test_sends_its_errbacks_once(self, quiet: Any, ending: str) -> None:
+    def test_errbacks_run_once(self, quiet: Any, ending: str) -> None:
         shop, _ = quiet
 
         assert len(shop.ledger.notes(order_of(ending))) == ERRBACKS.get(ending, 1)
 
     @pytest.mark.parametrize("ending", ENDINGS)
-    def test_frees_the_key_for_others(self, quiet: Any, ending: str) -> None:
+    def test_releases_the_key_for_other_task_ids(self, quiet: Any, ending: str) -> None:
         shop, _ = quiet
         task, order = ENDINGS[ending][0], order_of(ending)
         before = len(shop.ledger.runs(order))
@@ -112,7 +112,7 @@ class TestAnExecutionThatEndsInAnError:
 
         eventually(lambda: len(shop.ledger.runs(order)) > before, "another task id runs")
 
-    def test_as_an_item_of_a_map_is_not_run_again(self, quiet: Any) -> None:
+    def test_item_of_a_map_does_not_run_again(self, quiet: Any) -> None:
         shop, results = quiet
 
         runs = shop.ledger.runs(order_of("a map"))
@@ -121,9 +121,9 @@ class TestAnExecutionThatEndsInAnError:
         assert results["of a map"].state == "FAILURE"
 
 
-class TestTwoTaskIdsOfOneKey:
-    def test_do_not_run_in_turn_for_ever(self, open_shop: Callable[..., Shop], order: str) -> None:
-        with open_shop(broker_transport_options=SOON_VISIBLE) as shop:
+class TestTwoTaskIdsWithOneKey:
+    def test_run_once_each(self, open_shop: Callable[..., Shop], order: str) -> None:
+        with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
             shop.start_worker(concurrency=4)
             results = [fail_late.delay(order) for _ in range(2)]
             for result in results:
@@ -134,27 +134,29 @@ class TestTwoTaskIdsOfOneKey:
             assert sorted(run.task_id for run in runs) == sorted(result.id for result in results)
 
 
-class TestAnExecutionThatRetries:
-    def test_is_not_run_by_a_copy_while_its_retry_is_awaited(
+class TestExecutionThatRetries:
+    def test_copy_does_not_run_before_the_retry(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:
-        with open_shop(broker_transport_options=SOON_VISIBLE) as shop:
+        with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
             shop.start_worker(concurrency=4)
-            result = poll_late.delay(order, countdown=LATE, times=2)
+            result = poll_late.delay(order, countdown=AFTER_VISIBILITY_TIMEOUT, times=2)
 
             assert result.get(timeout=2 * SOON) == "done"
             shop.wait_until_empty()
             assert shop.ledger.notes(order) == ["0", "1", "2"]
             assert len(shop.ledger.signals(result.id, "conflicted")) > 2
 
-    def test_whose_retry_is_lost_is_run_by_a_copy_after_a_while(
+    def test_copy_runs_if_the_retry_is_lost(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:
-        with open_shop(broker_transport_options=SOON_VISIBLE, idempotency_lease=LATE) as shop:
+        with open_shop(
+            broker_transport_options=FAST_REDELIVERY, idempotency_lease=AFTER_VISIBILITY_TIMEOUT
+        ) as shop:
             shop.start_worker(concurrency=4)
             result = poll_late.apply_async((order,), {"countdown": 0, "times": 1, "lost": True})
             started_at = time.time()
 
             assert result.get(timeout=2 * SOON) == "done"
             assert shop.ledger.notes(order) == ["0", "0"]
-            assert shop.ledger.runs(order)[1].started_at > started_at + 2 * LATE
+            assert shop.ledger.runs(order)[1].started_at > started_at + 2 * AFTER_VISIBILITY_TIMEOUT

@@ -1,4 +1,4 @@
-"""Records that cannot be read and calls that have no key: one clear line, and work goes on."""
+"""Damaged records and calls without a key fail with one clear error; other tasks run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,10 @@ from redis import Redis
 from celery_idempotent import CorruptRecordError, KeyRuleError, LeaseLostError, State
 from tests.unit.record.raw import raw_record
 from tests.waiting import SOON, eventually
+from tests.worker.canvas_tasks import ship
 from tests.worker.harness import Shop, Worker
 from tests.worker.ledger import Ledger
-from tests.worker.shop import (
-    charge,
-    misruled,
-    misruled_early,
-    pack,
-    reserved,
-    ship,
-    short_lease,
-)
+from tests.worker.tasks import charge, misruled, misruled_early, pack, reserved, short_lease
 
 pytestmark = pytest.mark.worker
 
@@ -46,7 +39,7 @@ def another_type(redis: Redis, name: str) -> None:
 WHOLE = raw_record(b"C", fingerprint=b"", execution_id=b"", form=b"json", body=b'{"receipt": "1"}')
 HEAD = len(WHOLE) - len(b'{"receipt": "1"}')
 
-#: No record at all; nobody can say what it was.
+#: Values that are not a record.
 UNREADABLE: dict[str, Damage] = {
     "empty": put(b""),
     "a letter": put(WHOLE[:1]),
@@ -58,7 +51,7 @@ UNREADABLE: dict[str, Damage] = {
     "64 MB": put(b"\xff" * 64_000_000),
 }
 
-#: COMPLETED, and what the result was cannot be said.
+#: COMPLETED records with a damaged result.
 UNREADABLE_RESULT: dict[str, Damage] = {
     "cut short": put(WHOLE[:-1]),
     "of a type that is not accepted": put(
@@ -78,24 +71,24 @@ heads = pytest.mark.parametrize("damage", UNREADABLE)
 
 
 def damaged(shop: Shop, task: Any, damage: str, *args: Any) -> str:
-    """Leave it under the key of a call; the name in Redis."""
+    """Stores a damaged record for the key of a call; returns its name in Redis."""
     name = f"idem:{task.idempotency_key_of(*args)}"
     ({**UNREADABLE, **UNREADABLE_RESULT})[damage](shop.redis, name)
     return name
 
 
-def news_of(worker: Worker, task_id: str) -> str:
-    """What the worker has to say of a task, once it has said how that ended."""
+def log_of_task(worker: Worker, task_id: str) -> str:
+    """Waits for the log line about the error of a task; returns the first lines about the task."""
     eventually(
         lambda: any(task_id in line and "raised" in line for line in worker.logs().splitlines()),
-        f"{worker.name()} tells how task {task_id} ended",
+        f"{worker.name()} logs the error of task {task_id}",
     )
     return "\n".join(worker.logs().split(task_id, 1)[1].splitlines()[:4])
 
 
-class TestADamagedRecord:
+class TestDamagedRecord:
     @damages
-    def test_fails_the_task_and_nothing_runs_until_it_is_forgotten(
+    def test_task_fails_until_the_key_is_forgotten(
         self, shop: Shop, ledger: Ledger, order: str, damage: str
     ) -> None:
         name = damaged(shop, pack, damage, order)
@@ -107,25 +100,25 @@ class TestADamagedRecord:
         assert f"of {pack.idempotency_key_of(order)} cannot be read" in str(caught.value)
         assert len(str(caught.value)) < 250
         assert ledger.runs(order) == []
-        assert shop.redis.dump(name) == before, "it is left as evidence"
+        assert shop.redis.dump(name) == before, "the damaged record is kept"
         shop.wait_until_empty()
 
         assert pack.idempotency_forget(order) is True
         assert pack.delay(order).get(timeout=SOON)["receipt"]
         assert len(ledger.runs(order)) == 1
 
-    def test_is_told_in_one_line(self, shop: Shop, order: str) -> None:
+    def test_is_logged_in_one_line(self, shop: Shop, order: str) -> None:
         damaged(shop, pack, "half a head", order)
         result = pack.delay(order)
         result.get(timeout=SOON, propagate=False)
 
-        said = news_of(shop.workers[0], result.id)
+        log = log_of_task(shop.workers[0], result.id)
 
-        assert "raised expected: CorruptRecordError" in said
-        assert "forget the key to start afresh" in said
-        assert "Traceback" not in said
+        assert "raised expected: CorruptRecordError" in log
+        assert "forget the key to start afresh" in log
+        assert "Traceback" not in log
 
-    def test_lets_other_tasks_go_on(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_other_tasks_run(self, shop: Shop, ledger: Ledger, order: str) -> None:
         damaged(shop, pack, "a list", order)
         results = [pack.delay(order) for _ in range(10)]
         others = [pack.delay(f"{order} {n}") for n in range(10)]
@@ -137,29 +130,25 @@ class TestADamagedRecord:
         shop.wait_until_empty()
 
     @damages
-    def test_is_refused_at_publish_and_nothing_is_sent(
-        self, shop: Shop, order: str, damage: str
-    ) -> None:
+    def test_publish_fails_and_sends_no_message(self, shop: Shop, order: str, damage: str) -> None:
         damaged(shop, reserved, damage, order)
 
         if damage in UNREADABLE:
             with pytest.raises(CorruptRecordError, match="cannot be read"):
-                reserved.apply_async((order,), queue="nobody")
+                reserved.apply_async((order,), queue="unconsumed")
         else:
             with pytest.raises(CorruptRecordError, match="cannot be read"):
-                reserved.apply_async((order,), queue="nobody").get(timeout=SOON)
-        assert shop.redis.llen("nobody") == 0
+                reserved.apply_async((order,), queue="unconsumed").get(timeout=SOON)
+        assert shop.redis.llen("unconsumed") == 0
 
     @heads
-    def test_is_refused_at_a_look(self, shop: Shop, order: str, damage: str) -> None:
+    def test_idempotency_record_fails(self, shop: Shop, order: str, damage: str) -> None:
         damaged(shop, pack, damage, order)
 
         with pytest.raises(CorruptRecordError, match="forget the key to start afresh"):
             pack.idempotency_record(order)
 
-    def test_of_which_only_the_result_is_damaged_can_be_looked_at(
-        self, shop: Shop, order: str
-    ) -> None:
+    def test_record_with_a_damaged_result_can_be_read(self, shop: Shop, order: str) -> None:
         damaged(shop, pack, "cut short", order)
 
         record = pack.idempotency_record(order)
@@ -169,9 +158,9 @@ class TestADamagedRecord:
             _ = record.result
 
 
-class TestARecordDamagedMeanwhile:
+class TestRecordDamagedDuringTheExecution:
     @heads
-    def test_does_not_take_the_result_from_its_caller(
+    def test_caller_still_gets_the_result(
         self, shop: Shop, ledger: Ledger, order: str, damage: str
     ) -> None:
         ledger.hold(order)
@@ -181,13 +170,13 @@ class TestARecordDamagedMeanwhile:
         ledger.release(order)
 
         assert result.get(timeout=SOON)["receipt"]
-        assert shop.redis.exists(name), "it is left as evidence"
+        assert shop.redis.exists(name), "the damaged record is kept"
         with pytest.raises(CorruptRecordError):
             charge.delay(order).get(timeout=SOON)
         assert len(ledger.runs(order)) == 1
 
     @pytest.mark.parametrize("damage", ["half a head", "a list"])
-    def test_is_noticed_by_the_heartbeat_and_the_task_goes_on(
+    def test_heartbeat_logs_it_and_the_task_continues(
         self, shop: Shop, ledger: Ledger, order: str, damage: str
     ) -> None:
         ledger.hold(order)
@@ -204,7 +193,7 @@ class TestARecordDamagedMeanwhile:
 
         assert result.get(timeout=SOON)["receipt"]
 
-    def test_a_step_that_cannot_be_kept_ends_the_execution(
+    def test_execution_ends_at_a_step_that_cannot_be_stored(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         ledger.hold(f"charge of {order}")
@@ -217,9 +206,7 @@ class TestARecordDamagedMeanwhile:
             result.get(timeout=SOON)
         assert ledger.notes(order) == ["charge"]
 
-    def test_steps_that_cannot_be_read_are_no_reason_to_do_them_again(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
+    def test_damaged_steps_do_not_run_again(self, shop: Shop, ledger: Ledger, order: str) -> None:
         ship.delay(order, "book", "error").get(timeout=SOON, propagate=False)
         name = f"idem:{ship.idempotency_key_of(order, 'book', 'error')}"
         shop.redis.set(name, shop.redis.get(name)[:-3], keepttl=True)
@@ -232,7 +219,7 @@ class TestARecordDamagedMeanwhile:
         assert ship.delay(order, "book").get(timeout=SOON)
 
 
-class TestARuleWithoutAKey:
+class TestRuleWithoutAKey:
     @pytest.mark.parametrize(
         ("fault", "sentence"),
         [
@@ -246,7 +233,7 @@ class TestARuleWithoutAKey:
             ("object", "what idempotency_key returned has no canonical form (type object)"),
         ],
     )
-    def test_is_told_by_worker_and_publisher(
+    def test_fails_in_worker_and_publisher(
         self, shop: Shop, ledger: Ledger, order: str, fault: str, sentence: str
     ) -> None:
         with pytest.raises(KeyRuleError) as in_worker:
@@ -259,19 +246,19 @@ class TestARuleWithoutAKey:
         assert order not in str(in_worker.value)
         assert ledger.runs(order) == []
 
-    def test_is_told_in_one_line(self, shop: Shop, order: str) -> None:
+    def test_is_logged_in_one_line(self, shop: Shop, order: str) -> None:
         result = misruled.delay("raises", order)
         result.get(timeout=SOON, propagate=False)
 
-        said = news_of(shop.workers[0], result.id)
+        log = log_of_task(shop.workers[0], result.id)
 
-        assert "raised expected: KeyRuleError" in said
-        assert "Traceback" not in said
-        assert "no such order" not in said
+        assert "raised expected: KeyRuleError" in log
+        assert "Traceback" not in log
+        assert "no such order" not in log
 
     @pytest.mark.parametrize("fault", ["long", "control"])
     @pytest.mark.parametrize("task", [misruled, misruled_early], ids=["worker", "publisher"])
-    def test_a_key_of_any_length_and_letters_is_one(
+    def test_keys_may_have_any_length_and_characters(
         self, shop: Shop, ledger: Ledger, order: str, task: Any, fault: str
     ) -> None:
         first = task.delay(fault, order).get(timeout=SOON)
@@ -311,7 +298,7 @@ class TestArguments:
             "list",
         ],
     )
-    def test_of_any_kind_have_one_key_on_both_sides(
+    def test_have_the_same_key_in_publisher_and_worker(
         self, shop: Shop, ledger: Ledger, order: str, value: Any
     ) -> None:
         result = pack.delay(order, amount=value)
@@ -321,7 +308,7 @@ class TestArguments:
         result.forget()
 
     @pytest.mark.parametrize("value", [float("nan"), [[float("nan")]]], ids=["nan", "nan-inside"])
-    def test_without_a_key_are_told(
+    def test_without_a_canonical_form_are_rejected(
         self, shop: Shop, ledger: Ledger, order: str, value: Any
     ) -> None:
         with pytest.raises(KeyRuleError) as caught:
@@ -334,9 +321,7 @@ class TestArguments:
         assert ledger.runs(order) == []
         assert charge.delay(order, amount=value).get(timeout=SOON), "whose key leaves it out"
 
-    def test_that_are_nested_too_deep_are_told(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
+    def test_nested_too_deeply_are_rejected(self, shop: Shop, ledger: Ledger, order: str) -> None:
         value: Any = 1
         for _ in range(200):
             value = [value]
@@ -345,7 +330,7 @@ class TestArguments:
             pack.delay(order, amount=value).get(timeout=SOON)
         assert ledger.runs(order) == []
 
-    def test_that_cannot_be_sent_are_celerys_to_refuse(self, shop: Shop, order: str) -> None:
+    def test_that_cannot_be_serialized_are_rejected_by_celery(self, shop: Shop, order: str) -> None:
         endless: list[Any] = []
         endless.append(endless)
         deep: Any = 1

@@ -1,4 +1,4 @@
-"""A duplicate gets the first one's result, exactly, and never a second execution."""
+"""A duplicate gets exactly the result of the first execution, without a second one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_idempotent import KeyReusedError, ResultNotStoredError, State
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.shop import (
+from tests.worker.tasks import (
     charge,
     forgetful,
     give,
@@ -63,13 +63,13 @@ def pickling_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
     with open_shop(
         task_serializer="pickle", result_serializer="pickle", accept_content=["json", "pickle"]
     ) as shop:
-        # Celery's workers refuse to read pickle as root, which a container's user often is.
+        # Celery workers reject pickle if they run as root, as in many containers.
         shop.start_worker(concurrency=1, C_FORCE_ROOT="1")
         yield shop
 
 
 class TestWhileItRuns:
-    def test_one_running_and_twenty_duplicates_are_one_run_and_one_result(
+    def test_twenty_duplicates_get_the_result_of_one_execution(
         self, ledger: Ledger, order: str
     ) -> None:
         ledger.hold(order)
@@ -86,7 +86,7 @@ class TestWhileItRuns:
         assert [run.task_id for run in ledger.runs(order)] == [first.id]
 
     @pytest.mark.slow
-    def test_a_task_of_three_leases_runs_once(self, ledger: Ledger, order: str) -> None:
+    def test_task_longer_than_three_leases_runs_once(self, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         results = [short_lease.delay(order) for _ in range(6)]
         run = ledger.wait_for_run(order)
@@ -100,7 +100,7 @@ class TestWhileItRuns:
 
 
 class TestAfterCompletion:
-    def test_a_duplicate_gets_the_result_under_its_own_task_id(
+    def test_duplicate_gets_the_result_with_its_own_task_id(
         self, ledger: Ledger, order: str
     ) -> None:
         first = pack.delay(order)
@@ -112,7 +112,7 @@ class TestAfterCompletion:
         assert duplicate.get(timeout=SOON) == receipt
         assert len(ledger.runs(order)) == 1
 
-    def test_args_kwargs_and_send_task_are_one_key(
+    def test_args_kwargs_and_send_task_have_the_same_key(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         receipt = pack.delay(order, 7).get(timeout=SOON)
@@ -127,35 +127,35 @@ class TestAfterCompletion:
         assert [other.get(timeout=SOON) for other in others] == [receipt] * 4
         assert len(ledger.runs(order)) == 1
 
-    def test_an_argument_at_its_default_takes_no_part(self, ledger: Ledger, order: str) -> None:
+    def test_default_argument_does_not_change_the_key(self, ledger: Ledger, order: str) -> None:
         receipt = pack.delay(order).get(timeout=SOON)
 
         assert pack.delay(order, 1).get(timeout=SOON) == receipt
         assert len(ledger.runs(order)) == 1
 
-    def test_other_arguments_are_another_key(self, ledger: Ledger, order: str) -> None:
+    def test_other_arguments_have_another_key(self, ledger: Ledger, order: str) -> None:
         receipts = [pack.delay(order, amount).get(timeout=SOON) for amount in (1, 2)]
 
         assert [receipt["amount"] for receipt in receipts] == [1, 2]
         assert len(ledger.runs(order)) == 2
 
 
-class TestTheSameKeyWithOtherArguments:
-    def test_is_refused(self, ledger: Ledger, order: str) -> None:
+class TestSameKeyWithOtherArguments:
+    def test_is_rejected(self, ledger: Ledger, order: str) -> None:
         charge.delay(order, amount=1).get(timeout=SOON)
 
         with pytest.raises(KeyReusedError, match="other arguments"):
             charge.delay(order, amount=2).get(timeout=SOON)
         assert len(ledger.runs(order)) == 1
 
-    def test_leaves_the_first_outcome_as_it_is(self, ledger: Ledger, order: str) -> None:
+    def test_does_not_change_the_first_outcome(self, ledger: Ledger, order: str) -> None:
         receipt = charge.delay(order, amount=1).get(timeout=SOON)
         charge.delay(order, amount=2).get(timeout=SOON, propagate=False)
 
         assert charge.delay(order, amount=1).get(timeout=SOON) == receipt
         assert len(ledger.runs(order)) == 1
 
-    def test_is_refused_while_the_first_runs(self, ledger: Ledger, order: str) -> None:
+    def test_is_rejected_during_the_first_execution(self, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         first = charge.delay(order, amount=1)
         ledger.wait_for_run(order)
@@ -168,19 +168,19 @@ class TestTheSameKeyWithOtherArguments:
 
 
 class TestValues:
-    """As the first ``AsyncResult.get()`` had them: equal, and of the same type."""
+    """Replayed values equal those of the first ``AsyncResult.get()``, with the same types."""
 
     @pytest.mark.parametrize("value", JSON_VALUES, ids=repr)
-    def test_through_json(self, ledger: Ledger, order: str, value: Any) -> None:
-        first, second = give_twice(order, value)
+    def test_with_json(self, ledger: Ledger, order: str, value: Any) -> None:
+        first, second = call_twice(order, value)
 
         assert exactly(second) == exactly(first)
         assert len(ledger.runs(order)) == 1
 
     @pytest.mark.parametrize("value", PICKLE_VALUES, ids=repr)
-    def test_through_pickle(self, pickling_shop: Shop, order: str, value: Any) -> None:
+    def test_with_pickle(self, pickling_shop: Shop, order: str, value: Any) -> None:
         pickling_shop.app.set_current()
-        first, second = give_twice(order, value)
+        first, second = call_twice(order, value)
 
         assert exactly(first) == exactly(value)
         assert exactly(second) == exactly(first)
@@ -188,9 +188,9 @@ class TestValues:
 
 
 class TestNoValue:
-    """Where there is no value to replay, a duplicate is told so, and does not run."""
+    """If no value is stored, a duplicate gets an error and does not run."""
 
-    def test_of_a_task_whose_result_nobody_wants(self, ledger: Ledger, order: str) -> None:
+    def test_with_ignore_result(self, ledger: Ledger, order: str) -> None:
         first = silent.delay(order)
         ledger.wait_for_signal(first.id, "completed")
 
@@ -199,22 +199,22 @@ class TestNoValue:
 
         assert len(ledger.runs(order)) == 1
 
-    def test_where_storing_it_is_switched_off(self, ledger: Ledger, order: str) -> None:
+    def test_with_store_result_off(self, ledger: Ledger, order: str) -> None:
         assert forgetful.delay(order).get(timeout=SOON)["receipt"]
 
         with pytest.raises(ResultNotStoredError, match="idempotency_store_result is off"):
             forgetful.delay(order).get(timeout=SOON)
         assert [run.end for run in ledger.runs(order)] == ["returned"]
 
-    def test_where_it_is_too_large(self, ledger: Ledger, order: str) -> None:
+    def test_with_a_result_that_is_too_large(self, ledger: Ledger, order: str) -> None:
         assert thrifty.delay(order).get(timeout=SOON)["receipt"]
 
         with pytest.raises(ResultNotStoredError, match="idempotency_max_result_size"):
             thrifty.delay(order).get(timeout=SOON)
         assert [run.end for run in ledger.runs(order)] == ["returned"]
 
-    def test_where_no_serializer_can_write_it(self, ledger: Ledger, order: str) -> None:
-        # Celery itself cannot hand it to the first caller either.
+    def test_with_a_result_that_cannot_be_serialized(self, ledger: Ledger, order: str) -> None:
+        # Celery cannot return it to the first caller either.
         first = unserialisable.delay(order)
         assert type(first.get(timeout=SOON, propagate=False)).__name__ == "EncodeError"
 
@@ -223,7 +223,7 @@ class TestNoValue:
         assert [run.end for run in ledger.runs(order)] == ["returned"]
 
     @pytest.mark.parametrize("task", [forgetful, thrifty, unserialisable], ids=lambda t: t.name)
-    def test_the_record_is_completed_all_the_same(self, shop: Shop, order: str, task: Any) -> None:
+    def test_record_is_completed(self, shop: Shop, order: str, task: Any) -> None:
         first = task.delay(order)
         first.get(timeout=SOON, propagate=False)
 
@@ -233,13 +233,13 @@ class TestNoValue:
         assert record.task_id == first.id
 
 
-def give_twice(order: str, value: Any) -> tuple[Any, Any]:
+def call_twice(order: str, value: Any) -> tuple[Any, Any]:
     first = give.delay(order, value).get(timeout=SOON)
     return first, give.delay(order, value).get(timeout=SOON)
 
 
 def exactly(value: Any) -> Any:
-    """`value` with its types, inner ones too: ``False == 0`` is no comfort here."""
+    """Returns `value` with all its types, because ``False == 0``."""
     if isinstance(value, dict):
         return dict, [(exactly(key), exactly(item)) for key, item in value.items()]
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Executions that neither return nor raise an ordinary error: none leaves its key held."""
+"""Executions that neither return nor raise an ordinary error release their key."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery_idempotent import CorruptRecordError
 from tests.servers.processes import is_running
 from tests.waiting import SOON, eventually
-from tests.worker.harness import Shop
-from tests.worker.ledger import Ledger
-from tests.worker.shop import (
+from tests.worker.failing_tasks import (
     dead_lettered,
     hard_limited,
     hard_limited_again,
     leaving,
-    pack,
-    short_lease,
     soft_limited,
 )
+from tests.worker.harness import Shop
+from tests.worker.ledger import Ledger
+from tests.worker.tasks import pack, short_lease
 
 pytestmark = pytest.mark.worker
 
 
-class TestWaysOut:
+class TestExits:
     @pytest.mark.parametrize("way", ["Ignore", "Reject"])
-    def test_that_drop_the_message_free_the_key(self, ledger: Ledger, order: str, way: str) -> None:
+    def test_dropping_the_message_releases_the_key(
+        self, ledger: Ledger, order: str, way: str
+    ) -> None:
         dropped = leaving.delay(order, way)
         ledger.wait_for_signal(dropped.id, "released")
 
         assert leaving.delay(order, way).get(timeout=SOON) == "back"
         assert [run.end for run in ledger.runs(order)] == [way, "returned"]
 
-    def test_that_requeue_the_message_free_the_key_for_it(self, ledger: Ledger, order: str) -> None:
+    def test_requeueing_the_message_releases_the_key(self, ledger: Ledger, order: str) -> None:
         result = leaving.delay(order, "requeue")
 
         eventually(lambda: len(ledger.runs(order)) == 2, "the requeued message runs")
@@ -43,7 +44,9 @@ class TestWaysOut:
         eventually(lambda: ledger.runs(order)[1].end == "returned", "and returns")
 
     @pytest.mark.parametrize("way", ["SystemExit", "KeyboardInterrupt"])
-    def test_that_end_the_process_free_the_key(self, ledger: Ledger, order: str, way: str) -> None:
+    def test_ending_the_process_releases_the_key(
+        self, ledger: Ledger, order: str, way: str
+    ) -> None:
         result = leaving.delay(order, way)
 
         assert result.get(timeout=SOON) == "back"
@@ -52,9 +55,9 @@ class TestWaysOut:
 
 
 class TestTimeLimits:
-    """Of half a second, and of one second; the lease is of sixty."""
+    """The limits are half a second and one second; the lease is 60 seconds."""
 
-    def test_a_soft_one_frees_the_key(self, ledger: Ledger, order: str) -> None:
+    def test_soft_time_limit_releases_the_key(self, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         with pytest.raises(SoftTimeLimitExceeded):
             soft_limited.delay(order).get(timeout=SOON)
@@ -63,31 +66,33 @@ class TestTimeLimits:
         assert soft_limited.delay(order).get(timeout=SOON)["receipt"]
         assert len(ledger.runs(order)) == 2
 
-    def test_a_hard_one_frees_the_key_within_two_seconds(self, ledger: Ledger, order: str) -> None:
+    def test_hard_time_limit_releases_the_key_within_two_seconds(
+        self, ledger: Ledger, order: str
+    ) -> None:
         ledger.hold(order)
         with pytest.raises(TimeLimitExceeded):
             hard_limited.delay(order).get(timeout=SOON)
         killed_at = time.time()
-        # It is told before it is done: the child could still find the order released, and return.
+        # The error is reported before the kill; until then, the process could still return.
         child = ledger.runs(order)[0].pid
         eventually(lambda: not is_running(child), "the child is killed")
         ledger.release(order)
 
-        # It may meet a conflict once, and then comes back.
+        # It may have one conflict before it runs.
         assert hard_limited.delay(order).get(timeout=SOON)["receipt"]
         assert ledger.runs(order)[1].started_at - killed_at < 2 + 2
 
 
-class TestMessagesThatAreNotAcknowledgedAfterAnError:
-    """``acks_on_failure_or_timeout=False``: whoever gets the message may run it again."""
+class TestMessagesNotAcknowledgedAfterAnError:
+    """``acks_on_failure_or_timeout=False``: the next delivery of the message may run."""
 
-    def test_leave_no_error_for_copies(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_error_is_not_stored_for_copies(self, shop: Shop, ledger: Ledger, order: str) -> None:
         dead_lettered.delay(order).get(timeout=SOON, propagate=False)
 
         key = dead_lettered.idempotency_key_of(order)
         assert not shop.redis.exists(f"idem:{key}")
 
-    def test_come_back_after_a_hard_time_limit(self, ledger: Ledger, order: str) -> None:
+    def test_message_runs_again_after_a_hard_time_limit(self, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         result = hard_limited_again.delay(order)
         child = ledger.wait_for_run(order).pid
@@ -101,7 +106,9 @@ class TestMessagesThatAreNotAcknowledgedAfterAnError:
 
 
 class TestRevokeTerminate:
-    def test_frees_the_key_within_two_seconds(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_releases_the_key_within_two_seconds(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
         ledger.hold(order)
         revoked = pack.delay(order)
         ledger.wait_for_run(order)
@@ -110,11 +117,11 @@ class TestRevokeTerminate:
         revoked_at = time.time()
         ledger.release(order)
 
-        # It may meet a conflict once, and then comes back.
+        # It may have one conflict before it runs.
         assert pack.delay(order).get(timeout=SOON)["receipt"]
         assert ledger.runs(order)[1].started_at - revoked_at < 2 + 2
 
-    def test_by_sigkill_frees_the_key_long_before_the_lease_ends(
+    def test_by_sigkill_releases_the_key_before_the_lease_ends(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         ledger.hold(order)
@@ -125,13 +132,13 @@ class TestRevokeTerminate:
         revoked_at = time.time()
         ledger.release(order)
 
-        # The pool may take five seconds to see that its child is gone.
+        # The pool may need five seconds to detect the dead process.
         assert pack.delay(order).get(timeout=SOON)["receipt"]
         assert ledger.runs(order)[1].started_at - revoked_at < 15
 
 
 class TestShutdown:
-    def test_a_warm_one_lets_the_execution_end(
+    def test_warm_shutdown_waits_for_the_execution(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:
         with open_shop() as shop:
@@ -139,7 +146,7 @@ class TestShutdown:
             shop.ledger.hold(order)
             result = pack.delay(order)
             shop.ledger.wait_for_run(order)
-            worker.container.ask_to_stop()
+            worker.container.request_shutdown()
             worker.wait_for_log("Warm shutdown")
             shop.ledger.release(order)
             worker.wait_for_exit()
@@ -149,7 +156,7 @@ class TestShutdown:
             assert pack.delay(order).get(timeout=SOON) == receipt
             assert len(shop.ledger.runs(order)) == 1
 
-    def test_after_a_cold_one_the_task_runs_again(
+    def test_task_runs_again_after_a_cold_shutdown(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:
         with open_shop(idempotency_lease=2.0) as shop:
@@ -167,10 +174,8 @@ class TestShutdown:
             shop.wait_until_empty()
 
 
-class TestTheStoreItself:
-    def test_scripts_flushed_under_a_run_go_unnoticed(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
+class TestStore:
+    def test_flushed_scripts_have_no_effect(self, shop: Shop, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         first = short_lease.delay(order)
         run = ledger.wait_for_run(order)
@@ -184,11 +189,11 @@ class TestTheStoreItself:
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
         assert len(ledger.runs(order)) == 1
 
-    def test_a_damaged_record_is_refused_until_it_is_forgotten(
+    def test_damaged_record_is_rejected_until_it_is_forgotten(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         pack.delay(order).get(timeout=SOON)
-        shop.redis.set(f"idem:{ledger.runs(order)[0].key}", b"what is this?")
+        shop.redis.set(f"idem:{ledger.runs(order)[0].key}", b"not a record")
 
         with pytest.raises(CorruptRecordError, match="forget the key"):
             pack.delay(order).get(timeout=SOON)
@@ -197,7 +202,7 @@ class TestTheStoreItself:
         assert pack.idempotency_forget(order) is True
         assert pack.delay(order).get(timeout=SOON)["receipt"]
 
-    def test_a_forgotten_execution_is_not_stored(
+    def test_outcome_of_a_forgotten_execution_is_not_stored(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         ledger.hold(order)

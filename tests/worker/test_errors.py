@@ -1,4 +1,4 @@
-"""Errors give the key back, Celery's retry holds it, and chosen errors end it."""
+"""Errors release the key, Celery's retry reserves it, and replay_errors are stored."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import pytest
 
 from celery_idempotent import State
 from tests.waiting import SOON, eventually
-from tests.worker.harness import Shop
-from tests.worker.ledger import Ledger
-from tests.worker.shop import (
+from tests.worker.failing_tasks import (
     OutOfStockError,
     change_then_handle,
     final,
@@ -21,27 +19,27 @@ from tests.worker.shop import (
     try_in_vain,
     try_later,
 )
+from tests.worker.harness import Shop
+from tests.worker.ledger import Ledger
 
 pytestmark = pytest.mark.worker
 
 
-class TestAnError:
+class TestError:
     def test_reaches_the_caller(self, ledger: Ledger, order: str) -> None:
         with pytest.raises(OutOfStockError) as caught:
             flaky.delay(order).get(timeout=SOON)
 
         assert caught.value.args == (order, 3)
 
-    def test_releases_the_key_so_that_the_next_publish_runs(
-        self, ledger: Ledger, order: str
-    ) -> None:
+    def test_releases_the_key_for_the_next_publish(self, ledger: Ledger, order: str) -> None:
         flaky.delay(order, times=1).get(timeout=SOON, propagate=False)
 
         assert flaky.delay(order, times=1).get(timeout=SOON) == "found one"
         assert [run.end for run in ledger.runs(order)] == ["OutOfStockError", "returned"]
         assert [run.attempt for run in ledger.runs(order)] == [1, 1]
 
-    def test_lets_a_duplicate_that_came_meanwhile_run(self, ledger: Ledger, order: str) -> None:
+    def test_waiting_duplicate_runs(self, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         first = flaky.delay(order, times=1)
         ledger.wait_for_run(order)
@@ -55,7 +53,7 @@ class TestAnError:
 
 
 class TestReplayErrors:
-    def test_end_the_key(self, shop: Shop, order: str) -> None:
+    def test_are_stored_as_the_outcome(self, shop: Shop, order: str) -> None:
         first = final.delay(order)
         first.get(timeout=SOON, propagate=False)
 
@@ -71,7 +69,7 @@ class TestReplayErrors:
         assert [error.args for error in errors] == [(order, 3)] * 2
         assert len(ledger.runs(order)) == 1
 
-    def test_make_the_duplicate_a_failure(self, ledger: Ledger, order: str) -> None:
+    def test_duplicate_fails(self, ledger: Ledger, order: str) -> None:
         final.delay(order).get(timeout=SOON, propagate=False)
         duplicate = final.delay(order)
 
@@ -79,7 +77,7 @@ class TestReplayErrors:
             duplicate.get(timeout=SOON)
         assert duplicate.state == "FAILURE"
 
-    def test_reach_a_duplicate_that_came_meanwhile(self, ledger: Ledger, order: str) -> None:
+    def test_waiting_duplicate_gets_the_error(self, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         final.delay(order)
         ledger.wait_for_run(order)
@@ -93,7 +91,7 @@ class TestReplayErrors:
 
 
 class TestCelerysRetry:
-    def test_keeps_the_key_for_its_task_id(self, shop: Shop, order: str) -> None:
+    def test_reserves_the_key_for_its_task_id(self, shop: Shop, order: str) -> None:
         result = try_later.delay(order, 1.0)
         eventually(lambda: result.state == "RETRY", "the task has retried")
 
@@ -101,7 +99,7 @@ class TestCelerysRetry:
         assert record.state is State.RESERVED
         assert record.task_id == result.id
 
-    def test_meets_no_conflict_and_succeeds(self, ledger: Ledger, order: str) -> None:
+    def test_has_no_conflict(self, ledger: Ledger, order: str) -> None:
         result = try_later.delay(order, 0.1)
 
         assert result.get(timeout=SOON)
@@ -115,7 +113,7 @@ class TestCelerysRetry:
         assert [run.attempt for run in ledger.runs(order)] == [1, 1]
         assert [run.recovered for run in ledger.runs(order)] == [False, False]
 
-    def test_keeps_a_duplicate_from_running_meanwhile(self, ledger: Ledger, order: str) -> None:
+    def test_duplicate_does_not_run_before_the_retry(self, ledger: Ledger, order: str) -> None:
         first = try_later.delay(order, 1.0)
         eventually(lambda: first.state == "RETRY", "the task has retried")
         duplicate = try_later.delay(order, 1.0)
@@ -124,17 +122,17 @@ class TestCelerysRetry:
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
         assert {run.task_id for run in ledger.runs(order)} == {first.id}
 
-    def test_at_a_moment_told_as_text_keeps_the_key(self, ledger: Ledger, order: str) -> None:
+    def test_with_an_eta_as_text_keeps_the_key(self, ledger: Ledger, order: str) -> None:
         soon = (datetime.now(timezone.utc) + timedelta(seconds=0.2)).isoformat()
 
         assert try_at.delay(order, soon).get(timeout=SOON)
 
         assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
 
-    def test_without_a_countdown_may_overtake_the_first_and_waits_for_it(
+    def test_without_a_countdown_waits_for_the_first_execution(
         self, ledger: Ledger, order: str
     ) -> None:
-        # Celery publishes the retry before it ends the run; another process may be that quick.
+        # Celery publishes the retry before the execution ends, so it may be received earlier.
         result = try_later.delay(order, 0)
 
         assert result.get(timeout=SOON)
@@ -148,27 +146,27 @@ class TestCelerysRetry:
         assert change_then_handle.delay(order, 1).get(timeout=SOON) == 2
         assert len(ledger.runs(order)) == 2
 
-    def test_with_headers_of_its_own_keeps_its_key(self, ledger: Ledger, order: str) -> None:
+    def test_with_headers_keeps_its_key(self, ledger: Ledger, order: str) -> None:
         assert label_then_handle.delay(order, 1).get(timeout=SOON) == 2
 
         retried, done = ledger.runs(order)
         assert retried.key == done.key
 
-    def test_with_headers_of_its_own_keeps_the_key_of_its_call(
-        self, ledger: Ledger, order: str
-    ) -> None:
+    def test_with_headers_keeps_the_key_of_its_call(self, ledger: Ledger, order: str) -> None:
         call = label_then_handle.apply_async((order, 1), idempotency_key=f"request {order}")
         assert call.get(timeout=SOON) == 2
 
         retried, done = ledger.runs(order)
         assert retried.key == done.key
 
-    def test_that_cannot_be_published_loses_no_message(self, ledger: Ledger, order: str) -> None:
+    def test_that_cannot_be_published_requeues_the_message(
+        self, ledger: Ledger, order: str
+    ) -> None:
         assert try_in_vain.delay(order).get(timeout=SOON, propagate=False) == "back"
 
         assert [run.end for run in ledger.runs(order)] == ["Reject", "returned"]
 
-    def test_that_is_not_allowed_any_more_releases(self, ledger: Ledger, order: str) -> None:
+    def test_after_max_retries_releases_the_key(self, ledger: Ledger, order: str) -> None:
         with pytest.raises(OutOfStockError):
             give_up.delay(order).get(timeout=SOON)
         assert give_up.idempotency_record(order) is None
@@ -177,9 +175,7 @@ class TestCelerysRetry:
             give_up.delay(order).get(timeout=SOON)
         assert [run.end for run in ledger.runs(order)] == ["Retry", "OutOfStockError"] * 2
 
-    def test_leaves_a_duplicate_that_came_meanwhile_all_of_its_own(
-        self, ledger: Ledger, order: str
-    ) -> None:
+    def test_waiting_duplicate_has_its_own_retries(self, ledger: Ledger, order: str) -> None:
         first = give_up.delay(order, 1.0)
         eventually(lambda: first.state == "RETRY", "the task has retried")
         duplicate = give_up.delay(order, 1.0)

@@ -1,4 +1,4 @@
-"""What a task sees of its own execution, and the ways to call it without a message."""
+"""``self.idempotency``, and calls without a message."""
 
 from __future__ import annotations
 
@@ -8,23 +8,16 @@ import pytest
 
 from celery_idempotent import KeyReusedError, State
 from tests.waiting import SOON
+from tests.worker.failing_tasks import OutOfStockError, final, flaky
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.shop import (
-    OutOfStockError,
-    call_itself,
-    charge,
-    check_then_handle,
-    final,
-    flaky,
-    pack,
-)
+from tests.worker.tasks import call_itself, charge, check_then_handle, pack
 
 pytestmark = pytest.mark.worker
 
 
 class TestSelfIdempotency:
-    def test_knows_key_token_and_attempt(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_has_key_token_and_attempt(self, shop: Shop, ledger: Ledger, order: str) -> None:
         pack.delay(order).get(timeout=SOON)
 
         (run,) = ledger.runs(order)
@@ -36,20 +29,18 @@ class TestSelfIdempotency:
         assert run.recovered is False
         assert run.protected is True
 
-    def test_check_passes_while_the_lease_holds(self, ledger: Ledger, order: str) -> None:
+    def test_check_passes_with_a_valid_lease(self, ledger: Ledger, order: str) -> None:
         check_then_handle.delay(order).get(timeout=SOON)
 
-        assert ledger.notes(order) == ["the lease holds"]
+        assert ledger.notes(order) == ["has its lease"]
 
-    def test_is_unprotected_in_an_ungated_call(self, ledger: Ledger, order: str) -> None:
+    def test_is_unprotected_with_idempotency_key_false(self, ledger: Ledger, order: str) -> None:
         pack.apply_async((order,), idempotency_key=False).get(timeout=SOON)
 
         (run,) = ledger.runs(order)
         assert (run.protected, run.token, run.attempt, run.recovered) == (False, 0, 1, False)
 
-    def test_tokens_grow_from_one_execution_of_a_key_to_the_next(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
+    def test_tokens_of_a_key_grow(self, shop: Shop, ledger: Ledger, order: str) -> None:
         pack.delay(order).get(timeout=SOON)
         assert pack.idempotency_forget(order) is True
         pack.delay(order).get(timeout=SOON)
@@ -59,24 +50,24 @@ class TestSelfIdempotency:
         assert second.attempt == 1
 
 
-class TestAPlainCall:
+class TestPlainCall:
     """``task(1)`` is a function call, as everywhere in Celery."""
 
-    def test_is_no_execution(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_has_no_record(self, shop: Shop, ledger: Ledger, order: str) -> None:
         receipts = [pack(order)["receipt"] for _ in range(2)]
 
         assert receipts[0] != receipts[1]
         assert [run.protected for run in ledger.runs(order)] == [False, False]
         assert pack.idempotency_record(order) is None
 
-    def test_passes_by_a_record(self, ledger: Ledger, order: str) -> None:
+    def test_ignores_a_record(self, ledger: Ledger, order: str) -> None:
         pack.delay(order).get(timeout=SOON)
 
         pack(order)
 
         assert len(ledger.runs(order)) == 2
 
-    def test_inside_a_run_of_the_same_task_is_one_too(
+    def test_within_the_same_task_has_no_record(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         assert call_itself.delay(order, 2).get(timeout=SOON) == "2 1 0"
@@ -85,10 +76,8 @@ class TestAPlainCall:
         assert call_itself.idempotency_record(order, 2).state is State.COMPLETED
         assert call_itself.idempotency_record(order, 1) is None
 
-    def test_inside_a_run_with_the_runs_own_arguments_meets_no_conflict(
-        self, ledger: Ledger, order: str
-    ) -> None:
-        # Were it gated, it would wait for its own caller.
+    def test_within_the_same_task_and_key_has_no_conflict(self, ledger: Ledger, order: str) -> None:
+        # Otherwise, it would wait for its own caller.
         result = call_itself.apply_async((order, 1), idempotency_key=f"request {order}")
 
         assert result.get(timeout=SOON) == "1 0"
@@ -96,13 +85,13 @@ class TestAPlainCall:
 
 
 class TestEager:
-    def test_apply_is_gated(self, ledger: Ledger, order: str) -> None:
+    def test_apply_is_idempotent(self, ledger: Ledger, order: str) -> None:
         first, second = (pack.apply((order,)) for _ in range(2))
 
         assert second.get() == first.get()
         assert [run.task_id for run in ledger.runs(order)] == [first.id]
 
-    def test_apply_takes_a_key_of_its_own(self, ledger: Ledger, order: str) -> None:
+    def test_apply_accepts_idempotency_key(self, ledger: Ledger, order: str) -> None:
         keys = [f"{n} {order}" for n in (1, 2, 1)]
 
         first, second, third = (pack.apply((order,), idempotency_key=key).get() for key in keys)
@@ -113,7 +102,7 @@ class TestEager:
         assert pack.apply((order,)).get() == pack.delay(order).get(timeout=SOON)
         assert len(ledger.runs(order)) == 1
 
-    def test_apply_refuses_other_arguments(self, ledger: Ledger, order: str) -> None:
+    def test_apply_rejects_other_arguments(self, ledger: Ledger, order: str) -> None:
         charge.apply((order, 1)).get()
 
         with pytest.raises(KeyReusedError):
@@ -137,7 +126,9 @@ class TestEager:
         yield
         shop.app.conf.task_always_eager = False
 
-    def test_always_eager_is_gated(self, always_eager: None, ledger: Ledger, order: str) -> None:
+    def test_always_eager_is_idempotent(
+        self, always_eager: None, ledger: Ledger, order: str
+    ) -> None:
         first, second = pack.delay(order), pack.delay(order)
 
         assert second.get() == first.get()

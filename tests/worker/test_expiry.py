@@ -1,4 +1,4 @@
-"""Messages that expire or are revoked: what becomes of their executions and reservations."""
+"""Executions and reservations of messages that expire or are revoked."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from celery import chord
 
 from celery_idempotent import State
 from tests.waiting import SOON, eventually
-from tests.worker.harness import SOON_VISIBLE, Shop
+from tests.worker.canvas_tasks import report
+from tests.worker.failing_tasks import OutOfStockError, flaky, try_later
+from tests.worker.harness import FAST_REDELIVERY, Shop
 from tests.worker.ledger import Ledger
-from tests.worker.shop import OutOfStockError, flaky, pack, report, try_later
+from tests.worker.tasks import pack
 
 pytestmark = pytest.mark.worker
 
-#: Longer than a message takes to begin, shorter than the broker takes to hand it out again.
+#: Seconds: long enough for a message to start, shorter than the time until its redelivery.
 EXPIRES = 2.0
 
 
 @pytest.fixture(scope="module")
 def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    # Two workers: one discards, in its main process, what the other runs.
-    with open_shop(broker_transport_options=SOON_VISIBLE, idempotency_lease=2.0) as shop:
+    # Two workers, so that one discards the copy of a message that the other one runs.
+    with open_shop(broker_transport_options=FAST_REDELIVERY, idempotency_lease=2.0) as shop:
         for _ in range(2):
             shop.start_worker(concurrency=2)
         yield shop
 
 
 @pytest.mark.slow
-class TestACopyOfAMessageThatRuns:
-    """The broker hands the message out again after 3 s, when it has expired."""
+class TestCopyOfARunningMessage:
+    """The broker redelivers the message after 3 s, when it has expired."""
 
-    def test_leaves_the_state_alone(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_does_not_change_the_state(self, shop: Shop, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         result = pack.apply_async((order,), expires=EXPIRES)
         run = ledger.wait_for_run(order)
@@ -50,7 +52,7 @@ class TestACopyOfAMessageThatRuns:
         assert shop.app.AsyncResult(result.id).get(timeout=SOON) == receipt
         assert [run.end for run in ledger.runs(order)] == ["returned"]
 
-    def test_is_not_counted_in_its_chord(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_does_not_count_in_a_chord(self, shop: Shop, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         header = [pack.s(order).set(expires=EXPIRES), pack.s(f"another {order}")]
         result = chord(header)(report.s(order))
@@ -62,29 +64,31 @@ class TestACopyOfAMessageThatRuns:
         assert [json.loads(note) for note in ledger.notes(order)] == [receipts]
         shop.wait_until_empty()
 
-    def test_is_run_if_the_first_one_dies(self, open_shop: Callable[..., Shop], order: str) -> None:
-        with open_shop(broker_transport_options=SOON_VISIBLE, idempotency_lease=2.0) as shop:
+    def test_runs_if_the_first_execution_dies(
+        self, open_shop: Callable[..., Shop], order: str
+    ) -> None:
+        with open_shop(broker_transport_options=FAST_REDELIVERY, idempotency_lease=2.0) as shop:
             for _ in range(2):
                 shop.start_worker(concurrency=1)
             shop.ledger.hold(order)
             result = pack.apply_async((order,), expires=EXPIRES)
             run = shop.ledger.wait_for_run(order)
             shop.ledger.wait_for_signal(result.id, "conflicted")
-            (execution_id,) = (worker for worker in shop.workers if run.pid in worker.children())
-            execution_id.kill()
+            (owner,) = (worker for worker in shop.workers if run.pid in worker.children())
+            owner.kill()
             shop.ledger.release(order)
 
             assert result.get(timeout=SOON)["receipt"]
             assert [run.end for run in shop.ledger.runs(order)] == [None, "returned"]
             shop.wait_until_empty()
 
-    def test_leaves_the_error_of_one_that_has_failed_alone(
+    def test_does_not_change_the_error_of_a_failed_execution(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         result = flaky.apply_async((order,), expires=EXPIRES)
         with pytest.raises(OutOfStockError):
             result.get(timeout=SOON)
-        # As the broker would: the message, with the time of expiry that it had.
+        # Like a redelivery: the same message, which has expired.
         flaky.apply_async((order,), task_id=result.id, expires=-1)
         ledger.wait_for_signal(result.id, "replayed")
         shop.wait_until_empty()
@@ -95,7 +99,7 @@ class TestACopyOfAMessageThatRuns:
     @pytest.mark.skipif(
         (5, 6) <= celery.VERSION < (5, 7), reason="Celery 5.6 stores REVOKED over any state"
     )
-    def test_that_is_revoked_leaves_the_state_alone(
+    def test_revoked_copy_does_not_change_the_state(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         ledger.hold(order)
@@ -113,15 +117,15 @@ class TestACopyOfAMessageThatRuns:
         assert [run.end for run in ledger.runs(order)] == ["returned"]
 
 
-class TestAMessageThatHasNotBegun:
+class TestMessageThatHasNotStarted:
     def test_expires(self, shop: Shop, ledger: Ledger, order: str) -> None:
         result = pack.apply_async((order,), countdown=1, expires=0.2)
 
         eventually(lambda: result.state == "REVOKED", "it has expired")
         assert ledger.runs(order) == []
 
-    def test_expires_while_another_runs(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        """It comes back with the time of expiry that it had."""
+    def test_expires_after_a_conflict(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        """The requeued message keeps its expiry."""
         ledger.hold(order)
         pack.delay(order)
         ledger.wait_for_run(order)
@@ -132,7 +136,7 @@ class TestAMessageThatHasNotBegun:
         ledger.release(order)
         assert len(ledger.runs(order)) == 1
 
-    def test_that_is_a_retry_keeps_the_key_no_longer_than_it_lives(
+    def test_retry_reserves_the_key_until_it_expires(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         result = try_later.apply_async((order, 600), expires=60)
@@ -143,9 +147,7 @@ class TestAMessageThatHasNotBegun:
         assert record.deadline <= datetime.now(timezone.utc) + timedelta(seconds=60)
         result.revoke()
 
-    def test_that_is_a_retry_expires_and_gives_the_key_back(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
+    def test_expired_retry_releases_the_key(self, shop: Shop, ledger: Ledger, order: str) -> None:
         result = try_later.apply_async((order, 1.5), expires=1.0)
 
         eventually(lambda: result.state == "REVOKED", "it has expired")

@@ -1,4 +1,4 @@
-"""An operator who is asked, while the task goes on."""
+"""``celery idempotency forget`` during an execution, with its confirmation prompt."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ import pytest
 from celery_idempotent import State
 from tests.waiting import SOON, eventually
 from tests.worker.harness import REPOSITORY, Shop
-from tests.worker.shop import SETTINGS_VARIABLE, pack
+from tests.worker.shop import SETTINGS_VARIABLE
+from tests.worker.tasks import pack
 
 pytestmark = pytest.mark.worker
 
 
 @contextmanager
-def operator(shop: Shop, directory: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """``celery idempotency forget …``, once it asks; its input is yet to be written."""
-    asked = directory / "asked"
+def forget(shop: Shop, directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Runs ``celery idempotency forget …`` until it prompts for a confirmation."""
+    prompt = directory / "prompt"
     command = [sys.executable, "-m", "celery", "-A", "tests.worker.shop", "idempotency", "forget"]
     with (
-        asked.open("w") as errors,
+        prompt.open("w") as errors,
         subprocess.Popen(
-            [*command, *words],
+            [*command, *arguments],
             cwd=REPOSITORY,
             env={**os.environ, SETTINGS_VARIABLE: json.dumps(shop.settings)},
             stdin=subprocess.PIPE,
@@ -37,60 +38,60 @@ def operator(shop: Shop, directory: Path, *words: str) -> Iterator[subprocess.Po
             text=True,
         ) as process,
     ):
-        eventually(lambda: "Forget" in asked.read_text(), "the operator is asked")
+        eventually(lambda: "Forget" in prompt.read_text(), "the command prompts")
         yield process
 
 
 @pytest.mark.parametrize("force", [False, True], ids=["", "force"])
 @pytest.mark.parametrize("by", ["arguments", "task id", "state"])
-def test_an_outcome_that_came_after_the_question_stays(
+def test_outcome_stored_after_the_prompt_is_kept(
     shop: Shop, order: str, tmp_path: Path, by: str, force: bool
 ) -> None:
     shop.ledger.hold(order)
     result = pack.delay(order)
     shop.ledger.wait_for_run(order)
-    words = {
+    arguments = {
         "arguments": ["shop.pack", json.dumps([order])],
         "task id": [result.id],
         "state": ["--state", "STARTED", "--task", "shop.pack"],
     }[by]
 
-    with operator(shop, tmp_path, *words, *["--force"] * force, "--json") as process:
+    with forget(shop, tmp_path, *arguments, *["--force"] * force, "--json") as process:
         shop.ledger.release(order)
         receipt = result.get(timeout=SOON)
-        told, _ = process.communicate("y\n", SOON)
+        output, _ = process.communicate("y\n", SOON)
 
-    assert [one["case"] for one in json.loads(told)] == ["changed"]
+    assert [each["case"] for each in json.loads(output)] == ["changed"]
     assert process.returncode == 1
     assert pack.idempotency_record(order).state is State.COMPLETED
     assert pack.delay(order).get(timeout=SOON) == receipt
     assert len(shop.ledger.runs(order)) == 1
 
 
-def test_the_operator_is_told_what_to_do(shop: Shop, order: str, tmp_path: Path) -> None:
+def test_output_says_what_to_do(shop: Shop, order: str, tmp_path: Path) -> None:
     shop.ledger.hold(order)
     result = pack.delay(order)
     shop.ledger.wait_for_run(order)
 
-    with operator(shop, tmp_path, result.id) as process:
+    with forget(shop, tmp_path, result.id) as process:
         shop.ledger.release(order)
         result.get(timeout=SOON)
-        told, _ = process.communicate("y\n", SOON)
+        output, _ = process.communicate("y\n", SOON)
 
-    assert "kept: it has changed meanwhile; show it, then forget it again" in told
+    assert "kept: it has changed meanwhile; show it, then forget it again" in output
 
 
-def test_an_execution_that_goes_on_is_still_the_one_that_was_shown(
+def test_running_execution_is_forgotten_despite_renewals(
     shop: Shop, order: str, tmp_path: Path
 ) -> None:
     shop.ledger.hold(order)
     result = pack.delay(order)
     shop.ledger.wait_for_run(order)
 
-    with operator(shop, tmp_path, result.id, "--force", "--json") as process:
-        told, _ = process.communicate("y\n", SOON)
+    with forget(shop, tmp_path, result.id, "--force", "--json") as process:
+        output, _ = process.communicate("y\n", SOON)
 
-    assert [one["case"] for one in json.loads(told)] == ["forgotten"]
+    assert [each["case"] for each in json.loads(output)] == ["forgotten"]
     shop.ledger.release(order)
     assert result.get(timeout=SOON)["receipt"]
     assert pack.idempotency_record(order) is None

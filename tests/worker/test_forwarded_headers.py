@@ -1,4 +1,4 @@
-"""A task that passes its own headers on: no child has its parent's key, or its freedom from one."""
+"""A task that forwards its headers: children do not get the parent's key or its opt-out."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from tests.waiting import SOON, eventually
+from tests.worker.canvas_tasks import ITEMS, fan_out
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.shop import ITEMS, fan_out, pack
+from tests.worker.tasks import pack
 
 pytestmark = pytest.mark.worker
 
@@ -19,34 +20,33 @@ WAYS = ["apply_async", "by name", "signature", "group", "map", "plain task", "ea
 
 
 def publish(shop: Shop, order: str, way: str, parent: str) -> None:
-    """Publish the parent of `way` such that its message carries something."""
+    """Publishes a parent whose message has headers of the library."""
     if parent == "own key":
         fan_out.apply_async((order, way), idempotency_key=f"request {order}")
-    elif parent == "ungated":
+    elif parent == "disabled":
         fan_out.apply_async((order, way), idempotency_key=False)
     elif parent == "retried":
         fan_out.delay(order, way, after="retry")
     elif parent == "retried, own key":
         fan_out.apply_async((order, way, None, "retry"), idempotency_key=f"request {order}")
-    elif parent == "put back":
-        hold(order, way)
+    elif parent == "requeued":
+        reserve_key(order, way)
         fan_out.delay(order, way)
     else:
-        key: Any = False if parent == "ungated by name" else f"request {order}"
+        key: Any = False if parent == "disabled by name" else f"request {order}"
         shop.app.send_task("shop.fan_out", (order, way), headers={"idempotency_key": key})
 
 
-def hold(order: str, way: str) -> None:
-    """Let the next message of the order come back."""
+def reserve_key(order: str, way: str) -> None:
+    """Reserves the key of the order, so that its next message has a conflict."""
     key = fan_out.idempotency_key_of(order, way)
     store = fan_out.idempotency_configuration.executor.store
-    assert (
-        run_sync(store.execute(commands.reserve(key, "somebody", hold_ms=800))).case == "reserved"
-    )
+    reserve = commands.reserve(key, "another task id", hold_ms=800)
+    assert run_sync(store.execute(reserve)).case == "reserved"
 
 
 def check(ledger: Ledger, order: str, way: str, *, protected: bool = True) -> None:
-    """Each child has run, once, under the key that its rule makes."""
+    """Checks that each child has run once, with the key of its own rule."""
     children = [f"{item} {order}" for item in range(ITEMS)]
     if way == "itself":
         eventually(lambda: all(map(ledger.notes, children)), "each child has run")
@@ -61,12 +61,12 @@ def check(ledger: Ledger, order: str, way: str, *, protected: bool = True) -> No
 @pytest.mark.parametrize(
     "parent",
     [
-        *("own key", "own key by name", "ungated", "ungated by name"),
-        *("retried", "retried, own key", "put back"),
+        *("own key", "own key by name", "disabled", "disabled by name"),
+        *("retried", "retried, own key", "requeued"),
     ],
 )
 @pytest.mark.parametrize("way", ["apply_async", "by name"])
-def test_each_child_has_the_key_of_its_rule(
+def test_child_has_the_key_of_its_own_rule(
     shop: Shop, ledger: Ledger, order: str, parent: str, way: str
 ) -> None:
     publish(shop, order, way, parent)
@@ -75,8 +75,8 @@ def test_each_child_has_the_key_of_its_rule(
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("parent", ["retried, own key", "ungated"])
-def test_each_way_to_send_a_child(
+@pytest.mark.parametrize("parent", ["retried, own key", "disabled"])
+def test_every_way_to_publish_a_child(
     shop: Shop, ledger: Ledger, order: str, parent: str, way: str
 ) -> None:
     publish(shop, order, way, parent)
@@ -84,10 +84,10 @@ def test_each_way_to_send_a_child(
     check(ledger, order, way)
 
 
-def test_a_key_that_is_set_in_forwarded_headers_is_the_childs(
+def test_key_set_in_forwarded_headers_applies_to_the_child(
     shop: Shop, ledger: Ledger, order: str
 ) -> None:
-    """A dictionary that was forwarded, and then given a key on purpose."""
+    """The forwarded dictionary gets a new key."""
     headers = {"idempotency_key": f"parent {order}"}
     parent = pack.apply_async((f"parent of {order}",), headers=headers)
     parent.get(timeout=SOON)
@@ -96,6 +96,6 @@ def test_a_key_that_is_set_in_forwarded_headers_is_the_childs(
     )
     receipt = forwarded.get(timeout=SOON)
 
-    again = pack.apply_async((order,), idempotency_key=f"child {order}")
-    assert again.get(timeout=SOON) == receipt
-    assert headers == {"idempotency_key": f"parent {order}"}, "the caller's own dictionary"
+    duplicate = pack.apply_async((order,), idempotency_key=f"child {order}")
+    assert duplicate.get(timeout=SOON) == receipt
+    assert headers == {"idempotency_key": f"parent {order}"}, "the dictionary is not modified"

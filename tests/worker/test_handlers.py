@@ -1,4 +1,4 @@
-"""A task's handlers follow its body: where none runs, none of them does."""
+"""Handlers of a task run if and only if its body runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from celery.exceptions import TimeLimitExceeded
 
 from celery_idempotent import ConflictError, KeyReusedError
 from tests.waiting import SOON, eventually
+from tests.worker.failing_tasks import OutOfStockError
 from tests.worker.handling import (
     final,
     in_plain_celery,
@@ -23,7 +24,6 @@ from tests.worker.handling import (
 )
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.shop import OutOfStockError
 
 pytestmark = pytest.mark.worker
 
@@ -40,52 +40,52 @@ def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
 
 
 def handlers(ledger: Ledger, order: str, task_id: str) -> list[str]:
-    """What has run for a task id, once its last handler has."""
+    """Returns the handlers and bodies that have run for a task id."""
     suffix = f" of {task_id}"
     return [note.removesuffix(suffix) for note in ledger.notes(order) if note.endswith(suffix)]
 
 
 def settled(ledger: Ledger, order: str, task_id: str) -> list[str]:
-    """The same, once the last of them has run."""
+    """Returns the same when the last handler has run."""
     eventually(lambda: "after_return" in handlers(ledger, order, task_id), "all handlers have run")
     return handlers(ledger, order, task_id)
 
 
 @pytest.mark.core
 @every_way
-class TestARun:
-    @pytest.mark.parametrize("way", ["", "fails", "retries", "refused at the start"])
-    def test_has_those_of_plain_celery(
+class TestExecution:
+    @pytest.mark.parametrize("way", ["", "fails", "retries", "fails at the start"])
+    def test_handlers_are_those_of_plain_celery(
         self, ledger: Ledger, order: str, task: Any, way: str
     ) -> None:
-        found = []
+        calls = []
         for candidate in (in_plain_celery, task):
             task_id = f"{candidate.name} {order}"
             candidate.apply_async((order, way), task_id=task_id)
-            found.append(settled(ledger, order, task_id))
+            calls.append(settled(ledger, order, task_id))
 
-        assert found[1] == found[0]
+        assert calls[1] == calls[0]
         assert f"unprotected of {task.name} {order}" not in ledger.notes(order)
 
-    def test_in_an_eager_call_as_well(
+    def test_handlers_of_an_eager_call_are_those_of_plain_celery(
         self, shop: Shop, ledger: Ledger, order: str, task: Any
     ) -> None:
-        found = []
+        calls = []
         for candidate in (in_plain_celery, task):
             task_id = f"{candidate.name} {order}"
             candidate.apply((order,), task_id=task_id)
-            found.append(handlers(ledger, order, task_id))
+            calls.append(handlers(ledger, order, task_id))
         replay = task.apply((order,))
 
-        assert found[1] == found[0]
+        assert calls[1] == calls[0]
         assert replay.result == order
         assert handlers(ledger, order, replay.id) == []
 
 
 @pytest.mark.core
 @every_way
-class TestNone:
-    def test_for_another_task_id_that_is_replayed(
+class TestNoHandlers:
+    def test_for_a_replayed_duplicate(
         self, shop: Shop, ledger: Ledger, order: str, task: Any
     ) -> None:
         task.delay(order).get(timeout=SOON)
@@ -106,7 +106,7 @@ class TestNone:
 
         assert handlers(ledger, order, order) == once
 
-    def test_for_one_that_comes_back(
+    def test_for_a_requeued_duplicate(
         self, shop: Shop, ledger: Ledger, order: str, task: Any
     ) -> None:
         ledger.hold(order)
@@ -121,8 +121,8 @@ class TestNone:
         assert handlers(ledger, order, duplicate.id) == []
 
 
-class TestNoneForAFailure:
-    def test_that_is_replayed(self, shop: Shop, ledger: Ledger, order: str) -> None:
+class TestNoHandlersOfAFailure:
+    def test_replayed_error(self, shop: Shop, ledger: Ledger, order: str) -> None:
         final.delay(order, "fails").get(timeout=SOON, propagate=False)
         duplicate = final.delay(order, "fails")
 
@@ -131,7 +131,7 @@ class TestNoneForAFailure:
         shop.wait_until_empty()
         assert handlers(ledger, order, duplicate.id) == []
 
-    def test_that_is_a_conflict(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_conflict(self, shop: Shop, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         refusing.delay(order)
         ledger.wait_for_run(order)
@@ -143,7 +143,7 @@ class TestNoneForAFailure:
         shop.wait_until_empty()
         assert handlers(ledger, order, duplicate.id) == []
 
-    def test_that_is_a_reused_key(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_reused_key(self, shop: Shop, ledger: Ledger, order: str) -> None:
         with_mixin.apply_async((order,), idempotency_key=order).get(timeout=SOON)
         another = with_mixin.apply_async((order, "fails"), idempotency_key=order)
 
@@ -153,11 +153,11 @@ class TestNoneForAFailure:
         assert handlers(ledger, order, another.id) == []
 
 
-class TestUngated:
+class TestWithoutIdempotency:
     @pytest.mark.parametrize(
         ("task", "options"), [(switched_off, {}), (with_mixin, {"idempotency_key": False})]
     )
-    def test_every_call_has_its_own(
+    def test_every_call_runs_its_handlers(
         self, ledger: Ledger, order: str, task: Any, options: dict[str, Any]
     ) -> None:
         for number in range(2):
@@ -169,24 +169,26 @@ class TestUngated:
             ]
 
 
-def test_the_main_process_calls_what_it_calls_in_plain_celery(
+def test_main_process_calls_the_handlers_of_plain_celery(
     shop: Shop, ledger: Ledger, order: str
 ) -> None:
-    """At a hard time limit: that depends on Celery's version."""
+    """The handlers at a hard time limit depend on Celery's version."""
     from_57 = VERSION >= (5, 7)
     expected = ["before_start", "body", *(("on_failure", "after_return") if from_57 else ())]
     ledger.hold(f"never {order}")
     for task in (in_plain_celery, limited):
         task_id = f"{task.name} {order}"
         with pytest.raises(TimeLimitExceeded):
-            task.apply_async((order, "hangs"), task_id=task_id, time_limit=1).get(timeout=SOON)
+            task.apply_async((order, "never returns"), task_id=task_id, time_limit=1).get(
+                timeout=SOON
+            )
 
         eventually(
             lambda name=task_id: handlers(ledger, order, name) == expected, "all handlers have run"
         )
 
 
-def test_a_handler_that_is_called_by_hand_runs(shop: Shop, ledger: Ledger, order: str) -> None:
+def test_handler_can_be_called_directly(shop: Shop, ledger: Ledger, order: str) -> None:
     with_mixin.on_success("receipt", "by hand", (order,), {})
     with_mixin.before_start("by hand", (order,), {})
 

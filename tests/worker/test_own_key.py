@@ -1,4 +1,4 @@
-"""Calls that carry their own key, and tasks without one or with that of their message."""
+"""``idempotency_key`` of a call, TASK_ID as a key, and calls without idempotency."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from celery import group
 
 from celery_idempotent import KeyReusedError, KeyRuleError, State
 from tests.waiting import SOON
+from tests.worker.failing_tasks import flaky, try_later
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.shop import charge, flaky, open_door, pack, tick, try_later
+from tests.worker.tasks import charge, open_door, pack, tick
 
 pytestmark = pytest.mark.worker
 
 
-class TestACallsOwnKey:
-    def test_makes_duplicates_of_calls_through_apply_async(
-        self, ledger: Ledger, order: str
-    ) -> None:
+class TestKeyOfACall:
+    def test_apply_async_with_the_same_key_runs_once(self, ledger: Ledger, order: str) -> None:
         receipts = [
             pack.apply_async((order,), idempotency_key=f"request {order}").get(timeout=SOON)
             for _ in range(2)
@@ -28,31 +27,31 @@ class TestACallsOwnKey:
         assert receipts[0] == receipts[1]
         assert len(ledger.runs(order)) == 1
 
-    def test_is_another_key_than_the_rules(self, ledger: Ledger, order: str) -> None:
+    def test_differs_from_the_key_of_the_rule(self, ledger: Ledger, order: str) -> None:
         pack.delay(order).get(timeout=SOON)
 
         pack.apply_async((order,), idempotency_key=f"request {order}").get(timeout=SOON)
 
         assert len(ledger.runs(order)) == 2
 
-    def test_outranks_the_tasks_rule(self, ledger: Ledger, order: str) -> None:
+    def test_overrides_the_rule_of_the_task(self, ledger: Ledger, order: str) -> None:
         for request in ("one", "two", "one"):
             key = f"{request} {order}"
             charge.apply_async((order,), idempotency_key=key).get(timeout=SOON)
 
         assert len(ledger.runs(order)) == 2
 
-    def test_comes_with_a_signature(self, ledger: Ledger, order: str) -> None:
+    def test_of_a_signature(self, ledger: Ledger, order: str) -> None:
         signature = pack.s(order).set(idempotency_key=f"request {order}")
 
         first = signature.delay().get(timeout=SOON)
 
         assert signature.clone().apply_async().get(timeout=SOON) == first
-        again = pack.apply_async((order,), idempotency_key=f"request {order}")
-        assert again.get(timeout=SOON) == first
+        duplicate = pack.apply_async((order,), idempotency_key=f"request {order}")
+        assert duplicate.get(timeout=SOON) == first
         assert len(ledger.runs(order)) == 1
 
-    def test_comes_with_signatures_in_a_canvas(self, ledger: Ledger, order: str) -> None:
+    def test_of_signatures_in_a_canvas(self, ledger: Ledger, order: str) -> None:
         members = [pack.s(order).set(idempotency_key=f"{n} {order}") for n in (1, 2, 1)]
 
         receipts = group(members).delay().get(timeout=SOON)
@@ -60,9 +59,7 @@ class TestACallsOwnKey:
         assert receipts[0] == receipts[2] != receipts[1]
         assert len(ledger.runs(order)) == 2
 
-    def test_comes_by_header_from_where_the_code_is_not(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
+    def test_in_a_header_of_send_task(self, shop: Shop, ledger: Ledger, order: str) -> None:
         key = f"request {order}"
         first = shop.app.send_task("shop.pack", (order,), headers={"idempotency_key": key})
 
@@ -71,9 +68,7 @@ class TestACallsOwnKey:
         assert second.get(timeout=SOON) == first.get(timeout=SOON)
         assert len(ledger.runs(order)) == 1
 
-    def test_may_be_a_number_or_a_uuid_and_equals_its_text(
-        self, ledger: Ledger, order: str
-    ) -> None:
+    def test_number_or_uuid_equals_its_text(self, ledger: Ledger, order: str) -> None:
         for key in (UUID(order), str(UUID(order))):
             pack.apply_async((order,), idempotency_key=key).get(timeout=SOON)
         for key in (int(order, 16), str(int(order, 16))):
@@ -82,20 +77,18 @@ class TestACallsOwnKey:
         assert len(ledger.runs(order)) == 2
 
     @pytest.mark.parametrize("key", ["", True, 1.5, ["a"]], ids=repr)
-    def test_that_is_none_is_refused_at_the_caller(
-        self, shop: Shop, order: str, key: object
-    ) -> None:
+    def test_invalid_key_is_rejected_at_publish(self, shop: Shop, order: str, key: object) -> None:
         with pytest.raises(KeyRuleError, match=r"shop\.pack: idempotency_key must be"):
             pack.apply_async((order,), idempotency_key=key)
 
-    def test_with_other_arguments_is_refused(self, ledger: Ledger, order: str) -> None:
+    def test_with_other_arguments_is_rejected(self, ledger: Ledger, order: str) -> None:
         key = f"request {order}"
         pack.apply_async((order, 1), idempotency_key=key).get(timeout=SOON)
 
         with pytest.raises(KeyReusedError):
             pack.apply_async((order, 2), idempotency_key=key).get(timeout=SOON)
 
-    def test_names_the_record(self, shop: Shop, order: str) -> None:
+    def test_identifies_the_record(self, shop: Shop, order: str) -> None:
         key = f"request {order}"
         first = pack.apply_async((order,), idempotency_key=key)
         receipt = first.get(timeout=SOON)
@@ -138,18 +131,18 @@ class TestACallsOwnKey:
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
 
 
-class TestNoKey:
+class TestIdempotencyDisabled:
     """``idempotency_key=False`` for one call, ``idempotency_enabled=False`` for a task."""
 
-    def test_lets_one_call_through(self, ledger: Ledger, order: str) -> None:
+    def test_for_one_call(self, ledger: Ledger, order: str) -> None:
         first = pack.delay(order).get(timeout=SOON)
 
-        ungated = pack.apply_async((order,), idempotency_key=False).get(timeout=SOON)
+        unprotected = pack.apply_async((order,), idempotency_key=False).get(timeout=SOON)
 
-        assert ungated != first
+        assert unprotected != first
         assert [run.protected for run in ledger.runs(order)] == [True, False]
 
-    def test_lets_one_call_through_by_header(self, shop: Shop, ledger: Ledger, order: str) -> None:
+    def test_for_one_call_by_header(self, shop: Shop, ledger: Ledger, order: str) -> None:
         for _ in range(2):
             shop.app.send_task("shop.pack", (order,), headers={"idempotency_key": False}).get(
                 timeout=SOON
@@ -157,34 +150,34 @@ class TestNoKey:
 
         assert len(ledger.runs(order)) == 2
 
-    def test_leaves_no_record(self, shop: Shop, order: str) -> None:
+    def test_stores_no_record(self, shop: Shop, order: str) -> None:
         pack.apply_async((order,), idempotency_key=False).get(timeout=SOON)
 
         assert pack.idempotency_record(order) is None
 
-    def test_needs_no_errors_to_be_released(self, ledger: Ledger, order: str) -> None:
+    def test_sends_no_signals(self, ledger: Ledger, order: str) -> None:
         result = flaky.apply_async((order,), idempotency_key=False)
         result.get(timeout=SOON, propagate=False)
 
         assert ledger.signals(result.id) == []
 
-    def test_lets_every_call_of_a_task_through(self, ledger: Ledger, order: str) -> None:
+    def test_for_a_task(self, ledger: Ledger, order: str) -> None:
         receipts = [open_door.delay(order).get(timeout=SOON)["receipt"] for _ in range(2)]
 
         assert receipts[0] != receipts[1]
         assert len(ledger.runs(order)) == 2
 
 
-class TestTheMessagesKey:
+class TestTaskIdKey:
     """``idempotency_key=TASK_ID``."""
 
-    def test_two_calls_are_two_runs(self, ledger: Ledger, order: str) -> None:
+    def test_two_calls_run_twice(self, ledger: Ledger, order: str) -> None:
         for _ in range(2):
             tick.delay(order).get(timeout=SOON)
 
         assert len(ledger.runs(order)) == 2
 
-    def test_copies_of_one_message_are_one_run(self, ledger: Ledger, order: str) -> None:
+    def test_copies_of_one_message_run_once(self, ledger: Ledger, order: str) -> None:
         first = tick.apply_async((order,), task_id=f"tick {order}")
         receipt = first.get(timeout=SOON)
         tick.apply_async((order,), task_id=f"tick {order}")
@@ -193,7 +186,7 @@ class TestTheMessagesKey:
         assert first.get(timeout=SOON) == receipt
         assert len(ledger.runs(order)) == 1
 
-    def test_names_the_record(self, shop: Shop, order: str) -> None:
+    def test_identifies_the_record(self, shop: Shop, order: str) -> None:
         result = tick.delay(order)
         receipt = result.get(timeout=SOON)
 

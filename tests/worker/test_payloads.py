@@ -1,4 +1,4 @@
-"""Large results outside Redis, and results that nobody can read there."""
+"""Results that are offloaded, compressed or encrypted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from cryptography.fernet import Fernet
 from celery_idempotent import DecryptionError, ResultNotStoredError, State
 from tests.s3 import Bucket
 from tests.waiting import SOON, eventually
+from tests.worker.canvas_tasks import ship
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.shop import KEYRING_VARIABLE, give, ship
+from tests.worker.shop import KEYRING_VARIABLE
+from tests.worker.tasks import give
 
 pytestmark = pytest.mark.worker
 
@@ -23,61 +25,59 @@ LARGE = SECRET * 200
 OLD, NEW = Fernet.generate_key().decode(), Fernet.generate_key().decode()
 
 
-def give_twice(order: str, value: str = LARGE) -> list[str]:
+def call_twice(order: str, value: str = LARGE) -> list[str]:
     return [give.delay(order, value).get(timeout=SOON) for _ in range(2)]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("results")
 
 
 class TestInADirectory:
     @pytest.fixture(scope="class")
     @classmethod
-    def shared_shop(cls, open_shop: Callable[..., Shop], place: Path) -> Iterator[Shop]:
+    def shared_shop(cls, open_shop: Callable[..., Shop], directory: Path) -> Iterator[Shop]:
         with open_shop(
             idempotency_max_result_size=1000,
             idempotency_compression="gzip",
             idempotency_compression_threshold=5000,
-            idempotency_offload_backend=f"file://{place}",
+            idempotency_offload_backend=f"file://{directory}",
         ) as shop:
             shop.start_worker()
             yield shop
 
-    def test_a_duplicate_gets_the_large_result(
-        self, shop: Shop, ledger: Ledger, order: str, place: Path
+    def test_duplicate_gets_the_large_result(
+        self, shop: Shop, ledger: Ledger, order: str, directory: Path
     ) -> None:
-        assert give_twice(order) == [LARGE, LARGE]
+        assert call_twice(order) == [LARGE, LARGE]
 
         assert len(ledger.runs(order)) == 1
         record = give.idempotency_record(order, LARGE)
         assert record.format == "@json"
-        assert SECRET in (place / record.body.decode()).read_text()
+        assert SECRET in (directory / record.body.decode()).read_text()
 
-    def test_compression_may_make_it_small_enough(self, shop: Shop, order: str) -> None:
-        assert give_twice(order, LARGE * 2) == [LARGE * 2] * 2
+    def test_compressed_result_may_stay_in_redis(self, shop: Shop, order: str) -> None:
+        assert call_twice(order, LARGE * 2) == [LARGE * 2] * 2
 
         assert give.idempotency_record(order, LARGE * 2).format == "json+gzip"
 
-    def test_a_depot_that_is_away_keeps_the_duplicate_waiting(
-        self, shop: Shop, ledger: Ledger, order: str, place: Path
+    def test_duplicate_waits_for_an_unavailable_backend(
+        self, shop: Shop, ledger: Ledger, order: str, directory: Path
     ) -> None:
         give.delay(order, LARGE).get(timeout=SOON)
-        found = place / give.idempotency_record(order, LARGE).body.decode()
-        kept = found.rename(found.with_suffix(".away"))
-        found.mkdir()
+        path = directory / give.idempotency_record(order, LARGE).body.decode()
+        moved = path.rename(path.with_suffix(".moved"))
+        path.mkdir()
         duplicate = give.delay(order, LARGE)
         shop.workers[0].wait_for_log(f"for task {duplicate.id} is unavailable: idempotency_offload")
-        found.rmdir()
-        kept.rename(found)
+        path.rmdir()
+        moved.rename(path)
 
         assert duplicate.get(timeout=SOON) == LARGE
         assert len(ledger.runs(order)) == 1
 
-    def test_steps_outlive_the_worker_that_did_them(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
+    def test_steps_survive_their_worker(self, shop: Shop, ledger: Ledger, order: str) -> None:
         values = ship.delay(order, "book", "killed").get(timeout=SOON)
 
         assert [value.split()[0] for value in values] == ["charge", "book", "mail"]
@@ -85,7 +85,7 @@ class TestInADirectory:
 
 
 class TestInS3:
-    """Encrypted too: the bucket belongs to someone else."""
+    """Results in the bucket are encrypted."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -105,10 +105,10 @@ class TestInS3:
             shop.start_worker()
             yield shop
 
-    def test_a_duplicate_gets_the_large_result_and_the_bucket_shows_none_of_it(
+    def test_large_result_is_encrypted_in_the_bucket(
         self, shop: Shop, bucket: Bucket, ledger: Ledger, order: str
     ) -> None:
-        assert give_twice(order) == [LARGE, LARGE]
+        assert call_twice(order) == [LARGE, LARGE]
 
         assert len(ledger.runs(order)) == 1
         record = give.idempotency_record(order, LARGE)
@@ -117,7 +117,7 @@ class TestInS3:
         assert len(kept) > len(LARGE)
         assert b"VISA" not in kept
 
-    def test_an_object_that_was_deleted_is_told_and_nothing_runs(
+    def test_deleted_object_is_reported_and_nothing_runs(
         self, shop: Shop, bucket: Bucket, ledger: Ledger, order: str
     ) -> None:
         give.delay(order, LARGE).get(timeout=SOON)
@@ -143,9 +143,9 @@ class TestInS3:
         assert name not in bucket.objects()
 
 
-class TestKeysThatAVaultGives:
+class TestEncryptionKeysFromACallable:
     @pytest.mark.slow  # each deploy starts the worker again
-    def test_are_rotated_and_one_is_lost(
+    def test_rotation_and_a_lost_key(
         self,
         open_shop: Callable[..., Shop],
         tmp_path: Path,
@@ -173,14 +173,14 @@ class TestKeysThatAVaultGives:
                 lost.get(timeout=SOON)
             assert len(shop.ledger.runs(early)) == len(shop.ledger.runs(late)) == 1
 
-            said = eventually(
+            errors = eventually(
                 lambda: [line for line in worker.logs().splitlines() if "DecryptionError" in line],
-                "the worker has told it",
+                "the worker logs the error",
             )
-            assert len(said) == 1
-            assert "raised expected: DecryptionError" in said[0]
+            assert len(errors) == 1
+            assert "raised expected: DecryptionError" in errors[0]
             for secret in (OLD, NEW, SECRET):
-                assert secret not in said[0]
+                assert secret not in errors[0]
 
             names = list(shop.redis.scan_iter("idem:*"))
             assert len(names) == 2

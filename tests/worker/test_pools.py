@@ -1,4 +1,4 @@
-"""The same promises in each of Celery's pools."""
+"""The basic promises with each of Celery's pools."""
 
 from __future__ import annotations
 
@@ -10,18 +10,11 @@ from typing import Any
 import pytest
 
 from tests.waiting import SOON, eventually
+from tests.worker.canvas_tasks import PARTS, ship
+from tests.worker.failing_tasks import OutOfStockError, flaky, try_later
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.shop import (
-    PARTS,
-    OutOfStockError,
-    aborting,
-    flaky,
-    pack,
-    ship,
-    short_lease,
-    try_later,
-)
+from tests.worker.tasks import aborting, pack, short_lease
 
 pytestmark = pytest.mark.worker
 
@@ -48,9 +41,7 @@ def shared_shop(pool: str, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
 
 
 @pytest.mark.core
-def test_one_running_and_twenty_duplicates_are_one_run(
-    ledger: Ledger, order: str, pool: str
-) -> None:
+def test_twenty_duplicates_cause_no_execution(ledger: Ledger, order: str, pool: str) -> None:
     ledger.hold(order)
     first = pack.delay(order)
     ledger.wait_for_run(order)
@@ -67,7 +58,7 @@ def test_one_running_and_twenty_duplicates_are_one_run(
 
 
 @pytest.mark.core
-def test_a_duplicate_replays(ledger: Ledger, order: str) -> None:
+def test_duplicate_is_replayed(ledger: Ledger, order: str) -> None:
     receipt = pack.delay(order).get(timeout=SOON)
     duplicate = pack.delay(order)
 
@@ -77,7 +68,7 @@ def test_a_duplicate_replays(ledger: Ledger, order: str) -> None:
 
 
 @pytest.mark.core
-def test_an_error_gives_the_key_back(ledger: Ledger, order: str) -> None:
+def test_error_releases_the_key(ledger: Ledger, order: str) -> None:
     with pytest.raises(OutOfStockError):
         flaky.delay(order, times=1).get(timeout=SOON)
 
@@ -85,7 +76,7 @@ def test_an_error_gives_the_key_back(ledger: Ledger, order: str) -> None:
 
 
 @pytest.mark.core
-def test_a_retry_meets_no_conflict(ledger: Ledger, order: str) -> None:
+def test_retry_has_no_conflict(ledger: Ledger, order: str) -> None:
     result = try_later.delay(order, 1.0)
 
     assert result.get(timeout=SOON)
@@ -94,7 +85,7 @@ def test_a_retry_meets_no_conflict(ledger: Ledger, order: str) -> None:
 
 
 @pytest.mark.core
-def test_finished_steps_are_kept(ledger: Ledger, order: str) -> None:
+def test_completed_steps_are_kept(ledger: Ledger, order: str) -> None:
     with pytest.raises(OutOfStockError):
         ship.delay(order, "book", "error").get(timeout=SOON)
 
@@ -104,7 +95,7 @@ def test_finished_steps_are_kept(ledger: Ledger, order: str) -> None:
     assert ledger.notes(order) == list(PARTS)
 
 
-def test_a_run_longer_than_its_lease_keeps_it(ledger: Ledger, order: str) -> None:
+def test_execution_longer_than_its_lease_keeps_it(ledger: Ledger, order: str) -> None:
     ledger.hold(order)
     first = short_lease.delay(order)
     run = ledger.wait_for_run(order)
@@ -117,7 +108,7 @@ def test_a_run_longer_than_its_lease_keeps_it(ledger: Ledger, order: str) -> Non
     assert ledger.signals(first.id, "lease_lost") == []
 
 
-def test_a_lost_lease_aborts_the_run(shop: Shop, ledger: Ledger, order: str) -> None:
+def test_lost_lease_aborts_the_execution(shop: Shop, ledger: Ledger, order: str) -> None:
     ledger.hold(order)
     result = aborting.delay(order)
     ledger.wait_for_run(order)
@@ -125,6 +116,6 @@ def test_a_lost_lease_aborts_the_run(shop: Shop, ledger: Ledger, order: str) -> 
     eventually(lambda: ledger.runs(order)[0].end == "LeaseLostError", "the run is aborted")
     ledger.release(order)
 
-    # Nobody else has run it, so its message comes back.
+    # No other execution has completed the key, so its message is requeued.
     assert result.get(timeout=SOON)["receipt"]
     assert [run.end for run in ledger.runs(order)] == ["LeaseLostError", "returned"]

@@ -1,4 +1,4 @@
-"""``idempotency_dedupe_publish``: one message for a key that is in flight or done."""
+"""``idempotency_dedupe_publish``: one message per key."""
 
 from __future__ import annotations
 
@@ -14,21 +14,11 @@ from kombu.exceptions import OperationalError
 
 from celery_idempotent import KeyReusedError, ResultNotStoredError, State
 from tests.waiting import SOON, eventually
+from tests.worker.canvas_tasks import hand_over, report, ship
+from tests.worker.failing_tasks import OutOfStockError, final, flaky, try_later
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.shop import (
-    OutOfStockError,
-    charge,
-    final,
-    flaky,
-    forgetful,
-    hand_over,
-    pack,
-    report,
-    ship,
-    short_lease,
-    try_later,
-)
+from tests.worker.tasks import charge, forgetful, pack, short_lease
 
 pytestmark = pytest.mark.worker
 
@@ -36,12 +26,12 @@ needs_states_of_the_revoked = pytest.mark.skipif(
     celery.VERSION < (5, 6), reason="workers store REVOKED at once since Celery 5.6"
 )
 
-#: No worker takes from it.
-NOBODYS_QUEUE = "nobody"
+#: No worker consumes this queue.
+UNCONSUMED_QUEUE = "unconsumed"
 
 
-def nowhere() -> Connection:
-    """A connection to a broker that is not there."""
+def unreachable_broker() -> Connection:
+    """Returns a connection to a broker that does not exist."""
     return Connection("redis://127.0.0.1:1/0", transport_options={"max_retries": 1})
 
 
@@ -53,14 +43,14 @@ def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
 
 
 class TestInFlight:
-    def test_a_message_that_waits_is_the_only_one(self, shop: Shop, order: str) -> None:
-        before = shop.redis.llen(NOBODYS_QUEUE)
-        results = [pack.apply_async((order,), queue=NOBODYS_QUEUE) for _ in range(3)]
+    def test_queued_call_is_published_once(self, shop: Shop, order: str) -> None:
+        before = shop.redis.llen(UNCONSUMED_QUEUE)
+        results = [pack.apply_async((order,), queue=UNCONSUMED_QUEUE) for _ in range(3)]
 
         assert {result.id for result in results} == {results[0].id}
-        assert shop.redis.llen(NOBODYS_QUEUE) == before + 1
+        assert shop.redis.llen(UNCONSUMED_QUEUE) == before + 1
 
-    def test_one_that_runs_gives_its_result(self, ledger: Ledger, order: str) -> None:
+    def test_running_call_is_published_once(self, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         first = pack.delay(order)
         ledger.wait_for_run(order)
@@ -71,7 +61,7 @@ class TestInFlight:
         assert duplicate.get(timeout=SOON)["receipt"]
         assert len(ledger.runs(order)) == 1
 
-    def test_one_that_retries_gives_its_result(self, ledger: Ledger, order: str) -> None:
+    def test_retrying_call_is_published_once(self, ledger: Ledger, order: str) -> None:
         first = try_later.delay(order, 1.0)
         eventually(lambda: first.state == "RETRY", "the task has retried")
         duplicate = try_later.delay(order, 1.0)
@@ -80,32 +70,30 @@ class TestInFlight:
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
         assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
 
-    def test_a_countdown_is_part_of_the_reservation(self, shop: Shop, order: str) -> None:
-        first = pack.apply_async((order,), countdown=600, queue=NOBODYS_QUEUE)
+    def test_reservation_includes_the_countdown(self, shop: Shop, order: str) -> None:
+        first = pack.apply_async((order,), countdown=600, queue=UNCONSUMED_QUEUE)
         record = pack.idempotency_record(order)
 
         assert (record.state, record.task_id) == (State.RESERVED, first.id)
         assert pack.delay(order).id == first.id
 
-    def test_the_reservation_is_no_conflict_for_its_own_message(
-        self, ledger: Ledger, order: str
-    ) -> None:
+    def test_reserved_message_has_no_conflict(self, ledger: Ledger, order: str) -> None:
         result = pack.delay(order)
 
         assert result.get(timeout=SOON)["receipt"]
         assert ledger.signals(result.id, "conflicted") == []
 
 
-class TestDone:
-    def test_gives_the_first_result(self, ledger: Ledger, order: str) -> None:
+class TestCompleted:
+    def test_returns_the_first_result(self, ledger: Ledger, order: str) -> None:
         first = pack.delay(order)
         receipt = first.get(timeout=SOON)
         duplicate = pack.delay(order)
 
         assert (duplicate.id, duplicate.get(timeout=SOON)) == (first.id, receipt)
-        assert ledger.signals(first.id, "replayed") == [], "there was no second message"
+        assert ledger.signals(first.id, "replayed") == [], "no second message was published"
 
-    def test_answers_from_the_record_where_the_backend_has_forgotten(
+    def test_result_missing_in_the_backend_is_read_from_the_record(
         self, ledger: Ledger, order: str
     ) -> None:
         first = pack.delay(order)
@@ -117,9 +105,7 @@ class TestDone:
         assert len(ledger.runs(order)) == 1
 
     @pytest.mark.parametrize("forgotten", [False, True], ids=["kept", "forgotten"])
-    def test_raises_the_error_that_ended_it(
-        self, ledger: Ledger, order: str, forgotten: bool
-    ) -> None:
+    def test_raises_the_stored_error(self, ledger: Ledger, order: str, forgotten: bool) -> None:
         first = final.delay(order)
         first.get(timeout=SOON, propagate=False)
         if forgotten:
@@ -132,7 +118,7 @@ class TestDone:
         assert (duplicate.id, duplicate.state) == (first.id, "FAILURE")
         assert len(ledger.runs(order)) == 1
 
-    def test_says_so_where_no_value_is_kept(self, ledger: Ledger, order: str) -> None:
+    def test_result_without_a_stored_value_raises(self, ledger: Ledger, order: str) -> None:
         first = forgetful.delay(order)
         first.get(timeout=SOON)
         first.forget()
@@ -141,9 +127,7 @@ class TestDone:
             forgetful.delay(order).get(timeout=SOON)
         assert len(ledger.runs(order)) == 1
 
-    def test_an_error_that_gave_the_key_back_is_published_again(
-        self, ledger: Ledger, order: str
-    ) -> None:
+    def test_call_after_a_released_error_is_published(self, ledger: Ledger, order: str) -> None:
         first = flaky.delay(order, times=1)
         first.get(timeout=SOON, propagate=False)
         second = flaky.delay(order, times=1)
@@ -153,7 +137,7 @@ class TestDone:
 
 
 class TestOtherArguments:
-    def test_are_refused_by_the_publish(self, ledger: Ledger, order: str) -> None:
+    def test_are_rejected_at_publish(self, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         first = charge.delay(order, amount=1)
 
@@ -163,29 +147,27 @@ class TestOtherArguments:
         assert first.get(timeout=SOON)["amount"] == 1
 
 
-class TestMessagesThatAreLost:
-    def test_a_publish_that_fails_gives_the_key_back(
-        self, shop: Shop, ledger: Ledger, order: str
-    ) -> None:
-        with nowhere() as connection, pytest.raises(OperationalError):
+class TestLostMessages:
+    def test_failed_publish_releases_the_key(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        with unreachable_broker() as connection, pytest.raises(OperationalError):
             pack.apply_async((order,), connection=connection, retry=False)
 
         assert pack.idempotency_record(order) is None
         assert pack.delay(order).get(timeout=SOON)["receipt"]
 
-    def test_a_publish_that_fails_leaves_the_one_in_flight_alone(
+    def test_failed_publish_does_not_affect_a_running_call(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         ledger.hold(order)
         first = pack.delay(order)
         run = ledger.wait_for_run(order)
-        with nowhere() as connection:
+        with unreachable_broker() as connection:
             duplicate = pack.apply_async((order,), connection=connection, retry=False)
 
-        assert duplicate.id == first.id, "nothing had to be published"
+        assert duplicate.id == first.id, "nothing was published"
         assert pack.idempotency_record(order).token == run.token
 
-    def test_the_reservation_of_one_that_is_lost_ends(
+    def test_reservation_of_a_lost_message_expires(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         lost = short_lease.apply_async((order,), queue="lost")
@@ -200,35 +182,35 @@ def in_half_a_second() -> datetime:
     return datetime.now(timezone.utc) + timedelta(seconds=0.5)
 
 
-class TestMessagesThatAreDiscarded:
-    """What expires or is revoked never runs: the next call must."""
+class TestDiscardedMessages:
+    """An expired or revoked message never runs, so the next call must be published."""
 
     @pytest.mark.parametrize(
         "expires",
         [lambda: 0.5, in_half_a_second, lambda: in_half_a_second().isoformat()],
         ids=["seconds", "datetime", "text"],
     )
-    def test_an_expired_one_keeps_no_key(
+    def test_expired_message_releases_the_key(
         self, shop: Shop, ledger: Ledger, order: str, expires: Callable[[], Any]
     ) -> None:
-        expired = pack.apply_async((order,), expires=expires(), queue=NOBODYS_QUEUE)
+        expired = pack.apply_async((order,), expires=expires(), queue=UNCONSUMED_QUEUE)
         meanwhile = pack.delay(order)
         eventually(lambda: pack.idempotency_record(order) is None, "it has expired", seconds=5)
-        again = pack.delay(order)
+        next_call = pack.delay(order)
 
         assert meanwhile.id == expired.id
-        assert again.id != expired.id
-        assert again.get(timeout=SOON)["receipt"]
+        assert next_call.id != expired.id
+        assert next_call.get(timeout=SOON)["receipt"]
 
-    def test_a_task_may_say_when_they_expire(
+    def test_expires_of_the_task_applies(
         self, monkeypatch: pytest.MonkeyPatch, shop: Shop, order: str
     ) -> None:
         monkeypatch.setattr(shop.app.tasks["shop.pack"], "expires", 0.5)
-        pack.apply_async((order,), queue=NOBODYS_QUEUE)
+        pack.apply_async((order,), queue=UNCONSUMED_QUEUE)
 
         eventually(lambda: pack.idempotency_record(order) is None, "it has expired", seconds=5)
 
-    def test_one_that_has_expired_when_it_is_published_keeps_no_key(
+    def test_message_published_after_its_expiry_reserves_no_key(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         pack.apply_async((order,), expires=-1)
@@ -238,27 +220,27 @@ class TestMessagesThatAreDiscarded:
 
     @pytest.mark.parametrize("countdown", [None, 600], ids=["in its queue", "in a worker"])
     @needs_states_of_the_revoked
-    def test_a_revoked_one_that_waits_keeps_no_key(
+    def test_revoked_message_releases_the_key(
         self, shop: Shop, ledger: Ledger, order: str, countdown: int | None
     ) -> None:
-        queue = "celery" if countdown else NOBODYS_QUEUE
+        queue = "celery" if countdown else UNCONSUMED_QUEUE
         revoked = pack.apply_async((order,), countdown=countdown, queue=queue)
         revoked.revoke(wait=True, timeout=1)
-        again = pack.delay(order)
+        next_call = pack.delay(order)
 
-        assert again.id != revoked.id
-        assert again.get(timeout=SOON)["receipt"]
+        assert next_call.id != revoked.id
+        assert next_call.get(timeout=SOON)["receipt"]
         assert len(ledger.runs(order)) == 1
 
     @needs_states_of_the_revoked
-    def test_a_revoked_one_keeps_no_key_from_other_arguments(
+    def test_revoked_message_does_not_block_other_arguments(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
-        charge.apply_async((order, 1), queue=NOBODYS_QUEUE).revoke(wait=True, timeout=1)
+        charge.apply_async((order, 1), queue=UNCONSUMED_QUEUE).revoke(wait=True, timeout=1)
 
         assert charge.delay(order, 2).get(timeout=SOON)["amount"] == 2
 
-    def test_a_worker_that_discards_a_revoked_one_gives_the_key_back(
+    def test_worker_that_discards_a_revoked_message_releases_the_key(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         revoked = pack.apply_async((order,), queue=f"late {order}")
@@ -266,25 +248,25 @@ class TestMessagesThatAreDiscarded:
         shop.app.control.add_consumer(f"late {order}", reply=True)
         eventually(lambda: pack.idempotency_record(order) is None, "the key is free")
 
-        again = pack.delay(order)
-        assert again.id != revoked.id
-        assert again.get(timeout=SOON)["receipt"]
+        next_call = pack.delay(order)
+        assert next_call.id != revoked.id
+        assert next_call.get(timeout=SOON)["receipt"]
 
 
-class TestManyThroughOneConnection:
-    def test_are_published_once_for_each_key(self, shop: Shop, ledger: Ledger, order: str) -> None:
+class TestOneProducer:
+    def test_publishes_once_per_key(self, shop: Shop, ledger: Ledger, order: str) -> None:
         orders = [f"{number % 5} {order}" for number in range(20)]
         with shop.app.producer_pool.acquire(block=True) as producer:
-            results = [pack.apply_async((one,), producer=producer) for one in orders]
+            results = [pack.apply_async((each,), producer=producer) for each in orders]
 
         assert len({result.id for result in results}) == 5
         receipts = [result.get(timeout=SOON)["receipt"] for result in results]
         assert len(set(receipts)) == 5
-        assert [len(ledger.runs(one)) for one in orders[:5]] == [1] * 5
+        assert [len(ledger.runs(each)) for each in orders[:5]] == [1] * 5
 
 
-class TestCallsThatArePublishedAllTheSame:
-    def test_one_with_a_link(self, ledger: Ledger, order: str) -> None:
+class TestCallsThatAreNotDeduplicated:
+    def test_call_with_a_link(self, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         first = pack.delay(order)
         ledger.wait_for_run(order)
@@ -296,54 +278,54 @@ class TestCallsThatArePublishedAllTheSame:
         eventually(lambda: len(ledger.notes(order)) == 1, "the link is followed")
         assert len(ledger.runs(order)) == 1
 
-    def test_one_at_the_head_of_a_chain(self, ledger: Ledger, order: str) -> None:
+    def test_head_of_a_chain(self, ledger: Ledger, order: str) -> None:
         receipt = pack.delay(order).get(timeout=SOON)
 
         assert chain(pack.s(order), report.s(order)).delay().get(timeout=SOON) == receipt
         assert len(ledger.runs(order)) == 1
 
-    def test_one_at_the_end_of_a_chain(self, ledger: Ledger, order: str) -> None:
+    def test_end_of_a_chain(self, ledger: Ledger, order: str) -> None:
         receipt = pack.delay(order).get(timeout=SOON)
 
         assert chain(report.si(1, order), pack.si(order)).delay().get(timeout=SOON) == receipt
         assert len(ledger.runs(order)) == 1
 
-    def test_one_that_takes_a_tasks_place(self, ledger: Ledger, order: str) -> None:
+    def test_replacement(self, ledger: Ledger, order: str) -> None:
         receipt = pack.delay(f"replacement of {order}").get(timeout=SOON)
 
         assert hand_over.delay(order).get(timeout=SOON) == receipt
         assert len(ledger.runs(f"replacement of {order}")) == 1
 
-    def test_one_that_goes_through_ungated(self, ledger: Ledger, order: str) -> None:
+    def test_call_with_idempotency_key_false(self, ledger: Ledger, order: str) -> None:
         for _ in range(2):
             pack.apply_async((order,), idempotency_key=False).get(timeout=SOON)
 
         assert len(ledger.runs(order)) == 2
 
 
-class TestAfterAnErrorWithFinishedSteps:
-    """The record that keeps the steps is reserved for nobody, until someone publishes."""
+class TestAfterAnErrorWithCompletedSteps:
+    """The record with the steps is not reserved until the next publish."""
 
     @pytest.fixture
-    def broken_off(self, order: str) -> tuple[str, str, str]:
+    def failed_call(self, order: str) -> tuple[str, str, str]:
         arguments = (order, "charge", "error")
         with pytest.raises(OutOfStockError):
             ship.delay(*arguments).get(timeout=SOON)
         return arguments
 
-    def test_there_is_one_message(self, shop: Shop, broken_off: tuple[str, str, str]) -> None:
-        # The queue alone: the failed message may be yet to be acknowledged.
-        before = shop.redis.llen(NOBODYS_QUEUE)
-        results = [ship.apply_async(broken_off, queue=NOBODYS_QUEUE) for _ in range(3)]
+    def test_publishes_one_message(self, shop: Shop, failed_call: tuple[str, str, str]) -> None:
+        # Only this queue is counted: the failed message may not be acknowledged yet.
+        before = shop.redis.llen(UNCONSUMED_QUEUE)
+        results = [ship.apply_async(failed_call, queue=UNCONSUMED_QUEUE) for _ in range(3)]
 
         assert len({result.id for result in results}) == 1
-        assert shop.redis.llen(NOBODYS_QUEUE) == before + 1
+        assert shop.redis.llen(UNCONSUMED_QUEUE) == before + 1
 
-    def test_a_failed_publish_gives_the_key_back_and_keeps_the_steps(
-        self, ledger: Ledger, order: str, broken_off: tuple[str, str, str]
+    def test_failed_publish_releases_the_key_and_keeps_the_steps(
+        self, ledger: Ledger, order: str, failed_call: tuple[str, str, str]
     ) -> None:
-        with nowhere() as connection, pytest.raises(OperationalError):
-            ship.apply_async(broken_off, connection=connection, retry=False)
+        with unreachable_broker() as connection, pytest.raises(OperationalError):
+            ship.apply_async(failed_call, connection=connection, retry=False)
 
-        assert ship.delay(*broken_off).get(timeout=SOON)
+        assert ship.delay(*failed_call).get(timeout=SOON)
         assert ledger.notes(order) == ["charge", "book", "mail"]

@@ -1,4 +1,4 @@
-"""RabbitMQ's quorum queues: Celery delays in them, and they drop what is requeued too often."""
+"""RabbitMQ's quorum queues, with Celery's native delayed delivery and a delivery limit."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from celery.result import AsyncResult
 from celery_idempotent.task.requeue import PAUSE_FACTOR, REQUEUE_PAUSE
 from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON
+from tests.worker.failing_tasks import try_later
 from tests.worker.harness import Shop
-from tests.worker.shop import pack, try_later
+from tests.worker.tasks import pack
 
 pytestmark = [pytest.mark.worker, pytest.mark.rabbitmq]
 
-#: Seconds: a worker under test gives up publishing sooner than others do.
+#: Seconds; shorter than the default.
 CONFIRM_TIMEOUT = 0.5
-#: Seconds, and the longest that a duplicate stays away.
+#: Seconds; also the longest delay of a duplicate.
 LEASE = 2.0
-#: Requeues after which a queue drops a message, where a test says nothing else; 20 in RabbitMQ 4.
+#: Default number of requeues after which a queue drops a message; RabbitMQ 4 has 20.
 DELIVERY_LIMIT = 2
 
 
@@ -34,7 +35,7 @@ def rabbitmq() -> Iterator[RabbitMQ]:
 
 
 def settings_for(rabbitmq: RabbitMQ, delivery_limit: int) -> dict[str, Any]:
-    """Those of a shop with two quorum queues of its own."""
+    """Returns the settings of a shop with its own two quorum queues."""
     names = [f"queue-{uuid4().hex[:8]}" for _ in range(2)]
     queues = {
         name: {
@@ -69,17 +70,17 @@ def queue(request: pytest.FixtureRequest, shop: Shop) -> str:
 
 
 class TestDelayed:
-    """A message that is published again with a countdown; Celery 5.5 lets RabbitMQ hold it."""
+    """Messages published again with a countdown, which RabbitMQ delays since Celery 5.5."""
 
     @pytest.mark.slow
-    def test_a_duplicate_comes_back_until_it_replays(
+    def test_duplicate_is_delayed_until_it_replays(
         self, shop: Shop, order: str, queue: str
     ) -> None:
         shop.ledger.hold(order)
         first = pack.apply_async((order,), queue=queue)
         shop.ledger.wait_for_run(order)
         duplicate = pack.apply_async((order,), queue=queue)
-        # More often than the queue would deliver it.
+        # More often than the delivery limit of the queue.
         shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=DELIVERY_LIMIT + 2)
         shop.ledger.release(order)
 
@@ -87,7 +88,7 @@ class TestDelayed:
         assert receivers(shop, duplicate.id) == [queue]
         assert "reject requeue=True" not in shop.workers[0].logs() + shop.workers[1].logs()
 
-    def test_a_retry_within_a_second_runs_again(self, shop: Shop, order: str, queue: str) -> None:
+    def test_short_retry_runs_again(self, shop: Shop, order: str, queue: str) -> None:
         result = try_later.apply_async((order, 0.1), queue=queue)
 
         receipt = result.get(timeout=SOON)
@@ -97,7 +98,7 @@ class TestDelayed:
 
 
 class TestPublishersBlocked:
-    """The broker delivers messages and takes none, as during a memory or disk alarm."""
+    """The broker delivers messages but accepts none, as during a memory or disk alarm."""
 
     @pytest.fixture
     def open_with_limit(
@@ -117,7 +118,7 @@ class TestPublishersBlocked:
     def run_and_block(
         self, shop: Shop, rabbitmq: RabbitMQ, order: str
     ) -> tuple[AsyncResult, AsyncResult]:
-        """A task that runs, and a duplicate that is received when nothing can be published."""
+        """Runs a task; its duplicate is received when nothing can be published."""
         (worker,) = shop.workers
         shop.ledger.hold(order)
         first = pack.delay(order)
@@ -129,13 +130,13 @@ class TestPublishersBlocked:
         return first, duplicate
 
     @pytest.mark.slow
-    def test_a_duplicate_outlasts_it(
+    def test_duplicate_is_not_lost(
         self, open_with_limit: Callable[[int], Shop], rabbitmq: RabbitMQ, order: str
     ) -> None:
         shop = open_with_limit(1)
         first, duplicate = self.run_and_block(shop, rabbitmq, order)
         shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
-        # The first pause would be over by then, and the queue would drop the message.
+        # After a constant pause, the message would be requeued again, and the queue would drop it.
         time.sleep(CONFIRM_TIMEOUT + REQUEUE_PAUSE)
         rabbitmq.unblock_publishers()
         shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=3)
@@ -144,7 +145,7 @@ class TestPublishersBlocked:
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
 
     @pytest.mark.slow
-    def test_it_does_not_hold_up_a_warm_shutdown(
+    def test_does_not_delay_a_warm_shutdown(
         self, open_with_limit: Callable[[int], Shop], rabbitmq: RabbitMQ, order: str
     ) -> None:
         shop = open_with_limit(5)
@@ -152,10 +153,10 @@ class TestPublishersBlocked:
         first, duplicate = self.run_and_block(shop, rabbitmq, order)
         shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=3)
         shop.ledger.release(order)
-        began_at = time.monotonic()
-        worker.container.ask_to_stop()
+        started_at = time.monotonic()
+        worker.container.request_shutdown()
         assert worker.wait_for_exit() == 0
-        assert time.monotonic() - began_at < REQUEUE_PAUSE * PAUSE_FACTOR**2 / 2
+        assert time.monotonic() - started_at < REQUEUE_PAUSE * PAUSE_FACTOR**2 / 2
         rabbitmq.unblock_publishers()
         shop.start_worker()
 
@@ -164,6 +165,6 @@ class TestPublishersBlocked:
 
 
 def receivers(shop: Shop, task_id: str) -> list[str]:
-    """The queues whose workers have received messages of the task."""
+    """Returns the queues whose workers have received messages of the task."""
     workers = zip(shop.app.conf.task_queues, shop.workers, strict=True)
     return [queue for queue, worker in workers if f"[{task_id}] received" in worker.logs()]

@@ -1,4 +1,4 @@
-"""The result of a publish that finds its key in flight or done: the record answers, too."""
+"""The result of a deduplicated publish, which can also be read from the record."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from celery.result import AsyncResult, ResultSet, denied_join_result, result_fro
 
 from celery_idempotent.testing.server import RedisServer
 from tests.waiting import SOON
+from tests.worker.failing_tasks import OutOfStockError, final
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.shop import OutOfStockError, final, forgetful, pack
+from tests.worker.tasks import forgetful, pack
 
 pytestmark = pytest.mark.worker
 
@@ -28,11 +29,11 @@ def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
         yield shop
 
 
-class TestWhoeverHasTheKey:
-    """Another than a message that stores its result under its id."""
+class TestKeyHeldBy:
+    """The key is held by a call that stores no result with its task id."""
 
     @pytest.mark.parametrize("done", [False, True], ids=["runs", "is done"])
-    def test_an_item_of_a_map(self, ledger: Ledger, order: str, done: bool) -> None:
+    def test_item_of_a_map(self, ledger: Ledger, order: str, done: bool) -> None:
         others = [f"{number} {order}" for number in range(2)]
         ledger.hold(order)
         message = pack.map([*others, order]).delay()
@@ -47,7 +48,7 @@ class TestWhoeverHasTheKey:
         assert len(ledger.runs(order)) == 1
 
     @pytest.mark.parametrize("done", [False, True], ids=["runs", "is done"])
-    def test_an_eager_run(self, ledger: Ledger, order: str, done: bool) -> None:
+    def test_eager_call(self, ledger: Ledger, order: str, done: bool) -> None:
         ledger.hold(order)
         with ThreadPoolExecutor(1) as thread:
             eager = thread.submit(pack.apply, (order,))
@@ -64,7 +65,7 @@ class TestWhoeverHasTheKey:
         assert len(ledger.runs(order)) == 1
 
     @pytest.mark.parametrize("done", [False, True], ids=["runs", "is done"])
-    def test_a_call_without_a_result(self, ledger: Ledger, order: str, done: bool) -> None:
+    def test_call_with_ignore_result(self, ledger: Ledger, order: str, done: bool) -> None:
         ledger.hold(order)
         first = pack.apply_async((order,), ignore_result=True)
         ledger.wait_for_run(order)
@@ -77,7 +78,7 @@ class TestWhoeverHasTheKey:
         assert result.get(timeout=SOON)["receipt"]
         assert result.id == first.id
 
-    def test_one_that_keeps_no_value_in_the_record(self, ledger: Ledger, order: str) -> None:
+    def test_task_with_store_result_off(self, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         first = forgetful.delay(order)
         ledger.wait_for_run(order)
@@ -86,7 +87,7 @@ class TestWhoeverHasTheKey:
 
         assert result.get(timeout=SOON) == first.get(timeout=SOON)
 
-    def test_one_that_ends_with_an_error(self, ledger: Ledger, order: str) -> None:
+    def test_execution_that_fails(self, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         with ThreadPoolExecutor(1) as thread:
             thread.submit(final.apply, (order,))
@@ -98,7 +99,7 @@ class TestWhoeverHasTheKey:
                 result.get(timeout=SOON)
         assert (result.state, result.failed()) == ("FAILURE", True)
 
-    def test_nobody_yet(self, ledger: Ledger, order: str) -> None:
+    def test_running_execution_times_out(self, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
         pack.delay(order)
         ledger.wait_for_run(order)
@@ -109,15 +110,15 @@ class TestWhoeverHasTheKey:
             result.get(timeout=0.2)
 
 
-class TestTheResultOfWhatWasNotPublished:
-    """It is an AsyncResult, wherever one can be."""
+class TestResultOfADeduplicatedPublish:
+    """It can be used like any AsyncResult."""
 
     @pytest.fixture
     def result(self, shop: Shop, order: str) -> AsyncResult:
         pack.apply((order,))
         return pack.delay(order)
 
-    def test_is_one(self, result: AsyncResult) -> None:
+    def test_is_an_async_result(self, result: AsyncResult) -> None:
         assert isinstance(result, AsyncResult)
         assert AsyncResult(result.id) == result
 
@@ -126,24 +127,24 @@ class TestTheResultOfWhatWasNotPublished:
         [copy.copy, lambda result: pickle.loads(pickle.dumps(result))],
         ids=["copy", "pickle"],
     )
-    def test_may_be_copied(self, result: AsyncResult, copy_of: Callable[..., Any]) -> None:
+    def test_can_be_copied(self, result: AsyncResult, copy_of: Callable[..., Any]) -> None:
         assert copy_of(result).get(timeout=SOON) == result.get(timeout=SOON)
 
-    def test_may_be_written_as_a_tuple(self, shop: Shop, result: AsyncResult) -> None:
+    def test_can_be_converted_to_a_tuple(self, shop: Shop, result: AsyncResult) -> None:
         assert result_from_tuple(result.as_tuple(), shop.app).id == result.id
 
-    def test_may_be_joined(self, result: AsyncResult, order: str) -> None:
+    def test_can_be_joined(self, result: AsyncResult, order: str) -> None:
         published = pack.delay(f"another {order}")
 
         receipts = ResultSet([result, published]).get(timeout=SOON)
         assert receipts == [result.get(), published.get()]
         assert ResultSet([published, result]).join(timeout=SOON) == receipts[::-1]
 
-    def test_is_not_waited_for_inside_a_task(self, result: AsyncResult) -> None:
+    def test_cannot_be_awaited_within_a_task(self, result: AsyncResult) -> None:
         with denied_join_result(), pytest.raises(RuntimeError, match="within a task"):
             result.get(timeout=SOON)
 
-    def test_outlives_what_is_forgotten(self, result: AsyncResult) -> None:
+    def test_remains_after_forget(self, result: AsyncResult) -> None:
         receipt = result.get(timeout=SOON)
         result.forget()
 

@@ -1,4 +1,4 @@
-"""Pools that replace their children as they go, by count, by memory or by load: nothing is lost."""
+"""Pools that replace their processes by task count, memory or load."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from celery_idempotent import State
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
-from tests.worker.shop import pack
+from tests.worker.tasks import pack
 
 pytestmark = pytest.mark.worker
 
 ORDERS = 8
 
 
-class TestReplacedAfterEachTask:
+class TestPoolProcessReplacedAfterEachTask:
     @pytest.fixture(
         scope="class",
         params=[("--max-tasks-per-child", "1"), ("--max-memory-per-child", "1")],
@@ -32,7 +32,7 @@ class TestReplacedAfterEachTask:
             yield shop
 
     @pytest.mark.slow
-    def test_a_stream_with_duplicates_is_one_run_each(self, shop: Shop, order: str) -> None:
+    def test_each_key_runs_once(self, shop: Shop, order: str) -> None:
         orders = [f"{order}-{number}" for number in range(ORDERS)]
         results = [(name, [pack.delay(name) for _ in range(2)]) for name in orders]
         late = [pack.delay(name) for name in orders]
@@ -42,17 +42,19 @@ class TestReplacedAfterEachTask:
             assert receipts == [receipts[0]] * 3
             assert [run.end for run in shop.ledger.runs(name)] == ["returned"]
         pids = {shop.ledger.runs(name)[0].pid for name in orders}
-        assert len(pids) == ORDERS, "each run has had a process of its own"
+        assert len(pids) == ORDERS, "each execution had its own process"
         shop.wait_until_empty()
 
     @pytest.mark.slow
-    def test_a_duplicate_outlives_its_child(self, shop: Shop, order: str) -> None:
+    def test_duplicate_gets_the_result_after_its_process_is_replaced(
+        self, shop: Shop, order: str
+    ) -> None:
         shop.ledger.hold(order)
         first = pack.delay(order)
         run = shop.ledger.wait_for_run(order)
         duplicate = pack.delay(order)
         shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
-        assert run.pid in shop.workers[0].children(), "the child is not replaced while it runs"
+        assert run.pid in shop.workers[0].children(), "the process is not replaced during the task"
         shop.ledger.release(order)
 
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
@@ -60,7 +62,9 @@ class TestReplacedAfterEachTask:
 
 
 @pytest.mark.slow
-def test_autoscaling_down_ends_no_execution(open_shop: Callable[..., Shop], order: str) -> None:
+def test_autoscaling_down_interrupts_no_execution(
+    open_shop: Callable[..., Shop], order: str
+) -> None:
     orders = [f"{order}-{number}" for number in range(3)]
     with open_shop() as shop:
         worker = shop.start_worker("--autoscale", "4,1", AUTOSCALE_KEEPALIVE="0.5")
@@ -72,7 +76,7 @@ def test_autoscaling_down_ends_no_execution(open_shop: Callable[..., Shop], orde
         shop.ledger.wait_for_signal(duplicate.id, "conflicted")
         for name in orders[1:]:
             shop.ledger.release(name)
-        # The pool shrinks while one task runs and its duplicate comes and goes.
+        # The pool shrinks while one task runs and its duplicate is requeued.
         eventually(lambda: len(pids & set(worker.children())) < len(pids), "the pool shrinks")
         kept = shop.ledger.runs(orders[0])[0].pid
         os.kill(kept, 0)

@@ -1,4 +1,4 @@
-"""A task that replaces itself by a canvas that holds it: that runs as in plain Celery, and once."""
+"""A task that replaces itself by a canvas with itself runs once, otherwise as in plain Celery."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from celery.states import PENDING
 
 from celery_idempotent import ResultNotStoredError, State
 from tests.waiting import SOON, eventually
+from tests.worker.canvas_tasks import hand_over, report
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.replacing import (
@@ -24,7 +25,6 @@ from tests.worker.replacing import (
     woven,
     woven_by_id,
 )
-from tests.worker.shop import hand_over, report
 
 pytestmark = pytest.mark.worker
 
@@ -37,7 +37,7 @@ def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
 
 
 def in_plain_celery(ledger: Ledger, order: str, shape: str) -> tuple[Any, list[str]]:
-    """The result, and the notes of the members that have run, in any order."""
+    """Returns the result and the executed members with plain Celery."""
     order = f"plain {order}"
     result = plain_weave.delay(order=order, shape=shape).get(timeout=SOON)
     return result, sorted(ledger.notes(order))
@@ -47,7 +47,7 @@ def in_plain_celery(ledger: Ledger, order: str, shape: str) -> tuple[Any, list[s
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("task", [woven, woven_by_id], ids=["its key", "TASK_ID"])
 class TestEveryShape:
-    def test_runs_once_as_in_plain_celery(
+    def test_result_and_executions_are_those_of_plain_celery(
         self, shop: Shop, ledger: Ledger, order: str, shape: str, task: Any
     ) -> None:
         expected, members = in_plain_celery(ledger, order, shape)
@@ -56,7 +56,7 @@ class TestEveryShape:
         assert first.get(timeout=SOON) == expected
         assert sorted(ledger.notes(order)) == members
 
-    def test_a_copy_of_the_message_changes_nothing(
+    def test_copy_of_the_message_has_no_effect(
         self, shop: Shop, ledger: Ledger, order: str, shape: str, task: Any
     ) -> None:
         expected, members = in_plain_celery(ledger, order, shape)
@@ -78,17 +78,17 @@ class TestEveryShape:
 @pytest.mark.core
 @pytest.mark.parametrize("shape", SHAPES)
 class TestDuplicatesOfEveryShape:
-    """Under another task id."""
+    """Duplicates with another task id."""
 
-    def test_get_its_end(self, ledger: Ledger, order: str, shape: str) -> None:
+    def test_get_the_final_result(self, ledger: Ledger, order: str, shape: str) -> None:
         expected, members = in_plain_celery(ledger, order, shape)
-        waits_at = members[0]
-        ledger.hold(f"{waits_at} of {order}")
+        held_member = members[0]
+        ledger.hold(f"{held_member} of {order}")
         first = woven.delay(order=order, shape=shape)
         ledger.wait_for_run(order)
         during = woven.delay(order=order, shape=shape)
         ledger.wait_for_signal(during.id, "conflicted")
-        ledger.release(f"{waits_at} of {order}")
+        ledger.release(f"{held_member} of {order}")
 
         assert first.get(timeout=SOON) == expected
         assert during.get(timeout=SOON) == expected
@@ -96,8 +96,8 @@ class TestDuplicatesOfEveryShape:
         assert sorted(ledger.notes(order)) == members
 
 
-class TestPartOfAnotherCanvas:
-    """What followed the replaced task follows its replacement; a duplicate in there is one."""
+class TestWithinAnotherCanvas:
+    """The continuation of the replaced task follows its replacement."""
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_in_a_chain(self, ledger: Ledger, order: str, shape: str) -> None:
@@ -118,11 +118,11 @@ class TestPartOfAnotherCanvas:
 
         whole = chord([woven.s(**call), woven.s(**call)])(report.s(order)).get(timeout=SOON)
 
-        # Of older Celerys the members of a group within a chord come in any order.
+        # Older versions of Celery return the members of a group within a chord in any order.
         assert [sorted(result, key=str) for result in whole] == [sorted(expected, key=str)] * 2
         assert sorted(ledger.notes(order)) == sorted([*members, ledger.notes(order)[-1]])
 
-    def test_a_later_one_in_its_chain_is_a_duplicate(self, ledger: Ledger, order: str) -> None:
+    def test_later_call_in_the_same_chain_is_a_duplicate(self, ledger: Ledger, order: str) -> None:
         expected, members = in_plain_celery(ledger, order, "the end of a chain")
         call = {"order": order, "shape": "the end of a chain"}
 
@@ -137,7 +137,7 @@ class TestPartOfAnotherCanvas:
 
 
 @pytest.mark.parametrize("shape", MAPS)
-def test_items_of_a_map_are_parts(ledger: Ledger, order: str, shape: str) -> None:
+def test_items_of_a_map_continue_the_execution(ledger: Ledger, order: str, shape: str) -> None:
     if shape == "starmap" and VERSION < (5, 7):
         pytest.skip("Celery publishes such a map without the id of the task that it replaces")
     results = [spread_out.delay("item", order, shape).get(timeout=SOON) for _ in range(2)]
@@ -146,8 +146,8 @@ def test_items_of_a_map_are_parts(ledger: Ledger, order: str, shape: str) -> Non
     assert [run.end for run in ledger.runs(order)] == ["Ignore", "returned", "returned"]
 
 
-class TestOneThatGoesOnUnderItsKey:
-    def test_has_its_steps_and_its_outcome_whatever_the_backend_has(
+class TestReplacementWithTheSameKey:
+    def test_keeps_steps_and_outcome_without_a_backend_result(
         self, ledger: Ledger, order: str
     ) -> None:
         in_stages.delay(order=order)
@@ -162,7 +162,7 @@ class TestOneThatGoesOnUnderItsKey:
         assert ledger.notes(order).count("once") == 1
         eventually(lambda: in_stages.idempotency_record(order=order).result == 2, "it is stored")
 
-    def test_takes_over_from_itself_when_it_is_killed(self, ledger: Ledger, order: str) -> None:
+    def test_is_taken_over_when_killed(self, ledger: Ledger, order: str) -> None:
         expected, members = in_plain_celery(ledger, order, "the end of a chain")
         ledger.kill_once("end", order)
 
@@ -173,7 +173,7 @@ class TestOneThatGoesOnUnderItsKey:
         assert [run.end for run in ledger.runs(order)] == ["Ignore", None, "returned"]
         assert [run.attempt for run in ledger.runs(order)] == [1, 1, 2]
 
-    def test_its_parts_do_as_well(self, ledger: Ledger, order: str) -> None:
+    def test_members_are_taken_over_when_killed(self, ledger: Ledger, order: str) -> None:
         expected, members = in_plain_celery(ledger, order, "in a group")
         ledger.kill_once("one", order)
 
@@ -183,7 +183,7 @@ class TestOneThatGoesOnUnderItsKey:
         assert sorted(ledger.notes(order)) == members
         assert len(ledger.runs(order)) == 4
 
-    def test_headers_that_it_passes_on_make_no_part_of_another_call(
+    def test_forwarded_headers_do_not_join_the_canvas(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         first = pass_headers_on.delay(order=order)
@@ -193,14 +193,14 @@ class TestOneThatGoesOnUnderItsKey:
         assert [run.task_id for run in ledger.runs(order)] == [first.id] * 2
 
 
-def test_duplicates_do_not_run_when_the_result_has_expired(
+def test_duplicate_does_not_run_after_the_result_has_expired(
     open_shop: Callable[..., Shop], order: str
 ) -> None:
     with open_shop(result_expires=1) as shop:
         shop.start_worker(concurrency=1)
         hand_over.apply_async((order,), task_id=order).get(timeout=SOON)
         eventually(lambda: hand_over.AsyncResult(order).state == PENDING, "the result is gone")
-        time.sleep(1)  # the server may forget it a moment before it is due
+        time.sleep(1)  # the server may expire the key slightly early
 
         with pytest.raises(ResultNotStoredError, match="result_expires"):
             hand_over.delay(order).get(timeout=SOON)
@@ -208,7 +208,9 @@ def test_duplicates_do_not_run_when_the_result_has_expired(
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "by way of a plain task"])
-def test_eager_as_in_plain_celery(shop: Shop, ledger: Ledger, order: str, shape: str) -> None:
+def test_eager_result_is_that_of_plain_celery(
+    shop: Shop, ledger: Ledger, order: str, shape: str
+) -> None:
     plain = plain_weave.apply(kwargs={"order": f"plain {order}", "shape": shape})
     ours = woven.apply(kwargs={"order": order, "shape": shape})
 

@@ -1,4 +1,4 @@
-"""A task that schedules itself again is not done, whatever its body makes of that."""
+"""A task that retries is not completed, however its body ends."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from celery import chain
 
 from celery_idempotent import State
 from tests.waiting import SOON, eventually
+from tests.worker.canvas_tasks import report
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.rescheduling import WAYS, reschedule, reschedule_by_itself, stop_here
-from tests.worker.shop import report
 
 pytestmark = pytest.mark.worker
 
@@ -26,7 +26,7 @@ def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
 
 @pytest.mark.core
 @pytest.mark.parametrize("way", WAYS)
-def test_the_retry_runs_and_its_outcome_is_the_keys(ledger: Ledger, order: str, way: str) -> None:
+def test_outcome_is_that_of_the_retry(ledger: Ledger, order: str, way: str) -> None:
     reschedule.delay(order, way)
     eventually(
         lambda: [run.end for run in ledger.runs(order)][1:] == ["returned"], "the retry has run"
@@ -38,7 +38,7 @@ def test_the_retry_runs_and_its_outcome_is_the_keys(ledger: Ledger, order: str, 
 
 
 @pytest.mark.parametrize("way", ["throw=False", "suppressed", "then an error"])
-def test_the_key_is_held_for_the_retry(ledger: Ledger, order: str, way: str) -> None:
+def test_key_is_reserved_for_the_retry(ledger: Ledger, order: str, way: str) -> None:
     first = reschedule.delay(order, way)
     released = ledger.wait_for_signal(first.id, "released")
     duplicate = reschedule.delay(order, way)
@@ -48,16 +48,16 @@ def test_the_key_is_held_for_the_retry(ledger: Ledger, order: str, way: str) -> 
     assert [run.task_id for run in ledger.runs(order)] == [first.id] * 2
 
 
-def test_the_bodys_value_goes_to_celery_as_ever(shop: Shop, ledger: Ledger, order: str) -> None:
-    """What follows the task is sent with it, and once more after the retry: as in plain Celery."""
+def test_continuation_is_sent_as_in_plain_celery(shop: Shop, ledger: Ledger, order: str) -> None:
+    """It is sent with the first value and again after the retry, as in plain Celery."""
     chain(reschedule.s(order, "throw=False"), report.s(order)).delay()
 
-    eventually(lambda: len(ledger.notes(order)) == 2, "what follows has run")
+    eventually(lambda: len(ledger.notes(order)) == 2, "the continuation has run")
     shop.wait_until_empty()
     assert ledger.notes(order) == ['"scheduled"', '"done"']
 
 
-def test_of_two_retries_one_runs(shop: Shop, ledger: Ledger, order: str) -> None:
+def test_only_one_of_two_retries_runs(shop: Shop, ledger: Ledger, order: str) -> None:
     reschedule.delay(order, "twice")
 
     ledger.wait_for_run(order, 2)
@@ -65,17 +65,17 @@ def test_of_two_retries_one_runs(shop: Shop, ledger: Ledger, order: str) -> None
     assert len(ledger.runs(order)) == 2
 
 
-def test_autoretry_for_holds_the_key(ledger: Ledger, order: str) -> None:
+def test_autoretry_for_reserves_the_key(ledger: Ledger, order: str) -> None:
     assert reschedule_by_itself.delay(order).get(timeout=SOON) == "done"
     assert [run.end for run in ledger.runs(order)] == ["OutOfStockError", "returned"]
     assert reschedule_by_itself.idempotency_record(order).state is State.COMPLETED
 
 
-class TestABodyThatDropsItsContinuation:
+class TestDroppedContinuation:
     """``self.request.chain = None``"""
 
     @pytest.mark.parametrize("moment", [None, "before", "after"])
-    def test_no_copy_of_its_message_sends_it(
+    def test_copy_of_the_message_does_not_send_it(
         self, shop: Shop, ledger: Ledger, order: str, moment: str | None
     ) -> None:
         if moment:
@@ -92,7 +92,7 @@ class TestABodyThatDropsItsContinuation:
         assert ledger.notes(order) == []
         assert len(ledger.runs(order)) == 1
 
-    def test_a_duplicate_is_a_caller_of_its_own(
+    def test_duplicate_sends_its_own_continuation(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
         stop_here.apply_async((order,), task_id=order, link=report.s(order)).get(timeout=SOON)

@@ -1,4 +1,4 @@
-"""A worker is shut down, warm, soft or cold: each message is answered, by it or by the next."""
+"""Warm, soft and cold shutdowns: every message is processed, by this worker or the next."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from celery_idempotent import State
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
-from tests.worker.shop import pack, waiting
+from tests.worker.tasks import pack, waiting
 
 pytestmark = pytest.mark.worker
 
 CELERY = tuple(map(int, celery.__version__.split(".")[:2]))
-#: Seconds. A task can be shorter than this, or longer.
+#: In seconds.
 SOFT_TIMEOUT = 2.0
 
 needs_soft_shutdown = pytest.mark.skipif(CELERY < (5, 5), reason="Celery 5.5 has soft shutdown")
@@ -25,7 +25,7 @@ needs_soft_shutdown = pytest.mark.skipif(CELERY < (5, 5), reason="Celery 5.5 has
 
 @pytest.fixture(scope="module")
 def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    """Without a worker: each test has its own, and its own queue."""
+    """A shop without a worker; each test has its own worker and queue."""
     with open_shop() as shop:
         yield shop
 
@@ -33,7 +33,7 @@ def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
 def run_then_stop(
     shop: Shop, order: str, signal: str, task: Any = pack, **environment: str
 ) -> tuple[Any, Any]:
-    """Start a worker on a queue named like the order, and stop it amid a run."""
+    """Starts a worker on a queue named like the order, and stops it during an execution."""
     worker = shop.start_worker("--queues", order, **environment)
     shop.ledger.hold(order)
     result = task.apply_async((order,), queue=order)
@@ -47,7 +47,7 @@ COLD = [("SIGQUIT", {}), ("SIGTERM", {"REMAP_SIGTERM": "SIGQUIT"})]
 
 class TestCold:
     @pytest.mark.parametrize(("signal", "environment"), COLD, ids=["SIGQUIT", "REMAP_SIGTERM"])
-    def test_what_it_ran_is_run_once_more(
+    def test_interrupted_task_runs_again(
         self, shop: Shop, order: str, signal: str, environment: dict[str, str]
     ) -> None:
         worker, result = run_then_stop(shop, order, signal, **environment)
@@ -59,9 +59,9 @@ class TestCold:
 
         receipt = eventually(lambda: result.successful() and result.result, "the task succeeds")
         assert duplicate.get(timeout=SOON) == receipt
-        killed, again = shop.ledger.runs(order)
-        assert (killed.end in (None, "SystemExit"), again.end) == (True, "returned")
-        assert again.started_at - stopped_at < 30, "the lease of 60 s has ended early"
+        killed, second = shop.ledger.runs(order)
+        assert (killed.end in (None, "SystemExit"), second.end) == (True, "returned")
+        assert second.started_at - stopped_at < 30, "before the lease of 60 s expires"
         assert pack.idempotency_record(order).state is State.COMPLETED
 
 
@@ -74,7 +74,7 @@ class TestSoft:
             yield shop
 
     @pytest.mark.slow
-    def test_a_task_that_ends_in_time_completes(self, shop: Shop, order: str) -> None:
+    def test_task_that_ends_in_time_completes(self, shop: Shop, order: str) -> None:
         worker, result = run_then_stop(shop, order, "SIGQUIT")
         shop.ledger.release(order)
         receipt = result.get(timeout=SOON)
@@ -86,7 +86,7 @@ class TestSoft:
         eventually(lambda: shop.messages(order) == 0, "its message is acknowledged")
 
     @pytest.mark.slow
-    def test_a_longer_one_is_run_once_more(self, shop: Shop, order: str) -> None:
+    def test_longer_task_runs_again(self, shop: Shop, order: str) -> None:
         worker, result = run_then_stop(shop, order, "SIGQUIT")
         worker.wait_for_exit()
         shop.ledger.release(order)
@@ -94,12 +94,12 @@ class TestSoft:
 
         receipt = eventually(lambda: result.successful() and result.result, "the task succeeds")
         assert pack.apply_async((order,), queue=order).get(timeout=SOON) == receipt
-        killed, again = shop.ledger.runs(order)
-        assert (killed.end in (None, "SystemExit"), again.end) == (True, "returned")
+        killed, second = shop.ledger.runs(order)
+        assert (killed.end in (None, "SystemExit"), second.end) == (True, "returned")
 
 
 class TestWarm:
-    def test_a_duplicate_that_waits_is_answered(self, shop: Shop, order: str) -> None:
+    def test_waiting_duplicate_gets_the_result(self, shop: Shop, order: str) -> None:
         worker = shop.start_worker("--queues", order)
         shop.ledger.hold(order)
         first = waiting.apply_async((order,), queue=order)
@@ -116,15 +116,13 @@ class TestWarm:
         assert len(shop.ledger.runs(order)) == 1
 
     @pytest.mark.slow
-    def test_a_duplicate_that_is_to_come_back_does_so_elsewhere(
-        self, shop: Shop, order: str
-    ) -> None:
+    def test_requeued_duplicate_runs_in_the_next_worker(self, shop: Shop, order: str) -> None:
         worker = shop.start_worker("--queues", order)
         shop.ledger.hold(order)
         first = pack.apply_async((order,), queue=order)
         shop.ledger.wait_for_run(order)
         duplicate = pack.apply_async((order,), queue=order)
-        # Put back, and held in the worker until its countdown is over.
+        # Requeued, and kept by the worker until its eta.
         shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=3)
         worker.kill("SIGTERM")
         worker.wait_for_log("Warm shutdown")

@@ -1,7 +1,7 @@
-"""Each signal, with all that `celery_idempotent.signals` says of it, heard inside the worker.
+"""The signals of the worker with all their arguments.
 
-Those of a takeover, of a lost lease and of a store that is away are heard where these befall a
-task: in `test_takeover` and `test_store_away`.
+`test_takeover` and `test_store_away` test `taken_over`, `lease_lost`, `store_unavailable` and
+`outcome_unsaved`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from celery.result import AsyncResult
 
 from celery_idempotent import signals
 from tests.waiting import SOON
+from tests.worker.failing_tasks import final, flaky, try_later
 from tests.worker.harness import Shop
-from tests.worker.ledger import Heard, Ledger
-from tests.worker.shop import charge, final, flaky, pack, raising, try_later
+from tests.worker.ledger import Ledger, ReceivedSignal
+from tests.worker.tasks import charge, pack, raising
 
 pytestmark = pytest.mark.worker
 
 
-def heard(ledger: Ledger, result: AsyncResult, name: str) -> Heard:
-    """The one signal of that name about a task."""
+def received(ledger: Ledger, result: AsyncResult, name: str) -> ReceivedSignal:
+    """Waits for the only signal of that name of a task."""
     signal = ledger.wait_for_signal(result.id, name)
     assert len(ledger.signals(result.id, name)) == 1
     return signal
@@ -28,7 +29,7 @@ def heard(ledger: Ledger, result: AsyncResult, name: str) -> Heard:
 def test_begun(ledger: Ledger, order: str) -> None:
     result = pack.delay(order)
 
-    signal = heard(ledger, result, "begun")
+    signal = received(ledger, result, "begun")
     (run,) = ledger.runs(order)
     assert signal.sender == "shop.pack"
     assert signal.details == {
@@ -42,7 +43,7 @@ def test_begun(ledger: Ledger, order: str) -> None:
 def test_completed(ledger: Ledger, order: str) -> None:
     result = pack.delay(order)
 
-    signal = heard(ledger, result, "completed")
+    signal = received(ledger, result, "completed")
     (run,) = ledger.runs(order)
     assert signal.sender == "shop.pack"
     assert signal.details == {
@@ -53,9 +54,9 @@ def test_completed(ledger: Ledger, order: str) -> None:
     }
 
 
-def test_a_run_is_begun_then_completed_and_nothing_else(ledger: Ledger, order: str) -> None:
+def test_execution_sends_begun_and_completed_only(ledger: Ledger, order: str) -> None:
     result = pack.delay(order)
-    heard(ledger, result, "completed")
+    received(ledger, result, "completed")
 
     assert [signal.name for signal in ledger.signals(result.id)] == ["begun", "completed"]
 
@@ -65,7 +66,7 @@ def test_replayed(shop: Shop, ledger: Ledger, order: str) -> None:
     first.get(timeout=SOON)
     duplicate = pack.delay(order)
 
-    signal = heard(ledger, duplicate, "replayed")
+    signal = received(ledger, duplicate, "replayed")
     (run,) = ledger.runs(order)
     assert signal.details.pop("record") == {
         "state": "COMPLETED",
@@ -86,7 +87,7 @@ def test_conflicted(ledger: Ledger, order: str) -> None:
     run = ledger.wait_for_run(order)
     duplicate = raising.delay(order)
 
-    signal = heard(ledger, duplicate, "conflicted")
+    signal = received(ledger, duplicate, "conflicted")
     record = signal.details.pop("record")
     assert (record["state"], record["task_id"]) == ("STARTED", first.id)
     assert record["worker"].endswith(f"/{run.pid}")
@@ -96,7 +97,7 @@ def test_conflicted(ledger: Ledger, order: str) -> None:
 def test_failed(ledger: Ledger, order: str) -> None:
     result = final.delay(order)
 
-    signal = heard(ledger, result, "failed")
+    signal = received(ledger, result, "failed")
     (run,) = ledger.runs(order)
     assert signal.details == {
         "task_id": result.id,
@@ -110,7 +111,7 @@ def test_failed(ledger: Ledger, order: str) -> None:
 def test_released(ledger: Ledger, order: str) -> None:
     result = flaky.delay(order)
 
-    signal = heard(ledger, result, "released")
+    signal = received(ledger, result, "released")
     (run,) = ledger.runs(order)
     assert signal.details == {
         "task_id": result.id,
@@ -122,37 +123,37 @@ def test_released(ledger: Ledger, order: str) -> None:
     }
 
 
-def test_released_for_a_retry_says_for_how_long(ledger: Ledger, order: str) -> None:
+def test_released_for_a_retry_has_reserved_seconds(ledger: Ledger, order: str) -> None:
     result = try_later.delay(order, 0.5)
 
-    signal = heard(ledger, result, "released")
+    signal = received(ledger, result, "released")
     assert signal.details["error"][0] == "Retry"
     assert signal.details["reserved_seconds"] == pytest.approx(0.5 + 60.0)
 
 
-def test_answered_tells_each_begin_and_how_long_it_took(order: str) -> None:
-    heard = []
+def test_begin_replied(order: str) -> None:
+    calls = []
 
-    def hear(sender: object, **details: object) -> None:
-        heard.append((sender, details))
+    def receiver(sender: object, **details: object) -> None:
+        calls.append((sender, details))
 
-    signals.begin_replied.connect(hear)
+    signals.begin_replied.connect(receiver)
     try:
         for _ in range(2):
             pack.apply((order,))
     finally:
-        signals.begin_replied.disconnect(hear)
+        signals.begin_replied.disconnect(receiver)
 
-    assert [details.pop("case") for _, details in heard] == ["begun", "finished"]
-    for sender, details in heard:
+    assert [details.pop("case") for _, details in calls] == ["begun", "finished"]
+    for sender, details in calls:
         assert sender is pack._get_current_object()
         assert 0 < details.pop("seconds") < SOON
         assert details.keys() == {"signal", "task_id", "key"}
 
 
-def test_a_refused_reuse_of_a_key_sends_none(ledger: Ledger, order: str) -> None:
+def test_rejected_reuse_of_a_key_sends_none(ledger: Ledger, order: str) -> None:
     charge.delay(order, 1).get(timeout=SOON)
-    refused = charge.delay(order, 2)
-    refused.get(timeout=SOON, propagate=False)
+    rejected = charge.delay(order, 2)
+    rejected.get(timeout=SOON, propagate=False)
 
-    assert ledger.signals(refused.id) == []
+    assert ledger.signals(rejected.id) == []

@@ -1,4 +1,4 @@
-"""A soft time limit that strikes while a task stands at the gate is not its outcome."""
+"""A soft time limit before or after the body is not the outcome of the task."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from celery_idempotent.testing.server import RedisServer
 from tests.waiting import SOON
 from tests.worker.harness import Shop
-from tests.worker.shop import pack, waiting
+from tests.worker.tasks import pack, waiting
 
 pytestmark = pytest.mark.worker
 
-STRUCK = "SoftTimeLimitExceeded() struck"
+RAISED = "SoftTimeLimitExceeded() struck"
 
 
 @pytest.fixture
@@ -22,14 +22,14 @@ def store() -> Iterator[RedisServer]:
         yield store
 
 
-def test_a_begin_that_hangs_is_left(
+def test_interrupts_a_begin_without_a_reply(
     open_shop: Callable[..., Shop], store: RedisServer, order: str
 ) -> None:
     with open_shop(idempotency_redis_url=store.url, idempotency_redis_timeout=60.0) as shop:
         worker = shop.start_worker(concurrency=1)
         store.pause()
         result = pack.apply_async((order,), soft_time_limit=1)
-        worker.wait_for_log(f"{result.id} comes back: {STRUCK}")
+        worker.wait_for_log(f"{result.id} comes back: {RAISED}")
         store.resume()
 
         assert result.get(timeout=SOON)["receipt"]
@@ -37,7 +37,7 @@ def test_a_begin_that_hangs_is_left(
 
 
 @pytest.mark.parametrize("given", ["with the message", "to the worker"])
-def test_a_wait_that_reaches_it_comes_back(
+def test_waiting_duplicate_is_requeued(
     open_shop: Callable[..., Shop], order: str, given: str
 ) -> None:
     with open_shop(idempotency_wait_timeout=60.0) as shop:
@@ -50,11 +50,11 @@ def test_a_wait_that_reaches_it_comes_back(
         limits = {"soft_time_limit": 1} if given == "with the message" else {}
         duplicate = waiting.apply_async((order,), **limits)
 
-        if given == "with the message":  # then no more than half of it is waited
+        if given == "with the message":  # then the wait is limited to half of it
             shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
-            assert STRUCK not in worker.logs()
+            assert RAISED not in worker.logs()
         else:
-            worker.wait_for_log(f"{duplicate.id} comes back: {STRUCK}")
+            worker.wait_for_log(f"{duplicate.id} comes back: {RAISED}")
         shop.ledger.release(order)
 
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)

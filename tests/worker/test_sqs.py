@@ -1,4 +1,4 @@
-"""Amazon SQS as the broker, played by moto: copies come by the visibility timeout alone."""
+"""Amazon SQS as the broker, simulated by moto: messages are redelivered by visibility timeout."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from tests.sqs import Queues
 from tests.waiting import SOON, eventually
+from tests.worker.failing_tasks import try_later
 from tests.worker.harness import Shop
-from tests.worker.shop import pack, try_later
+from tests.worker.tasks import pack
 
 pytestmark = pytest.mark.worker
 
@@ -27,7 +28,7 @@ def queues() -> Iterator[Queues]:
 
 
 def settings_for(queues: Queues, **options: Any) -> dict[str, Any]:
-    """Those of a shop with a queue of its own."""
+    """Returns the settings of a shop with its own queue."""
     settings = queues.settings
     return {
         **settings,
@@ -45,12 +46,12 @@ def shared_shop(queues: Queues, open_shop: Callable[..., Shop]) -> Iterator[Shop
 
 
 def wait_until_empty(queues: Queues, shop: Shop) -> None:
-    """Wait until nothing can be delivered again."""
+    """Waits until the queue has no message left."""
     queue = shop.app.conf.task_default_queue
     eventually(lambda: queues.messages(queue) == 0, "the queue has no message left")
 
 
-def test_one_running_and_ten_duplicates_are_one_run(shop: Shop, queues: Queues, order: str) -> None:
+def test_ten_duplicates_cause_no_execution(shop: Shop, queues: Queues, order: str) -> None:
     shop.ledger.hold(order)
     first = pack.delay(order)
     shop.ledger.wait_for_run(order)
@@ -67,13 +68,13 @@ def test_one_running_and_ten_duplicates_are_one_run(shop: Shop, queues: Queues, 
 
 
 @pytest.mark.slow
-def test_a_run_that_outlasts_the_visibility_timeout_is_one_run(
+def test_execution_longer_than_the_visibility_timeout_runs_once(
     shop: Shop, queues: Queues, order: str
 ) -> None:
     shop.ledger.hold(order)
     result = pack.delay(order)
     shop.ledger.wait_for_run(order)
-    # Its copy is put back, which deletes the message that both were: one is left at a time.
+    # Requeueing the copy deletes the message of both, so that one message is left.
     shop.ledger.wait_for_signal(result.id, "conflicted", number=3)
     queue = shop.app.conf.task_default_queue
     eventually(lambda: queues.messages(queue) == 1, "one message is left")
@@ -86,7 +87,7 @@ def test_a_run_that_outlasts_the_visibility_timeout_is_one_run(
     wait_until_empty(queues, shop)
 
 
-def test_a_retry_runs_again_and_replays(shop: Shop, queues: Queues, order: str) -> None:
+def test_retry_runs_again_then_replays(shop: Shop, queues: Queues, order: str) -> None:
     receipt = try_later.delay(order, 0.1).get(timeout=SOON)
 
     assert try_later.delay(order, 0.1).get(timeout=SOON) == receipt
@@ -95,7 +96,7 @@ def test_a_retry_runs_again_and_replays(shop: Shop, queues: Queues, order: str) 
 
 
 @pytest.mark.slow
-def test_what_a_killed_worker_ran_is_run_again(
+def test_task_of_a_killed_worker_runs_again(
     open_shop: Callable[..., Shop], queues: Queues, order: str
 ) -> None:
     with open_shop(**settings_for(queues, visibility_timeout=VISIBILITY_TIMEOUT)) as shop:

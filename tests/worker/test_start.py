@@ -1,4 +1,4 @@
-"""What a worker says at its start about the store that its tasks need."""
+"""The start of a worker: its log and exit code for unreachable stores and invalid settings."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import pytest
 from celery_idempotent.testing.server import RedisServer
 from tests.waiting import SOON
 from tests.worker.harness import Shop
-from tests.worker.shop import pack
+from tests.worker.tasks import pack
 
 pytestmark = pytest.mark.worker
 
-#: Nothing listens there.
-NOWHERE = "redis://:secret@127.0.0.1:1/0"
+#: No server listens on this port.
+UNREACHABLE = "redis://:secret@127.0.0.1:1/0"
 
 
 def lines_about_the_store(log: str) -> list[str]:
     return [line for line in log.splitlines() if "record store" in line]
 
 
-class TestAnUnreachableStore:
+class TestUnreachableStore:
     """``idempotency_on_store_unavailable_at_start``."""
 
-    def test_is_one_clear_line_without_its_password(self, open_shop: Callable[..., Shop]) -> None:
+    def test_is_logged_without_its_password(self, open_shop: Callable[..., Shop]) -> None:
         with open_shop(
-            idempotency_redis_url=NOWHERE, idempotency_on_store_unavailable_at_start="continue"
+            idempotency_redis_url=UNREACHABLE, idempotency_on_store_unavailable_at_start="continue"
         ) as shop:
             log = shop.start_worker(concurrency=1).logs()
 
@@ -37,7 +37,7 @@ class TestAnUnreachableStore:
         assert "Traceback" not in log
         assert "secret" not in log
 
-    def test_is_waited_for(self, open_shop: Callable[..., Shop], order: str) -> None:
+    def test_worker_waits_by_default(self, open_shop: Callable[..., Shop], order: str) -> None:
         with RedisServer.start(config={}) as store:
             store.kill()
             with open_shop(idempotency_redis_url=store.url) as shop:
@@ -50,9 +50,9 @@ class TestAnUnreachableStore:
                 assert result.get(timeout=SOON)["receipt"]
                 assert "is available again" in lines_about_the_store(worker.logs())[-1]
 
-    def test_ends_the_worker_where_that_is_wanted(self, open_shop: Callable[..., Shop]) -> None:
+    def test_worker_exits_if_configured(self, open_shop: Callable[..., Shop]) -> None:
         with open_shop(
-            idempotency_redis_url=NOWHERE, idempotency_on_store_unavailable_at_start="exit"
+            idempotency_redis_url=UNREACHABLE, idempotency_on_store_unavailable_at_start="exit"
         ) as shop:
             worker = shop.start_worker(ready=False)
 
@@ -61,7 +61,7 @@ class TestAnUnreachableStore:
             assert "Traceback" not in worker.logs()
 
 
-def test_a_store_that_cannot_wait_for_its_disk_ends_the_worker_in_one_line(
+def test_wait_aof_without_support_ends_the_worker(
     open_shop: Callable[..., Shop],
 ) -> None:
     with open_shop(idempotency_wait_aof=True) as shop:
@@ -72,12 +72,12 @@ def test_a_store_that_cannot_wait_for_its_disk_ends_the_worker_in_one_line(
         assert "Traceback" not in worker.logs()
 
 
-def test_a_store_that_answers_is_no_line(open_shop: Callable[..., Shop]) -> None:
+def test_reachable_store_is_not_logged(open_shop: Callable[..., Shop]) -> None:
     with open_shop() as shop:
         assert lines_about_the_store(shop.start_worker(concurrency=1).logs()) == []
 
 
-def test_no_redis_at_all_ends_the_worker_in_one_line(open_shop: Callable[..., Shop]) -> None:
+def test_missing_redis_url_ends_the_worker(open_shop: Callable[..., Shop]) -> None:
     with open_shop(broker_url="memory://", result_backend="cache+memory://") as shop:
         worker = shop.start_worker(ready=False)
 
@@ -86,7 +86,7 @@ def test_no_redis_at_all_ends_the_worker_in_one_line(open_shop: Callable[..., Sh
         assert "Traceback" not in worker.logs()
 
 
-def test_a_wrong_setting_ends_the_worker_in_one_line(open_shop: Callable[..., Shop]) -> None:
+def test_unknown_setting_ends_the_worker(open_shop: Callable[..., Shop]) -> None:
     with open_shop(idempotency_leese=5) as shop:
         worker = shop.start_worker(ready=False)
 

@@ -23,7 +23,7 @@ from celery_idempotent.testing.ports import Ports
 from tests.waiting import SOON, eventually
 from tests.worker import harness
 from tests.worker.harness import Shop, Worker
-from tests.worker.shop import charge, pack, raising, short_lease
+from tests.worker.tasks import charge, pack, raising, short_lease
 
 pytestmark = pytest.mark.worker
 

@@ -24,7 +24,7 @@ from celery_idempotent import signals
 from tests.labs.chaos import downstream
 from tests.labs.comparison.contestants import OURS, find_contestant
 from tests.labs.outages.ledger import Ledger
-from tests.worker.mortal import die_with_parent
+from tests.worker.parent_death import die_with_parent
 
 NAME = "tests.labs.chaos.app"
 CONFIG_VARIABLE = "CHAOS_PLAN"

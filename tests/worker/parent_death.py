@@ -1,4 +1,4 @@
-"""Workers that end with the tests."""
+"""Ends workers with the tests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>
 
 
 def die_with_parent(**_: object) -> None:
-    """Let Linux end the worker with the tests. The pool ends with the worker, by Celery's care."""
+    """Lets Linux kill the worker when the tests end; Celery then ends the pool."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
