@@ -17,7 +17,7 @@ FIRST_QUEUE = "first"
 
 
 @dataclass(frozen=True)
-class Thawed:
+class FrozenTakeover:
     """An execution that was frozen past its lease, and the one that took over."""
 
     frozen: Run
@@ -27,7 +27,7 @@ class Thawed:
     notes: list[str]
 
 
-def freeze_past_the_lease(shop: Shop, task: Any, order: str, within: str = "") -> Thawed:
+def freeze_past_the_lease(shop: Shop, task: Any, order: str, within: str = "") -> FrozenTakeover:
     """Freezes a worker during `task`, runs a duplicate on another worker, and continues the first.
 
     Args:
@@ -47,11 +47,11 @@ def freeze_past_the_lease(shop: Shop, task: Any, order: str, within: str = "") -
     duplicate = task.delay(order)
     winner_receipt = duplicate.get(timeout=SOON)
     winner = ledger.runs(order)[1]
-    owner.thaw()
+    owner.resume()
     frozen_receipt = first.get(timeout=SOON)
-    eventually(lambda: ledger.runs(order)[0].end, "the thawed execution ends")
+    eventually(lambda: ledger.runs(order)[0].end, "the resumed execution ends")
     shop.wait_until_empty()
-    return Thawed(
+    return FrozenTakeover(
         frozen=ledger.runs(order)[0],
         winner=winner,
         receipts=(frozen_receipt, winner_receipt),

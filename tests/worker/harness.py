@@ -144,7 +144,7 @@ class Worker(CeleryTestWorker):
         """Pauses the worker and its pool (SIGSTOP)."""
         self.kill("SIGSTOP")
 
-    def thaw(self) -> None:
+    def resume(self) -> None:
         """Continues the worker and its pool (SIGCONT)."""
         self.kill("SIGCONT")
 

@@ -1,4 +1,4 @@
-"""Executions that outlast the broker's visibility timeout and fail.
+"""Executions that exceed the broker's visibility timeout and fail.
 
 The broker redelivers the message. The copy is requeued as a new message while the execution runs,
 and later gets the stored error.

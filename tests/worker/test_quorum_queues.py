@@ -126,7 +126,7 @@ class TestPublishersBlocked:
         worker.freeze()
         duplicate = pack.delay(order)
         rabbitmq.block_publishers()
-        worker.thaw()
+        worker.resume()
         return first, duplicate
 
     @pytest.mark.slow

@@ -10,7 +10,7 @@ from celery.result import AsyncResult
 from tests.waiting import SOON
 from tests.worker.canvas_tasks import PARTS, ship
 from tests.worker.failing_tasks import OutOfStockError
-from tests.worker.frozen import LEASE, Thawed, freeze_past_the_lease
+from tests.worker.frozen import LEASE, FrozenTakeover, freeze_past_the_lease
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 
@@ -94,31 +94,31 @@ class TestRetryAfterAStep:
 class TestFrozenBetweenSteps:
     @pytest.fixture(scope="class")
     @classmethod
-    def thawed(cls, open_shop: Callable[..., Shop]) -> Iterator[Thawed]:
+    def takeover(cls, open_shop: Callable[..., Shop]) -> Iterator[FrozenTakeover]:
         with open_shop(idempotency_lease=LEASE) as shop:
             yield freeze_past_the_lease(shop, ship, "frozen")
 
-    def test_stale_execution_runs_no_step(self, thawed: Thawed) -> None:
-        assert thawed.frozen.end == "LeaseLostError"
-        assert thawed.notes == list(PARTS)
+    def test_stale_execution_runs_no_step(self, takeover: FrozenTakeover) -> None:
+        assert takeover.frozen.end == "LeaseLostError"
+        assert takeover.notes == list(PARTS)
 
-    def test_both_callers_get_the_same_values(self, thawed: Thawed) -> None:
-        assert thawed.receipts[0] == thawed.receipts[1]
+    def test_both_callers_get_the_same_values(self, takeover: FrozenTakeover) -> None:
+        assert takeover.receipts[0] == takeover.receipts[1]
 
 
 class TestFrozenWithinAStep:
     @pytest.fixture(scope="class")
     @classmethod
-    def thawed(cls, open_shop: Callable[..., Shop]) -> Iterator[Thawed]:
+    def takeover(cls, open_shop: Callable[..., Shop]) -> Iterator[FrozenTakeover]:
         with open_shop(idempotency_lease=LEASE) as shop:
             yield freeze_past_the_lease(shop, ship, "frozen", within="book")
 
-    def test_step_of_the_stale_execution_is_rejected(self, thawed: Thawed) -> None:
-        assert thawed.frozen.end == "LeaseLostError"
-        assert thawed.winner.end == "returned"
+    def test_step_of_the_stale_execution_is_rejected(self, takeover: FrozenTakeover) -> None:
+        assert takeover.frozen.end == "LeaseLostError"
+        assert takeover.winner.end == "returned"
 
-    def test_only_the_interrupted_step_runs_twice(self, thawed: Thawed) -> None:
-        assert thawed.notes == ["charge", "book", "book", "mail"]
+    def test_only_the_interrupted_step_runs_twice(self, takeover: FrozenTakeover) -> None:
+        assert takeover.notes == ["charge", "book", "book", "mail"]
 
-    def test_both_callers_get_the_same_values(self, thawed: Thawed) -> None:
-        assert thawed.receipts[0] == thawed.receipts[1]
+    def test_both_callers_get_the_same_values(self, takeover: FrozenTakeover) -> None:
+        assert takeover.receipts[0] == takeover.receipts[1]

@@ -148,7 +148,7 @@ class TestAtBegin:
             assert result.get(timeout=SOON)
 
         lines = worker.new_logs().splitlines()
-        postponed = [line for line in lines if "will come back later" in line]
+        postponed = [line for line in lines if "is requeued" in line]
         errors = [line for line in postponed if "ERROR" in line]
         assert len(postponed) >= len(results)
         assert 1 <= len(errors) <= 2, "one for each process of the pool"

@@ -14,7 +14,7 @@ from celery.result import AsyncResult
 from celery_idempotent import PoisonedTaskError, State
 from tests.waiting import SOON, eventually
 from tests.worker.failing_tasks import poison
-from tests.worker.frozen import FIRST_QUEUE, LEASE, Thawed, freeze_past_the_lease
+from tests.worker.frozen import FIRST_QUEUE, LEASE, FrozenTakeover, freeze_past_the_lease
 from tests.worker.harness import FAST_REDELIVERY, Shop
 from tests.worker.ledger import Ledger, Run
 from tests.worker.tasks import check_then_handle, pack
@@ -162,33 +162,33 @@ class TestOwnerFrozen:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def thawed(cls, open_shop: Callable[..., Shop]) -> Iterator[Thawed]:
+    def takeover(cls, open_shop: Callable[..., Shop]) -> Iterator[FrozenTakeover]:
         with open_shop(idempotency_lease=LEASE) as shop:
             yield freeze_past_the_lease(shop, pack, "frozen")
 
-    def test_another_execution_takes_over(self, thawed: Thawed) -> None:
-        assert (thawed.winner.attempt, thawed.winner.recovered) == (2, True)
-        assert thawed.winner.started_at - thawed.frozen.started_at >= LEASE
+    def test_another_execution_takes_over(self, takeover: FrozenTakeover) -> None:
+        assert (takeover.winner.attempt, takeover.winner.recovered) == (2, True)
+        assert takeover.winner.started_at - takeover.frozen.started_at >= LEASE
 
-    def test_second_token_is_higher(self, thawed: Thawed) -> None:
-        assert thawed.winner.token > thawed.frozen.token
+    def test_second_token_is_higher(self, takeover: FrozenTakeover) -> None:
+        assert takeover.winner.token > takeover.frozen.token
 
-    def test_both_callers_get_the_same_result(self, thawed: Thawed) -> None:
-        assert thawed.receipts[0] == thawed.receipts[1]
+    def test_both_callers_get_the_same_result(self, takeover: FrozenTakeover) -> None:
+        assert takeover.receipts[0] == takeover.receipts[1]
 
-    def test_late_completion_is_rejected(self, thawed: Thawed) -> None:
-        assert thawed.frozen.end == "returned"
-        names = [signal.name for signal in thawed.signals_of_frozen]
+    def test_late_completion_is_rejected(self, takeover: FrozenTakeover) -> None:
+        assert takeover.frozen.end == "returned"
+        names = [signal.name for signal in takeover.signals_of_frozen]
         assert "completed" not in names
         assert names[-1] == "replayed"
 
-    def test_sends_lease_lost_once(self, thawed: Thawed) -> None:
-        (received,) = (s for s in thawed.signals_of_frozen if s.name == "lease_lost")
+    def test_sends_lease_lost_once(self, takeover: FrozenTakeover) -> None:
+        (received,) = (s for s in takeover.signals_of_frozen if s.name == "lease_lost")
         assert received.sender == "shop.pack"
         assert received.details == {
-            "task_id": thawed.frozen.task_id,
-            "key": thawed.frozen.key,
-            "token": thawed.frozen.token,
+            "task_id": takeover.frozen.task_id,
+            "key": takeover.frozen.key,
+            "token": takeover.frozen.token,
             "attempt": 1,
         }
 
@@ -196,14 +196,14 @@ class TestOwnerFrozen:
 class TestCheckAfterALostLease:
     @pytest.fixture(scope="class")
     @classmethod
-    def thawed(cls, open_shop: Callable[..., Shop]) -> Iterator[Thawed]:
+    def takeover(cls, open_shop: Callable[..., Shop]) -> Iterator[FrozenTakeover]:
         with open_shop(idempotency_lease=LEASE) as shop:
             yield freeze_past_the_lease(shop, check_then_handle, "frozen")
 
-    def test_raises(self, thawed: Thawed) -> None:
+    def test_raises(self, takeover: FrozenTakeover) -> None:
         # The winner has written its note first.
-        assert thawed.notes[0] == "has its lease"
-        assert thawed.frozen.key in thawed.notes[1]
+        assert takeover.notes[0] == "has its lease"
+        assert takeover.frozen.key in takeover.notes[1]
 
 
 class TestAbort:
@@ -211,23 +211,23 @@ class TestAbort:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def thawed(cls, open_shop: Callable[..., Shop]) -> Iterator[Thawed]:
+    def takeover(cls, open_shop: Callable[..., Shop]) -> Iterator[FrozenTakeover]:
         with open_shop(idempotency_lease=LEASE, idempotency_on_lease_lost="abort") as shop:
             yield stay_busy_past_the_lease(shop, "aborted")
 
-    def test_interrupts_the_execution(self, thawed: Thawed) -> None:
-        assert thawed.frozen.end == "LeaseLostError"
+    def test_interrupts_the_execution(self, takeover: FrozenTakeover) -> None:
+        assert takeover.frozen.end == "LeaseLostError"
 
-    def test_both_callers_get_the_same_result(self, thawed: Thawed) -> None:
-        assert thawed.receipts[0] == thawed.receipts[1]
+    def test_both_callers_get_the_same_result(self, takeover: FrozenTakeover) -> None:
+        assert takeover.receipts[0] == takeover.receipts[1]
 
-    def test_sends_lease_lost_once(self, thawed: Thawed) -> None:
-        names = [signal.name for signal in thawed.signals_of_frozen]
+    def test_sends_lease_lost_once(self, takeover: FrozenTakeover) -> None:
+        names = [signal.name for signal in takeover.signals_of_frozen]
         assert names.count("lease_lost") == 1
         assert "completed" not in names
 
 
-def stay_busy_past_the_lease(shop: Shop, order: str) -> Thawed:
+def stay_busy_past_the_lease(shop: Shop, order: str) -> FrozenTakeover:
     """Like `freeze_past_the_lease`, but the frozen execution continues its work afterwards."""
     ledger = shop.ledger
     owner = shop.start_worker("--queues", FIRST_QUEUE, concurrency=1)
@@ -239,12 +239,12 @@ def stay_busy_past_the_lease(shop: Shop, order: str) -> Thawed:
     duplicate = pack.delay(order)
     winner = ledger.wait_for_run(order, number=2)
     # Both are held; only the frozen one has lost its lease.
-    owner.thaw()
-    eventually(lambda: ledger.runs(order)[0].end, "the thawed execution stops")
+    owner.resume()
+    eventually(lambda: ledger.runs(order)[0].end, "the resumed execution stops")
     ledger.release(order)
     receipts = first.get(timeout=SOON), duplicate.get(timeout=SOON)
     shop.wait_until_empty()
-    return Thawed(
+    return FrozenTakeover(
         frozen=ledger.runs(order)[0],
         winner=winner,
         receipts=receipts,

@@ -1,4 +1,4 @@
-"""Tasks that outlast a lock or a visibility timeout."""
+"""Tasks longer than a lock or a visibility timeout."""
 
 from __future__ import annotations
 
