@@ -31,8 +31,8 @@ charge = task_of(handle, "charge", idempotency_key="order:{order}")
 tick = task_of(handle, "tick", idempotency_key=TASK_ID)
 open_door = task_of(handle, "open_door", idempotency_enabled=False)
 waiting = task_of(handle, "waiting", idempotency_on_conflict="wait")
-impatient = task_of(
-    handle, "impatient", idempotency_on_conflict="wait", idempotency_wait_timeout=0.3
+short_wait = task_of(
+    handle, "short_wait", idempotency_on_conflict="wait", idempotency_wait_timeout=0.3
 )
 raising = task_of(handle, "raising", idempotency_on_conflict="raise")
 ignoring = task_of(handle, "ignoring", idempotency_on_conflict="ignore")

@@ -12,7 +12,7 @@ from celery_idempotent import ConflictError
 from tests.waiting import SOON
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import ignoring, impatient, pack, raising, rejecting, waiting
+from tests.worker.tasks import ignoring, pack, raising, rejecting, short_wait, waiting
 
 pytestmark = pytest.mark.worker
 
@@ -77,8 +77,8 @@ class TestWait:
         assert len(ledger.runs(held)) == 1
 
     def test_is_requeued_after_wait_timeout(self, ledger: Ledger, held: str) -> None:
-        first = start(impatient, ledger, held)
-        duplicate = impatient.delay(held)
+        first = start(short_wait, ledger, held)
+        duplicate = short_wait.delay(held)
         ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
         ledger.release(held)
 
