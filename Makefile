@@ -49,11 +49,12 @@ matrix: .venv/test  ## Run the core tests with each supported Python and Celery
 	@$(BIN)/python -m tests.labs.matrix $(if $(CORNERS),--corners) -- $(SPREAD)
 
 .PHONY: lint
-lint: .venv/dev  ## Check style, types and import contracts
+lint: .venv/dev  ## Check style, types, import contracts and private words
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell celery_idempotent lua examples docs .github README.md CHANGELOG.md Makefile
 
 .PHONY: clean
 clean:  ## Remove everything that these commands create
