@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -236,7 +236,6 @@ class PayloadCodec:
         payload = Payload(record.format, record.body)
         return self._decode(payload, record.key, RESULT, self._accept)
 
-    # Goes with its last caller.
     def _decode_error(self, record: Record) -> BaseException:
         payload = Payload(record.format, record.body)
         if payload.has_value:
@@ -290,14 +289,6 @@ class PayloadCodec:
                 "record to start afresh"
             )
         return Payload(plain_format, body)
-
-
-def _drive(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value
-    raise RuntimeError("the codec of an event loop cannot be used in blocking code")
 
 
 def _not_stored(payload: Payload, key: str, field: str) -> ResultNotStoredError:

@@ -8,7 +8,6 @@ from typing import Any
 from celery import Celery
 from kombu.serialization import prepare_accept_content
 
-from celery_idempotent.executor.runtime.run_sync import run_sync
 from celery_idempotent.payload.backend_result_codec import BackendResultCodec
 from celery_idempotent.payload.cipher import Cipher
 from celery_idempotent.payload.codec import PayloadCodec
@@ -16,6 +15,7 @@ from celery_idempotent.payload.fields import RESULT
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
+from celery_idempotent.store.run_sync import run_sync
 from tests.unit.serializers import SERIALIZERS
 
 app = Celery("payloads", backend="cache+memory://", set_as_current=False)
