@@ -65,11 +65,10 @@ async def _run_here(work: Callable[[], Any]) -> Any:
 
 
 class PayloadCodec:
-    """Encodes what a record holds, and decodes it to what the first caller got.
+    """Encodes results, errors and steps, and decodes them to what the first caller got.
 
-    Its coroutines wait only for the offload storage and, where another task's result counts, for
-    the result backend. They block while they do: nothing ever suspends them, except those of
-    :meth:`for_asyncio`, which do so in a thread.
+    The coroutines never suspend, so that `run_sync` can run them: they block while they use the
+    offload storage or the result backend. Those of :meth:`for_asyncio` run that in a thread.
 
     Args:
         result_codec: prepares values and errors as the app's result backend does.

@@ -99,7 +99,7 @@ def test_coroutine_functions_and_async_batches(idem: Idempotency) -> None:
 def test_wait_replicas_is_rejected_for_coroutines_on_a_cluster(cluster: ClusterServers) -> None:
     engine = Idempotency(cluster.url, wait_replicas=1)
 
-    with pytest.raises(SettingsError, match="are not for async callers of a cluster"):
+    with pytest.raises(SettingsError, match="cannot be used by async callers with a cluster"):
         _ = engine.async_executor
 
 
