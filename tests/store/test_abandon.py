@@ -26,7 +26,7 @@ def test_the_same_message_takes_over_as_well(harness: RecordHarness) -> None:
     assert harness.begin().case == "begun"
 
 
-def test_a_child_that_lives_a_moment_longer_can_do_nothing(harness: RecordHarness) -> None:
+def test_the_outcome_of_an_abandoned_execution_is_refused(harness: RecordHarness) -> None:
     token = harness.started().token
 
     harness.abandon(grace_ms=LEASE_MS)
@@ -38,7 +38,7 @@ def test_a_child_that_lives_a_moment_longer_can_do_nothing(harness: RecordHarnes
     assert harness.record().state is State.STARTED
 
 
-def test_a_child_about_to_be_killed_keeps_others_out_till_then(harness: RecordHarness) -> None:
+def test_during_the_grace_period_the_key_is_held(harness: RecordHarness) -> None:
     harness.started()
 
     answer = harness.abandon(grace_ms=100)
@@ -48,7 +48,7 @@ def test_a_child_about_to_be_killed_keeps_others_out_till_then(harness: RecordHa
     eventually(lambda: harness.begin(task_id=SECOND).case == "begun")
 
 
-def test_a_lease_gets_no_longer_by_it(harness: RecordHarness) -> None:
+def test_the_grace_period_does_not_extend_the_lease(harness: RecordHarness) -> None:
     running = harness.started(lease_ms=1000)
 
     harness.abandon(grace_ms=LEASE_MS)
@@ -56,7 +56,7 @@ def test_a_lease_gets_no_longer_by_it(harness: RecordHarness) -> None:
     assert harness.record().at_ms == running.at_ms
 
 
-def test_the_record_is_remembered_as_long_as_before(harness: RecordHarness) -> None:
+def test_the_expiry_of_the_record_stays(harness: RecordHarness) -> None:
     harness.started()
     before = harness.left_ms()
 
@@ -65,7 +65,7 @@ def test_the_record_is_remembered_as_long_as_before(harness: RecordHarness) -> N
     assert before - 5000 < harness.left_ms() <= before
 
 
-def test_what_the_record_knows_stays(harness: RecordHarness) -> None:
+def test_the_other_fields_stay(harness: RecordHarness) -> None:
     running = harness.started()
     harness.save_step(running.token)
 
@@ -82,7 +82,9 @@ def test_what_the_record_knows_stays(harness: RecordHarness) -> None:
     [(SECOND, WORKER), (FIRST, OTHER_WORKER), (SECOND, OTHER_WORKER)],
     ids=["other-task", "other-child", "both"],
 )
-def test_nobody_elses_lease_is_touched(harness: RecordHarness, task_id: str, worker: str) -> None:
+def test_the_lease_of_another_execution_stays(
+    harness: RecordHarness, task_id: str, worker: str
+) -> None:
     running = harness.started()
 
     answer = harness.abandon(task_id, worker)
@@ -91,7 +93,7 @@ def test_nobody_elses_lease_is_touched(harness: RecordHarness, task_id: str, wor
     assert harness.record() == running
 
 
-def test_a_second_time_does_no_harm(harness: RecordHarness) -> None:
+def test_a_second_abandon_changes_nothing(harness: RecordHarness) -> None:
     harness.started()
     harness.abandon()
 
@@ -99,7 +101,7 @@ def test_a_second_time_does_no_harm(harness: RecordHarness) -> None:
     assert harness.begin().there.attempt == 2
 
 
-def test_a_second_time_after_a_takeover_is_too_late(harness: RecordHarness) -> None:
+def test_a_second_abandon_after_a_takeover_is_lost(harness: RecordHarness) -> None:
     harness.started()
     harness.abandon()
     heir = harness.started(worker=OTHER_WORKER)
@@ -108,26 +110,26 @@ def test_a_second_time_after_a_takeover_is_too_late(harness: RecordHarness) -> N
     assert harness.record() == heir
 
 
-def test_an_outcome_is_not_touched(harness: RecordHarness) -> None:
+def test_an_outcome_stays(harness: RecordHarness) -> None:
     done = harness.completed()
 
     assert harness.abandon()[:2] == ("lost", done)
     assert harness.record() == done
 
 
-def test_a_reservation_is_not_touched(harness: RecordHarness) -> None:
+def test_a_reservation_stays(harness: RecordHarness) -> None:
     held = harness.held_for_retry()
 
     assert harness.abandon().case == "lost"
     assert harness.record() == held
 
 
-def test_an_absent_key_stays_so(harness: RecordHarness) -> None:
+def test_an_absent_key_stays_absent(harness: RecordHarness) -> None:
     assert harness.abandon()[:2] == ("lost", None)
     assert harness.raw is None
 
 
-def test_a_child_with_a_long_name_is_found(harness: RecordHarness) -> None:
+def test_a_worker_with_a_long_name_is_recognised(harness: RecordHarness) -> None:
     worker = "celery@" + "h" * 300 + "/4711"
     harness.started(worker=worker)
 

@@ -74,7 +74,7 @@ awkward = st.one_of(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_script_answers_or_refuses_and_leaves_nothing_for_ever(
+def test_any_arguments_give_a_listed_reply_or_an_error_and_every_record_expires(
     harness: RecordHarness, name: str
 ) -> None:
     script = scripts.load(name)
@@ -123,7 +123,7 @@ class TestThroughTheStore:
         body=st.binary(max_size=200),
         step=texts.filter(bool).map(lambda text: text[:200]),
     )
-    def test_everything_comes_back_as_it_was(
+    def test_every_field_is_read_as_it_was_written(
         self,
         harness: RecordHarness,
         task_id: str,
@@ -177,7 +177,7 @@ class TestThroughTheStore:
         assert (record.state, record.format, record.body) == (State.COMPLETED, form, body)
         assert 0 < harness.left_ms() <= RETENTION_MS
 
-    def test_an_id_that_has_no_room_is_refused_before_it_is_sent(
+    def test_a_task_id_that_is_too_long_is_rejected_before_it_is_sent(
         self, harness: RecordHarness
     ) -> None:
         for act in (
@@ -191,7 +191,7 @@ class TestThroughTheStore:
         assert harness.raw is None
 
     @pytest.mark.parametrize("lease_ms", [0, -1, -(10**20), 10**20, 2**63])
-    def test_a_length_that_redis_does_not_take_changes_nothing(
+    def test_a_duration_that_redis_rejects_changes_nothing(
         self, harness: RecordHarness, lease_ms: int
     ) -> None:
         before = harness.started()
@@ -211,7 +211,7 @@ class TestThroughTheStore:
         assert harness.record() == before
 
     @pytest.mark.parametrize("site", deployments.params(deployments.PLAIN[0]), indirect=True)
-    def test_sixty_four_megabytes_are_carried(self, harness: RecordHarness) -> None:
+    def test_a_result_of_sixty_four_megabytes_is_stored(self, harness: RecordHarness) -> None:
         large = os.urandom(1024) * 64 * 1024
 
         harness.complete(harness.started().token, Payload("json", large))
@@ -234,7 +234,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("letter", WHOLE)
-def test_a_record_cut_short_anywhere_is_left_as_it_is(harness: RecordHarness, letter: str) -> None:
+def test_a_truncated_record_stays_unchanged(harness: RecordHarness, letter: str) -> None:
     whole = WHOLE[letter]
     head = len(whole) - (6 if letter in "CF" else 0)
     token = int.from_bytes(whole[2:9], "big")

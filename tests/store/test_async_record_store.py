@@ -69,7 +69,9 @@ def begin() -> Command:
     )
 
 
-def test_what_it_writes_the_other_one_reads(harness: RecordHarness, server: RedisServer) -> None:
+def test_the_blocking_transport_reads_what_the_asyncio_transport_writes(
+    harness: RecordHarness, server: RedisServer
+) -> None:
     async def run(store: RecordStore) -> None:
         answer = await store.execute(begin())
         assert answer.case == "begun"
@@ -85,9 +87,7 @@ def test_what_it_writes_the_other_one_reads(harness: RecordHarness, server: Redi
     assert harness.begin().case == "finished"
 
 
-def test_scripts_that_the_server_forgot_are_taught_again(
-    harness: RecordHarness, server: RedisServer
-) -> None:
+def test_flushed_scripts_are_loaded_again(harness: RecordHarness, server: RedisServer) -> None:
     async def run(store: RecordStore) -> None:
         harness.client.script_flush()
         answer = await store.execute(begin())
@@ -101,7 +101,7 @@ def test_scripts_that_the_server_forgot_are_taught_again(
     told(run, server.url)
 
 
-def test_a_lost_reply_is_asked_for_again(
+def test_a_command_whose_reply_is_lost_is_resent(
     proxied: RecordHarness, proxy: Proxy, server: RedisServer
 ) -> None:
     async def run(store: RecordStore) -> str:
@@ -114,7 +114,9 @@ def test_a_lost_reply_is_asked_for_again(
     assert proxied.record().attempt == 1
 
 
-def test_each_answer_of_many_stands_for_itself(harness: RecordHarness, server: RedisServer) -> None:
+def test_a_batch_returns_an_error_for_one_command_and_replies_for_the_others(
+    harness: RecordHarness, server: RedisServer
+) -> None:
     harness.client.rpush(harness.name, "not a record")
     harness.client.expire(harness.name, 60)
 
@@ -131,7 +133,7 @@ def test_each_answer_of_many_stands_for_itself(harness: RecordHarness, server: R
     told(run, server.url)
 
 
-def test_a_connection_that_is_closed_under_a_call_is_a_resend(server: RedisServer) -> None:
+def test_a_command_is_resent_when_its_connection_is_closed(server: RedisServer) -> None:
     async def run(store: RecordStore) -> None:
         # How many turns of the loop a call takes is up to redis-py: the store is closed at each.
         for turns in range(40):
@@ -147,7 +149,9 @@ def test_a_connection_that_is_closed_under_a_call_is_a_resend(server: RedisServe
     told(run, server.url)
 
 
-def test_any_number_of_tasks_may_ask_at_a_time(harness: RecordHarness, server: RedisServer) -> None:
+def test_any_number_of_tasks_can_send_commands_concurrently(
+    harness: RecordHarness, server: RedisServer
+) -> None:
     # redis-py 8 lets a pool make a hundred connections.
     async def run(store: RecordStore) -> list[Reply]:
         asks = [commands.get(type(KEY)(KEY.task, f"{n}")) for n in range(150)]
@@ -156,7 +160,7 @@ def test_any_number_of_tasks_may_ask_at_a_time(harness: RecordHarness, server: R
     assert {reply.case for reply in told(run, server.url)} == {"absent"}
 
 
-def test_a_redis_that_is_away_is_left_alone_and_noticed_when_it_is_back(
+def test_the_breaker_opens_in_an_outage_and_closes_after_it(
     server: RedisServer,
 ) -> None:
     with RedisServer.start(config={}) as own:
@@ -183,9 +187,7 @@ def test_a_redis_that_is_away_is_left_alone_and_noticed_when_it_is_back(
         told(run, own.url, timeout=0.5)
 
 
-def test_replicas_that_are_not_there_are_missed(
-    harness: RecordHarness, server: RedisServer
-) -> None:
+def test_too_few_replicas_are_an_error(harness: RecordHarness, server: RedisServer) -> None:
     async def run(store: RecordStore) -> None:
         with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas"):
             await store.execute(begin())
@@ -200,7 +202,7 @@ def silent(server: RedisServer) -> Iterator[RedisServer]:
         yield own
 
 
-def test_a_silent_redis_costs_a_heartbeat_its_patience(silent: RedisServer) -> None:
+def test_a_frozen_server_blocks_a_heartbeat_for_its_timeout(silent: RedisServer) -> None:
     async def run(store: RecordStore) -> float:
         await store.ping()
         silent.pause()

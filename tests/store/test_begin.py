@@ -45,7 +45,7 @@ class TestAbsent:
         assert before <= answer.now_ms <= after
         assert answer.there.at_ms == answer.now_ms + LEASE_MS
 
-    def test_a_worker_of_any_name_can_begin_and_be_read_back(self, harness: RecordHarness) -> None:
+    def test_a_worker_name_of_any_length_can_be_read(self, harness: RecordHarness) -> None:
         long = "celery@" + "é" * 200 + "x/4711"
 
         answer = harness.begin(worker=long)
@@ -55,7 +55,7 @@ class TestAbsent:
 
 
 class TestStarted:
-    def test_a_duplicate_is_held_off_and_sees_who_runs(self, harness: RecordHarness) -> None:
+    def test_a_duplicate_gets_held_with_the_running_execution(self, harness: RecordHarness) -> None:
         running = harness.started()
 
         answer = harness.begin(task_id=SECOND, worker=OTHER_WORKER)
@@ -63,15 +63,13 @@ class TestStarted:
         assert answer.case == "held"
         assert answer.record == running == harness.record()
 
-    def test_a_redelivery_with_the_same_task_id_is_held_off_too(
-        self, harness: RecordHarness
-    ) -> None:
+    def test_a_redelivery_with_the_same_task_id_gets_held_too(self, harness: RecordHarness) -> None:
         running = harness.started()
 
         assert harness.begin().case == "held"
         assert harness.record() == running
 
-    def test_the_same_execution_gets_the_same_answer_again(self, harness: RecordHarness) -> None:
+    def test_the_same_execution_gets_the_same_reply_again(self, harness: RecordHarness) -> None:
         execution_id = os.urandom(16)
         first = harness.started(execution_id=execution_id)
 
@@ -81,7 +79,9 @@ class TestStarted:
         assert (again.token, again.there.attempt) == (first.token, 1)
         assert harness.complete(first.token).case == "ok"
 
-    def test_the_same_execution_gets_it_even_after_its_lease(self, harness: RecordHarness) -> None:
+    def test_the_same_execution_gets_the_same_reply_after_its_lease(
+        self, harness: RecordHarness
+    ) -> None:
         execution_id = os.urandom(16)
         first = harness.expired(execution_id=execution_id)
 
@@ -94,9 +94,7 @@ class TestStarted:
 class TestUnansweredBegin:
     """A message that was put back carries the ids of its passes that had no answer."""
 
-    def test_is_stepped_into_at_once_without_counting_an_attempt(
-        self, harness: RecordHarness
-    ) -> None:
+    def test_is_continued_at_once_without_counting_an_attempt(self, harness: RecordHarness) -> None:
         execution_id = os.urandom(16)
         unanswered = harness.started(execution_id=execution_id)
 
@@ -112,7 +110,7 @@ class TestUnansweredBegin:
 
         assert harness.begin(unanswered_ids=b"".join(owners)).case == "begun"
 
-    def test_is_not_found_among_strangers(self, harness: RecordHarness) -> None:
+    def test_is_not_recognised_by_other_ids(self, harness: RecordHarness) -> None:
         harness.started()
 
         assert harness.begin(unanswered_ids=os.urandom(80)).case == "held"
@@ -130,7 +128,7 @@ class TestUnansweredBegin:
 
         assert harness.begin(unanswered_ids=execution_id, max_attempts=1).case == "begun"
 
-    def test_is_no_way_into_a_dead_childs_lease(self, harness: RecordHarness) -> None:
+    def test_does_not_continue_an_abandoned_execution(self, harness: RecordHarness) -> None:
         # An abandoned record has no owner, and every text contains the empty one.
         execution_id = os.urandom(16)
         harness.started(execution_id=execution_id)
@@ -151,7 +149,7 @@ class TestExpired:
         assert (answer.there.task_id, answer.there.worker) == (SECOND, OTHER_WORKER)
         assert answer.there.at_ms == answer.now_ms + LEASE_MS
 
-    def test_is_not_taken_over_a_moment_before(self, harness: RecordHarness) -> None:
+    def test_is_not_taken_over_before_its_deadline(self, harness: RecordHarness) -> None:
         running = harness.started(lease_ms=SHORT_MS)
         answers = []
 
@@ -174,7 +172,7 @@ class TestExpired:
 
         assert harness.begin().there.attempt == 2
 
-    def test_after_too_many_deaths_is_failed_for_good(self, harness: RecordHarness) -> None:
+    def test_after_max_attempts_is_failed_as_poisoned(self, harness: RecordHarness) -> None:
         for _ in range(3):
             last = harness.expired(max_attempts=3)
 
@@ -191,7 +189,7 @@ class TestExpired:
         assert harness.complete(last.token).case == "lost"
         assert harness.begin().case == "finished"
 
-    def test_may_die_255_times(self, harness: RecordHarness) -> None:
+    def test_counts_up_to_255_attempts(self, harness: RecordHarness) -> None:
         for _ in range(255):
             harness.started(max_attempts=255)
             harness.abandon()
@@ -217,7 +215,7 @@ class TestFinished:
 
         assert harness.begin(task_id=SECOND).there.state is State.FAILED
 
-    def test_is_left_as_it_is(self, harness: RecordHarness) -> None:
+    def test_stays_unchanged(self, harness: RecordHarness) -> None:
         harness.completed()
         before, left = harness.raw, harness.left_ms()
 
@@ -226,7 +224,7 @@ class TestFinished:
         assert harness.raw == before
         assert harness.left_ms() <= left
 
-    def test_stays_so_after_its_continuation_went_out(self, harness: RecordHarness) -> None:
+    def test_stays_finished_after_its_continuation_was_sent(self, harness: RecordHarness) -> None:
         harness.completed()
         harness.mark_continued()
 
@@ -235,7 +233,7 @@ class TestFinished:
 
 
 class TestReserved:
-    def test_lets_its_task_id_begin_at_once(self, harness: RecordHarness) -> None:
+    def test_can_be_begun_by_its_task_id_at_once(self, harness: RecordHarness) -> None:
         reservation = harness.reserved()
 
         answer = harness.begin()
@@ -243,7 +241,7 @@ class TestReserved:
         assert (answer.case, answer.there.attempt) == ("begun", 1)
         assert answer.token > reservation.token
 
-    def test_holds_every_other_task_id_off(self, harness: RecordHarness) -> None:
+    def test_is_held_for_every_other_task_id(self, harness: RecordHarness) -> None:
         reservation = harness.reserved()
 
         answer = harness.begin(task_id=SECOND)
@@ -253,7 +251,7 @@ class TestReserved:
         assert answer.there.deadline is not None
         assert answer.there.at_ms <= answer.now_ms + HOLD_MS
 
-    def test_is_free_to_all_after_its_time(self, harness: RecordHarness) -> None:
+    def test_can_be_begun_by_any_task_id_after_its_end(self, harness: RecordHarness) -> None:
         assert harness.reserve(hold_ms=SHORT_MS).case == "reserved"
         eventually(lambda: harness.begin(task_id=SECOND).case == "begun")
 
@@ -288,7 +286,7 @@ class TestReused:
             assert answer.there.task_id in (FIRST, SECOND)
             assert harness.raw == before
 
-    def test_when_the_reservation_is_over(self, harness: RecordHarness) -> None:
+    def test_when_the_reservation_has_expired(self, harness: RecordHarness) -> None:
         # Finished steps keep a released record alive.
         token = harness.started().token
         harness.save_step(token)
@@ -296,7 +294,7 @@ class TestReused:
 
         assert harness.begin(key=OTHER_ARGUMENTS).case == "reused"
 
-    def test_not_where_one_side_has_no_fingerprint(self, harness: RecordHarness) -> None:
+    def test_not_if_one_side_has_no_fingerprint(self, harness: RecordHarness) -> None:
         harness.expired()
 
         assert harness.begin(key=NO_ARGUMENTS).case == "begun"

@@ -102,13 +102,15 @@ def refused_at_once(harness: RecordHarness) -> float:
     return time.perf_counter() - began_at
 
 
-class TestAServerThatIsKilled:
+class TestKilledServer:
     @pytest.fixture(autouse=True)
     def restarted(self, server: RedisServer) -> Iterator[None]:
         yield
         server.restart()
 
-    def test_is_not_even_connected_to(self, harness: RecordHarness, server: RedisServer) -> None:
+    def test_is_not_connected_to_while_the_breaker_is_open(
+        self, harness: RecordHarness, server: RedisServer
+    ) -> None:
         server.kill()
         with Nobody(server.port) as nobody:
             open_the_breaker(harness)
@@ -119,7 +121,7 @@ class TestAServerThatIsKilled:
             assert nobody.connections == before
         print(f"1000 refusals: median {taken[500] * 1e6:.0f} µs, p99 {taken[990] * 1e6:.0f} µs")
 
-    def test_is_asked_once_a_pause(
+    def test_is_probed_once_after_each_delay(
         self, harness: RecordHarness, server: RedisServer, clock: Clock
     ) -> None:
         server.kill()
@@ -135,7 +137,7 @@ class TestAServerThatIsKilled:
                 # A probe tries again at once when a connection has gone stale, and once more.
                 assert before < nobody.connections <= before + 3 * probes
 
-    def test_is_found_when_it_is_back(
+    def test_is_used_again_after_a_restart(
         self, harness: RecordHarness, server: RedisServer, clock: Clock
     ) -> None:
         server.kill()
@@ -148,7 +150,7 @@ class TestAServerThatIsKilled:
         assert harness.begin().case == "begun"
         assert not harness.store.breaker.open
 
-    def test_is_found_by_the_heartbeat_before_the_pause_is_over(
+    def test_is_found_by_a_heartbeat_before_the_delay_ends(
         self, harness: RecordHarness, server: RedisServer
     ) -> None:
         server.kill()
@@ -160,7 +162,7 @@ class TestAServerThatIsKilled:
         assert not harness.store.breaker.open
         assert harness.begin().case == "begun"
 
-    def test_is_found_by_an_outcome_before_the_pause_is_over(
+    def test_is_found_by_an_outcome_before_the_delay_ends(
         self, harness: RecordHarness, server: RedisServer
     ) -> None:
         server.kill()
@@ -171,13 +173,13 @@ class TestAServerThatIsKilled:
         assert not harness.store.breaker.open
 
 
-class TestAServerThatIsFrozen:
+class TestFrozenServerBehindTheBreaker:
     @pytest.fixture(autouse=True)
     def thawed(self, server: RedisServer) -> Iterator[None]:
         yield
         server.resume()
 
-    def test_costs_a_probe_once_a_pause(
+    def test_costs_one_probe_after_each_delay(
         self, harness: RecordHarness, server: RedisServer, clock: Clock
     ) -> None:
         with Proxy(server.url) as proxy:
@@ -199,7 +201,7 @@ class TestAServerThatIsFrozen:
                 assert PROBE_TIMEOUT * 0.9 <= taken < TIMEOUT / 2
                 assert len(proxy.requests) == asked + probes
 
-    def test_is_found_when_it_thaws(
+    def test_is_used_again_when_it_resumes(
         self, harness: RecordHarness, server: RedisServer, clock: Clock
     ) -> None:
         hasty = RecordHarness(

@@ -29,7 +29,7 @@ def harness(server: RedisServer) -> Iterator[RecordHarness]:
         close_stores()
 
 
-def test_forward_a_lease_is_over_and_its_holder_is_refused(
+def test_forward_a_lease_expires_and_its_holder_is_refused_after_a_takeover(
     harness: RecordHarness, server: RedisServer
 ) -> None:
     first = harness.started()
@@ -45,7 +45,7 @@ def test_forward_a_lease_is_over_and_its_holder_is_refused(
     assert harness.complete(second.token).case == "ok"
 
 
-def test_forward_a_lease_that_nobody_took_is_still_its_holders(
+def test_forward_a_lease_without_a_takeover_can_be_completed(
     harness: RecordHarness, server: RedisServer
 ) -> None:
     token = harness.started().token
@@ -57,7 +57,7 @@ def test_forward_a_lease_that_nobody_took_is_still_its_holders(
     assert harness.complete(token).case == "ok"
 
 
-def test_forward_past_the_retention_the_record_is_forgotten(
+def test_forward_past_the_retention_the_record_expires(
     harness: RecordHarness, server: RedisServer
 ) -> None:
     before = harness.completed().token
@@ -83,7 +83,7 @@ def test_backward_tokens_still_grow(harness: RecordHarness, server: RedisServer)
     assert harness.complete(second.token).case == "ok"
 
 
-def test_backward_a_lease_goes_on_by_the_new_clock(
+def test_backward_a_lease_continues_by_the_new_clock(
     harness: RecordHarness, server: RedisServer
 ) -> None:
     token = harness.started().token

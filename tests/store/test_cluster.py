@@ -38,7 +38,7 @@ def moving(harness: RecordHarness, cluster: ClusterServers) -> Iterator[SlotMove
         yield moving
 
 
-def test_the_heir_completes_what_the_dead_master_began(
+def test_the_promoted_replica_completes_what_the_failed_master_began(
     harness: RecordHarness, cluster: ClusterServers
 ) -> None:
     begun = harness.started()
@@ -56,7 +56,7 @@ def test_the_heir_completes_what_the_dead_master_began(
     assert harness.record().attempt == 1
 
 
-def test_a_store_that_asks_all_the_while_gets_its_answer(
+def test_a_store_that_sends_commands_during_a_failover_recovers(
     harness: RecordHarness, cluster: ClusterServers
 ) -> None:
     token = harness.started().token
@@ -77,8 +77,8 @@ def test_a_store_that_asks_all_the_while_gets_its_answer(
     assert harness.record().state is State.COMPLETED
 
 
-class TestSlotOnItsWay:
-    def test_what_was_begun_before_is_completed_before(
+class TestSlotMigration:
+    def test_an_execution_completes_at_the_old_node(
         self, harness: RecordHarness, cluster: ClusterServers
     ) -> None:
         token = harness.started().token
@@ -88,7 +88,7 @@ class TestSlotOnItsWay:
 
         assert harness.begin(task_id=SECOND).case == "finished"
 
-    def test_what_was_begun_before_is_completed_where_it_was_carried(
+    def test_an_execution_completes_at_the_node_that_its_record_was_moved_to(
         self, harness: RecordHarness, cluster: ClusterServers
     ) -> None:
         token = harness.started().token
@@ -104,7 +104,7 @@ class TestSlotOnItsWay:
 
         assert harness.begin(task_id=SECOND).case == "finished"
 
-    def test_what_was_begun_before_is_completed_after(
+    def test_an_execution_completes_after_the_migration(
         self, harness: RecordHarness, cluster: ClusterServers
     ) -> None:
         token = harness.started().token
@@ -115,7 +115,7 @@ class TestSlotOnItsWay:
         assert harness.complete(token).case == "ok"
         assert harness.begin(task_id=SECOND).case == "finished"
 
-    def test_a_new_key_begins_at_the_new_master(
+    def test_a_new_key_begins_at_the_new_node(
         self, harness: RecordHarness, cluster: ClusterServers, moving: SlotMove
     ) -> None:
         token = harness.started().token
@@ -127,7 +127,7 @@ class TestSlotOnItsWay:
         with cluster.master_of(harness.name).client() as client:
             assert client.get(harness.name) == harness.raw
 
-    def test_a_heartbeat_extends_leases_wherever_they_are(
+    def test_a_heartbeat_extends_leases_on_both_nodes(
         self, harness: RecordHarness, cluster: ClusterServers
     ) -> None:
         keys = [Key("shop.charge", f"{number:022}") for number in range(10)]
@@ -146,7 +146,7 @@ class TestSlotOnItsWay:
             assert cases() == ["ok"] * 10
         assert cases() == ["ok"] * 10
 
-    def test_a_begin_that_waits_for_replicas_finds_them(
+    def test_a_begin_waits_for_the_replicas_of_the_new_node(
         self, harness: RecordHarness, site: Site, cluster: ClusterServers
     ) -> None:
         careful = RecordHarness(store_at(**site.how, wait_replicas=1), harness.client)
@@ -158,7 +158,7 @@ class TestSlotOnItsWay:
         assert careful.begin(task_id=SECOND).case == "finished"
 
 
-def test_a_begin_counts_when_the_replica_has_it(
+def test_a_begin_returns_when_the_replica_has_it(
     harness: RecordHarness, site: Site, cluster: ClusterServers
 ) -> None:
     careful = RecordHarness(store_at(**site.how, wait_replicas=1, wait_timeout=0.3), harness.client)

@@ -17,7 +17,7 @@ from tests.store.record_harness import HOLD_MS, RecordHarness
 VALUE = "x" * 98  # 100 bytes as JSON
 
 
-def test_a_completed_record_takes_less_than_celerys_own(
+def test_a_completed_record_uses_less_memory_than_celerys_result(
     harness: RecordHarness, server: RedisServer, record_property: Callable[[str, object], None]
 ) -> None:
     app = Celery("shop", backend=server.url, set_as_current=False)
@@ -39,7 +39,7 @@ def test_a_completed_record_takes_less_than_celerys_own(
     assert ours < theirs
 
 
-def test_a_running_record_takes_no_more_than_a_small_result(harness: RecordHarness) -> None:
+def test_a_running_record_uses_no_more_memory_than_a_small_result(harness: RecordHarness) -> None:
     harness.started()
 
     usage = harness.client.memory_usage(harness.name)
@@ -75,7 +75,7 @@ def test_each_call_is_one_round_trip(
     assert len(proxy.requests) - before == 1
 
 
-def test_running_takes_two_and_replaying_one(proxied: RecordHarness, proxy: Proxy) -> None:
+def test_a_run_takes_two_round_trips_and_a_replay_one(proxied: RecordHarness, proxy: Proxy) -> None:
     proxied.completed()
     proxied.begin()
     proxied.forget()

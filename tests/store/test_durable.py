@@ -56,7 +56,7 @@ def test_after_complete(harness: RecordHarness, durable: RedisServer) -> None:
     assert harness.left_ms() > 0
 
 
-def test_a_token_is_greater_than_those_before(harness: RecordHarness, durable: RedisServer) -> None:
+def test_tokens_grow_across_a_restart(harness: RecordHarness, durable: RedisServer) -> None:
     before = harness.started().token
     harness.abandon()
 

@@ -43,7 +43,7 @@ def by_a_death(harness: RecordHarness) -> None:
 either = pytest.mark.parametrize("ended", [by_release, by_a_death], ids=lambda how: how.__name__)
 
 
-class TestACopyOfTheMessage:
+class TestCopyOfTheMessage:
     @either
     def test_gets_the_error(self, harness: RecordHarness, ended: Any) -> None:
         ended(harness)
@@ -58,7 +58,7 @@ class TestACopyOfTheMessage:
         assert harness.raw == before
 
     @either
-    def test_gets_it_while_another_task_id_runs_and_after_that_has_ended_so(
+    def test_gets_it_while_another_task_id_runs_and_after_that_one_failed(
         self, harness: RecordHarness, ended: Any
     ) -> None:
         ended(harness)
@@ -72,7 +72,7 @@ class TestACopyOfTheMessage:
         assert harness.begin(task_id=THIRD).case == "begun"
 
     @either
-    def test_gets_it_whatever_arguments_came_since(
+    def test_gets_it_after_a_call_with_other_arguments(
         self, harness: RecordHarness, ended: Any
     ) -> None:
         ended(harness)
@@ -88,7 +88,7 @@ class TestACopyOfTheMessage:
 
         assert (answer.case, answer.there.state) == ("finished", State.COMPLETED)
 
-    def test_is_told_that_the_continuation_has_gone_out(self, harness: RecordHarness) -> None:
+    def test_learns_that_the_continuation_was_sent(self, harness: RecordHarness) -> None:
         by_release(harness)
 
         assert harness.mark_continued(SECOND).case == "lost"
@@ -98,7 +98,7 @@ class TestACopyOfTheMessage:
 
         assert harness.begin().there.continuation_sent
 
-    def test_is_told_so_though_another_has_begun_meanwhile(self, harness: RecordHarness) -> None:
+    def test_learns_it_though_another_execution_has_begun(self, harness: RecordHarness) -> None:
         by_release(harness)
         running = harness.started(task_id=SECOND)
 
@@ -116,7 +116,7 @@ class TestACopyOfTheMessage:
         assert harness.begin(generation=3).case == "begun"
 
 
-class TestOthers:
+class TestOtherTaskIds:
     @either
     def test_begin(self, harness: RecordHarness, ended: Any) -> None:
         ended(harness)
@@ -147,7 +147,7 @@ class TestOthers:
 
         assert run_sync(harness.store.get(harness.key)) is None
 
-    def test_who_end_without_an_error_leave_it(self, harness: RecordHarness) -> None:
+    def test_that_are_released_without_an_error_keep_it(self, harness: RecordHarness) -> None:
         by_release(harness)
         running = harness.started(task_id=SECOND)
 
@@ -157,9 +157,7 @@ class TestOthers:
         assert harness.begin().case == "finished"
         assert harness.begin(task_id=SECOND).case == "begun"
 
-    def test_whose_reservation_is_over_have_no_arguments_any_more(
-        self, harness: RecordHarness
-    ) -> None:
+    def test_whose_reservation_expired_leave_no_fingerprint(self, harness: RecordHarness) -> None:
         by_release(harness)
         harness.reserve(SECOND, hold_ms=1)
         eventually(lambda: harness.now_ms() >= harness.record().at_ms)
@@ -167,7 +165,7 @@ class TestOthers:
         assert harness.begin(task_id=THIRD, key=OTHER_ARGUMENTS).case == "begun"
 
 
-class TestAnExplicitPublish:
+class TestExplicitPublish:
     """Of the same task id, under a reservation."""
 
     def test_runs(self, harness: RecordHarness) -> None:
@@ -179,7 +177,7 @@ class TestAnExplicitPublish:
         assert harness.begin().case == "held"
         assert harness.complete(running.token).case == "ok"
 
-    def test_that_is_given_back_leaves_the_error(self, harness: RecordHarness) -> None:
+    def test_that_is_released_keeps_the_error(self, harness: RecordHarness) -> None:
         by_release(harness)
         harness.reserve()
 
@@ -189,8 +187,8 @@ class TestAnExplicitPublish:
         assert harness.begin().case == "finished"
 
 
-class TestTheRecord:
-    def test_is_nobodys(self, harness: RecordHarness) -> None:
+class TestRecordOfErrors:
+    def test_belongs_to_no_task_id(self, harness: RecordHarness) -> None:
         running = harness.started()
 
         assert harness.end_with_error(running.token).case == "ok"
@@ -201,12 +199,12 @@ class TestTheRecord:
             assert refused(running.token).case == "lost"
         assert harness.raw == before
 
-    def test_is_kept_as_long_as_an_error_is(self, harness: RecordHarness) -> None:
+    def test_expires_with_the_retention_of_errors(self, harness: RecordHarness) -> None:
         by_release(harness)
 
         assert ERROR_MS - 5000 < harness.left_ms() <= ERROR_MS
 
-    def test_is_kept_as_long_as_steps_are(self, harness: RecordHarness) -> None:
+    def test_expires_with_the_retention_of_steps(self, harness: RecordHarness) -> None:
         running = harness.started()
         harness.save_step(running.token)
 
@@ -214,7 +212,7 @@ class TestTheRecord:
 
         assert RETENTION_MS - 5000 < harness.left_ms() <= RETENTION_MS
 
-    def test_is_kept_as_long_as_an_error_is_where_steps_are_kept_for_less(
+    def test_expires_with_the_retention_of_errors_if_that_of_steps_is_shorter(
         self, harness: RecordHarness
     ) -> None:
         running = harness.started()
@@ -224,7 +222,7 @@ class TestTheRecord:
 
         assert 2 * RETENTION_MS - 5000 < harness.left_ms() <= 2 * RETENTION_MS
 
-    def test_keeps_finished_steps_for_whoever_comes_next(self, harness: RecordHarness) -> None:
+    def test_keeps_finished_steps_for_the_next_execution(self, harness: RecordHarness) -> None:
         running = harness.started()
         harness.save_step(running.token)
         harness.end_with_error(running.token)
@@ -237,7 +235,7 @@ class TestTheRecord:
         harness.save_step(heir.token, "ship", b"2")
         assert harness.steps == {"reserve": ("json", b'"r-1"'), "ship": ("json", b"2")}
 
-    def test_has_room_for_so_many(self, harness: RecordHarness) -> None:
+    def test_drops_the_oldest_error_beyond_its_limit(self, harness: RecordHarness) -> None:
         large = Payload("json", b"x" * 7_000)
         ids = [FIRST, SECOND, THIRD, "4"]
         for task_id in ids:
@@ -250,7 +248,7 @@ class TestTheRecord:
         assert harness.begin(task_id=FIRST).case == "begun"
 
 
-class TestADeath:
+class TestAbandonedWithAnError:
     def test_is_counted(self, harness: RecordHarness) -> None:
         for attempt, task_id in enumerate([FIRST, SECOND], 1):
             assert harness.started(task_id=task_id, max_attempts=2).attempt == attempt
@@ -267,7 +265,7 @@ class TestADeath:
 
         assert harness.started(task_id=SECOND).attempt == 2
 
-    def test_lets_nobody_in_while_the_child_may_live(self, harness: RecordHarness) -> None:
+    def test_holds_the_key_during_the_grace_period(self, harness: RecordHarness) -> None:
         child = harness.started()
 
         harness.abandon(grace_ms=LEASE_MS, error=ERROR)
@@ -278,7 +276,7 @@ class TestADeath:
         assert harness.reserve(SECOND).case == harness.reserve().case == "held"
         assert harness.complete(child.token).case == "lost"
 
-    def test_that_is_told_again_changes_nothing(self, harness: RecordHarness) -> None:
+    def test_that_is_sent_again_changes_nothing(self, harness: RecordHarness) -> None:
         harness.started()
         harness.abandon(error=ERROR)
         before = harness.raw
@@ -289,8 +287,8 @@ class TestADeath:
         assert harness.record().worker == WORKER
 
 
-class TestARetry:
-    def test_is_awaited_though_a_copy_of_the_message_before_it_comes(
+class TestRetry:
+    def test_keeps_its_reservation_when_a_copy_of_the_earlier_message_comes(
         self, harness: RecordHarness
     ) -> None:
         harness.release(harness.started().token, HOLD_MS, generation=1)
@@ -298,7 +296,7 @@ class TestARetry:
         assert harness.begin(generation=0).case == "held"
         assert harness.begin(generation=1).case == "begun"
 
-    def test_that_never_comes_lets_the_copy_in(self, harness: RecordHarness) -> None:
+    def test_that_never_comes_lets_the_copy_begin(self, harness: RecordHarness) -> None:
         running = harness.started()
         harness.save_step(running.token)
         harness.release(running.token, 1, generation=1)

@@ -62,7 +62,7 @@ transitions = pytest.mark.parametrize("transition", TRANSITIONS)
 
 
 @transitions
-def test_nothing_stays_for_ever(harness: RecordHarness, transition: str) -> None:
+def test_every_record_expires(harness: RecordHarness, transition: str) -> None:
     TRANSITIONS[transition](harness)
 
     assert 0 < harness.left_ms() <= HOLD_MS + LEASE_MS + RETENTION_MS
@@ -76,9 +76,7 @@ def test_the_fingerprint_is_kept(harness: RecordHarness, transition: str) -> Non
 
 
 @transitions
-def test_a_caller_without_arguments_does_not_wipe_it_out(
-    harness: RecordHarness, transition: str
-) -> None:
+def test_a_call_without_a_fingerprint_keeps_it(harness: RecordHarness, transition: str) -> None:
     TRANSITIONS[transition](harness)
 
     harness.begin(key=NO_ARGUMENTS)
@@ -88,7 +86,7 @@ def test_a_caller_without_arguments_does_not_wipe_it_out(
 
 
 @transitions
-def test_the_token_never_falls(harness: RecordHarness, transition: str) -> None:
+def test_the_token_never_decreases(harness: RecordHarness, transition: str) -> None:
     first = harness.started().token
     harness.release(first)
 
@@ -115,14 +113,14 @@ class TestTokens:
 
         assert tokens == sorted(set(tokens))
 
-    def test_grow_when_a_record_expires_by_itself(self, harness: RecordHarness) -> None:
+    def test_grow_after_a_record_expired(self, harness: RecordHarness) -> None:
         first = harness.completed().token
         harness.client.pexpire(harness.name, 1)
         eventually(lambda: harness.raw is None)
 
         assert harness.started().token > first
 
-    def test_are_the_servers_microseconds(self, harness: RecordHarness) -> None:
+    def test_are_the_servers_time_in_microseconds(self, harness: RecordHarness) -> None:
         answers = []
         for _ in range(20):
             answers.append(harness.begin())
@@ -170,7 +168,7 @@ class TestTokens:
 
         assert harness.reserve("a").token == last + 1
 
-    def test_abandoning_outdates_them(self, harness: RecordHarness) -> None:
+    def test_are_outdated_by_abandon(self, harness: RecordHarness) -> None:
         token = harness.started().token
 
         harness.abandon(grace_ms=LEASE_MS)
@@ -183,7 +181,7 @@ class TestTokens:
     bytes(range(200)),
 ], ids=["empty", "letter", "short", "cut", "newer", "json", "lower", "bytes"])  # fmt: skip
 class TestDamaged:
-    def test_nobody_begins_or_reserves(self, harness: RecordHarness, raw: bytes) -> None:
+    def test_begin_and_reserve_reply_corrupt(self, harness: RecordHarness, raw: bytes) -> None:
         harness.put(raw)
 
         begin = run_sync(harness.store.execute(commands.begin(
@@ -197,7 +195,7 @@ class TestDamaged:
         assert (reserve.case, reserve.raw) == ("corrupt", raw)
         assert harness.raw == raw
 
-    def test_nobody_settles(self, harness: RecordHarness, raw: bytes) -> None:
+    def test_other_transitions_reply_lost(self, harness: RecordHarness, raw: bytes) -> None:
         harness.put(raw)
         token = 1_763_726_400_123_457
 
@@ -213,7 +211,7 @@ class TestDamaged:
         assert harness.raw == raw
 
 
-def test_a_value_of_another_kind_is_a_corrupt_record_to_all(harness: RecordHarness) -> None:
+def test_a_value_of_another_type_is_a_corrupt_record(harness: RecordHarness) -> None:
     harness.client.hset(harness.name, "field", "value")
     harness.client.expire(harness.name, 60)
     calls: list[Callable[[], object]] = [
@@ -234,7 +232,7 @@ def test_a_value_of_another_kind_is_a_corrupt_record_to_all(harness: RecordHarne
     assert harness.client.hgetall(harness.name) == {b"field": b"value"}
 
 
-def test_a_state_that_is_gone_leaves_nothing_behind(harness: RecordHarness) -> None:
+def test_an_expired_record_leaves_nothing_behind(harness: RecordHarness) -> None:
     assert harness.release(harness.started().token).case == "ok"
     assert harness.completed().state is State.COMPLETED
     harness.forget()

@@ -22,7 +22,7 @@ from tests.store.record_harness import (
 pytestmark = pytest.mark.core
 
 
-def test_a_lease_ends_that_long_from_now(harness: RecordHarness) -> None:
+def test_a_lease_is_extended_from_now(harness: RecordHarness) -> None:
     running = harness.started(lease_ms=1000)
 
     answer = harness.extend(running.token)
@@ -53,7 +53,7 @@ def test_a_lease_may_be_shortened(harness: RecordHarness) -> None:
     assert harness.record().at_ms == answer.now_ms + SHORT_MS
 
 
-def test_the_record_is_remembered_that_much_longer(harness: RecordHarness) -> None:
+def test_the_expiry_of_the_record_is_extended(harness: RecordHarness) -> None:
     running = harness.started()
     harness.client.pexpire(harness.name, 60_000)
 
@@ -62,7 +62,7 @@ def test_the_record_is_remembered_that_much_longer(harness: RecordHarness) -> No
     assert LEASE_MS + RETENTION_MS - 5000 < harness.left_ms() <= LEASE_MS + RETENTION_MS
 
 
-def test_a_lease_that_ran_out_is_still_its_holders(harness: RecordHarness) -> None:
+def test_an_expired_lease_can_be_extended(harness: RecordHarness) -> None:
     running = harness.expired()
 
     assert harness.extend(running.token).case == "ok"
@@ -88,7 +88,7 @@ def test_a_finished_execution_has_no_lease(harness: RecordHarness) -> None:
     assert harness.record() == done
 
 
-def test_a_key_that_was_forgotten_is_lost(harness: RecordHarness) -> None:
+def test_the_lease_of_a_forgotten_key_is_lost(harness: RecordHarness) -> None:
     running = harness.started()
     harness.forget()
 
@@ -96,7 +96,7 @@ def test_a_key_that_was_forgotten_is_lost(harness: RecordHarness) -> None:
     assert harness.raw is None
 
 
-def test_each_of_many_gets_its_own_answer(harness: RecordHarness) -> None:
+def test_each_lease_gets_its_own_reply(harness: RecordHarness) -> None:
     keys = [Key("shop.charge", f"{number:022}") for number in range(4)]
     tokens = [harness.started(key=key).token for key in keys]
     run_sync(harness.store.execute(commands.complete(keys[1], tokens[1], RESULT, RETENTION_MS)))
@@ -118,5 +118,5 @@ def test_each_of_many_gets_its_own_answer(harness: RecordHarness) -> None:
     assert str(keys[2]) in str(answers[2])
 
 
-def test_none_to_extend_is_no_trouble(harness: RecordHarness) -> None:
+def test_an_empty_batch_of_leases_is_allowed(harness: RecordHarness) -> None:
     assert run_sync(harness.store.extend([])) == []

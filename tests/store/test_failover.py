@@ -32,7 +32,7 @@ def trio(site: Site, connection: redis.Redis) -> Iterator[SentinelServers]:
     connection.connection_pool.disconnect()  # from who was master
 
 
-def test_the_heir_completes_what_the_dead_master_began(
+def test_the_promoted_replica_completes_what_the_failed_master_began(
     harness: RecordHarness, trio: SentinelServers
 ) -> None:
     begun = harness.started()
@@ -50,7 +50,7 @@ def test_the_heir_completes_what_the_dead_master_began(
     assert harness.record().attempt == 1
 
 
-def test_a_store_that_asks_all_the_while_gets_its_answer(
+def test_a_store_that_sends_commands_during_a_failover_recovers(
     harness: RecordHarness, trio: SentinelServers
 ) -> None:
     token = harness.started().token
@@ -69,7 +69,7 @@ def test_a_store_that_asks_all_the_while_gets_its_answer(
     assert harness.record().state is State.COMPLETED
 
 
-def test_a_connection_to_who_is_master_no_longer_leads_on(
+def test_a_connection_to_the_old_master_is_replaced(
     harness: RecordHarness, trio: SentinelServers
 ) -> None:
     """A master that was frozen comes back, as a replica, with its connections still open."""
@@ -90,7 +90,7 @@ def test_a_connection_to_who_is_master_no_longer_leads_on(
         assert client.get(harness.name).startswith(b"C")
 
 
-def test_a_begin_counts_when_the_replica_has_it(
+def test_a_begin_returns_when_the_replica_has_it(
     site: Site, client: Any, trio: SentinelServers
 ) -> None:
     careful = RecordHarness(store_at(**site.how, wait_replicas=1, wait_timeout=0.3), client)

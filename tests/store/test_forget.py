@@ -33,7 +33,7 @@ def shown(token: int) -> Record:
     ],
     ids=lambda given: given.__name__,
 )
-def test_any_record_is_dropped(harness: RecordHarness, given: object) -> None:
+def test_any_record_is_deleted(harness: RecordHarness, given: object) -> None:
     given(harness)  # type: ignore[operator]
 
     assert harness.forget().case == "ok"
@@ -41,13 +41,13 @@ def test_any_record_is_dropped(harness: RecordHarness, given: object) -> None:
     assert harness.begin(task_id=SECOND).there.attempt == 1
 
 
-def test_there_may_be_nothing(harness: RecordHarness) -> None:
+def test_an_absent_key_is_reported(harness: RecordHarness) -> None:
     assert harness.forget().case == "absent"
     assert harness.forget(shown(17)).case == "absent"
     assert harness.forget(UNREADABLE).case == "absent"
 
 
-def test_what_was_shown_is_told_by_its_token(harness: RecordHarness) -> None:
+def test_a_shown_record_is_recognised_by_its_token(harness: RecordHarness) -> None:
     done = harness.completed()
 
     for other in (done.token - 1, done.token + 1, 0):
@@ -59,7 +59,7 @@ def test_what_was_shown_is_told_by_its_token(harness: RecordHarness) -> None:
     assert harness.raw is None
 
 
-def test_a_lease_that_was_taken_over_since_is_not_dropped(harness: RecordHarness) -> None:
+def test_an_execution_that_took_over_since_is_not_deleted(harness: RecordHarness) -> None:
     dead = harness.expired()
     heir = harness.started()
 
@@ -70,7 +70,7 @@ def test_a_lease_that_was_taken_over_since_is_not_dropped(harness: RecordHarness
 @pytest.mark.parametrize(
     "since", [RecordHarness.complete, RecordHarness.fail], ids=["completed", "failed"]
 )
-def test_an_outcome_that_was_not_shown_is_not_dropped(harness: RecordHarness, since: Any) -> None:
+def test_an_outcome_that_was_not_shown_is_not_deleted(harness: RecordHarness, since: Any) -> None:
     running = harness.started()
     since(harness, running.token)
     outcome = harness.record()
@@ -82,7 +82,7 @@ def test_an_outcome_that_was_not_shown_is_not_dropped(harness: RecordHarness, si
     assert harness.record() == outcome
 
 
-def test_an_execution_that_was_not_shown_is_not_dropped(harness: RecordHarness) -> None:
+def test_an_execution_that_was_not_shown_is_not_deleted(harness: RecordHarness) -> None:
     reserved = harness.reserved()
     harness.put(raw_record(b"S", token=reserved.token))
 
@@ -94,7 +94,7 @@ def test_an_execution_that_was_not_shown_is_not_dropped(harness: RecordHarness) 
     lambda harness, running: harness.extend(running.token),
     lambda harness, running: harness.save_step(running.token),
 ], ids=["extended", "a step further"])  # fmt: skip
-def test_an_execution_that_goes_on_is_still_what_was_shown(
+def test_a_shown_execution_is_deleted_after_an_extension(
     harness: RecordHarness, since: Any
 ) -> None:
     running = harness.started()
@@ -107,7 +107,7 @@ def test_an_execution_that_goes_on_is_still_what_was_shown(
 @pytest.mark.parametrize(
     "given", [RecordHarness.completed, RecordHarness.failed], ids=["completed", "failed"]
 )
-def test_so_is_an_outcome_whose_continuation_has_gone_out(
+def test_a_shown_outcome_is_deleted_after_its_continuation_was_sent(
     harness: RecordHarness, given: Any
 ) -> None:
     outcome = given(harness)
@@ -117,7 +117,7 @@ def test_so_is_an_outcome_whose_continuation_has_gone_out(
     assert harness.raw is None
 
 
-def test_what_was_damaged_is_not_dropped_once_it_can_be_read(harness: RecordHarness) -> None:
+def test_a_record_that_replaced_a_damaged_one_is_not_deleted(harness: RecordHarness) -> None:
     done = harness.completed()
 
     answer = harness.forget(UNREADABLE)
@@ -129,7 +129,7 @@ def test_what_was_damaged_is_not_dropped_once_it_can_be_read(harness: RecordHarn
 class TestErrorsOfEndedTaskIds:
     """To all but copies of their messages there is nothing."""
 
-    def test_are_dropped_as_if_they_were_not_there(self, harness: RecordHarness) -> None:
+    def test_are_deleted_but_reported_as_absent(self, harness: RecordHarness) -> None:
         harness.end_with_error(harness.started().token)
         assert harness.begin().case == "finished"
 
@@ -137,7 +137,7 @@ class TestErrorsOfEndedTaskIds:
         assert harness.raw is None
         assert harness.begin().case == "begun"
 
-    def test_are_not_what_was_shown(self, harness: RecordHarness) -> None:
+    def test_do_not_count_as_the_shown_record(self, harness: RecordHarness) -> None:
         running = harness.started()
         harness.end_with_error(running.token)
 
@@ -146,7 +146,7 @@ class TestErrorsOfEndedTaskIds:
         assert harness.begin().case == "finished"
 
 
-def test_what_cannot_be_read_is_dropped(harness: RecordHarness) -> None:
+def test_an_unreadable_record_is_deleted(harness: RecordHarness) -> None:
     for raw in (b"", b"S", b"Znewer", b"{}"):
         harness.put(raw)
         assert harness.forget().case == "ok"
@@ -156,7 +156,7 @@ def test_what_cannot_be_read_is_dropped(harness: RecordHarness) -> None:
         assert harness.raw is None
 
 
-def test_what_cannot_be_read_is_no_tokens(harness: RecordHarness) -> None:
+def test_an_unreadable_record_has_no_token(harness: RecordHarness) -> None:
     for raw in (b"", b"S", b"Znewer"):
         harness.put(raw)
         assert (
@@ -166,7 +166,7 @@ def test_what_cannot_be_read_is_no_tokens(harness: RecordHarness) -> None:
         assert harness.raw == raw
 
 
-def test_another_kind_of_value_is_dropped_too(harness: RecordHarness) -> None:
+def test_a_value_of_another_type_is_deleted(harness: RecordHarness) -> None:
     harness.client.rpush(harness.name, "no record")
     harness.client.expire(harness.name, 60)
 
@@ -180,7 +180,7 @@ def test_another_kind_of_value_is_dropped_too(harness: RecordHarness) -> None:
     assert not harness.client.exists(harness.name)
 
 
-def test_an_execution_under_way_is_refused_its_outcome(harness: RecordHarness) -> None:
+def test_a_forgotten_execution_cannot_complete(harness: RecordHarness) -> None:
     running = harness.started()
 
     harness.forget()

@@ -29,11 +29,11 @@ def server_time(harness: RecordHarness) -> datetime:
     return datetime.fromtimestamp(harness.now_ms() / 1000, tz=timezone.utc)
 
 
-def test_an_absent_key_has_none(harness: RecordHarness) -> None:
+def test_an_absent_key_has_no_record(harness: RecordHarness) -> None:
     assert run_sync(harness.store.get(harness.key)) is None
 
 
-def test_a_running_execution_is_seen_with_its_times(harness: RecordHarness) -> None:
+def test_a_running_execution_is_read_with_its_times(harness: RecordHarness) -> None:
     begun = harness.started()
 
     record = run_sync(harness.store.get(harness.key))
@@ -57,7 +57,7 @@ def test_a_running_execution_is_seen_with_its_times(harness: RecordHarness) -> N
     assert record.result is None
 
 
-def test_an_outcome_is_seen_with_its_value(harness: RecordHarness) -> None:
+def test_an_outcome_is_read_with_its_value(harness: RecordHarness) -> None:
     harness.completed()
 
     record = run_sync(harness.store.get(harness.key))
@@ -68,7 +68,7 @@ def test_an_outcome_is_seen_with_its_value(harness: RecordHarness) -> None:
     assert abs(record.finished_at - server_time(harness)) < MOMENT
 
 
-def test_looking_changes_nothing(harness: RecordHarness) -> None:
+def test_reading_changes_nothing(harness: RecordHarness) -> None:
     harness.completed()
     before, left = harness.raw, harness.left_ms()
 
@@ -78,14 +78,14 @@ def test_looking_changes_nothing(harness: RecordHarness) -> None:
     assert left - 5000 < harness.left_ms() <= left
 
 
-def test_what_cannot_be_read_is_corrupt(harness: RecordHarness) -> None:
+def test_an_unreadable_record_is_corrupt(harness: RecordHarness) -> None:
     harness.put(b"Znewer")
 
     with pytest.raises(CorruptRecordError, match=str(harness.key)):
         run_sync(harness.store.get(harness.key))
 
 
-def test_a_record_without_an_expiry_is_seen_so(harness: RecordHarness) -> None:
+def test_a_record_without_an_expiry_can_be_read(harness: RecordHarness) -> None:
     harness.completed()
     harness.client.persist(harness.name)
 

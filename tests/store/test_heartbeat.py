@@ -163,7 +163,7 @@ def test_a_short_lease_is_not_kept_waiting_by_a_long_one(
     heart.stop_renewal(short.lease)
 
 
-def test_cut_connections_are_made_again(
+def test_lost_connections_are_replaced(
     proxied: RecordHarness, proxy: Proxy, heart: Heartbeat
 ) -> None:
     holder = Holder(proxied, proxied.key)
@@ -179,7 +179,9 @@ def test_cut_connections_are_made_again(
     heart.stop_renewal(holder.lease)
 
 
-def test_a_lost_reply_is_no_loss(proxied: RecordHarness, proxy: Proxy, heart: Heartbeat) -> None:
+def test_a_lost_reply_does_not_lose_the_lease(
+    proxied: RecordHarness, proxy: Proxy, heart: Heartbeat
+) -> None:
     holder = Holder(proxied, proxied.key)
     proxy.lose_reply(to=EXTEND)
 
@@ -192,7 +194,7 @@ def test_a_lost_reply_is_no_loss(proxied: RecordHarness, proxy: Proxy, heart: He
     heart.stop_renewal(holder.lease)
 
 
-def test_a_reply_that_never_comes_is_no_loss(
+def test_a_missing_reply_does_not_lose_the_lease(
     proxied: RecordHarness, proxy: Proxy, heart: Heartbeat
 ) -> None:
     # The connection stays open and silent, as behind a firewall that has forgotten it.
@@ -208,7 +210,7 @@ def test_a_reply_that_never_comes_is_no_loss(
     heart.stop_renewal(holder.lease)
 
 
-def test_flushed_scripts_are_no_loss(harness: RecordHarness, heart: Heartbeat) -> None:
+def test_flushed_scripts_do_not_lose_the_lease(harness: RecordHarness, heart: Heartbeat) -> None:
     holder = Holder(harness, harness.key)
     heart.start_renewal(holder.lease)
 
@@ -253,7 +255,7 @@ def test_a_lease_abandoned_by_the_parent_is_lost(harness: RecordHarness, heart: 
 
 
 @pytest.mark.parametrize("end", ["complete", "fail", "hold"])
-def test_the_executions_own_end_is_no_loss(
+def test_the_end_of_the_execution_does_not_lose_the_lease(
     harness: RecordHarness, heart: Heartbeat, end: str
 ) -> None:
     holder = Holder(harness, harness.key)
@@ -273,7 +275,7 @@ def test_the_executions_own_end_is_no_loss(
     heart.stop_renewal(holder.lease)
 
 
-def test_an_answer_that_comes_after_letting_go_is_not_heard(
+def test_a_reply_after_stop_renewal_is_ignored(
     proxied: RecordHarness, proxy: Proxy, heart: Heartbeat
 ) -> None:
     released, other = (Holder(proxied, key) for key in keys(2))
@@ -330,7 +332,7 @@ def test_an_unexpected_error_does_not_end_the_others(
     heart.stop_renewal(good.lease)
 
 
-def test_a_record_that_cannot_be_read_is_told_and_does_not_end_the_others(
+def test_an_unreadable_record_is_logged_and_other_leases_are_extended(
     harness: RecordHarness, heart: Heartbeat, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, good = (Holder(harness, key) for key in keys(2))
@@ -349,7 +351,7 @@ def test_a_record_that_cannot_be_read_is_told_and_does_not_end_the_others(
         heart.stop_renewal(holder.lease)
 
 
-def test_two_stores_are_both_served(
+def test_leases_of_two_stores_are_extended(
     harness: RecordHarness, server: RedisServer, heart: Heartbeat
 ) -> None:
     elsewhere = RecordHarness(store_at(server.url, prefix="other"), harness.client)
@@ -381,7 +383,7 @@ class TestFrozenServer:
         assert harness.begin(task_id=SECOND).case == "held"
         heart.stop_renewal(holder.lease)
 
-    def test_leases_elsewhere_go_on(
+    def test_leases_on_other_servers_are_extended(
         self, harness: RecordHarness, server: RedisServer, heart: Heartbeat
     ) -> None:
         with RedisServer.start(deployments.ANY) as other, other.client() as client:
@@ -399,7 +401,7 @@ class TestFrozenServer:
             for each in (frozen, holder):
                 heart.stop_renewal(each.lease)
 
-    def test_a_server_that_is_gone_is_told_and_asked_again(
+    def test_an_unreachable_server_is_logged_and_tried_again(
         self,
         harness: RecordHarness,
         server: RedisServer,

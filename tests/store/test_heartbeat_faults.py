@@ -53,7 +53,7 @@ def struck(at: int, call: Any, *args: Any) -> str:
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("method", ["start_renewal", "stop_renewal"])
-def test_a_signal_at_any_line_leaves_it_beating(
+def test_a_signal_at_any_line_does_not_stop_the_heartbeat(
     harness: RecordHarness, first: bool, method: str
 ) -> None:
     """The first lease starts the thread, which is most of what `hold` can do."""
@@ -108,7 +108,7 @@ def test_a_thread_that_died_is_replaced(
         heart.stop_renewal(holder.lease)
 
 
-def test_a_thread_that_is_stuck_is_noticed_and_replaced(
+def test_a_thread_that_is_stuck_is_replaced(
     harness: RecordHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     heart = Heartbeat()

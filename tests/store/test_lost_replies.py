@@ -98,7 +98,7 @@ def test_begin_that_finds_the_task_poisoned(warmed: RecordHarness, proxy: Proxy)
     ],
     ids=["complete", "fail", "release", "hold", "extend", "save_step", "abandon", "grace"],
 )
-def test_what_ends_or_goes_on(
+def test_other_transitions(
     warmed: RecordHarness, proxy: Proxy, script: str, call: Callable[[RecordHarness, int], Answer]
 ) -> None:
     token = warmed.started().token
@@ -110,7 +110,7 @@ def test_what_ends_or_goes_on(
     assert answer.case == "ok"
 
 
-def test_step_is_kept_once(warmed: RecordHarness, proxy: Proxy) -> None:
+def test_step_is_stored_once(warmed: RecordHarness, proxy: Proxy) -> None:
     token = warmed.started().token
     warmed.save_step(token, "one", b"1")
     once = warmed.record().body
@@ -131,7 +131,7 @@ def test_reserve(warmed: RecordHarness, proxy: Proxy) -> None:
     assert warmed.begin().case == "begun"
 
 
-def test_dispatched(warmed: RecordHarness, proxy: Proxy) -> None:
+def test_mark_continued(warmed: RecordHarness, proxy: Proxy) -> None:
     warmed.completed()
     lose(proxy, "mark_continued")
 
@@ -139,7 +139,7 @@ def test_dispatched(warmed: RecordHarness, proxy: Proxy) -> None:
     assert_sent_twice(proxy, "mark_continued")
 
 
-def test_look_up(warmed: RecordHarness, proxy: Proxy) -> None:
+def test_get(warmed: RecordHarness, proxy: Proxy) -> None:
     done = warmed.completed()
     lose(proxy, "get")
 
@@ -150,7 +150,7 @@ def test_look_up(warmed: RecordHarness, proxy: Proxy) -> None:
     assert record.token == done.token
 
 
-def test_two_in_a_row(warmed: RecordHarness, proxy: Proxy) -> None:
+def test_two_lost_replies_in_a_row(warmed: RecordHarness, proxy: Proxy) -> None:
     token = warmed.started().token
     lose(proxy, "complete")
     lose(proxy, "complete")
@@ -159,14 +159,14 @@ def test_two_in_a_row(warmed: RecordHarness, proxy: Proxy) -> None:
     assert len(proxy.requests_with(scripts.load("complete").sha)) == 3
 
 
-def test_a_request_that_never_arrived_is_no_different(warmed: RecordHarness, proxy: Proxy) -> None:
+def test_a_lost_request_is_resent(warmed: RecordHarness, proxy: Proxy) -> None:
     proxy.lose_request(to=scripts.load("begin").sha)
 
     assert warmed.begin().case == "begun"
     assert_sent_twice(proxy, "begin")
 
 
-def test_while_the_script_is_being_taught(proxied: RecordHarness, proxy: Proxy) -> None:
+def test_while_the_script_is_loaded(proxied: RecordHarness, proxy: Proxy) -> None:
     proxied.client.script_flush()
     proxy.lose_reply(to="begin: requests the right to run")
 
@@ -188,7 +188,7 @@ class TestNoReplyAtAll:
 
         assert (answer.case, answer.there.attempt) == ("begun", 1)
 
-    def test_begin_that_is_given_up_is_known_to_the_next_pass(
+    def test_a_begin_that_timed_out_is_continued_by_the_next_delivery(
         self, proxy: Proxy, harness: RecordHarness
     ) -> None:
         warm(harness)
@@ -205,9 +205,7 @@ class TestNoReplyAtAll:
         answer = harness.begin(unanswered_ids=OWNER)
         assert (answer.case, answer.there.attempt) == ("begun", 1)
 
-    def test_a_reply_that_comes_late_is_waited_for(
-        self, warmed: RecordHarness, proxy: Proxy
-    ) -> None:
+    def test_a_late_reply_is_waited_for(self, warmed: RecordHarness, proxy: Proxy) -> None:
         proxy.delay_reply(to=scripts.load("begin").sha, seconds=0.3)
 
         sent = time.monotonic()

@@ -52,14 +52,14 @@ class TestBoth:
         assert record.at_ms == answer.now_ms
         assert not record.continuation_sent
 
-    def test_keep_it_as_long_as_told(
+    def test_keep_it_for_the_retention(
         self, harness: RecordHarness, settle: Settle, state: State, outcome: Payload, kept_ms: int
     ) -> None:
         settle(harness, harness.started().token)
 
         assert kept_ms - 5000 < harness.left_ms() <= kept_ms
 
-    def test_answer_the_same_when_sent_again(
+    def test_reply_the_same_when_sent_again(
         self, harness: RecordHarness, settle: Settle, state: State, outcome: Payload, kept_ms: int
     ) -> None:
         running = harness.started()
@@ -69,14 +69,14 @@ class TestBoth:
         assert settle(harness, running.token).case == "ok"
         assert harness.raw == before
 
-    def test_are_good_after_the_lease_while_nobody_took_over(
+    def test_are_accepted_after_the_lease_without_a_takeover(
         self, harness: RecordHarness, settle: Settle, state: State, outcome: Payload, kept_ms: int
     ) -> None:
         running = harness.expired()
 
         assert settle(harness, running.token).case == "ok"
 
-    def test_are_refused_when_a_rival_runs(
+    def test_are_refused_while_a_takeover_runs(
         self, harness: RecordHarness, settle: Settle, state: State, outcome: Payload, kept_ms: int
     ) -> None:
         stale = harness.expired()
@@ -90,7 +90,7 @@ class TestBoth:
     @pytest.mark.parametrize(
         "rivals", [RecordHarness.complete, RecordHarness.fail], ids=["completed", "failed"]
     )
-    def test_are_refused_with_the_outcome_of_a_rival_that_came_first(
+    def test_are_refused_with_the_outcome_of_a_takeover(
         self,
         harness: RecordHarness,
         settle: Settle,
@@ -118,7 +118,7 @@ class TestBoth:
         assert settle(harness, running.token)[:2] == ("lost", None)
         assert harness.raw is None
 
-    def test_are_refused_after_the_key_was_given_back(
+    def test_are_refused_after_a_release(
         self, harness: RecordHarness, settle: Settle, state: State, outcome: Payload, kept_ms: int
     ) -> None:
         held = harness.held_for_retry()
@@ -127,7 +127,7 @@ class TestBoth:
 
         assert (answer.case, answer.record) == ("lost", held)
 
-    def test_are_refused_to_a_neighbouring_token(
+    def test_are_refused_for_a_neighbouring_token(
         self, harness: RecordHarness, settle: Settle, state: State, outcome: Payload, kept_ms: int
     ) -> None:
         running = harness.started()
@@ -136,7 +136,7 @@ class TestBoth:
             assert settle(harness, other).case == "lost"
         assert harness.record() == running
 
-    def test_end_the_steps(
+    def test_delete_the_steps(
         self, harness: RecordHarness, settle: Settle, state: State, outcome: Payload, kept_ms: int
     ) -> None:
         running = harness.started()
@@ -156,7 +156,7 @@ class TestBoth:
 
         assert (harness.record().format, harness.record().body) == ("json+gzip", body)
 
-    def test_can_do_without_a_value(
+    def test_can_have_no_value(
         self, harness: RecordHarness, settle: Settle, state: State, outcome: Payload, kept_ms: int
     ) -> None:
         settle_with = RecordHarness.complete if state is State.COMPLETED else RecordHarness.fail
@@ -165,7 +165,7 @@ class TestBoth:
         assert (harness.record().format, harness.record().body) == ("", b"why not")
 
 
-def test_one_outcome_is_not_the_others_resend(harness: RecordHarness) -> None:
+def test_complete_and_fail_are_not_resends_of_each_other(harness: RecordHarness) -> None:
     token = harness.completed().token
 
     assert harness.fail(token).case == "lost"

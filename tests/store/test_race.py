@@ -21,7 +21,7 @@ def run_sync(harness: RecordHarness) -> list[Answer]:
         return list(pool.map(begin, range(CONTENDERS)))
 
 
-def test_one_begins_and_all_others_see_it(harness: RecordHarness) -> None:
+def test_one_begins_and_all_others_are_held(harness: RecordHarness) -> None:
     answers = run_sync(harness)
 
     winner = next(answer for answer in answers if answer.case == "begun")

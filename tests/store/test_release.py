@@ -10,26 +10,26 @@ from tests.store.record_harness import FIRST, HOLD_MS, RETENTION_MS, SECOND, Rec
 pytestmark = pytest.mark.core
 
 
-class TestFree:
+class TestReleased:
     def test_the_key_is_absent(self, harness: RecordHarness) -> None:
         running = harness.started()
 
         assert harness.release(running.token).case == "ok"
         assert harness.raw is None
 
-    def test_the_same_answer_comes_again(self, harness: RecordHarness) -> None:
+    def test_the_same_reply_is_returned_again(self, harness: RecordHarness) -> None:
         running = harness.started()
         harness.release(running.token)
 
         assert harness.release(running.token).case == "ok"
 
-    def test_a_key_that_nobody_holds_is_free(self, harness: RecordHarness) -> None:
+    def test_an_absent_key_is_released(self, harness: RecordHarness) -> None:
         running = harness.started()
         harness.forget()
 
         assert harness.release(running.token).case == "ok"
 
-    def test_attempts_start_afresh(self, harness: RecordHarness) -> None:
+    def test_attempts_start_again(self, harness: RecordHarness) -> None:
         harness.expired()
         second = harness.started()
 
@@ -52,7 +52,7 @@ class TestHeld:
         assert (record.token, record.attempt) == (running.token, 0)
         assert HOLD_MS - 5000 < harness.left_ms() <= HOLD_MS
 
-    def test_the_same_answer_comes_again(self, harness: RecordHarness) -> None:
+    def test_the_same_reply_is_returned_again(self, harness: RecordHarness) -> None:
         running = harness.started()
         harness.release(running.token, HOLD_MS)
         before = harness.raw
@@ -69,7 +69,7 @@ class TestHeld:
 
 @pytest.mark.parametrize("hold_ms", [0, HOLD_MS], ids=["free", "hold"])
 class TestLost:
-    def test_to_a_rival_that_runs(self, harness: RecordHarness, hold_ms: int) -> None:
+    def test_to_a_takeover_that_runs(self, harness: RecordHarness, hold_ms: int) -> None:
         stale = harness.expired()
         rival = harness.started(task_id=SECOND)
 
@@ -88,7 +88,9 @@ class TestLost:
         assert answer.there.state is State.COMPLETED
         assert harness.record() == answer.record
 
-    def test_to_a_rivals_reservation(self, harness: RecordHarness, hold_ms: int) -> None:
+    def test_to_a_reservation_of_another_execution(
+        self, harness: RecordHarness, hold_ms: int
+    ) -> None:
         stale = harness.expired()
         harness.release(harness.started(task_id=SECOND).token, HOLD_MS)
 
@@ -99,7 +101,7 @@ class TestLost:
 
 
 class TestWithSteps:
-    def test_they_outlive_the_release(self, harness: RecordHarness) -> None:
+    def test_they_are_kept_after_the_release(self, harness: RecordHarness) -> None:
         running = harness.started()
         harness.save_step(running.token)
 
@@ -108,7 +110,7 @@ class TestWithSteps:
         assert harness.steps == {"reserve": ("json", b'"r-1"')}
         assert RETENTION_MS - 5000 < harness.left_ms() <= RETENTION_MS
 
-    def test_the_key_is_free_all_the_same(self, harness: RecordHarness) -> None:
+    def test_any_task_id_can_begin(self, harness: RecordHarness) -> None:
         running = harness.started()
         harness.save_step(running.token)
         harness.release(running.token)
@@ -118,7 +120,7 @@ class TestWithSteps:
         assert (answer.case, answer.there.attempt) == ("begun", 1)
         assert "reserve" in harness.steps
 
-    def test_a_hold_keeps_them_past_its_end(self, harness: RecordHarness) -> None:
+    def test_a_reservation_keeps_them_past_its_end(self, harness: RecordHarness) -> None:
         running = harness.started()
         harness.save_step(running.token)
 

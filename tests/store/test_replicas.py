@@ -67,26 +67,28 @@ def there(harness: RecordHarness, replica: RedisServer) -> State:
         return RecordHarness(harness.store, client).record().state
 
 
-class TestAReplicaThatFollows:
-    def test_has_a_begin_when_it_counts(self, harness: RecordHarness, replica: RedisServer) -> None:
+class TestConnectedReplica:
+    def test_has_a_begin_when_it_returns(
+        self, harness: RecordHarness, replica: RedisServer
+    ) -> None:
         harness.started()
 
         assert there(harness, replica) is State.STARTED
 
-    def test_has_a_step_when_it_counts(self, harness: RecordHarness, replica: RedisServer) -> None:
+    def test_has_a_step_when_it_returns(self, harness: RecordHarness, replica: RedisServer) -> None:
         assert harness.save_step(harness.started().token).case == "ok"
 
         with replica.client() as client:
             assert RecordHarness(harness.store, client).steps == harness.steps
 
-    def test_has_a_result_when_it_counts(
+    def test_has_a_result_when_it_returns(
         self, harness: RecordHarness, replica: RedisServer
     ) -> None:
         assert harness.complete(harness.started().token).case == "ok"
 
         assert there(harness, replica) is State.COMPLETED
 
-    def test_has_an_error_when_it_counts(
+    def test_has_an_error_when_it_returns(
         self, harness: RecordHarness, replica: RedisServer
     ) -> None:
         assert harness.fail(harness.started().token).case == "ok"
@@ -94,8 +96,8 @@ class TestAReplicaThatFollows:
         assert there(harness, replica) is State.FAILED
 
 
-class TestAReplicaThatIsFrozen:
-    def test_is_waited_for_and_then_it_is_an_outage(
+class TestFrozenReplica:
+    def test_is_waited_for_until_the_timeout(
         self, hasty: RecordHarness, replica: RedisServer
     ) -> None:
         replica.pause()
@@ -106,7 +108,7 @@ class TestAReplicaThatIsFrozen:
 
         assert 0.1 <= time.monotonic() - began_at < hasty.store.config.timeout / 2
 
-    def test_begin_is_granted_to_the_message_that_was_put_back(
+    def test_begin_is_granted_to_the_message_that_is_retried(
         self, harness: RecordHarness, hasty: RecordHarness, replica: RedisServer
     ) -> None:
         execution_id = os.urandom(16)
@@ -121,7 +123,7 @@ class TestAReplicaThatIsFrozen:
         assert there(harness, replica) is State.STARTED
 
     @pytest.mark.parametrize("transition", ["complete", "fail", "save_step"])
-    def test_an_outcome_counts_only_once_it_is_thawed(
+    def test_an_outcome_succeeds_only_when_it_resumes(
         self, harness: RecordHarness, hasty: RecordHarness, replica: RedisServer, transition: str
     ) -> None:
         token = harness.started().token
@@ -136,7 +138,7 @@ class TestAReplicaThatIsFrozen:
         assert there(harness, replica) is harness.state
 
     @pytest.mark.parametrize("transition", ["complete", "fail", "save_step"])
-    def test_another_connection_does_not_make_it_count(
+    def test_another_connection_does_not_satisfy_the_wait(
         self,
         harness: RecordHarness,
         hasty: RecordHarness,
@@ -153,7 +155,7 @@ class TestAReplicaThatIsFrozen:
         with pytest.raises(StoreUnavailableError, match=TOO_FEW):
             getattr(elsewhere, transition)(token)
 
-    def test_a_lost_reply_does_not_make_it_count(
+    def test_a_lost_reply_does_not_satisfy_the_wait(
         self, harness: RecordHarness, master: RedisServer, replica: RedisServer
     ) -> None:
         token = harness.started().token
@@ -177,7 +179,7 @@ class TestAReplicaThatIsFrozen:
         assert not hasty.store.breaker.open
 
     @pytest.mark.parametrize("transition", ["extend", "release", "forget"])
-    def test_what_may_be_forgotten_is_not_waited_for(
+    def test_other_transitions_do_not_wait(
         self, harness: RecordHarness, hasty: RecordHarness, replica: RedisServer, transition: str
     ) -> None:
         record = harness.started()
@@ -195,14 +197,14 @@ class TestAReplicaThatIsFrozen:
         assert hasty.begin().case == "finished"
 
 
-def test_fewer_replicas_than_wanted_are_told(harness: RecordHarness, master: RedisServer) -> None:
+def test_the_error_has_the_number_of_replicas(harness: RecordHarness, master: RedisServer) -> None:
     greedy = RecordHarness(store_at(master.url, wait_replicas=2, wait_timeout=0.05), harness.client)
 
     with pytest.raises(StoreUnavailableError, match="only 1 of 2 replicas have it"):
         greedy.begin()
 
 
-class TestTheDisk:
+class TestDisk:
     @pytest.fixture(params=KINDS)
     def durable(self, request: pytest.FixtureRequest) -> Iterator[RedisServer]:
         config = {"appendonly": "yes", "appendfsync": "always"}
@@ -220,7 +222,7 @@ class TestTheDisk:
         version = tuple(map(int, durable.version.split(".")[:2]))
         return durable.flavour == "valkey" or version >= (7, 2)
 
-    def test_is_waited_for_where_the_server_can(
+    def test_is_waited_for_if_the_server_supports_it(
         self, careful: RecordHarness, durable: RedisServer, has_waitaof: bool
     ) -> None:
         if not has_waitaof:
@@ -233,7 +235,7 @@ class TestTheDisk:
         durable.restart()
         assert careful.state is State.COMPLETED
 
-    def test_a_server_that_cannot_is_refused_by_name(
+    def test_a_server_without_support_is_an_error_that_names_the_option(
         self, careful: RecordHarness, has_waitaof: bool
     ) -> None:
         if has_waitaof:
@@ -244,7 +246,7 @@ class TestTheDisk:
         with pytest.raises(StoreUnavailableError, match="idempotency_wait_aof needs"):
             careful.begin()
 
-    def test_that_is_too_slow_is_an_outage(self) -> None:
+    def test_that_is_too_slow_is_an_error(self) -> None:
         config = StoreConfig(url="redis://shop", wait_aof=True)
 
         with pytest.raises(StoreUnavailableError, match="not on its disk after 1 s"):

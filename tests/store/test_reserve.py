@@ -53,7 +53,7 @@ def test_a_key_that_runs_is_held(harness: RecordHarness) -> None:
     assert harness.record() == running
 
 
-def test_a_dead_executions_key_is_left_to_be_taken_over(harness: RecordHarness) -> None:
+def test_an_expired_lease_is_left_for_a_takeover(harness: RecordHarness) -> None:
     dead = harness.expired()
 
     answer = harness.reserve(SECOND)
@@ -62,7 +62,7 @@ def test_a_dead_executions_key_is_left_to_be_taken_over(harness: RecordHarness) 
     assert harness.begin(task_id=SECOND).there.attempt == 2
 
 
-def test_a_finished_key_answers_with_its_outcome(harness: RecordHarness) -> None:
+def test_a_finished_key_replies_with_its_outcome(harness: RecordHarness) -> None:
     for given in (harness.completed, harness.failed, harness.poisoned):
         harness.client.delete(harness.name)
         done = given()
@@ -90,7 +90,7 @@ def test_a_key_with_other_arguments_is_reused(harness: RecordHarness) -> None:
         assert harness.raw == before
 
 
-def test_one_side_without_a_fingerprint_is_no_reuse(harness: RecordHarness) -> None:
+def test_one_side_without_a_fingerprint_is_not_a_reuse(harness: RecordHarness) -> None:
     harness.reserved()
 
     assert harness.reserve(key=NO_ARGUMENTS).case == "reserved"

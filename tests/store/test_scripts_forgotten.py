@@ -28,7 +28,7 @@ CALLS: dict[str, Callable[[RecordHarness, int], str]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_teaches_its_script_again(harness: RecordHarness, call: str) -> None:
+def test_a_call_loads_its_script_again(harness: RecordHarness, call: str) -> None:
     wanted = CALLS[call](harness, harness.started().token)
     harness.forget()
     token = harness.started().token
@@ -38,7 +38,7 @@ def test_a_call_teaches_its_script_again(harness: RecordHarness, call: str) -> N
     assert calls(harness.client, "eval") >= 1
 
 
-def test_each_is_taught_once(harness: RecordHarness) -> None:
+def test_each_script_is_loaded_once(harness: RecordHarness) -> None:
     harness.client.script_flush()
     for _ in range(5):
         harness.completed()
@@ -48,7 +48,7 @@ def test_each_is_taught_once(harness: RecordHarness) -> None:
     assert calls(harness.client, "evalsha") == 15
 
 
-def test_a_heartbeat_of_many_leases_teaches_it_once(harness: RecordHarness) -> None:
+def test_a_heartbeat_of_many_leases_loads_the_script_once(harness: RecordHarness) -> None:
     keys = [Key("shop.charge", f"{number:022}") for number in range(5)]
     leases = [
         Extension(key, harness.started(key=key, lease_ms=1000).token, LEASE_MS, RETENTION_MS)

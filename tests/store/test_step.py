@@ -8,7 +8,7 @@ from tests.store.record_harness import FIRST, LEASE_MS, RETENTION_MS, SECOND, Re
 
 
 class TestStep:
-    def test_is_kept_behind_the_others(self, harness: RecordHarness) -> None:
+    def test_is_stored_after_the_others(self, harness: RecordHarness) -> None:
         token = harness.started().token
 
         assert harness.save_step(token, "one", b"1").case == "ok"
@@ -17,7 +17,7 @@ class TestStep:
         assert harness.steps == {"one": ("json", b"1"), "two": ("json", b"\0\xff")}
         assert harness.record().state is State.STARTED
 
-    def test_sent_again_is_kept_once(self, harness: RecordHarness) -> None:
+    def test_sent_again_is_stored_once(self, harness: RecordHarness) -> None:
         token = harness.started().token
 
         harness.save_step(token, "one", b"1")
@@ -25,7 +25,7 @@ class TestStep:
 
         assert harness.record().body == steps.write("one", "json", b"1")
 
-    def test_is_a_life_sign(self, harness: RecordHarness) -> None:
+    def test_extends_the_lease(self, harness: RecordHarness) -> None:
         token = harness.started(lease_ms=1000).token
 
         answer = harness.save_step(token)
@@ -33,7 +33,7 @@ class TestStep:
         assert harness.record().at_ms == answer.now_ms + LEASE_MS
         assert LEASE_MS + RETENTION_MS - 5000 < harness.left_ms() <= LEASE_MS + RETENTION_MS
 
-    def test_is_known_to_whoever_takes_over(self, harness: RecordHarness) -> None:
+    def test_is_returned_to_a_takeover(self, harness: RecordHarness) -> None:
         harness.save_step(harness.started().token)
         harness.abandon()
 
@@ -42,7 +42,7 @@ class TestStep:
         assert heir.attempt == 2
         assert steps.read(heir.body, "k") == {"reserve": ("json", b'"r-1"')}
 
-    def test_is_known_to_the_same_execution_again(self, harness: RecordHarness) -> None:
+    def test_is_returned_to_the_same_execution_again(self, harness: RecordHarness) -> None:
         execution_id = b"an execution id!"
         harness.save_step(harness.started(execution_id=execution_id).token)
 
@@ -64,7 +64,7 @@ class TestStep:
         assert harness.save_step(running.token)[:2] == ("lost", None)
 
 
-class TestDispatched:
+class TestMarkContinued:
     def test_is_noted_on_either_outcome(self, harness: RecordHarness) -> None:
         for given in (harness.completed, harness.failed):
             harness.client.delete(harness.name)

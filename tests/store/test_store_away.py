@@ -31,7 +31,7 @@ CALLS: dict[str, Callable[[RecordHarness], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_nobody_listens(call: str, tmp_path: Path) -> None:
+def test_the_server_refuses_connections(call: str, tmp_path: Path) -> None:
     nowhere = RecordHarness(store_at(f"redis+socket://{tmp_path}/nobody"), redis.Redis())
 
     with pytest.raises(StoreUnavailableError, match="Redis cannot be reached") as caught:
@@ -86,7 +86,7 @@ def test_the_server_has_become_a_replica(harness: RecordHarness, read_only: None
         harness.begin()
 
 
-def test_the_server_wants_a_password(harness: RecordHarness, server: RedisServer) -> None:
+def test_the_server_requires_a_password(harness: RecordHarness, server: RedisServer) -> None:
     harness.client.config_set("requirepass", "secret")
     try:
         stranger = RecordHarness(store_at(server.url), harness.client)
@@ -98,9 +98,7 @@ def test_the_server_wants_a_password(harness: RecordHarness, server: RedisServer
     assert "secret" not in str(caught.value)
 
 
-def test_the_server_comes_back_and_so_does_the_store(
-    harness: RecordHarness, server: RedisServer
-) -> None:
+def test_the_store_recovers_with_the_server(harness: RecordHarness, server: RedisServer) -> None:
     run_sync(harness.store.ping())
     server.kill()
     with pytest.raises(StoreUnavailableError):

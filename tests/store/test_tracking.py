@@ -51,7 +51,7 @@ def waiting(harness: RecordHarness) -> Iterator[None]:
 
 
 @pytest.mark.core
-class TestHearing:
+class TestInvalidations:
     @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
     def test_of(
         self, harness: RecordHarness, change: Callable[[RecordHarness, int], object]
@@ -63,7 +63,7 @@ class TestHearing:
 
         assert calls(harness.client, "getrange") == 1
 
-    def test_of_what_has_changed_already(self, harness: RecordHarness) -> None:
+    def test_a_change_before_the_wait(self, harness: RecordHarness) -> None:
         before = harness.started()
         seen = harness.raw
         assert seen is not None
@@ -74,7 +74,7 @@ class TestHearing:
 
         assert time.monotonic() - began_at < FOR_EVER / 2
 
-    def test_again_by_the_same_ear(self, harness: RecordHarness) -> None:
+    def test_the_connection_is_reused(self, harness: RecordHarness) -> None:
         token = harness.started().token
         for lease_ms in (70_000, 80_000, 90_000):
             with waiting(harness):
@@ -91,7 +91,7 @@ class TestHearing:
         assert time.monotonic() - began_at >= 0.3
 
 
-class TestDeafness:
+class TestWithoutInvalidations:
     """Whoever is not told must look: the wait ends early, as if something had changed."""
 
     @pytest.fixture
@@ -100,7 +100,7 @@ class TestDeafness:
         with ConfigurableRedisServer.start(config={}, users={"deaf": rules}) as server:
             yield server
 
-    def test_of_a_user_who_may_not_subscribe(self, own: RedisServer) -> None:
+    def test_a_user_who_may_not_subscribe_polls(self, own: RedisServer) -> None:
         harness = RecordHarness(store_at(own.url_as("deaf", "any")), own.client())
         harness.started()
         began_at = time.monotonic()
@@ -111,14 +111,14 @@ class TestDeafness:
         assert 2 * POLL_INTERVAL <= time.monotonic() - began_at < FOR_EVER / 2
         assert calls(harness.client, "getrange") == 0
 
-    def test_of_one_whose_server_dies(self, own: RedisServer) -> None:
+    def test_a_killed_server_ends_the_wait(self, own: RedisServer) -> None:
         harness = RecordHarness(store_at(own.url), own.client())
         harness.started()
 
         with waiting(harness):
             own.kill()
 
-    def test_ends_when_the_ear_was_cut_off(self, own: RedisServer) -> None:
+    def test_a_lost_connection_is_replaced(self, own: RedisServer) -> None:
         harness = RecordHarness(store_at(own.url), own.client())
         token = harness.started().token
         with waiting(harness):
@@ -138,7 +138,7 @@ class TestDeafness:
     indirect=True,
 )
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_hearing_on_an_event_loop(
+def test_on_an_event_loop(
     site: deployments.Site, harness: RecordHarness, change: Callable[[RecordHarness, int], object]
 ) -> None:
     token = harness.started().token

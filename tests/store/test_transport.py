@@ -63,7 +63,9 @@ def test_a_connection_that_the_server_closed_is_replaced(
     assert connection_of(transport) != before
 
 
-def test_so_are_all_of_them_after_a_restart(transport: SyncTransport, server: RedisServer) -> None:
+def test_all_connections_are_replaced_after_a_restart(
+    transport: SyncTransport, server: RedisServer
+) -> None:
     together = threading.Barrier(5)
 
     def wait() -> None:
@@ -91,7 +93,7 @@ def test_a_connection_may_be_lost_any_number_of_times(
     assert send(transport, "ECHO", "still there") == b"still there"
 
 
-def test_any_number_of_threads_may_ask_at_a_time(transport: SyncTransport) -> None:
+def test_any_number_of_threads_can_send_concurrently(transport: SyncTransport) -> None:
     callers = 150
     together = threading.Barrier(callers)
 
@@ -103,7 +105,7 @@ def test_any_number_of_threads_may_ask_at_a_time(transport: SyncTransport) -> No
         assert list(pool.map(wait, range(callers))) == [None] * callers
 
 
-def test_an_interrupted_command_leaves_its_answer_to_nobody(
+def test_the_reply_of_an_interrupted_command_is_not_read_by_another(
     transport: SyncTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection_of(transport)
@@ -120,7 +122,7 @@ def test_an_interrupted_command_leaves_its_answer_to_nobody(
     assert send(transport, "ECHO", "mine") == b"mine"
 
 
-def test_a_fork_makes_connections_of_its_own(transport: SyncTransport) -> None:
+def test_a_forked_process_opens_its_own_connections(transport: SyncTransport) -> None:
     before = connection_of(transport)
     reader, writer = os.pipe()
     child = os.fork()
@@ -133,7 +135,7 @@ def test_a_fork_makes_connections_of_its_own(transport: SyncTransport) -> None:
     assert connection_of(transport) == before
 
 
-def test_no_server_is_an_error_after_all_tries(server: RedisServer) -> None:
+def test_an_unreachable_server_is_an_error_after_all_resends(server: RedisServer) -> None:
     transport = transport_for(server.url.replace(server.url.split(":")[2].split("/")[0], "1"))
 
     with pytest.raises(RedisConnectionError):

@@ -65,7 +65,7 @@ def refused(breaker: Breaker) -> bool:
     return False
 
 
-def test_everything_goes_through_a_closed_one(breaker: Breaker) -> None:
+def test_a_closed_breaker_lets_all_commands_pass(breaker: Breaker) -> None:
     for _ in range(100):
         run_sync(breaker.check())
         breaker.record_success()
@@ -83,7 +83,7 @@ def test_failures_in_a_row_open_it(breaker: Breaker, redis: Redis) -> None:
     assert redis.probes == 0
 
 
-def test_an_answer_in_between_starts_the_count_anew(breaker: Breaker) -> None:
+def test_a_reply_resets_the_count(breaker: Breaker) -> None:
     fail(breaker, 1)
     breaker.record_success()
     fail(breaker, 1)
@@ -91,9 +91,7 @@ def test_an_answer_in_between_starts_the_count_anew(breaker: Breaker) -> None:
     assert not refused(breaker)
 
 
-def test_after_a_pause_one_caller_asks_and_opens_the_way(
-    breaker: Breaker, redis: Redis, clock: Clock
-) -> None:
+def test_after_a_delay_one_probe_closes_it(breaker: Breaker, redis: Redis, clock: Clock) -> None:
     fail(breaker)
     redis.away = False
     clock.now += module.FIRST_DELAY
@@ -103,7 +101,7 @@ def test_after_a_pause_one_caller_asks_and_opens_the_way(
     assert not breaker.open
 
 
-def test_each_time_in_vain_the_pause_doubles_up_to_the_longest(
+def test_the_delay_doubles_with_each_failed_probe_up_to_the_maximum(
     breaker: Breaker, redis: Redis, clock: Clock
 ) -> None:
     fail(breaker)
@@ -119,7 +117,7 @@ def test_each_time_in_vain_the_pause_doubles_up_to_the_longest(
         assert 0.75 * pause <= seconds <= pause + 0.15
 
 
-def test_one_probes_while_all_others_are_refused_at_once(
+def test_during_a_probe_other_commands_fail_at_once(
     clock: Clock, breaker: Breaker, redis: Redis
 ) -> None:
     asking, answer = threading.Event(), threading.Event()
@@ -141,7 +139,7 @@ def test_one_probes_while_all_others_are_refused_at_once(
     assert not refused(breaker)
 
 
-def test_others_may_hear_of_the_end_first(breaker: Breaker, redis: Redis) -> None:
+def test_a_success_elsewhere_closes_it_without_a_probe(breaker: Breaker, redis: Redis) -> None:
     fail(breaker)
     breaker.record_success()  # a heartbeat's, say
 
@@ -149,7 +147,7 @@ def test_others_may_hear_of_the_end_first(breaker: Breaker, redis: Redis) -> Non
     assert redis.probes == 0
 
 
-def test_a_prober_that_dies_is_not_the_last(clock: Clock) -> None:
+def test_another_probe_follows_one_that_was_interrupted(clock: Clock) -> None:
     async def interrupted() -> None:
         raise KeyboardInterrupt
 

@@ -55,7 +55,7 @@ def test_tcp(
         ("", ssl.CERT_REQUIRED),
     ],
 )
-def test_tls_as_celery_demands_it(query: str, wanted: ssl.VerifyMode) -> None:
+def test_tls_in_celerys_form(query: str, wanted: ssl.VerifyMode) -> None:
     connection = connection_of(f"rediss://:secret@example.org:6380/1?{query}")
 
     assert connection.cert_reqs == wanted
@@ -80,13 +80,13 @@ def test_unix_socket(url: str, database: int, password: str | None) -> None:
     assert (connection.db, connection.password) == (database, password)
 
 
-def test_commands_end_in_time_unless_the_url_says_otherwise() -> None:
+def test_default_timeouts_and_those_of_the_url() -> None:
     assert connection_of("redis://").socket_timeout == 2.5  # and once again makes five seconds
     assert connection_of("redis://").socket_connect_timeout == 2
     assert connection_of("redis://?socket_timeout=0.5").socket_timeout == 0.5
 
 
-def test_a_lost_reply_is_asked_for_again() -> None:
+def test_a_command_whose_reply_is_lost_is_resent() -> None:
     assert connection_of("redis://").retry.get_retries() == 1
 
 
@@ -99,7 +99,7 @@ def test_a_lost_reply_is_asked_for_again() -> None:
         ("REDIS://:secret@localhost", "REDIS"),
     ],
 )
-def test_an_unknown_scheme_is_told_with_the_known_ones(url: str, scheme: str) -> None:
+def test_an_unknown_scheme_is_an_error_that_lists_the_known_ones(url: str, scheme: str) -> None:
     assert not is_redis_url(url)
     with pytest.raises(SettingsError, match="idempotency_redis_url has the scheme") as caught:
         connect(StoreConfig(url=url))
@@ -126,7 +126,7 @@ def test_an_unknown_scheme_is_told_with_the_known_ones(url: str, scheme: str) ->
         "redis+socket:///run/redis.sock?virtual_host=secret",
     ],
 )
-def test_a_url_that_cannot_work_is_refused_at_once_and_never_shown(url: str) -> None:
+def test_an_invalid_url_is_an_error_that_does_not_show_it(url: str) -> None:
     with pytest.raises(SettingsError) as caught:
         connect(StoreConfig(url=url))
 
@@ -169,7 +169,7 @@ class TestSentinels:
     def master(self, url: str = URL, **options: Any) -> Any:
         return connect(StoreConfig(url=url, options={"master_name": "shop", **options}))
 
-    def test_are_asked_for_the_master(self) -> None:
+    def test_are_used_to_find_the_master(self) -> None:
         pool = self.master().connection_pool
 
         places = [s.connection_pool.connection_kwargs for s in pool.sentinel_manager.sentinels]
@@ -180,51 +180,51 @@ class TestSentinels:
         ]
         assert pool.service_name == "shop"
 
-    def test_the_first_one_s_database_and_credentials_are_the_master_s(self) -> None:
+    def test_the_first_has_the_masters_database_and_credentials(self) -> None:
         options = self.master().connection_pool.connection_kwargs
 
         assert (options["db"], options["username"], options["password"]) == (3, "shop", "s@cret")
 
-    def test_have_options_of_their_own(self) -> None:
+    def test_have_their_own_options(self) -> None:
         client = self.master(sentinel_kwargs={"password": "theirs"}, min_other_sentinels=1)
 
         manager = client.connection_pool.sentinel_manager
         (password,) = {s.connection_pool.connection_kwargs["password"] for s in manager.sentinels}
         assert (password, manager.min_other_sentinels) == ("theirs", 1)
 
-    def test_can_be_had_under_tls(self) -> None:
+    def test_can_use_tls_to_the_master(self) -> None:
         client = self.master(ssl=True, ssl_cert_reqs="none")
 
         assert "SSL" in client.connection_pool.connection_class.__name__
 
-    def test_without_a_master_s_name_are_told_so(self) -> None:
+    def test_without_a_master_name_are_an_error(self) -> None:
         with pytest.raises(
             SettingsError, match="idempotency_redis_options must have the 'master_n"
         ):
             connect(StoreConfig(url=self.URL))
 
     @pytest.mark.parametrize("url", ["sentinel://one:port", "sentinel://one:1/secret"])
-    def test_with_a_part_that_cannot_be_used_are_refused(self, url: str) -> None:
+    def test_with_an_invalid_port_or_database_are_an_error(self, url: str) -> None:
         with pytest.raises(SettingsError, match="idempotency_redis_url is invalid"):
             self.master(url)
 
 
-class TestAClientOfOnesOwn:
-    def test_is_taken_as_it_is(self) -> None:
+class TestUserClient:
+    def test_is_used_as_it_is(self) -> None:
         client = Redis()
 
         assert connect(StoreConfig(client=client)) is client
 
-    def test_may_be_made_when_it_is_needed(self) -> None:
+    def test_may_be_a_callable(self) -> None:
         client = Redis()
 
         assert connect(StoreConfig(client=lambda: client)) is client
 
-    def test_that_is_none_is_refused(self) -> None:
+    def test_of_another_type_is_an_error(self) -> None:
         with pytest.raises(SettingsError, match="idempotency_redis_client is a dict"):
             connect(StoreConfig(client=dict))
 
-    def test_that_decodes_is_refused(self) -> None:
+    def test_with_decode_responses_is_an_error(self) -> None:
         with pytest.raises(SettingsError, match="decode_responses"):
             connect(StoreConfig(client=Redis(decode_responses=True)))
 
@@ -237,18 +237,18 @@ def test_options_go_to_the_client() -> None:
     assert (connection.username, connection.socket_keepalive) == ("shop", True)
 
 
-def test_an_option_that_redis_py_does_not_have_is_refused() -> None:
+def test_an_unknown_option_is_an_error() -> None:
     with pytest.raises(SettingsError, match="idempotency_redis_options"):
         connect(StoreConfig(url="redis://", options={"nonesuch": "secret"}))
 
 
-def test_a_place_does_not_show_its_secrets() -> None:
+def test_the_config_does_not_show_secrets() -> None:
     config = StoreConfig(url="redis://:secret@host/0", options={"password": "secret"})
 
     assert "secret" not in f"{config} {config!r}"
 
 
-def test_what_redis_says_is_told_in_our_words() -> None:
+def test_errors_of_redis_py_are_translated() -> None:
     wrong_type = translate_error(
         ResponseError("WRONGTYPE Operation against a key"), "shop.charge:a"
     )

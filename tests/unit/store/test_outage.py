@@ -42,7 +42,7 @@ def test_a_single_call_has_been_told_already(
     assert caplog.records == []
 
 
-def test_the_next_outage_is_told_anew(outage: OutageLogger) -> None:
+def test_the_next_outage_is_logged_again(outage: OutageLogger) -> None:
     outage.another_call()
     outage.end()
 

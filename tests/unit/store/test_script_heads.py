@@ -42,7 +42,7 @@ def cases_in(body: str) -> list[set[str]]:
     return [set(re.findall(r"'(\w+)'", argument)) for argument in first_arguments]
 
 
-def test_there_are_scripts() -> None:
+def test_scripts_are_found() -> None:
     assert {"begin", "extend", "complete", "fail", "release", "abandon", "forget"} <= set(NAMES)
 
 
@@ -85,7 +85,7 @@ class TestEachScript:
         for entry in (*head["KEYS"], *head["ARGV"], *head["REPLIES"]):
             assert any(re.match(rf"--   {entry} +\S", transport) for transport in lines), entry
 
-    def test_asks_no_clock_of_its_own(self, name: str) -> None:
+    def test_does_not_call_time_itself(self, name: str) -> None:
         # The prelude reads the server's once, for the whole script.
         _, body = head_and_body(name)
 
@@ -105,7 +105,7 @@ class TestEachScript:
                 assert {n.strip() for n in names.split(",")} <= declared
 
 
-def test_every_end_is_the_end_of_some() -> None:
+def test_every_included_file_is_used() -> None:
     ends = {name for script in NAMES for name in head_and_body(script)[0]["INCLUDE"]}
 
     assert sorted(ends) == ENDS

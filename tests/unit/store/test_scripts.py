@@ -42,7 +42,7 @@ def test_a_head_is_read_up_to_the_first_line_of_code() -> None:
     }
 
 
-def test_a_script_comes_with_the_prelude_and_its_end_and_the_digest_of_all() -> None:
+def test_a_script_has_the_prelude_its_include_and_the_digest_of_all() -> None:
     script = scripts.load("complete")
 
     parts = [scripts.read_source(name) for name in ("prelude", "complete", "epilogue")]
@@ -61,6 +61,6 @@ def test_a_reply_that_the_head_does_not_list_is_an_error() -> None:
         scripts.load("complete").reply(b"begun 5 6 ")
 
 
-def test_a_script_that_is_not_there_says_that_the_installation_is_not_whole() -> None:
+def test_a_missing_script_is_an_error() -> None:
     with pytest.raises(IdempotencyError, match=r"lua/nonesuch\.lua is missing"):
         scripts.load("nonesuch")
