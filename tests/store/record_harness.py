@@ -1,4 +1,4 @@
-"""One key in one Redis: what may be done with it, and what is there then."""
+"""One key in one Redis: its transitions, and the record after them."""
 
 from __future__ import annotations
 
@@ -29,54 +29,54 @@ OWNER = b"16 bytes of name"
 WORKER = "celery@host/4711"
 OTHER_WORKER = "celery@host/4712"
 
-#: No two alike, so that none can pass for another.
+#: All different, so that a test notices if one is used for another.
 LEASE_MS = 60_000
 HOLD_MS = 90_000
 RETENTION_MS = 3_600_000
 ERROR_MS = 1_800_000
 
-#: A lease that a test waits for.
+#: A lease that expires during a test.
 SHORT_MS = 50
 
 RESULT = Payload("json", b'"charged"')
 ERROR = Payload("json", b'{"exc_type": "ValueError"}')
 
 
-class Answer(NamedTuple):
-    """A script's reply, with the record in it read."""
+class RecordReply(NamedTuple):
+    """A script's reply with its record."""
 
     case: str
     record: Record | None
     now_ms: int
 
     @property
-    def there(self) -> Record:
+    def stored(self) -> Record:
         assert self.record is not None
         return self.record
 
     @property
     def token(self) -> int:
-        return self.there.token
+        return self.stored.token
 
 
 _stores: list[RecordStore] = []
 
 
 def store_at(url: str = "", **how: Any) -> RecordStore:
-    """A store whose results are the bytes themselves; `how` as a `Place` has it."""
+    """Return a store that does not decode results; `how` has the fields of a `StoreConfig`."""
     store = RecordStore(StoreConfig(url=url, **how), lambda record: record.body)
     _stores.append(store)
     return store
 
 
 def close_stores() -> None:
-    """Close the connections of every store that was made so."""
+    """Close the connections of all stores of `store_at`."""
     while _stores:
         run_sync(_stores.pop().aclose())
 
 
 def clear(client: Any) -> None:
-    """Empty every node of the site, and count its commands from zero."""
+    """Empty every node of the deployment and reset its command statistics."""
     client.flushall()
     if isinstance(client, redis.RedisCluster):
         client.config_resetstat(target_nodes=redis.RedisCluster.ALL_NODES)
@@ -85,7 +85,7 @@ def clear(client: Any) -> None:
 
 
 def calls(client: Any, command: str) -> int:
-    """How often the site has been sent `command`, all its nodes together."""
+    """Return how often all nodes together have received `command`."""
     if isinstance(client, redis.RedisCluster):
         found = client.info("commandstats", target_nodes=redis.RedisCluster.ALL_NODES)
     else:
@@ -95,7 +95,7 @@ def calls(client: Any, command: str) -> int:
 
 
 class RecordHarness:
-    """The record of `key`, by way of `store` and, past it, of `client`."""
+    """The record of `key`, through `store` and directly through `client`."""
 
     def __init__(self, store: RecordStore, client: Any, key: Key = KEY) -> None:
         self.store = store
@@ -103,7 +103,7 @@ class RecordHarness:
         self.key = key
         self.name = store.name(key)
 
-    # What may be done
+    # Transitions
 
     def begin(
         self,
@@ -116,7 +116,7 @@ class RecordHarness:
         worker: str = WORKER,
         lease_ms: int = LEASE_MS,
         max_attempts: int = 5,
-    ) -> Answer:
+    ) -> RecordReply:
         return self._answer(
             run_sync(
                 self.store.execute(
@@ -136,17 +136,17 @@ class RecordHarness:
             )
         )
 
-    def complete(self, token: int, result: Payload = RESULT) -> Answer:
+    def complete(self, token: int, result: Payload = RESULT) -> RecordReply:
         return self._answer(
             run_sync(self.store.execute(commands.complete(self.key, token, result, RETENTION_MS)))
         )
 
-    def fail(self, token: int, error: Payload = ERROR) -> Answer:
+    def fail(self, token: int, error: Payload = ERROR) -> RecordReply:
         return self._answer(
             run_sync(self.store.execute(commands.fail(self.key, token, error, ERROR_MS)))
         )
 
-    def release(self, token: int, hold_ms: int = 0, generation: int = 0) -> Answer:
+    def release(self, token: int, hold_ms: int = 0, generation: int = 0) -> RecordReply:
         return self._answer(
             run_sync(
                 self.store.execute(
@@ -163,8 +163,8 @@ class RecordHarness:
 
     def end_with_error(
         self, token: int, error: Payload = ERROR, *, generation: int = 0, error_ms: int = ERROR_MS
-    ) -> Answer:
-        """Release it; the error is the last word for the task id."""
+    ) -> RecordReply:
+        """Release the key and store the error for its task id."""
         return self._answer(
             run_sync(
                 self.store.execute(
@@ -181,12 +181,12 @@ class RecordHarness:
             )
         )
 
-    def extend(self, token: int, lease_ms: int = LEASE_MS) -> Answer:
+    def extend(self, token: int, lease_ms: int = LEASE_MS) -> RecordReply:
         (reply,) = run_sync(self.store.extend([Extension(self.key, token, lease_ms, RETENTION_MS)]))
         assert isinstance(reply, Reply)
         return self._answer(reply)
 
-    def save_step(self, token: int, name: str = "reserve", value: bytes = b'"r-1"') -> Answer:
+    def save_step(self, token: int, name: str = "reserve", value: bytes = b'"r-1"') -> RecordReply:
         return self._answer(
             run_sync(
                 self.store.execute(
@@ -201,7 +201,7 @@ class RecordHarness:
             )
         )
 
-    def mark_continued(self, task_id: str = FIRST) -> Answer:
+    def mark_continued(self, task_id: str = FIRST) -> RecordReply:
         return self._answer(
             run_sync(self.store.execute(commands.mark_continued(self.key, task_id)))
         )
@@ -212,7 +212,7 @@ class RecordHarness:
         worker: str = WORKER,
         grace_ms: int = 0,
         error: Payload | None = None,
-    ) -> Answer:
+    ) -> RecordReply:
         return self._answer(
             run_sync(
                 self.store.execute(
@@ -230,23 +230,23 @@ class RecordHarness:
 
     def reserve(
         self, task_id: str = FIRST, *, key: Key | None = None, hold_ms: int = HOLD_MS
-    ) -> Answer:
+    ) -> RecordReply:
         return self._answer(
             run_sync(self.store.execute(commands.reserve(key or self.key, task_id, hold_ms)))
         )
 
-    def forget(self, shown: Record | str | None = None) -> Answer:
+    def forget(self, shown: Record | str | None = None) -> RecordReply:
         return self._answer(run_sync(self.store.execute(commands.forget(self.key, shown))))
 
-    # What may be given
+    # States
 
     def started(self, **begin: Any) -> Record:
         answer = self.begin(**begin)
         assert answer.case == "begun"
-        return answer.there
+        return answer.stored
 
     def expired(self, **begin: Any) -> Record:
-        """STARTED, and its lease is over by the server's clock."""
+        """Return a STARTED record whose lease has expired by the server's clock."""
         record = self.started(lease_ms=SHORT_MS, **begin)
         eventually(lambda: self.now_ms() >= record.at_ms)
         return record
@@ -256,7 +256,7 @@ class RecordHarness:
         return self.record()
 
     def held_for_retry(self, task_id: str = FIRST, hold_ms: int = HOLD_MS) -> Record:
-        """RESERVED by an execution that will come again."""
+        """Return a record that is RESERVED for a retry."""
         assert self.release(self.started(task_id=task_id).token, hold_ms).case == "ok"
         return self.record()
 
@@ -275,10 +275,10 @@ class RecordHarness:
         return self.record()
 
     def put(self, raw: bytes) -> None:
-        """Write the bytes of a record past the scripts."""
+        """Write the bytes of a record without a script."""
         self.client.set(self.name, raw, px=RETENTION_MS)
 
-    # What is there then
+    # The record
 
     @property
     def raw(self) -> bytes | None:
@@ -299,15 +299,15 @@ class RecordHarness:
         return steps.read(self.record().body, str(self.key))
 
     def left_ms(self) -> int:
-        """Until Redis forgets the record."""
+        """Return the remaining time to live of the record."""
         left: int = self.client.pttl(self.name)
         return left
 
     def now_ms(self) -> int:
-        """The server's clock."""
+        """Return the server's time."""
         seconds, microseconds = self.client.time()
         return seconds * 1000 + microseconds // 1000
 
-    def _answer(self, reply: Reply) -> Answer:
+    def _answer(self, reply: Reply) -> RecordReply:
         record = layout.read(reply.raw, str(self.key), self.key.task) if reply.raw else None
-        return Answer(reply.case, record, reply.now_ms)
+        return RecordReply(reply.case, record, reply.now_ms)

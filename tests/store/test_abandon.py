@@ -1,4 +1,4 @@
-"""abandon: the parent process saw its child die, or is about to kill it."""
+"""abandon: the parent process reports a child that died, or that it is about to kill."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def test_the_next_begin_takes_over_at_once(harness: RecordHarness) -> None:
 
     assert harness.abandon().case == "ok"
 
-    heir = harness.begin(task_id=SECOND)
-    assert (heir.case, heir.there.attempt) == ("begun", 2)
-    assert heir.token > dead.token
+    successor = harness.begin(task_id=SECOND)
+    assert (successor.case, successor.stored.attempt) == ("begun", 2)
+    assert successor.token > dead.token
 
 
 def test_the_same_message_takes_over_as_well(harness: RecordHarness) -> None:
@@ -41,9 +41,9 @@ def test_the_outcome_of_an_abandoned_execution_is_refused(harness: RecordHarness
 def test_during_the_grace_period_the_key_is_held(harness: RecordHarness) -> None:
     harness.started()
 
-    answer = harness.abandon(grace_ms=100)
+    reply = harness.abandon(grace_ms=100)
 
-    assert harness.record().at_ms == answer.now_ms + 100
+    assert harness.record().at_ms == reply.now_ms + 100
     assert harness.begin(task_id=SECOND).case == "held"
     eventually(lambda: harness.begin(task_id=SECOND).case == "begun")
 
@@ -87,9 +87,9 @@ def test_the_lease_of_another_execution_stays(
 ) -> None:
     running = harness.started()
 
-    answer = harness.abandon(task_id, worker)
+    reply = harness.abandon(task_id, worker)
 
-    assert (answer.case, answer.record) == ("lost", running)
+    assert (reply.case, reply.record) == ("lost", running)
     assert harness.record() == running
 
 
@@ -98,16 +98,16 @@ def test_a_second_abandon_changes_nothing(harness: RecordHarness) -> None:
     harness.abandon()
 
     assert harness.abandon().case == "ok"
-    assert harness.begin().there.attempt == 2
+    assert harness.begin().stored.attempt == 2
 
 
 def test_a_second_abandon_after_a_takeover_is_lost(harness: RecordHarness) -> None:
     harness.started()
     harness.abandon()
-    heir = harness.started(worker=OTHER_WORKER)
+    successor = harness.started(worker=OTHER_WORKER)
 
     assert harness.abandon().case == "lost"
-    assert harness.record() == heir
+    assert harness.record() == successor
 
 
 def test_an_outcome_stays(harness: RecordHarness) -> None:

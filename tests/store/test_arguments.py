@@ -1,4 +1,4 @@
-"""Whatever a script is given: one of its cases or an error, and nothing that stays for ever."""
+"""Any arguments of a script give a listed reply or an error, and every record expires."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ steady = settings(
     derandomize=True,
     deadline=None,
     max_examples=50,
-    # Each kind of Redis is another executor.
+    # The test function runs once for each deployment.
     suppress_health_check=[
         HealthCheck.function_scoped_fixture,
         HealthCheck.differing_executors,
@@ -61,7 +61,7 @@ GIVEN: dict[str, Callable[[RecordHarness], Any]] = {
     ),
 }
 
-#: What Lua and Redis each take for a number, or do not; and what is there already.
+#: Values that Lua and Redis may or may not read as numbers.
 awkward = st.one_of(
     st.integers(-(2**70), 2**70),
     st.integers(0, 100_000),
@@ -109,7 +109,7 @@ lengths_ms = st.integers(10_000, 366 * 86_400_000)
 
 
 class TestThroughTheStore:
-    """What its callers may hand over, written by Lua and read by Python."""
+    """Arguments of callers, written by Lua and read by Python."""
 
     @steady
     @given(
@@ -221,7 +221,7 @@ class TestThroughTheStore:
         assert harness.forget().case == "ok"
 
 
-#: One of each state, whole.
+#: A complete record of each state.
 WHOLE = {
     letter: raw_record(
         letter.encode(),

@@ -1,4 +1,4 @@
-"""The store of event loops: the same answers as the one that blocks, fault by fault."""
+"""RecordStore over AsyncioTransport: the same replies and errors as over a blocking one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.store.record_harness import (
     RecordHarness,
 )
 
-#: What a server does with the script is told in the other files, for every kind.
+#: The other files test the scripts on every kind of server.
 pytestmark = pytest.mark.parametrize(
     "site", deployments.params(deployments.PLAIN[0]), indirect=True
 )
@@ -41,8 +41,8 @@ pytestmark = pytest.mark.parametrize(
 Story = Callable[[RecordStore], Awaitable[Any]]
 
 
-def told(story: Story, url: str, **config: Any) -> Any:
-    """What `story` gives, on a loop and a store of its own."""
+def run_story(story: Story, url: str, **config: Any) -> Any:
+    """Return the result of `story`, on its own event loop and store."""
 
     async def tell() -> Any:
         settings = StoreConfig(url=url, **config)
@@ -82,7 +82,7 @@ def test_the_blocking_transport_reads_what_the_asyncio_transport_writes(
         assert (record.state, record.result) == (State.COMPLETED, RESULT.body)
         assert record.expires_at is not None
 
-    told(run, server.url)
+    run_story(run, server.url)
     assert run_sync(harness.store.get(KEY)) is not None
     assert harness.begin().case == "finished"
 
@@ -98,19 +98,19 @@ def test_flushed_scripts_are_loaded_again(harness: RecordHarness, server: RedisS
         assert isinstance(extended, Reply)
         assert extended.case == "ok"
 
-    told(run, server.url)
+    run_story(run, server.url)
 
 
 def test_a_command_whose_reply_is_lost_is_resent(
     proxied: RecordHarness, proxy: Proxy, server: RedisServer
 ) -> None:
     async def run(store: RecordStore) -> str:
-        await store.execute(begin())  # teaches the script
+        await store.execute(begin())  # loads the script
         proxied.forget()
         proxy.lose_reply(to=scripts.load("begin").sha)
         return (await store.execute(begin())).case
 
-    assert told(run, proxy.url) == "begun"
+    assert run_story(run, proxy.url) == "begun"
     assert proxied.record().attempt == 1
 
 
@@ -130,12 +130,12 @@ def test_a_batch_returns_an_error_for_one_command_and_replies_for_the_others(
         assert isinstance(absent, Reply)
         assert absent.case == "absent"
 
-    told(run, server.url)
+    run_story(run, server.url)
 
 
 def test_a_command_is_resent_when_its_connection_is_closed(server: RedisServer) -> None:
     async def run(store: RecordStore) -> None:
-        # How many turns of the loop a call takes is up to redis-py: the store is closed at each.
+        # The store is closed after each number of loop iterations that a command may take.
         for turns in range(40):
             calls = [asyncio.create_task(store.execute(begin())) for _ in range(3)]
             batch = asyncio.create_task(store.execute_all([begin()]))
@@ -146,18 +146,18 @@ def test_a_command_is_resent_when_its_connection_is_closed(server: RedisServer) 
                 assert isinstance(answer, Reply)
 
     server.client().flushall()
-    told(run, server.url)
+    run_story(run, server.url)
 
 
 def test_any_number_of_tasks_can_send_commands_concurrently(
     harness: RecordHarness, server: RedisServer
 ) -> None:
-    # redis-py 8 lets a pool make a hundred connections.
+    # A pool of redis-py 8 is limited to a hundred connections by default.
     async def run(store: RecordStore) -> list[Reply]:
-        asks = [commands.get(type(KEY)(KEY.task, f"{n}")) for n in range(150)]
-        return await asyncio.gather(*map(store.execute, asks))
+        gets = [commands.get(type(KEY)(KEY.task, f"{n}")) for n in range(150)]
+        return await asyncio.gather(*map(store.execute, gets))
 
-    assert {reply.case for reply in told(run, server.url)} == {"absent"}
+    assert {reply.case for reply in run_story(run, server.url)} == {"absent"}
 
 
 def test_the_breaker_opens_in_an_outage_and_closes_after_it(
@@ -184,7 +184,7 @@ def test_the_breaker_opens_in_an_outage_and_closes_after_it(
                 else:
                     return
 
-        told(run, own.url, timeout=0.5)
+        run_story(run, own.url, timeout=0.5)
 
 
 def test_too_few_replicas_are_an_error(harness: RecordHarness, server: RedisServer) -> None:
@@ -193,7 +193,7 @@ def test_too_few_replicas_are_an_error(harness: RecordHarness, server: RedisServ
             await store.execute(begin())
 
     harness.client.script_flush()
-    told(run, server.url, wait_replicas=1, wait_timeout=0.05)
+    run_story(run, server.url, wait_replicas=1, wait_timeout=0.05)
 
 
 @pytest.fixture
@@ -214,4 +214,4 @@ def test_a_frozen_server_blocks_a_heartbeat_for_its_timeout(silent: RedisServer)
         finally:
             silent.resume()
 
-    assert told(run, silent.url) < 2
+    assert run_story(run, silent.url) < 2

@@ -1,4 +1,4 @@
-"""begin: who gets the right to run."""
+"""begin: which execution gets the right to run."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ pytestmark = pytest.mark.core
 
 class TestAbsent:
     def test_begins(self, harness: RecordHarness) -> None:
-        answer = harness.begin()
+        reply = harness.begin()
 
-        assert answer.case == "begun"
-        assert answer.record == harness.record()
-        assert answer.there.state is State.STARTED
-        assert answer.there.attempt == 1
-        assert (answer.there.task_id, answer.there.worker) == (FIRST, WORKER)
-        assert answer.there.fingerprint == harness.key.fingerprint
+        assert reply.case == "begun"
+        assert reply.record == harness.record()
+        assert reply.stored.state is State.STARTED
+        assert reply.stored.attempt == 1
+        assert (reply.stored.task_id, reply.stored.worker) == (FIRST, WORKER)
+        assert reply.stored.fingerprint == harness.key.fingerprint
 
     def test_gets_a_lease_from_now_by_the_servers_clock(self, harness: RecordHarness) -> None:
         before = harness.now_ms()
-        answer = harness.begin()
+        reply = harness.begin()
         after = harness.now_ms()
 
-        assert before <= answer.now_ms <= after
-        assert answer.there.at_ms == answer.now_ms + LEASE_MS
+        assert before <= reply.now_ms <= after
+        assert reply.stored.at_ms == reply.now_ms + LEASE_MS
 
     def test_a_worker_name_of_any_length_can_be_read(self, harness: RecordHarness) -> None:
         long = "celery@" + "é" * 200 + "x/4711"
 
-        answer = harness.begin(worker=long)
+        reply = harness.begin(worker=long)
 
-        assert long.endswith(answer.there.worker)
-        assert len(answer.there.worker.encode()) >= 250
+        assert long.endswith(reply.stored.worker)
+        assert len(reply.stored.worker.encode()) >= 250
 
 
 class TestStarted:
     def test_a_duplicate_gets_held_with_the_running_execution(self, harness: RecordHarness) -> None:
         running = harness.started()
 
-        answer = harness.begin(task_id=SECOND, worker=OTHER_WORKER)
+        reply = harness.begin(task_id=SECOND, worker=OTHER_WORKER)
 
-        assert answer.case == "held"
-        assert answer.record == running == harness.record()
+        assert reply.case == "held"
+        assert reply.record == running == harness.record()
 
     def test_a_redelivery_with_the_same_task_id_gets_held_too(self, harness: RecordHarness) -> None:
         running = harness.started()
@@ -76,7 +76,7 @@ class TestStarted:
         again = harness.begin(execution_id=execution_id)
 
         assert again.case == "begun"
-        assert (again.token, again.there.attempt) == (first.token, 1)
+        assert (again.token, again.stored.attempt) == (first.token, 1)
         assert harness.complete(first.token).case == "ok"
 
     def test_the_same_execution_gets_the_same_reply_after_its_lease(
@@ -87,22 +87,22 @@ class TestStarted:
 
         again = harness.begin(execution_id=execution_id)
 
-        assert (again.case, again.token, again.there.attempt) == ("begun", first.token, 1)
-        assert again.there.at_ms == again.now_ms + LEASE_MS
+        assert (again.case, again.token, again.stored.attempt) == ("begun", first.token, 1)
+        assert again.stored.at_ms == again.now_ms + LEASE_MS
 
 
 class TestUnansweredBegin:
-    """A message that was put back carries the ids of its passes that had no answer."""
+    """A message that is retried carries the execution ids of begins without a reply."""
 
     def test_is_continued_at_once_without_counting_an_attempt(self, harness: RecordHarness) -> None:
         execution_id = os.urandom(16)
         unanswered = harness.started(execution_id=execution_id)
 
-        answer = harness.begin(unanswered_ids=execution_id)
+        reply = harness.begin(unanswered_ids=execution_id)
 
-        assert answer.case == "begun"
-        assert answer.there.attempt == 1
-        assert answer.token > unanswered.token
+        assert reply.case == "begun"
+        assert reply.stored.attempt == 1
+        assert reply.token > unanswered.token
 
     def test_is_found_among_several(self, harness: RecordHarness) -> None:
         owners = [os.urandom(16) for _ in range(5)]
@@ -129,7 +129,7 @@ class TestUnansweredBegin:
         assert harness.begin(unanswered_ids=execution_id, max_attempts=1).case == "begun"
 
     def test_does_not_continue_an_abandoned_execution(self, harness: RecordHarness) -> None:
-        # An abandoned record has no owner, and every text contains the empty one.
+        # An abandoned record has no execution id, and every text contains the empty one.
         execution_id = os.urandom(16)
         harness.started(execution_id=execution_id)
         harness.abandon(grace_ms=LEASE_MS)
@@ -141,26 +141,26 @@ class TestExpired:
     def test_is_taken_over(self, harness: RecordHarness) -> None:
         dead = harness.expired()
 
-        answer = harness.begin(task_id=SECOND, worker=OTHER_WORKER)
+        reply = harness.begin(task_id=SECOND, worker=OTHER_WORKER)
 
-        assert answer.case == "begun"
-        assert answer.there.attempt == 2
-        assert answer.token > dead.token
-        assert (answer.there.task_id, answer.there.worker) == (SECOND, OTHER_WORKER)
-        assert answer.there.at_ms == answer.now_ms + LEASE_MS
+        assert reply.case == "begun"
+        assert reply.stored.attempt == 2
+        assert reply.token > dead.token
+        assert (reply.stored.task_id, reply.stored.worker) == (SECOND, OTHER_WORKER)
+        assert reply.stored.at_ms == reply.now_ms + LEASE_MS
 
     def test_is_not_taken_over_before_its_deadline(self, harness: RecordHarness) -> None:
         running = harness.started(lease_ms=SHORT_MS)
-        answers = []
+        replies = []
 
         def begun() -> bool:
-            answers.append(harness.begin())
-            return answers[-1].case == "begun"
+            replies.append(harness.begin())
+            return replies[-1].case == "begun"
 
         eventually(begun)
 
-        assert all(a.case == "held" and a.now_ms < running.at_ms for a in answers[:-1])
-        assert answers[-1].now_ms >= running.at_ms
+        assert all(a.case == "held" and a.now_ms < running.at_ms for a in replies[:-1])
+        assert replies[-1].now_ms >= running.at_ms
 
     def test_keeps_counting(self, harness: RecordHarness) -> None:
         attempts = [harness.expired().attempt for _ in range(4)]
@@ -170,22 +170,22 @@ class TestExpired:
     def test_may_be_taken_over_by_the_same_message(self, harness: RecordHarness) -> None:
         harness.expired()
 
-        assert harness.begin().there.attempt == 2
+        assert harness.begin().stored.attempt == 2
 
     def test_after_max_attempts_is_failed_as_poisoned(self, harness: RecordHarness) -> None:
         for _ in range(3):
             last = harness.expired(max_attempts=3)
 
-        answer = harness.begin(task_id=SECOND, worker=OTHER_WORKER, max_attempts=3)
+        reply = harness.begin(task_id=SECOND, worker=OTHER_WORKER, max_attempts=3)
 
-        assert answer.case == "finished"
-        assert answer.record == harness.record()
-        assert answer.there.state is State.FAILED
-        assert answer.there.attempt == 3
-        assert (answer.there.format, answer.there.body) == ("", b"poisoned")
-        assert answer.there.worker == WORKER, "the one that died last"
+        assert reply.case == "finished"
+        assert reply.record == harness.record()
+        assert reply.stored.state is State.FAILED
+        assert reply.stored.attempt == 3
+        assert (reply.stored.format, reply.stored.body) == ("", b"poisoned")
+        assert reply.stored.worker == WORKER, "the one that died last"
         assert ERROR_MS - 5000 < harness.left_ms() <= ERROR_MS
-        assert answer.there.fingerprint == harness.key.fingerprint
+        assert reply.stored.fingerprint == harness.key.fingerprint
         assert harness.complete(last.token).case == "lost"
         assert harness.begin().case == "finished"
 
@@ -195,7 +195,7 @@ class TestExpired:
             harness.abandon()
 
         assert harness.record().attempt == 255
-        assert harness.begin(max_attempts=255).there.state is State.FAILED
+        assert harness.begin(max_attempts=255).stored.state is State.FAILED
         assert harness.record().attempt == 255
 
 
@@ -203,17 +203,17 @@ class TestFinished:
     def test_gets_the_result(self, harness: RecordHarness) -> None:
         harness.completed()
 
-        answer = harness.begin(task_id=SECOND)
+        reply = harness.begin(task_id=SECOND)
 
-        assert answer.case == "finished"
-        assert answer.there.state is State.COMPLETED
-        assert (answer.there.format, answer.there.body) == RESULT
-        assert answer.there.task_id == FIRST
+        assert reply.case == "finished"
+        assert reply.stored.state is State.COMPLETED
+        assert (reply.stored.format, reply.stored.body) == RESULT
+        assert reply.stored.task_id == FIRST
 
     def test_gets_the_error(self, harness: RecordHarness) -> None:
         harness.failed()
 
-        assert harness.begin(task_id=SECOND).there.state is State.FAILED
+        assert harness.begin(task_id=SECOND).stored.state is State.FAILED
 
     def test_stays_unchanged(self, harness: RecordHarness) -> None:
         harness.completed()
@@ -229,27 +229,27 @@ class TestFinished:
         harness.mark_continued()
 
         assert harness.begin().case == "finished"
-        assert harness.begin().there.continuation_sent
+        assert harness.begin().stored.continuation_sent
 
 
 class TestReserved:
     def test_can_be_begun_by_its_task_id_at_once(self, harness: RecordHarness) -> None:
         reservation = harness.reserved()
 
-        answer = harness.begin()
+        reply = harness.begin()
 
-        assert (answer.case, answer.there.attempt) == ("begun", 1)
-        assert answer.token > reservation.token
+        assert (reply.case, reply.stored.attempt) == ("begun", 1)
+        assert reply.token > reservation.token
 
     def test_is_held_for_every_other_task_id(self, harness: RecordHarness) -> None:
         reservation = harness.reserved()
 
-        answer = harness.begin(task_id=SECOND)
+        reply = harness.begin(task_id=SECOND)
 
-        assert answer.case == "held"
-        assert answer.record == reservation
-        assert answer.there.deadline is not None
-        assert answer.there.at_ms <= answer.now_ms + HOLD_MS
+        assert reply.case == "held"
+        assert reply.record == reservation
+        assert reply.stored.deadline is not None
+        assert reply.stored.at_ms <= reply.now_ms + HOLD_MS
 
     def test_can_be_begun_by_any_task_id_after_its_end(self, harness: RecordHarness) -> None:
         assert harness.reserve(hold_ms=SHORT_MS).case == "reserved"
@@ -262,7 +262,7 @@ class TestReserved:
         harness.expired()
         harness.release(harness.started().token, HOLD_MS)
 
-        assert harness.begin().there.attempt == 1
+        assert harness.begin().stored.attempt == 1
 
 
 class TestReused:
@@ -280,14 +280,14 @@ class TestReused:
             given()
             before = harness.raw
 
-            answer = harness.begin(key=OTHER_ARGUMENTS)
+            reply = harness.begin(key=OTHER_ARGUMENTS)
 
-            assert answer.case == "reused", given.__name__
-            assert answer.there.task_id in (FIRST, SECOND)
+            assert reply.case == "reused", given.__name__
+            assert reply.stored.task_id in (FIRST, SECOND)
             assert harness.raw == before
 
     def test_when_the_reservation_has_expired(self, harness: RecordHarness) -> None:
-        # Finished steps keep a released record alive.
+        # A released record with finished steps is kept.
         token = harness.started().token
         harness.save_step(token)
         harness.release(token)

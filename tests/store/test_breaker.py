@@ -1,4 +1,4 @@
-"""The breaker before a real server that is killed, frozen, and comes back."""
+"""The circuit breaker with a server that is killed or frozen, and recovers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.store.record_harness import LEASE_MS, RETENTION_MS, RecordHarness, store_at
 
-#: Longer than a test: the breaker asks again when the test says so.
+#: Longer than a test, which moves the clock before each probe.
 FOR_EVER = 3600.0
-#: Far longer than a probe may take.
+#: Far longer than the timeout of a probe.
 TIMEOUT = 4.0
 
 
-class Nobody:
-    """Listens where a server was, counts who connects, and hangs up."""
+class DeadServer:
+    """Listens on the port of a killed server, counts connections and closes them."""
 
     def __init__(self, port: int) -> None:
         self.connections = 0
@@ -42,7 +42,7 @@ class Nobody:
             self.connections += 1
             connection.close()
 
-    def __enter__(self) -> Nobody:
+    def __enter__(self) -> DeadServer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,7 +52,7 @@ class Nobody:
 
 
 class Clock:
-    """The breaker's, moved by hand."""
+    """The clock of the breaker."""
 
     def __init__(self) -> None:
         self._ahead = 0.0
@@ -60,8 +60,8 @@ class Clock:
     def __call__(self) -> float:
         return time.monotonic() + self._ahead
 
-    def pass_pause(self) -> None:
-        """Let the breaker's pause be over."""
+    def pass_delay(self) -> None:
+        """Move the clock past the delay before the next probe."""
         self._ahead += 2 * FOR_EVER
 
 
@@ -81,7 +81,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def harness(server: RedisServer, clock: Clock) -> RecordHarness:
-    """A store whose breaker opens at the second failure, and asks again in an hour."""
+    """A store whose breaker opens at the second failure and probes after an hour."""
     store = store_at(server.url, timeout=TIMEOUT, breaker_max_delay=FOR_EVER)
     run_sync(store.ping())
     return RecordHarness(store, server.client())
@@ -94,8 +94,8 @@ def open_the_breaker(harness: RecordHarness) -> None:
     assert harness.store.breaker.open
 
 
-def refused_at_once(harness: RecordHarness) -> float:
-    """Seconds that a call takes which the breaker refuses."""
+def fail_at_once(harness: RecordHarness) -> float:
+    """Return the seconds of a call that fails because the breaker is open."""
     began_at = time.perf_counter()
     with pytest.raises(StoreUnavailableError, match="the next attempt is in"):
         run_sync(harness.store.get(harness.key))
@@ -112,30 +112,30 @@ class TestKilledServer:
         self, harness: RecordHarness, server: RedisServer
     ) -> None:
         server.kill()
-        with Nobody(server.port) as nobody:
+        with DeadServer(server.port) as dead_server:
             open_the_breaker(harness)
-            before = nobody.connections
-            taken = sorted(refused_at_once(harness) for _ in range(1000))
+            before = dead_server.connections
+            taken = sorted(fail_at_once(harness) for _ in range(1000))
 
             assert before > 0
-            assert nobody.connections == before
+            assert dead_server.connections == before
         print(f"1000 refusals: median {taken[500] * 1e6:.0f} µs, p99 {taken[990] * 1e6:.0f} µs")
 
     def test_is_probed_once_after_each_delay(
         self, harness: RecordHarness, server: RedisServer, clock: Clock
     ) -> None:
         server.kill()
-        with Nobody(server.port) as nobody:
+        with DeadServer(server.port) as dead_server:
             open_the_breaker(harness)
-            before = nobody.connections
+            before = dead_server.connections
             for probes in (1, 2):
-                clock.pass_pause()
+                clock.pass_delay()
                 with pytest.raises(StoreUnavailableError, match="cannot be reached"):
                     harness.begin()
-                refused_at_once(harness)
+                fail_at_once(harness)
 
-                # A probe tries again at once when a connection has gone stale, and once more.
-                assert before < nobody.connections <= before + 3 * probes
+                # A probe connects again at once, and a third time.
+                assert before < dead_server.connections <= before + 3 * probes
 
     def test_is_used_again_after_a_restart(
         self, harness: RecordHarness, server: RedisServer, clock: Clock
@@ -143,9 +143,9 @@ class TestKilledServer:
         server.kill()
         open_the_breaker(harness)
         server.restart()
-        refused_at_once(harness)
+        fail_at_once(harness)
 
-        clock.pass_pause()
+        clock.pass_delay()
 
         assert harness.begin().case == "begun"
         assert not harness.store.breaker.open
@@ -190,13 +190,13 @@ class TestFrozenServerBehindTheBreaker:
             open_the_breaker(behind)
             asked = len(proxy.requests)
             for probes in (1, 2):
-                clock.pass_pause()
+                clock.pass_delay()
                 began_at = time.monotonic()
                 with pytest.raises(StoreUnavailableError, match="cannot be reached"):
                     behind.begin()
                 taken = time.monotonic() - began_at
                 for _ in range(100):
-                    refused_at_once(behind)
+                    fail_at_once(behind)
 
                 assert PROBE_TIMEOUT * 0.9 <= taken < TIMEOUT / 2
                 assert len(proxy.requests) == asked + probes
@@ -204,13 +204,13 @@ class TestFrozenServerBehindTheBreaker:
     def test_is_used_again_when_it_resumes(
         self, harness: RecordHarness, server: RedisServer, clock: Clock
     ) -> None:
-        hasty = RecordHarness(
+        short_timeout = RecordHarness(
             store_at(server.url, timeout=0.2, breaker_max_delay=FOR_EVER), harness.client
         )
         server.pause()
-        open_the_breaker(hasty)
+        open_the_breaker(short_timeout)
         server.resume()
 
-        clock.pass_pause()
+        clock.pass_delay()
 
-        assert hasty.begin().case == "begun"
+        assert short_timeout.begin().case == "begun"

@@ -1,4 +1,4 @@
-"""A cluster changes under the store: a master dies, a slot moves."""
+"""Changes of a cluster: a master fails, a slot is migrated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.parametrize("site", deployments.params(deployments.CLUS
 
 @pytest.fixture
 def cluster(site: Site) -> Iterator[ClusterServers]:
-    """Whole again after the test, whatever died in it."""
+    """A cluster that is repaired after the test."""
     assert isinstance(site.behind, ClusterServers)
     yield site.behind
     site.behind.rejoin()
@@ -33,7 +33,7 @@ def cluster(site: Site) -> Iterator[ClusterServers]:
 
 @pytest.fixture
 def moving(harness: RecordHarness, cluster: ClusterServers) -> Iterator[SlotMove]:
-    """The slot of the scene's key is on its way; its record, if any, has not moved yet."""
+    """The slot of the key is being migrated; its record has not been moved."""
     with cluster.move_slot(harness.name, cluster.other_master(harness.name)) as moving:
         yield moving
 
@@ -42,13 +42,13 @@ def test_the_promoted_replica_completes_what_the_failed_master_began(
     harness: RecordHarness, cluster: ClusterServers
 ) -> None:
     begun = harness.started()
-    heir = cluster.replica_of(harness.name)
-    with heir.client() as client:
-        client.script_flush()  # where a version lets replicas learn what their master runs
+    successor = cluster.replica_of(harness.name)
+    with successor.client() as client:
+        client.script_flush()  # some versions replicate scripts
 
     cluster.kill_master_of(harness.name)
 
-    with heir.client() as client:
+    with successor.client() as client:
         assert client.script_exists(scripts.load("complete").sha) == [False]
     assert harness.extend(begun.token).case == "ok"
     assert harness.complete(begun.token).case == "ok"
@@ -60,8 +60,8 @@ def test_a_store_that_sends_commands_during_a_failover_recovers(
     harness: RecordHarness, cluster: ClusterServers
 ) -> None:
     token = harness.started().token
-    master, heir = cluster.master_of(harness.name), cluster.replica_of(harness.name)
-    wait_until(lambda: heir.is_copy_of(master), "the replica lags")
+    master, successor = cluster.master_of(harness.name), cluster.replica_of(harness.name)
+    wait_until(lambda: successor.is_copy_of(master), "the replica lags")
     cases: list[str] = []
 
     def completed() -> bool:

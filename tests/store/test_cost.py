@@ -1,4 +1,4 @@
-"""What a record costs, on each server."""
+"""Memory and round trips of a record, on each server."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_each_call_is_one_round_trip(
     proxied: RecordHarness, proxy: Proxy, call: Callable[[RecordHarness, int], object]
 ) -> None:
     token = proxied.started().token
-    call(proxied, token)  # connects, and teaches the script
+    call(proxied, token)  # connects and loads the script
     proxied.forget()
     token = proxied.started().token
     before = len(proxy.requests)

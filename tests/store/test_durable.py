@@ -1,4 +1,4 @@
-"""A Redis that was told to keep everything is killed: what was begun is completed."""
+"""A server with appendfsync always is killed: an execution completes after its restart."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_tokens_grow_across_a_restart(harness: RecordHarness, durable: RedisServ
 
     crash(durable)
 
-    answer = harness.begin(task_id=SECOND)
-    assert (answer.case, answer.there.attempt) == ("begun", 2)
-    assert answer.token > before
+    reply = harness.begin(task_id=SECOND)
+    assert (reply.case, reply.stored.attempt) == ("begun", 2)
+    assert reply.token > before
     assert harness.complete(before).case == "lost"

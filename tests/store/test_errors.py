@@ -1,4 +1,4 @@
-"""An error that ends one task id and not the key: copies of its message get it, others run."""
+"""An error of one task id, not of the key: copies of its message get it, others run."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class TestCopyOfTheMessage:
         ended(harness)
         before = harness.raw
 
-        answer = harness.begin()
+        reply = harness.begin()
 
-        assert answer.case == "finished"
-        assert (answer.there.state, answer.there.task_id) == (State.FAILED, FIRST)
-        assert (answer.there.format, answer.there.body) == (ERROR.format, ERROR.body)
-        assert not answer.there.continuation_sent
+        assert reply.case == "finished"
+        assert (reply.stored.state, reply.stored.task_id) == (State.FAILED, FIRST)
+        assert (reply.stored.format, reply.stored.body) == (ERROR.format, ERROR.body)
+        assert not reply.stored.continuation_sent
         assert harness.raw == before
 
     @either
@@ -62,13 +62,13 @@ class TestCopyOfTheMessage:
         self, harness: RecordHarness, ended: Any
     ) -> None:
         ended(harness)
-        rival = harness.started(task_id=SECOND)
-        assert harness.begin().there.body == ERROR.body
+        successor = harness.started(task_id=SECOND)
+        assert harness.begin().stored.body == ERROR.body
 
-        harness.end_with_error(rival.token, LATE)
+        harness.end_with_error(successor.token, LATE)
 
-        assert harness.begin().there.body == ERROR.body
-        assert harness.begin(task_id=SECOND).there.body == LATE.body
+        assert harness.begin().stored.body == ERROR.body
+        assert harness.begin(task_id=SECOND).stored.body == LATE.body
         assert harness.begin(task_id=THIRD).case == "begun"
 
     @either
@@ -84,9 +84,9 @@ class TestCopyOfTheMessage:
         by_release(harness)
         harness.complete(harness.started(task_id=SECOND).token)
 
-        answer = harness.begin()
+        reply = harness.begin()
 
-        assert (answer.case, answer.there.state) == ("finished", State.COMPLETED)
+        assert (reply.case, reply.stored.state) == ("finished", State.COMPLETED)
 
     def test_learns_that_the_continuation_was_sent(self, harness: RecordHarness) -> None:
         by_release(harness)
@@ -96,14 +96,14 @@ class TestCopyOfTheMessage:
         assert harness.mark_continued().case == "ok"
         harness.started(task_id=SECOND)
 
-        assert harness.begin().there.continuation_sent
+        assert harness.begin().stored.continuation_sent
 
     def test_learns_it_though_another_execution_has_begun(self, harness: RecordHarness) -> None:
         by_release(harness)
         running = harness.started(task_id=SECOND)
 
         assert harness.mark_continued().case == "ok"
-        assert harness.begin().there.continuation_sent
+        assert harness.begin().stored.continuation_sent
         assert harness.record().token == running.token
 
     def test_of_an_earlier_message_gets_it_and_a_later_message_runs(
@@ -122,10 +122,10 @@ class TestOtherTaskIds:
         ended(harness)
         last = harness.record().token
 
-        answer = harness.begin(task_id=SECOND)
+        reply = harness.begin(task_id=SECOND)
 
-        assert answer.case == "begun"
-        assert answer.token > last
+        assert reply.case == "begun"
+        assert reply.token > last
 
     @either
     def test_may_have_other_arguments(self, harness: RecordHarness, ended: Any) -> None:
@@ -166,7 +166,7 @@ class TestOtherTaskIds:
 
 
 class TestExplicitPublish:
-    """Of the same task id, under a reservation."""
+    """A publish of the same task id, under a reservation."""
 
     def test_runs(self, harness: RecordHarness) -> None:
         by_release(harness)
@@ -231,8 +231,8 @@ class TestRecordOfErrors:
         assert harness.steps == {"reserve": ("json", b'"r-1"')}
         assert harness.begin().case == "finished"
         assert harness.begin(task_id=SECOND, key=OTHER_ARGUMENTS).case == "reused"
-        heir = harness.started(task_id=SECOND)
-        harness.save_step(heir.token, "ship", b"2")
+        successor = harness.started(task_id=SECOND)
+        harness.save_step(successor.token, "ship", b"2")
         assert harness.steps == {"reserve": ("json", b'"r-1"'), "ship": ("json", b"2")}
 
     def test_drops_the_oldest_error_beyond_its_limit(self, harness: RecordHarness) -> None:
@@ -254,10 +254,10 @@ class TestAbandonedWithAnError:
             assert harness.started(task_id=task_id, max_attempts=2).attempt == attempt
             harness.abandon(task_id, error=ERROR)
 
-        answer = harness.begin(task_id=THIRD, max_attempts=2)
+        reply = harness.begin(task_id=THIRD, max_attempts=2)
 
-        assert answer.case == "finished"
-        assert (answer.there.state, answer.there.body) == (State.FAILED, b"poisoned")
+        assert reply.case == "finished"
+        assert (reply.stored.state, reply.stored.body) == (State.FAILED, b"poisoned")
 
     def test_is_counted_past_a_reservation(self, harness: RecordHarness) -> None:
         by_a_death(harness)

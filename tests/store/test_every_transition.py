@@ -1,4 +1,4 @@
-"""What holds whatever happens: an expiry, the fingerprint, growing tokens."""
+"""Invariants of all transitions: an expiry, the fingerprint, growing tokens."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.store.record_harness import (
     RESULT,
     RETENTION_MS,
     SECOND,
-    Answer,
     RecordHarness,
+    RecordReply,
 )
 from tests.unit.record.raw import raw_record
 from tests.waiting import eventually
@@ -52,7 +52,7 @@ TRANSITIONS: dict[str, Callable[[RecordHarness], object]] = {
 }  # fmt: skip
 
 
-def _release_with_step(harness: RecordHarness, hold_ms: int) -> Answer:
+def _release_with_step(harness: RecordHarness, hold_ms: int) -> RecordReply:
     token = harness.started().token
     harness.save_step(token)
     return harness.release(token, hold_ms)
@@ -121,25 +121,25 @@ class TestTokens:
         assert harness.started().token > first
 
     def test_are_the_servers_time_in_microseconds(self, harness: RecordHarness) -> None:
-        answers = []
+        replies = []
         for _ in range(20):
-            answers.append(harness.begin())
-            harness.release(answers[-1].token)
+            replies.append(harness.begin())
+            harness.release(replies[-1].token)
 
-        assert all(answer.token // 1000 == answer.now_ms for answer in answers)
-        # Fourteen digits of sixteen would end in two zeros each time.
-        assert any(answer.token % 100 for answer in answers)
+        assert all(reply.token // 1000 == reply.now_ms for reply in replies)
+        # A token that was rounded to fourteen digits would end in two zeros.
+        assert any(reply.token % 100 for reply in replies)
 
     @pytest.mark.parametrize("last", [2**53 - 3, 9_007_199_254_740_001, 7_777_777_777_777_777])
     def test_grow_by_one_past_the_clock_to_the_last_digit(
         self, harness: RecordHarness, last: int
     ) -> None:
-        # As after a backward step of the server's clock.
+        # As after the server's clock was set back.
         harness.put(raw_record(b"S", token=last, at_ms=1, fingerprint=harness.key.fingerprint))
 
-        heir = harness.started()
+        successor = harness.started()
 
-        assert heir.token == last + 1
+        assert successor.token == last + 1
         assert harness.extend(last).case == "lost"
         assert harness.complete(last).case == "lost"
         assert harness.complete(last + 1).case == "ok"

@@ -1,4 +1,4 @@
-"""extend: the heartbeat's word."""
+"""extend: the heartbeat renews a lease."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.core
 def test_a_lease_is_extended_from_now(harness: RecordHarness) -> None:
     running = harness.started(lease_ms=1000)
 
-    answer = harness.extend(running.token)
+    reply = harness.extend(running.token)
 
-    assert answer.case == "ok"
-    assert harness.record().at_ms == answer.now_ms + LEASE_MS
+    assert reply.case == "ok"
+    assert harness.record().at_ms == reply.now_ms + LEASE_MS
 
 
 def test_nothing_but_the_deadline_changes(harness: RecordHarness) -> None:
@@ -48,9 +48,9 @@ def test_nothing_but_the_deadline_changes(harness: RecordHarness) -> None:
 def test_a_lease_may_be_shortened(harness: RecordHarness) -> None:
     running = harness.started()
 
-    answer = harness.extend(running.token, lease_ms=SHORT_MS)
+    reply = harness.extend(running.token, lease_ms=SHORT_MS)
 
-    assert harness.record().at_ms == answer.now_ms + SHORT_MS
+    assert harness.record().at_ms == reply.now_ms + SHORT_MS
 
 
 def test_the_expiry_of_the_record_is_extended(harness: RecordHarness) -> None:
@@ -71,20 +71,20 @@ def test_an_expired_lease_can_be_extended(harness: RecordHarness) -> None:
 
 def test_a_lease_that_was_taken_over_is_lost(harness: RecordHarness) -> None:
     stale = harness.expired()
-    rival = harness.started(task_id=SECOND)
+    successor = harness.started(task_id=SECOND)
 
-    answer = harness.extend(stale.token)
+    reply = harness.extend(stale.token)
 
-    assert answer.case == "lost"
-    assert answer.record == rival == harness.record()
+    assert reply.case == "lost"
+    assert reply.record == successor == harness.record()
 
 
 def test_a_finished_execution_has_no_lease(harness: RecordHarness) -> None:
     done = harness.completed()
 
-    answer = harness.extend(done.token)
+    reply = harness.extend(done.token)
 
-    assert (answer.case, answer.record) == ("lost", done)
+    assert (reply.case, reply.record) == ("lost", done)
     assert harness.record() == done
 
 
@@ -104,7 +104,7 @@ def test_each_lease_gets_its_own_reply(harness: RecordHarness) -> None:
     harness.client.rpush(harness.store.name(keys[2]), "not a record")
     harness.client.expire(harness.store.name(keys[2]), 60)
 
-    answers = run_sync(
+    replies = run_sync(
         harness.store.extend(
             [
                 Extension(key, token, LEASE_MS, RETENTION_MS)
@@ -113,9 +113,9 @@ def test_each_lease_gets_its_own_reply(harness: RecordHarness) -> None:
         )
     )
 
-    cases = [answer.case if isinstance(answer, Reply) else type(answer) for answer in answers]
+    cases = [reply.case if isinstance(reply, Reply) else type(reply) for reply in replies]
     assert cases == ["ok", "lost", CorruptRecordError, "ok"]
-    assert str(keys[2]) in str(answers[2])
+    assert str(keys[2]) in str(replies[2])
 
 
 def test_an_empty_batch_of_leases_is_allowed(harness: RecordHarness) -> None:

@@ -1,4 +1,4 @@
-"""The master dies, and the sentinels name another: what was begun is completed."""
+"""Sentinels promote a replica: an execution completes at the new master."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ pytestmark = pytest.mark.parametrize(
 
 @pytest.fixture
 def trio(site: Site, connection: redis.Redis) -> Iterator[SentinelServers]:
-    """Whole again after the test, whatever died in it."""
+    """Servers that are repaired after the test."""
     assert isinstance(site.behind, SentinelServers)
     yield site.behind
     site.behind.rejoin()
-    connection.connection_pool.disconnect()  # from who was master
+    connection.connection_pool.disconnect()  # to the old master
 
 
 def test_the_promoted_replica_completes_what_the_failed_master_began(
     harness: RecordHarness, trio: SentinelServers
 ) -> None:
     begun = harness.started()
-    heir = trio.replica
-    with heir.client() as client:
-        client.script_flush()  # where a version lets replicas learn what their master runs
+    successor = trio.replica
+    with successor.client() as client:
+        client.script_flush()  # some versions replicate scripts
 
     trio.failover()
 
-    with heir.client() as client:
+    with successor.client() as client:
         assert client.script_exists(scripts.load("complete").sha) == [False]
     assert harness.extend(begun.token).case == "ok"
     assert harness.complete(begun.token).case == "ok"
@@ -72,21 +72,21 @@ def test_a_store_that_sends_commands_during_a_failover_recovers(
 def test_a_connection_to_the_old_master_is_replaced(
     harness: RecordHarness, trio: SentinelServers
 ) -> None:
-    """A master that was frozen comes back, as a replica, with its connections still open."""
+    """A frozen master resumes as a replica, with its connections still open."""
     token = harness.started().token
-    old, heir = trio.master, trio.replica
-    wait_until(lambda: heir.is_copy_of(old), "the replica lags")
+    old, successor = trio.master, trio.replica
+    wait_until(lambda: successor.is_copy_of(old), "the replica lags")
     old.pause()
     try:
-        wait_until(lambda: trio.master is heir, "no other master")
+        wait_until(lambda: trio.master is successor, "no other master")
     finally:
         old.resume()
     with old.client() as thawed:
-        thawed.replicaof("127.0.0.1", heir.port)  # as the sentinels would, in some seconds
+        thawed.replicaof("127.0.0.1", successor.port)  # as the Sentinels do after some seconds
 
     assert harness.complete(token).case == "ok"
     assert harness.begin(task_id=SECOND).case == "finished"
-    with heir.client() as client:
+    with successor.client() as client:
         assert client.get(harness.name).startswith(b"C")
 
 
@@ -104,6 +104,6 @@ def test_a_begin_returns_when_the_replica_has_it(
     finally:
         trio.replica.resume()
 
-    answer = careful.begin(execution_id=OWNER)
-    assert (answer.case, answer.there.attempt) == ("begun", 1)
-    assert answer.token > done.token
+    reply = careful.begin(execution_id=OWNER)
+    assert (reply.case, reply.stored.attempt) == ("begun", 1)
+    assert reply.token > done.token

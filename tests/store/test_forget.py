@@ -1,4 +1,4 @@
-"""forget: an operator's word."""
+"""forget: an operator deletes a record."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_any_record_is_deleted(harness: RecordHarness, given: object) -> None:
 
     assert harness.forget().case == "ok"
     assert harness.raw is None
-    assert harness.begin(task_id=SECOND).there.attempt == 1
+    assert harness.begin(task_id=SECOND).stored.attempt == 1
 
 
 def test_an_absent_key_is_reported(harness: RecordHarness) -> None:
@@ -51,8 +51,8 @@ def test_a_shown_record_is_recognised_by_its_token(harness: RecordHarness) -> No
     done = harness.completed()
 
     for other in (done.token - 1, done.token + 1, 0):
-        answer = harness.forget(replace(done, token=other))
-        assert (answer.case, answer.record) == ("changed", done)
+        reply = harness.forget(replace(done, token=other))
+        assert (reply.case, reply.record) == ("changed", done)
     assert harness.record() == done
 
     assert harness.forget(done).case == "ok"
@@ -61,10 +61,10 @@ def test_a_shown_record_is_recognised_by_its_token(harness: RecordHarness) -> No
 
 def test_an_execution_that_took_over_since_is_not_deleted(harness: RecordHarness) -> None:
     dead = harness.expired()
-    heir = harness.started()
+    successor = harness.started()
 
     assert harness.forget(dead).case == "changed"
-    assert harness.record() == heir
+    assert harness.record() == successor
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_an_outcome_that_was_not_shown_is_not_deleted(harness: RecordHarness, si
     since(harness, running.token)
     outcome = harness.record()
 
-    answer = harness.forget(running)
+    reply = harness.forget(running)
 
     assert outcome.token == running.token
-    assert (answer.case, answer.record) == ("changed", outcome)
+    assert (reply.case, reply.record) == ("changed", outcome)
     assert harness.record() == outcome
 
 
@@ -120,14 +120,14 @@ def test_a_shown_outcome_is_deleted_after_its_continuation_was_sent(
 def test_a_record_that_replaced_a_damaged_one_is_not_deleted(harness: RecordHarness) -> None:
     done = harness.completed()
 
-    answer = harness.forget(UNREADABLE)
+    reply = harness.forget(UNREADABLE)
 
-    assert (answer.case, answer.record) == ("changed", done)
+    assert (reply.case, reply.record) == ("changed", done)
     assert harness.record() == done
 
 
 class TestErrorsOfEndedTaskIds:
-    """To all but copies of their messages there is nothing."""
+    """All but copies of their messages find no record."""
 
     def test_are_deleted_but_reported_as_absent(self, harness: RecordHarness) -> None:
         harness.end_with_error(harness.started().token)

@@ -1,4 +1,4 @@
-"""A record, looked up for people."""
+"""get: a record is read with its expiry."""
 
 from __future__ import annotations
 

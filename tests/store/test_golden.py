@@ -1,4 +1,4 @@
-"""Golden records: the bytes that the scripts write, and the commands that each takes to do so.
+"""Golden records: the bytes that the scripts write, and the commands that each script runs.
 
 Other versions of this library read these bytes, and every call of a task pays for the commands.
 """
@@ -21,7 +21,7 @@ _FINGERPRINT = b"\x088 bytes!"
 _TASK_ID = b"\x00\x11" + b"\x00" + bytes.fromhex("11111111111141118111111111111111")
 _WORKER = b"\x10celery@host/4711"
 
-#: State, and how it comes about: the record's bytes without the changing ones.
+#: The record's bytes for each state and its history, without token and time.
 RECORDS: dict[str, tuple[Callable[[RecordHarness], object], bytes]] = {
     "reserved": (
         lambda harness: harness.reserved(),
@@ -75,7 +75,7 @@ def test_records_are_those_of_every_version_before(harness: RecordHarness, state
     assert raw[: CHANGING.start] + raw[CHANGING.stop :] == golden
 
 
-#: Script, and what it does on a record of its usual state: Redis commands inside the script.
+#: The Redis commands inside each script, on a record of its usual state.
 COMMANDS: dict[
     str, tuple[Callable[[RecordHarness], Any], Callable[[RecordHarness, Any], object], set[str]]
 ] = {
@@ -134,7 +134,7 @@ def test_a_script_takes_each_of_its_commands_once(
     harness: RecordHarness, server: RedisServer, script: str
 ) -> None:
     given, call, commands = COMMANDS[script]
-    call(harness, given(harness))  # makes the script known
+    call(harness, given(harness))  # loads the script
     harness.forget()
     token = given(harness)
     harness.client.config_resetstat()

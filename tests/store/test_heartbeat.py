@@ -1,4 +1,4 @@
-"""The heartbeat, on a real server."""
+"""The heartbeat with a real server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.store import deployments
 from tests.store.record_harness import HOLD_MS, RETENTION_MS, SECOND, RecordHarness, calls, store_at
 from tests.waiting import eventually
 
-#: What a server does with the script is told in the other files, for every kind.
+#: The other files test the scripts on every kind of server.
 pytestmark = pytest.mark.parametrize(
     "site", deployments.params(deployments.PLAIN[0]), indirect=True
 )
@@ -42,7 +42,7 @@ def heart() -> Heartbeat:
 
 
 class Holder:
-    """An execution of `key`, with its lease."""
+    """An execution of `key` and its lease."""
 
     def __init__(self, harness: RecordHarness, key: Key, lease_ms: int = LEASE_MS) -> None:
         sent_at = monotonic()
@@ -65,7 +65,7 @@ def keys(number: int) -> list[Key]:
 
 
 def extensions(harness: RecordHarness) -> int:
-    """How many the server has granted or refused so far."""
+    """Return how many extensions the server has replied to."""
     return calls(harness.client, "evalsha") + calls(harness.client, "eval")
 
 
@@ -119,7 +119,7 @@ def test_all_leases_go_in_one_round_trip(
         return send(transport, *commands)
 
     harness.client.script_load(scripts.load("extend").source)
-    # Long enough that all of them begin within one beat, however busy the machine is.
+    # Long enough for all of them to begin within one interval on a busy machine.
     holders = [Holder(harness, key, lease_ms=3_000) for key in keys(20)]
     monkeypatch.setattr(SyncTransport, "send", counting)
     together = monotonic()
@@ -197,7 +197,7 @@ def test_a_lost_reply_does_not_lose_the_lease(
 def test_a_missing_reply_does_not_lose_the_lease(
     proxied: RecordHarness, proxy: Proxy, heart: Heartbeat
 ) -> None:
-    # The connection stays open and silent, as behind a firewall that has forgotten it.
+    # The connection stays open without a reply, as behind a firewall that has dropped it.
     holder = Holder(proxied, proxied.key, lease_ms=1200)
     proxy.swallow_reply(to=EXTEND)
 
@@ -223,15 +223,15 @@ def test_flushed_scripts_do_not_lose_the_lease(harness: RecordHarness, heart: He
     heart.stop_renewal(holder.lease)
 
 
-@pytest.mark.parametrize("rival", ["runs", "has completed", "none"])
+@pytest.mark.parametrize("successor", ["runs", "has completed", "none"])
 def test_a_lease_that_was_taken_over_is_noticed_once(
-    harness: RecordHarness, heart: Heartbeat, rival: str
+    harness: RecordHarness, heart: Heartbeat, successor: str
 ) -> None:
     holder = Holder(harness, harness.key)
     harness.forget()
-    if rival != "none":
+    if successor != "none":
         token = harness.started(task_id=SECOND).token
-    if rival == "has completed":
+    if successor == "has completed":
         harness.complete(token)
     before = harness.raw
 
@@ -267,7 +267,7 @@ def test_the_end_of_the_execution_does_not_lose_the_lease(
     }[end](token)
     before = extensions(harness)
 
-    heart.start_renewal(holder.lease)  # as a beat that was under way when the outcome was stored
+    heart.start_renewal(holder.lease)  # as if a renewal was in progress when the outcome was stored
 
     eventually(lambda: extensions(harness) >= before + 3)
     assert not holder.losses
@@ -416,7 +416,7 @@ class TestFrozenServer:
         eventually(lambda: "1 leases could not be extended" in caplog.text)
         assert not holder.losses
         server.restart()
-        eventually(lambda: holder.losses == 1)  # it came back empty
+        eventually(lambda: holder.losses == 1)  # the server restarted empty
 
 
 FORK = """
@@ -456,7 +456,7 @@ def test_a_forked_child_has_a_heartbeat_of_its_own(
     server: RedisServer, harness: RecordHarness
 ) -> None:
     parent = subprocess.run(
-        # Newer Pythons warn of a fork beside threads, which is what this is about.
+        # Newer versions of Python warn of a fork of a process with threads, which is tested here.
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, server.url],
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},

@@ -1,4 +1,4 @@
-"""A heartbeat that is struck, dies or is stuck: the leases go on, and it is told."""
+"""A heartbeat thread that is interrupted, dies or is stuck: leases are still extended."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ pytestmark = pytest.mark.parametrize(
     "site", deployments.params(deployments.PLAIN[0]), indirect=True
 )
 
-#: Where a signal may strike: the package, and what Python has in Python for threads.
+#: Where a signal may be delivered: the package, and Python's own modules for threads.
 FILES = (PACKAGE, threading.__file__)
 
 
 class StruckError(Exception):
-    """What a user's own handler raises."""
+    """Raised by a signal handler of the user."""
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +43,9 @@ def handler() -> Iterator[None]:
 
 
 def struck(at: int, call: Any, *args: Any) -> str:
-    """Call it, and strike at its `at`-th line; where that was, or nothing."""
+    """Call it and raise at its `at`-th line; return that place, or nothing if there is none."""
     trigger = Strike(at, signal.SIGALRM, FILES)
-    # Python's own condition is torn as well, and says so by a RuntimeError.
+    # Python's own condition variables raise RuntimeError after the interruption.
     with contextlib.suppress(StruckError, RuntimeError), trigger.armed():
         call(*args)
     return trigger.where
@@ -56,7 +56,7 @@ def struck(at: int, call: Any, *args: Any) -> str:
 def test_a_signal_at_any_line_does_not_stop_the_heartbeat(
     harness: RecordHarness, first: bool, method: str
 ) -> None:
-    """The first lease starts the thread, which is most of what `hold` can do."""
+    """The first lease starts the thread, which is most of the work of `start_renewal`."""
     at = 0
     while True:
         at += 1
@@ -122,7 +122,7 @@ def test_a_thread_that_is_stuck_is_replaced(
 
     monkeypatch.setattr(RecordStore, "extend", stuck)
     heart.start_renewal(first.lease)
-    eventually(lambda: not first.lease.trusted)  # which `check()` tells the execution
+    eventually(lambda: not first.lease.trusted)  # the execution's `check()` raises
 
     def noticed() -> bool:
         heart.start_renewal(second.lease)
@@ -153,7 +153,7 @@ def test_a_signal_at_any_line_of_an_interrupts_end_does_not_stop_the_heartbeat(
             interrupt.disarm()
         except LeaseLostError:
             assert where, "it is over, and was not struck"
-        striker.join(5)  # the error may have ended the first join before the thread's last line
+        striker.join(5)  # the error may have interrupted the first join
         assert not striker.is_alive(), f"struck at {where}"
         if not where:
             break

@@ -1,4 +1,4 @@
-"""A reply gets lost on its way: the client sends again, and the answer is the first one's."""
+"""Lost replies: the command is resent and gets the first reply."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from celery_idempotent.record.record import State
 from celery_idempotent.store import scripts
 from celery_idempotent.store.run_sync import run_sync
 from tests.faults.proxy import Proxy
-from tests.store.record_harness import HOLD_MS, OWNER, SECOND, Answer, RecordHarness, store_at
+from tests.store.record_harness import HOLD_MS, OWNER, SECOND, RecordHarness, RecordReply, store_at
 from tests.waiting import eventually
 
 
 def warm(harness: RecordHarness) -> None:
-    """The server knows the scripts: one request is one call."""
+    """Load all scripts, so that each call is one request."""
     for name in ("begin", "complete", "fail", "release", "extend", "save_step", "abandon",
                  "reserve", "mark_continued", "forget", "get"):  # fmt: skip
         harness.client.script_load(scripts.load(name).source)
@@ -45,7 +45,7 @@ def test_begin(warmed: RecordHarness, proxy: Proxy) -> None:
     answer = warmed.begin()
 
     assert_sent_twice(proxy, "begin")
-    assert (answer.case, answer.there.attempt) == ("begun", 1)
+    assert (answer.case, answer.stored.attempt) == ("begun", 1)
     assert answer.record == warmed.record()
     assert warmed.complete(answer.token).case == "ok"
 
@@ -58,7 +58,7 @@ def test_begin_that_takes_over(warmed: RecordHarness, proxy: Proxy) -> None:
     answer = warmed.begin()
 
     assert_sent_twice(proxy, "begin")
-    assert (answer.case, answer.there.attempt) == ("begun", 2)
+    assert (answer.case, answer.stored.attempt) == ("begun", 2)
     assert answer.token > dead.token
 
 
@@ -81,7 +81,7 @@ def test_begin_that_finds_the_task_poisoned(warmed: RecordHarness, proxy: Proxy)
 
     assert_sent_twice(proxy, "begin")
     assert answer.case == "finished"
-    assert answer.there.body == b"poisoned"
+    assert answer.stored.body == b"poisoned"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,10 @@ def test_begin_that_finds_the_task_poisoned(warmed: RecordHarness, proxy: Proxy)
     ids=["complete", "fail", "release", "hold", "extend", "save_step", "abandon", "grace"],
 )
 def test_other_transitions(
-    warmed: RecordHarness, proxy: Proxy, script: str, call: Callable[[RecordHarness, int], Answer]
+    warmed: RecordHarness,
+    proxy: Proxy,
+    script: str,
+    call: Callable[[RecordHarness, int], RecordReply],
 ) -> None:
     token = warmed.started().token
     lose(proxy, script)
@@ -173,37 +176,37 @@ def test_while_the_script_is_loaded(proxied: RecordHarness, proxy: Proxy) -> Non
     answer = proxied.begin()
 
     assert proxy.pending == 0
-    assert (answer.case, answer.there.attempt) == ("begun", 1)
+    assert (answer.case, answer.stored.attempt) == ("begun", 1)
 
 
 class TestNoReplyAtAll:
-    """The client gives up, and its message carries the begin's id to the next pass."""
+    """The call fails, and its message carries the execution id to the next delivery."""
 
     def test_begin_is_resent_and_answered(self, proxy: Proxy, harness: RecordHarness) -> None:
         warm(harness)
-        impatient = RecordHarness(store_at(proxy.url + "?socket_timeout=1"), harness.client)
+        short_timeout = RecordHarness(store_at(proxy.url + "?socket_timeout=1"), harness.client)
         proxy.swallow_reply(to=scripts.load("begin").sha)
 
-        answer = impatient.begin()
+        answer = short_timeout.begin()
 
-        assert (answer.case, answer.there.attempt) == ("begun", 1)
+        assert (answer.case, answer.stored.attempt) == ("begun", 1)
 
     def test_a_begin_that_timed_out_is_continued_by_the_next_delivery(
         self, proxy: Proxy, harness: RecordHarness
     ) -> None:
         warm(harness)
-        impatient = RecordHarness(store_at(proxy.url + "?socket_timeout=0.1"), harness.client)
+        short_timeout = RecordHarness(store_at(proxy.url + "?socket_timeout=0.1"), harness.client)
         for _ in range(3):
             proxy.swallow_reply(to=scripts.load("begin").sha)
 
         with pytest.raises(StoreUnavailableError, match="cannot be reached"):
-            impatient.begin(execution_id=OWNER)
+            short_timeout.begin(execution_id=OWNER)
         eventually(lambda: harness.raw is not None)
         assert harness.record().state is State.STARTED
 
         assert harness.begin(task_id=SECOND).case == "held"
         answer = harness.begin(unanswered_ids=OWNER)
-        assert (answer.case, answer.there.attempt) == ("begun", 1)
+        assert (answer.case, answer.stored.attempt) == ("begun", 1)
 
     def test_a_late_reply_is_waited_for(self, warmed: RecordHarness, proxy: Proxy) -> None:
         proxy.delay_reply(to=scripts.load("begin").sha, seconds=0.3)

@@ -1,4 +1,4 @@
-"""Any sequence of calls, against the model of the protocol; `make proof` runs a long one."""
+"""Any sequence of calls behaves as the model of the protocol; `make proof` runs longer ones."""
 
 from __future__ import annotations
 

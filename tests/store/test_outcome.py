@@ -16,13 +16,13 @@ from tests.store.record_harness import (
     RETENTION_MS,
     SECOND,
     WORKER,
-    Answer,
     RecordHarness,
+    RecordReply,
 )
 
 pytestmark = pytest.mark.core
 
-Settle = Callable[[RecordHarness, int], Answer]
+Settle = Callable[[RecordHarness, int], RecordReply]
 
 ways = pytest.mark.parametrize(
     ("settle", "state", "outcome", "kept_ms"),
@@ -41,15 +41,15 @@ class TestBoth:
     ) -> None:
         running = harness.started()
 
-        answer = settle(harness, running.token)
+        reply = settle(harness, running.token)
 
         record = harness.record()
-        assert answer.case == "ok"
+        assert reply.case == "ok"
         assert record.state is state
         assert (record.format, record.body) == outcome
         assert (record.token, record.attempt) == (running.token, 1)
         assert (record.task_id, record.worker) == (FIRST, WORKER)
-        assert record.at_ms == answer.now_ms
+        assert record.at_ms == reply.now_ms
         assert not record.continuation_sent
 
     def test_keep_it_for_the_retention(
@@ -80,15 +80,15 @@ class TestBoth:
         self, harness: RecordHarness, settle: Settle, state: State, outcome: Payload, kept_ms: int
     ) -> None:
         stale = harness.expired()
-        rival = harness.started(task_id=SECOND)
+        successor = harness.started(task_id=SECOND)
 
-        answer = settle(harness, stale.token)
+        reply = settle(harness, stale.token)
 
-        assert (answer.case, answer.record) == ("lost", rival)
-        assert harness.record() == rival
+        assert (reply.case, reply.record) == ("lost", successor)
+        assert harness.record() == successor
 
     @pytest.mark.parametrize(
-        "rivals", [RecordHarness.complete, RecordHarness.fail], ids=["completed", "failed"]
+        "successors", [RecordHarness.complete, RecordHarness.fail], ids=["completed", "failed"]
     )
     def test_are_refused_with_the_outcome_of_a_takeover(
         self,
@@ -97,17 +97,19 @@ class TestBoth:
         state: State,
         outcome: Payload,
         kept_ms: int,
-        rivals: Callable[[RecordHarness, int, Payload], Answer],
+        successors: Callable[[RecordHarness, int, Payload], RecordReply],
     ) -> None:
         stale = harness.expired()
-        rivals(harness, harness.started(task_id=SECOND).token, Payload("json", b"the rival's"))
+        successors(
+            harness, harness.started(task_id=SECOND).token, Payload("json", b"the successor's")
+        )
 
-        answer = settle(harness, stale.token)
+        reply = settle(harness, stale.token)
 
-        assert answer.case == "lost"
-        assert answer.there.state.finished
-        assert answer.there.body == b"the rival's"
-        assert harness.record() == answer.record
+        assert reply.case == "lost"
+        assert reply.stored.state.finished
+        assert reply.stored.body == b"the successor's"
+        assert harness.record() == reply.record
 
     def test_are_refused_when_the_key_is_absent(
         self, harness: RecordHarness, settle: Settle, state: State, outcome: Payload, kept_ms: int
@@ -123,9 +125,9 @@ class TestBoth:
     ) -> None:
         held = harness.held_for_retry()
 
-        answer = settle(harness, held.token)
+        reply = settle(harness, held.token)
 
-        assert (answer.case, answer.record) == ("lost", held)
+        assert (reply.case, reply.record) == ("lost", held)
 
     def test_are_refused_for_a_neighbouring_token(
         self, harness: RecordHarness, settle: Settle, state: State, outcome: Payload, kept_ms: int

@@ -1,19 +1,19 @@
-"""Many at once: one begins."""
+"""Concurrent calls: one of them begins."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
-from tests.store.record_harness import Answer, RecordHarness
+from tests.store.record_harness import RecordHarness, RecordReply
 
 CONTENDERS = 32
 
 
-def run_sync(harness: RecordHarness) -> list[Answer]:
+def begin_concurrently(harness: RecordHarness) -> list[RecordReply]:
     gun = Barrier(CONTENDERS)
 
-    def begin(number: int) -> Answer:
+    def begin(number: int) -> RecordReply:
         gun.wait()
         return harness.begin(task_id=f"task-{number}")
 
@@ -22,22 +22,22 @@ def run_sync(harness: RecordHarness) -> list[Answer]:
 
 
 def test_one_begins_and_all_others_are_held(harness: RecordHarness) -> None:
-    answers = run_sync(harness)
+    replies = begin_concurrently(harness)
 
-    winner = next(answer for answer in answers if answer.case == "begun")
-    losers = [answer for answer in answers if answer is not winner]
-    assert all(answer.case == "held" for answer in losers)
-    assert all(answer.record == winner.record for answer in losers)
+    winner = next(reply for reply in replies if reply.case == "begun")
+    losers = [reply for reply in replies if reply is not winner]
+    assert all(reply.case == "held" for reply in losers)
+    assert all(reply.record == winner.record for reply in losers)
 
 
 def test_one_takes_over(harness: RecordHarness) -> None:
     harness.expired()
 
-    answers = run_sync(harness)
+    replies = begin_concurrently(harness)
 
-    cases = sorted(answer.case for answer in answers)
+    cases = sorted(reply.case for reply in replies)
     assert cases == ["begun"] + ["held"] * (CONTENDERS - 1)
-    assert {answer.there.attempt for answer in answers} == {2}
+    assert {reply.stored.attempt for reply in replies} == {2}
 
 
 def test_the_first_outcome_wins(harness: RecordHarness) -> None:
@@ -47,6 +47,6 @@ def test_the_first_outcome_wins(harness: RecordHarness) -> None:
         tokens.append(harness.started(max_attempts=255).token)
 
     with ThreadPoolExecutor(CONTENDERS) as pool:
-        answers = list(pool.map(harness.complete, tokens))
+        replies = list(pool.map(harness.complete, tokens))
 
-    assert [answer.case for answer in answers] == ["lost"] * (CONTENDERS - 1) + ["ok"]
+    assert [reply.case for reply in replies] == ["lost"] * (CONTENDERS - 1) + ["ok"]

@@ -1,4 +1,4 @@
-"""release: the key is free again, or held for a retry."""
+"""release: the key is absent again, or reserved for a retry."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class TestReleased:
 
         harness.release(second.token)
 
-        assert harness.begin().there.attempt == 1
+        assert harness.begin().stored.attempt == 1
 
 
 class TestHeld:
     def test_the_key_is_reserved_for_the_same_task_id(self, harness: RecordHarness) -> None:
         running = harness.started()
 
-        answer = harness.release(running.token, HOLD_MS)
+        reply = harness.release(running.token, HOLD_MS)
 
         record = harness.record()
-        assert answer.case == "ok"
+        assert reply.case == "ok"
         assert record.state is State.RESERVED
         assert record.task_id == FIRST
-        assert record.at_ms == answer.now_ms + HOLD_MS
+        assert record.at_ms == reply.now_ms + HOLD_MS
         assert (record.token, record.attempt) == (running.token, 0)
         assert HOLD_MS - 5000 < harness.left_ms() <= HOLD_MS
 
@@ -71,22 +71,22 @@ class TestHeld:
 class TestLost:
     def test_to_a_takeover_that_runs(self, harness: RecordHarness, hold_ms: int) -> None:
         stale = harness.expired()
-        rival = harness.started(task_id=SECOND)
+        successor = harness.started(task_id=SECOND)
 
-        answer = harness.release(stale.token, hold_ms)
+        reply = harness.release(stale.token, hold_ms)
 
-        assert (answer.case, answer.record) == ("lost", rival)
-        assert harness.record() == rival
+        assert (reply.case, reply.record) == ("lost", successor)
+        assert harness.record() == successor
 
     def test_to_an_outcome(self, harness: RecordHarness, hold_ms: int) -> None:
         stale = harness.expired()
         harness.complete(harness.started(task_id=SECOND).token)
 
-        answer = harness.release(stale.token, hold_ms)
+        reply = harness.release(stale.token, hold_ms)
 
-        assert answer.case == "lost"
-        assert answer.there.state is State.COMPLETED
-        assert harness.record() == answer.record
+        assert reply.case == "lost"
+        assert reply.stored.state is State.COMPLETED
+        assert harness.record() == reply.record
 
     def test_to_a_reservation_of_another_execution(
         self, harness: RecordHarness, hold_ms: int
@@ -94,10 +94,10 @@ class TestLost:
         stale = harness.expired()
         harness.release(harness.started(task_id=SECOND).token, HOLD_MS)
 
-        answer = harness.release(stale.token, hold_ms)
+        reply = harness.release(stale.token, hold_ms)
 
-        assert answer.case == "lost"
-        assert answer.there.task_id == SECOND
+        assert reply.case == "lost"
+        assert reply.stored.task_id == SECOND
 
 
 class TestWithSteps:
@@ -115,9 +115,9 @@ class TestWithSteps:
         harness.save_step(running.token)
         harness.release(running.token)
 
-        answer = harness.begin(task_id=SECOND)
+        reply = harness.begin(task_id=SECOND)
 
-        assert (answer.case, answer.there.attempt) == ("begun", 1)
+        assert (reply.case, reply.stored.attempt) == ("begun", 1)
         assert "reserve" in harness.steps
 
     def test_a_reservation_keeps_them_past_its_end(self, harness: RecordHarness) -> None:

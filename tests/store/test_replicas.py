@@ -1,4 +1,4 @@
-"""``wait_replicas`` and ``wait_aof``: what must not be forgotten counts once others have it."""
+"""``wait_replicas`` and ``wait_aof``: writes are acknowledged by replicas and disks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.servers.redis_server import ConfigurableRedisServer
 from tests.store.deployments import KINDS
 from tests.store.record_harness import RecordHarness, close_stores, store_at
 
-#: A replica that follows has it long before.
+#: Longer than a connected replica takes.
 PATIENT = {"wait_replicas": 1, "wait_timeout": 2.0}
-#: One that is frozen has it never.
+#: For a frozen replica.
 HASTY = {"wait_replicas": 1, "wait_timeout": 0.1}
 TOO_FEW = "only 0 of 1 replicas have it"
 
@@ -57,12 +57,12 @@ def harness(master: RedisServer, replica: RedisServer) -> Iterator[RecordHarness
 
 @pytest.fixture
 def hasty(master: RedisServer, harness: RecordHarness) -> RecordHarness:
-    """The same key, by way of a store that does not wait for long."""
+    """The same key, through a store with a short timeout."""
     return RecordHarness(store_at(master.url, **HASTY), harness.client)
 
 
-def there(harness: RecordHarness, replica: RedisServer) -> State:
-    """The state that the replica has, at this moment."""
+def replicated_state(harness: RecordHarness, replica: RedisServer) -> State:
+    """Return the state of the record on the replica."""
     with replica.client() as client:
         return RecordHarness(harness.store, client).record().state
 
@@ -73,7 +73,7 @@ class TestConnectedReplica:
     ) -> None:
         harness.started()
 
-        assert there(harness, replica) is State.STARTED
+        assert replicated_state(harness, replica) is State.STARTED
 
     def test_has_a_step_when_it_returns(self, harness: RecordHarness, replica: RedisServer) -> None:
         assert harness.save_step(harness.started().token).case == "ok"
@@ -86,14 +86,14 @@ class TestConnectedReplica:
     ) -> None:
         assert harness.complete(harness.started().token).case == "ok"
 
-        assert there(harness, replica) is State.COMPLETED
+        assert replicated_state(harness, replica) is State.COMPLETED
 
     def test_has_an_error_when_it_returns(
         self, harness: RecordHarness, replica: RedisServer
     ) -> None:
         assert harness.fail(harness.started().token).case == "ok"
 
-        assert there(harness, replica) is State.FAILED
+        assert replicated_state(harness, replica) is State.FAILED
 
 
 class TestFrozenReplica:
@@ -117,25 +117,29 @@ class TestFrozenReplica:
             hasty.begin(execution_id=execution_id)
         replica.resume()
 
-        answer = harness.begin(unanswered_ids=execution_id)
+        reply = harness.begin(unanswered_ids=execution_id)
 
-        assert (answer.case, answer.there.attempt) == ("begun", 1)
-        assert there(harness, replica) is State.STARTED
+        assert (reply.case, reply.stored.attempt) == ("begun", 1)
+        assert replicated_state(harness, replica) is State.STARTED
 
     @pytest.mark.parametrize("transition", ["complete", "fail", "save_step"])
     def test_an_outcome_succeeds_only_when_it_resumes(
-        self, harness: RecordHarness, hasty: RecordHarness, replica: RedisServer, transition: str
+        self,
+        harness: RecordHarness,
+        hasty: RecordHarness,
+        replica: RedisServer,
+        transition: str,
     ) -> None:
         token = harness.started().token
         replica.pause()
         for _ in range(2):
-            # The second time there is nothing to change; the WAIT behind it must mean something.
+            # The second time the script writes nothing, and its WAIT must not return at once.
             with pytest.raises(StoreUnavailableError, match=TOO_FEW):
                 getattr(hasty, transition)(token)
         replica.resume()
 
         assert getattr(harness, transition)(token).case == "ok"
-        assert there(harness, replica) is harness.state
+        assert replicated_state(harness, replica) is harness.state
 
     @pytest.mark.parametrize("transition", ["complete", "fail", "save_step"])
     def test_another_connection_does_not_satisfy_the_wait(
@@ -180,7 +184,11 @@ class TestFrozenReplica:
 
     @pytest.mark.parametrize("transition", ["extend", "release", "forget"])
     def test_other_transitions_do_not_wait(
-        self, harness: RecordHarness, hasty: RecordHarness, replica: RedisServer, transition: str
+        self,
+        harness: RecordHarness,
+        hasty: RecordHarness,
+        replica: RedisServer,
+        transition: str,
     ) -> None:
         record = harness.started()
         replica.pause()
@@ -226,7 +234,7 @@ class TestDisk:
         self, careful: RecordHarness, durable: RedisServer, has_waitaof: bool
     ) -> None:
         if not has_waitaof:
-            return  # the next test is this server's
+            return  # the next test covers this server
         run_sync(careful.store.ping())
 
         assert careful.complete(careful.started().token).case == "ok"

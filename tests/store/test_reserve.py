@@ -1,4 +1,4 @@
-"""reserve: the key is kept for a task that is about to be published."""
+"""reserve: the key is reserved for a task that is about to be published."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.store.record_harness import (
 
 
 def test_an_absent_key_is_reserved(harness: RecordHarness) -> None:
-    answer = harness.reserve()
+    reply = harness.reserve()
 
     record = harness.record()
-    assert (answer.case, answer.record) == ("reserved", record)
+    assert (reply.case, reply.record) == ("reserved", record)
     assert record.state is State.RESERVED
     assert (record.task_id, record.worker, record.attempt) == (FIRST, "", 0)
-    assert record.at_ms == answer.now_ms + HOLD_MS
+    assert record.at_ms == reply.now_ms + HOLD_MS
     assert record.fingerprint == harness.key.fingerprint
     assert HOLD_MS - 5000 < harness.left_ms() <= HOLD_MS
 
@@ -29,9 +29,9 @@ def test_an_absent_key_is_reserved(harness: RecordHarness) -> None:
 def test_a_key_that_is_reserved_is_held_for_the_first(harness: RecordHarness) -> None:
     first = harness.reserved()
 
-    answer = harness.reserve(SECOND)
+    reply = harness.reserve(SECOND)
 
-    assert (answer.case, answer.record) == ("held", first)
+    assert (reply.case, reply.record) == ("held", first)
     assert harness.record() == first
 
 
@@ -48,18 +48,18 @@ def test_a_key_that_runs_is_held(harness: RecordHarness) -> None:
     running = harness.started()
 
     for task_id in (FIRST, SECOND):
-        answer = harness.reserve(task_id)
-        assert (answer.case, answer.record) == ("held", running)
+        reply = harness.reserve(task_id)
+        assert (reply.case, reply.record) == ("held", running)
     assert harness.record() == running
 
 
 def test_an_expired_lease_is_left_for_a_takeover(harness: RecordHarness) -> None:
     dead = harness.expired()
 
-    answer = harness.reserve(SECOND)
+    reply = harness.reserve(SECOND)
 
-    assert (answer.case, answer.record) == ("expired", dead)
-    assert harness.begin(task_id=SECOND).there.attempt == 2
+    assert (reply.case, reply.record) == ("expired", dead)
+    assert harness.begin(task_id=SECOND).stored.attempt == 2
 
 
 def test_a_finished_key_replies_with_its_outcome(harness: RecordHarness) -> None:
@@ -67,9 +67,9 @@ def test_a_finished_key_replies_with_its_outcome(harness: RecordHarness) -> None
         harness.client.delete(harness.name)
         done = given()
 
-        answer = harness.reserve(SECOND)
+        reply = harness.reserve(SECOND)
 
-        assert (answer.case, answer.record) == ("finished", done)
+        assert (reply.case, reply.record) == ("finished", done)
         assert harness.record() == done
 
 

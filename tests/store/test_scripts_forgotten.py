@@ -1,4 +1,4 @@
-"""Redis forgets the scripts (flushed, restarted, failed over), and nobody notices."""
+"""A server without the scripts (flushed, restarted, failed over) gets them again."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_a_heartbeat_of_many_leases_loads_the_script_once(harness: RecordHarness
     ]
     harness.client.script_flush()
 
-    answers = run_sync(harness.store.extend(leases))
+    replies = run_sync(harness.store.extend(leases))
 
-    assert [getattr(answer, "case", answer) for answer in answers] == ["ok"] * 5
+    assert [getattr(reply, "case", reply) for reply in replies] == ["ok"] * 5
     deadlines = [run_sync(harness.store.get(key)) for key in keys]
     assert all(record and record.at_ms > harness.now_ms() + 1000 for record in deadlines)

@@ -1,4 +1,4 @@
-"""step and dispatched: what an execution has done so far, and what has gone out after it."""
+"""save_step stores finished steps; mark_continued notes that the continuation was sent."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ class TestStep:
     def test_extends_the_lease(self, harness: RecordHarness) -> None:
         token = harness.started(lease_ms=1000).token
 
-        answer = harness.save_step(token)
+        reply = harness.save_step(token)
 
-        assert harness.record().at_ms == answer.now_ms + LEASE_MS
+        assert harness.record().at_ms == reply.now_ms + LEASE_MS
         assert LEASE_MS + RETENTION_MS - 5000 < harness.left_ms() <= LEASE_MS + RETENTION_MS
 
     def test_is_returned_to_a_takeover(self, harness: RecordHarness) -> None:
         harness.save_step(harness.started().token)
         harness.abandon()
 
-        heir = harness.begin(task_id=SECOND).there
+        successor = harness.begin(task_id=SECOND).stored
 
-        assert heir.attempt == 2
-        assert steps.read(heir.body, "k") == {"reserve": ("json", b'"r-1"')}
+        assert successor.attempt == 2
+        assert steps.read(successor.body, "k") == {"reserve": ("json", b'"r-1"')}
 
     def test_is_returned_to_the_same_execution_again(self, harness: RecordHarness) -> None:
         execution_id = b"an execution id!"
         harness.save_step(harness.started(execution_id=execution_id).token)
 
-        assert b"reserve" in harness.begin(execution_id=execution_id).there.body
+        assert b"reserve" in harness.begin(execution_id=execution_id).stored.body
 
     def test_is_refused_to_a_stale_execution(self, harness: RecordHarness) -> None:
         stale = harness.expired()
-        rival = harness.started(task_id=SECOND)
+        successor = harness.started(task_id=SECOND)
 
-        answer = harness.save_step(stale.token)
+        reply = harness.save_step(stale.token)
 
-        assert (answer.case, answer.record) == ("lost", rival)
-        assert harness.record() == rival
+        assert (reply.case, reply.record) == ("lost", successor)
+        assert harness.record() == successor
 
     def test_is_refused_when_the_key_is_absent(self, harness: RecordHarness) -> None:
         running = harness.started()

@@ -1,4 +1,4 @@
-"""Redis cannot be asked, or says no: one kind of error, told in one sentence."""
+"""Redis does not reply, or replies with an error: one error class, one line."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ CALLS: dict[str, Callable[[RecordHarness], object]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_the_server_refuses_connections(call: str, tmp_path: Path) -> None:
-    nowhere = RecordHarness(store_at(f"redis+socket://{tmp_path}/nobody"), redis.Redis())
+    unreachable = RecordHarness(store_at(f"redis+socket://{tmp_path}/nobody"), redis.Redis())
 
     with pytest.raises(StoreUnavailableError, match="Redis cannot be reached") as caught:
-        CALLS[call](nowhere)
+        CALLS[call](unreachable)
     assert "\n" not in str(caught.value)
 
 
 def test_the_server_is_frozen(server: RedisServer, harness: RecordHarness) -> None:
-    impatient = RecordHarness(store_at(server.url + "?socket_timeout=0.3"), harness.client)
-    run_sync(impatient.store.ping())
+    short_timeout = RecordHarness(store_at(server.url + "?socket_timeout=0.3"), harness.client)
+    run_sync(short_timeout.store.ping())
     server.pause()
     try:
         with pytest.raises(StoreUnavailableError, match="cannot be reached"):
-            impatient.begin()
+            short_timeout.begin()
     finally:
         server.resume()
 
-    assert impatient.begin().case in ("begun", "held")
+    assert short_timeout.begin().case in ("begun", "held")
 
 
 def test_the_server_has_been_restarted(harness: RecordHarness, server: RedisServer) -> None:
     first = harness.started().token
     server.restart()
 
-    answer = harness.begin()
+    reply = harness.begin()
 
-    assert answer.case == "begun"
-    assert answer.token > first
+    assert reply.case == "begun"
+    assert reply.token > first
 
 
 @pytest.fixture
@@ -89,9 +89,9 @@ def test_the_server_has_become_a_replica(harness: RecordHarness, read_only: None
 def test_the_server_requires_a_password(harness: RecordHarness, server: RedisServer) -> None:
     harness.client.config_set("requirepass", "secret")
     try:
-        stranger = RecordHarness(store_at(server.url), harness.client)
+        unauthenticated = RecordHarness(store_at(server.url), harness.client)
         with pytest.raises(StoreUnavailableError) as caught:
-            stranger.begin()
+            unauthenticated.begin()
     finally:
         harness.client.config_set("requirepass", "")
 

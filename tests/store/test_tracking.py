@@ -21,7 +21,7 @@ from tests.store import deployments
 from tests.store.record_harness import RecordHarness, calls, store_at
 from tests.waiting import eventually
 
-#: Seconds; whoever hears nothing for so long fails a test.
+#: Seconds; a wait without a change for so long fails a test.
 FOR_EVER = 100.0
 
 CHANGES: dict[str, Callable[[RecordHarness, int], object]] = {
@@ -36,7 +36,7 @@ CHANGES: dict[str, Callable[[RecordHarness, int], object]] = {
 
 @contextmanager
 def waiting(harness: RecordHarness) -> Iterator[None]:
-    """Somebody waits for a change, and has it by the end."""
+    """Wait for a change in a thread, and check that the wait ends with the block."""
     seen, asked = harness.raw, calls(harness.client, "getrange")
     assert seen is not None
     waiter = threading.Thread(
@@ -92,7 +92,7 @@ class TestInvalidations:
 
 
 class TestWithoutInvalidations:
-    """Whoever is not told must look: the wait ends early, as if something had changed."""
+    """Without invalidations, waits end early, as if the record had changed."""
 
     @pytest.fixture
     def own(self) -> Iterator[RedisServer]:

@@ -1,4 +1,4 @@
-"""Connections that are used again, and those that must not be."""
+"""Which connections SyncTransport reuses."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_all_connections_are_replaced_after_a_restart(
 def test_a_connection_may_be_lost_any_number_of_times(
     transport: SyncTransport, server: RedisServer
 ) -> None:
-    # redis-py 8 lets a pool make a hundred connections.
+    # A pool of redis-py 8 is limited to a hundred connections by default.
     with server.client() as client:
         for _ in range(120):
             client.client_kill_filter(_id=connection_of(transport))

@@ -1,1 +1,1 @@
-"""Scripts as text, outcomes as bytes, URLs."""
+"""Scripts, commands, transports and URLs."""

@@ -1,4 +1,4 @@
-"""The breaker: an outage costs a call microseconds, and its end is noticed."""
+"""The circuit breaker: when it opens, probes and closes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery_idempotent.store.run_sync import run_sync
 
 
 class Redis:
-    """Answers the probe or does not; counts."""
+    """Replies to the probe or not, and counts probes."""
 
     def __init__(self) -> None:
         self.away = True
@@ -120,11 +120,11 @@ def test_the_delay_doubles_with_each_failed_probe_up_to_the_maximum(
 def test_during_a_probe_other_commands_fail_at_once(
     clock: Clock, breaker: Breaker, redis: Redis
 ) -> None:
-    asking, answer = threading.Event(), threading.Event()
+    asking, reply = threading.Event(), threading.Event()
 
     async def slow_probe() -> None:
         asking.set()
-        answer.wait(10)
+        reply.wait(10)
 
     breaker = Breaker(threshold=1, max_delay=8.0, probe=slow_probe)
     fail(breaker, 1)
@@ -134,14 +134,14 @@ def test_during_a_probe_other_commands_fail_at_once(
     asking.wait(10)
 
     assert refused(breaker)
-    answer.set()
+    reply.set()
     prober.join(10)
     assert not refused(breaker)
 
 
 def test_a_success_elsewhere_closes_it_without_a_probe(breaker: Breaker, redis: Redis) -> None:
     fail(breaker)
-    breaker.record_success()  # a heartbeat's, say
+    breaker.record_success()  # of a heartbeat, for example
 
     assert not refused(breaker)
     assert redis.probes == 0

@@ -1,4 +1,4 @@
-"""URLs of Redis, as Celery and kombu write them."""
+"""Redis URLs in the form of Celery and kombu, and the clients that are created for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from celery_idempotent.store.url import is_redis_url, redacted
 
 
 def connection_of(url: str) -> Any:
-    """The connection that a client for `url` would open; not opened yet."""
+    """Return a connection for `url` that is not open."""
     return connect(StoreConfig(url=url)).connection_pool.make_connection()
 
 
@@ -81,7 +81,7 @@ def test_unix_socket(url: str, database: int, password: str | None) -> None:
 
 
 def test_default_timeouts_and_those_of_the_url() -> None:
-    assert connection_of("redis://").socket_timeout == 2.5  # and once again makes five seconds
+    assert connection_of("redis://").socket_timeout == 2.5  # and a resend takes as long
     assert connection_of("redis://").socket_connect_timeout == 2
     assert connection_of("redis://?socket_timeout=0.5").socket_timeout == 0.5
 

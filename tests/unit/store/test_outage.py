@@ -1,4 +1,4 @@
-"""An outage is told loudly once, and once more when it is over."""
+"""An outage is logged when it begins and when it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each script's head is its signature: names, order and replies are those of its body."""
+"""Each script's head is its signature: names, order and replies match its body."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from celery_idempotent.store import scripts
 
 FOLDER = Path(__file__).parents[3] / "lua"
-#: What stands before each script, and what some end with.
+#: The beginning of each script, and the end of some.
 PRELUDE, ENDS = "prelude", ["epilogue"]
 NAMES = sorted({path.stem for path in FOLDER.glob("*.lua")} - {PRELUDE, *ENDS})
 
@@ -23,7 +23,7 @@ def head_and_body(name: str) -> tuple[dict[str, tuple[str, ...]], str]:
 
 
 def taken_from(array: str, body: str) -> list[str]:
-    """The names to which the body binds the members of KEYS or ARGV, in their order."""
+    """Return the names that the body gives to KEYS or ARGV, in order."""
     unpacked = re.findall(rf"local ([\w, ]+?)\s*=\s*unpack\({array}\)", body)
     if unpacked:
         (names,) = unpacked
@@ -36,7 +36,7 @@ def taken_from(array: str, body: str) -> list[str]:
 
 
 def cases_in(body: str) -> list[set[str]]:
-    """What each `reply(…)` may give as its case: two of `reply(sent and 'ok' or 'lost', raw)`."""
+    """Return the cases of each `reply(…)`: two of `reply(sent and 'ok' or 'lost', raw)`."""
     without_inner_calls = re.sub(r"redis\.call\([^()]*\)", "", body)
     first_arguments = re.findall(r"\breply\(([^,)]*)", without_inner_calls)
     return [set(re.findall(r"'(\w+)'", argument)) for argument in first_arguments]
@@ -76,23 +76,19 @@ class TestEachScript:
 
     def test_every_name_in_its_head_is_explained(self, name: str) -> None:
         head, _ = head_and_body(name)
-        lines = [
-            transport
-            for transport in scripts.read_source(name).splitlines()
-            if transport.startswith("--")
-        ]
+        lines = [line for line in scripts.read_source(name).splitlines() if line.startswith("--")]
 
         for entry in (*head["KEYS"], *head["ARGV"], *head["REPLIES"]):
-            assert any(re.match(rf"--   {entry} +\S", transport) for transport in lines), entry
+            assert any(re.match(rf"--   {entry} +\S", line) for line in lines), entry
 
     def test_does_not_call_time_itself(self, name: str) -> None:
-        # The prelude reads the server's once, for the whole script.
+        # The prelude reads the server's time once for the whole script.
         _, body = head_and_body(name)
 
         assert "'TIME'" not in body
 
     def test_declares_every_variable(self, name: str) -> None:
-        # A forgotten `local` is an error in Redis, and only on the path that comes to it.
+        # A missing `local` is an error in Redis, but only when the line is executed.
         _, body = head_and_body(name)
         declared = {
             word

@@ -1,4 +1,4 @@
-"""What SyncTransport sends and what it reads, against a server that replies as it is told."""
+"""What SyncTransport sends and how it reads replies, with a scripted server."""
 
 from __future__ import annotations
 
