@@ -121,8 +121,9 @@ class Executor:
             StoreUnavailableError: if Redis is unavailable.
         """
         record = None
-        with contextlib.suppress(CorruptRecordError):
-            record = run_blocking(self.store.get(key))
+        if self.codec.offloads:
+            with contextlib.suppress(CorruptRecordError):
+                record = run_blocking(self.store.get(key))
         case = run_blocking(self.store.execute(commands.forget(key, shown))).case
         if record is not None and case == "ok":
             run_sync(self.codec.delete_record_objects(record))

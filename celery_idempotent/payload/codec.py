@@ -98,6 +98,11 @@ class PayloadCodec:
             self._result_codec, self._accept, self._storage, self._cipher, asyncio.to_thread
         )
 
+    @property
+    def offloads(self) -> bool:
+        """Whether payloads may be outside Redis."""
+        return self._storage is not None
+
     async def encode_result(
         self, value: Any, settings: Settings, *, key: str, token: int, field: str = RESULT
     ) -> Payload:

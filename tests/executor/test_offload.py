@@ -17,6 +17,8 @@ from celery_idempotent import (
     StoreUnavailableError,
 )
 from celery_idempotent.pytest_plugin import Idempotency
+from celery_idempotent.store.commands import Command
+from celery_idempotent.store.scripts import Reply
 
 Make = Callable[..., IdempotentTask]
 
@@ -70,6 +72,25 @@ def test_forgetting_the_record_deletes_the_object(offloading: Make, directory: P
     record = task.idempotency_record("2")
     assert record is not None
     assert object_names(directory) == [record.body.decode()]
+
+
+def test_without_offloading_a_record_is_forgotten_in_one_round_trip(
+    task: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charge = task(large)
+    charge.delay("1")
+    store = charge.idempotency_configuration.executor.store
+    execute = store.execute
+    scripts: list[str] = []
+
+    async def record_script(command: Command) -> Reply:
+        scripts.append(command.script.name)
+        return await execute(command)
+
+    monkeypatch.setattr(store, "execute", record_script)
+
+    assert charge.idempotency_forget("1") is True
+    assert scripts == ["forget"]
 
 
 def test_if_the_object_is_gone_the_call_fails_and_nothing_runs(
