@@ -41,14 +41,19 @@ class TestConstruction:
             return order
 
         assert blocking.idempotent(lambda order: order)(key) == key
-        with pytest.raises(SettingsError, match=r"is a Redis; it must be a redis\.asyncio"):
+        with pytest.raises(
+            SettingsError, match=r"is a redis\.client\.Redis; it must be a redis\.asyncio"
+        ):
             asyncio.run(blocking.idempotent(charge)(key))
 
         async def with_async_client() -> None:
             client = redis.asyncio.Redis.from_url(server.url)
             engine = Idempotency(client, key_prefix=key)
             assert await engine.idempotent(charge)(key) == key
-            with pytest.raises(SettingsError, match=r"it must be a redis\.Redis or"):
+            with pytest.raises(
+                SettingsError,
+                match=r"is a redis\.asyncio\.client\.Redis; it must be a redis\.Redis or",
+            ):
                 engine.idempotent(lambda order: order)(key)
             await client.aclose()
 

@@ -142,8 +142,9 @@ def close_client(client: Any) -> None:
 def _user_client(client: Any, classes: ClientClasses) -> Any:
     created = client() if callable(client) else client
     if not isinstance(created, (classes.redis, classes.cluster)):
+        found = f"{type(created).__module__}.{type(created).__qualname__}"
         raise SettingsError(
-            f"idempotency_redis_client is a {type(created).__name__}; it must be a "
+            f"idempotency_redis_client is a {found}; it must be a "
             f"{classes.package}.Redis or a {classes.package}.RedisCluster"
         )
     if created.get_connection_kwargs().get("decode_responses"):
