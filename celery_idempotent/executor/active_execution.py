@@ -69,7 +69,6 @@ class ActiveExecution:
         #: Whether there may be finished steps.
         self.has_steps = bool(begun.body)
         self._body = begun.body
-        self._steps: Steps | None = None
 
     def start(self, *, announce: bool = True) -> None:
         """Start to renew the lease, and send the signals of a begin."""
@@ -87,18 +86,18 @@ class ActiveExecution:
             self.send(signals.taken_over, orphaned_seconds=self._orphaned_seconds)
 
     def finish(self) -> None:
-        """Stop renewing the lease."""
+        """Stop renewing the lease. May be called again after a signal handler has raised in it."""
         if self.renewed:
-            self.renewed = False
             self.runtime.stop_renewal(self.lease)
+            self.renewed = False
 
     @property
     def steps(self) -> Steps:
         """The steps that are finished."""
-        if self._steps is None:
-            self.has_steps = True
-            self._steps = Steps(self, self._body)
-        return self._steps
+        self.has_steps = True
+        # Atomic, since threads of the body can run their first steps at the same time.
+        steps: Steps = vars(self).setdefault("_steps", Steps(self, self._body))
+        return steps
 
     def step(self, name: str, func: Callable[[], Any]) -> Any:
         """The outcome of a step; on an event loop an awaitable of it."""
