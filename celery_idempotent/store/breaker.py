@@ -54,6 +54,9 @@ class Breaker:
         """
         if not self.open:
             return
+        if self.failures < self._threshold:
+            self.open = False  # a reply arrived while another thread was opening it
+            return
         with self._lock:
             remaining = self._probe_at - monotonic()
             if remaining <= 0:

@@ -147,6 +147,18 @@ def test_a_success_elsewhere_closes_it_without_a_probe(breaker: Breaker, redis: 
     assert redis.probes == 0
 
 
+def test_a_reply_counts_that_arrives_while_another_thread_opens_it(
+    breaker: Breaker, redis: Redis
+) -> None:
+    fail(breaker, 1)
+    breaker.record_success()
+    breaker.open = True  # by the other thread, which had compared the failures before
+
+    assert not refused(breaker)
+    assert not breaker.open
+    assert redis.probes == 0
+
+
 def test_another_probe_follows_one_that_was_interrupted(clock: Clock) -> None:
     async def interrupted() -> None:
         raise KeyboardInterrupt
