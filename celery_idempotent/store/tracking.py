@@ -25,7 +25,7 @@ HEAD = 16
 
 #: Seconds between two polls of a server that sends no invalidations.
 POLL_INTERVAL = 0.2
-#: Seconds before such a server is asked for them again.
+#: Seconds before CLIENT TRACKING is tried again on such a server.
 RETRY_TRACKING_AFTER = 10.0
 
 
@@ -86,7 +86,7 @@ class TrackedConnection:
         self._reader: ServerConnection = transport.connection_to(name)
 
     async def connect(self) -> None:
-        # Not left to the first command: that would not ask the sentinels for the master.
+        # Not left to the first command, which would not query the Sentinels for the master.
         await self._receiver.connect()
         await self._reader.connect()
         client_id = await self._receiver.request("CLIENT", "ID")

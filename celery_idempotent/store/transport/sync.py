@@ -1,6 +1,6 @@
 """The blocking transport to a single server.
 
-It uses redis-py's connections without redis-py's client. For every command the client asks the
+It uses redis-py's connections without redis-py's client. For every command the client polls the
 socket whether the server has closed the connection, takes locks and records metrics, which takes
 longer than Redis does. A closed connection is detected here when a command fails on it; the command
 is then resent.
@@ -110,8 +110,8 @@ class SyncTransport:
         connection = self._take_idle() or self._open_connection()
         replies: list[Any] = []
         try:
-            packed = connection.pack_commands(commands)
-            connection.send_packed_command(packed, check_health=False)
+            packed = b"".join(map(pack, commands))
+            connection.send_packed_command([packed], check_health=False)
             while len(replies) < len(commands):
                 try:
                     reply = connection.read_response(disable_decoding=True)
@@ -177,6 +177,24 @@ def is_push(reply: list[Any]) -> bool:
     reply that is a list and begins with text.
     """
     return bool(reply) and isinstance(reply[0], bytes)
+
+
+#: What precedes an argument of each size. The line break ends the argument before it.
+_SIZES = [b"\r\n$%d\r\n" % size for size in range(256)]
+
+
+def pack(command: Sequence[Any]) -> bytes:
+    """Encode a command as an array of bulk strings.
+
+    redis-py's encoding has the same result and takes several times as long.
+    """
+    parts = [b"*%d" % len(command)]
+    for argument in command:
+        data = argument if type(argument) is bytes else str(argument).encode()
+        size = len(data)
+        parts += _SIZES[size] if size < 256 else b"\r\n$%d\r\n" % size, data
+    parts.append(b"\r\n")
+    return b"".join(parts)
 
 
 class SyncConnection:

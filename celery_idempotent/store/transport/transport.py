@@ -62,7 +62,7 @@ class Transport(Protocol):
         """Call a script, and return its reply and that of the command `followup` if there is one.
 
         Both are sent on the same connection in one round trip; it takes a second round trip where
-        the server does not know the script yet.
+        the server has not loaded the script.
 
         Raises:
             ResponseError: if the server replies with an error.

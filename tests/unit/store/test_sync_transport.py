@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from redis import Connection
 from redis._parsers import _HiredisParser, _RESP2Parser
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, NoScriptError, ResponseError
@@ -18,7 +19,7 @@ from redis.utils import HIREDIS_AVAILABLE
 from celery_idempotent.store import scripts
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.store.transport.sync import SyncTransport
+from celery_idempotent.store.transport.sync import SyncTransport, pack
 from celery_idempotent.store.transport.transport import ScriptCall
 
 PARSERS = {"python": _RESP2Parser, **({"hiredis": _HiredisParser} if HIREDIS_AVAILABLE else {})}
@@ -165,10 +166,13 @@ def test_a_reply_that_does_not_arrive_is_a_timeout(connect: Connect) -> None:
 
 def test_arguments_are_sent_as_redis_py_encodes_them(connect: Connect) -> None:
     server, transport = connect(b"+OK\r\n")
+    command = ("WAIT", 2, b"\xff\r\n", "ä", "", b"x" * 255, b"x" * 256, LONG)
 
-    transport.send(("WAIT", 2, b"\xff\r\n", "ä", "", LONG))
+    transport.send(command)
 
-    assert server.commands == [[b"WAIT", b"2", b"\xff\r\n", "ä".encode(), b"", LONG]]
+    assert b"".join(Connection().pack_command(*command)) == pack(command)
+    assert server.commands[0][:5] == [b"WAIT", b"2", b"\xff\r\n", "ä".encode(), b""]
+    assert server.commands[0][5:] == [b"x" * 255, b"x" * 256, LONG]
 
 
 def test_a_script_is_called_by_its_digest_and_if_unknown_by_its_source(connect: Connect) -> None:
