@@ -32,7 +32,8 @@ def resolve_key(
     """Returns the key of a call, None if the call is not protected, and its parsed headers.
 
     A key that the message carries wins over the task's rule: a message that is published again
-    keeps its key, even if the rule has changed since.
+    keeps its key, even if the rule has changed since. It is not the key of an item of ``map``: a
+    task that replaces itself by a ``map`` may forward its headers, under the same id.
 
     Args:
         configuration: of the task.
@@ -50,7 +51,7 @@ def resolve_key(
     )
     if parsed.unprotected or not configuration.settings.enabled:
         return None, parsed
-    if parsed.key is not None:
+    if parsed.key is not None and item_id is None:
         return parsed.key, parsed
     call_id = item_id or task_id
     key = configuration.rule.derive(args, kwargs, task_id=call_id, explicit=parsed.explicit)

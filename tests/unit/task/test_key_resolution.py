@@ -110,3 +110,12 @@ def test_in_a_replacement_only_the_successor_continues_under_the_key(
 def test_arguments_without_a_canonical_form_are_an_error() -> None:
     with pytest.raises(KeyRuleError, match="argument 'order'"):
         key_of(task_with(), object())
+
+
+def test_items_of_map_ignore_the_key_in_their_message() -> None:
+    task = task_with()
+    headers = message_headers.with_derived_key(None, KEY, ID)
+
+    keys = [key_of(task, n, headers=headers, item_id=f"{ID}/{n}") for n in (1, 2)]
+
+    assert keys == [task.idempotency_key_of(1), task.idempotency_key_of(2)]
