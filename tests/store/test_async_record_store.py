@@ -44,7 +44,7 @@ Story = Callable[[RecordStore], Awaitable[Any]]
 def run_story(story: Story, url: str, **config: Any) -> Any:
     """Return the result of `story`, on its own event loop and store."""
 
-    async def tell() -> Any:
+    async def run() -> Any:
         settings = StoreConfig(url=url, **config)
         store = RecordStore(settings, lambda record: record.body, AsyncioTransport(settings))
         try:
@@ -52,7 +52,7 @@ def run_story(story: Story, url: str, **config: Any) -> Any:
         finally:
             await store.aclose()
 
-    return asyncio.run(tell())
+    return asyncio.run(run())
 
 
 def begin() -> Command:

@@ -188,7 +188,7 @@ class TestFrozenServerBehindTheBreaker:
             )
             server.pause()
             open_the_breaker(behind)
-            asked = len(proxy.requests)
+            requests = len(proxy.requests)
             for probes in (1, 2):
                 clock.pass_delay()
                 began_at = time.monotonic()
@@ -199,7 +199,7 @@ class TestFrozenServerBehindTheBreaker:
                     fail_at_once(behind)
 
                 assert PROBE_TIMEOUT * 0.9 <= taken < TIMEOUT / 2
-                assert len(proxy.requests) == asked + probes
+                assert len(proxy.requests) == requests + probes
 
     def test_is_used_again_when_it_resumes(
         self, harness: RecordHarness, server: RedisServer, clock: Clock

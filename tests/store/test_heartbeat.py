@@ -346,7 +346,7 @@ def test_an_unreadable_record_is_logged_and_other_leases_are_extended(
 
     await_later_deadline(harness, good.lease.key, than=good.begun.at_ms + LEASE_MS)
     assert f"The lease of {bad.lease.key} could not be extended" in caplog.text
-    assert not bad.losses, "nobody said that another has it"
+    assert not bad.losses, "the server has not replied lost"
     for holder in (bad, good):
         heart.stop_renewal(holder.lease)
 
@@ -375,7 +375,7 @@ class TestFrozenServer:
         server.pause()
         try:
             eventually(lambda: not holder.lease.trusted)
-            assert not holder.losses, "nobody said that it is lost"
+            assert not holder.losses, "the server has not replied lost"
         finally:
             server.resume()
 

@@ -37,14 +37,14 @@ CHANGES: dict[str, Callable[[RecordHarness, int], object]] = {
 @contextmanager
 def waiting(harness: RecordHarness) -> Iterator[None]:
     """Wait for a change in a thread, and check that the wait ends with the block."""
-    seen, asked = harness.raw, calls(harness.client, "getrange")
+    seen, reads = harness.raw, calls(harness.client, "getrange")
     assert seen is not None
     waiter = threading.Thread(
         target=lambda: run_sync(harness.store.wait_for_change(harness.key, seen, FOR_EVER)),
         daemon=True,
     )
     waiter.start()
-    eventually(lambda: calls(harness.client, "getrange") > asked)
+    eventually(lambda: calls(harness.client, "getrange") > reads)
     yield
     waiter.join(FOR_EVER / 2)
     assert not waiter.is_alive()

@@ -1,9 +1,8 @@
 """The blocking transport to a single server.
 
 It uses redis-py's connections without redis-py's client. For every command the client polls the
-socket whether the server has closed the connection, takes locks and records metrics, which takes
-longer than Redis does. A closed connection is detected here when a command fails on it; the command
-is then resent.
+socket for a closed connection, takes locks and records metrics, which takes longer than Redis does.
+Here a closed connection is detected when a command fails on it; the command is then resent.
 """
 
 from __future__ import annotations
