@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -50,18 +50,27 @@ STORED = "ignore_result=False"
 CHANGES = ("eta", "retries", "idempotency")
 
 
-def wait_for_requeued(shop: Shop, task_id: str, times: int) -> dict[str, Any]:
-    """Waits until a message was requeued `times` times or more and is in a worker; returns it."""
+def wait_for_requeued(
+    shop: Shop, task_ids: Iterable[str], counts: Iterable[int]
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """Waits until each message has been seen in a worker after each of these numbers of requeues.
 
-    def find() -> dict[str, Any] | None:
+    Returns the raw messages by task id and number of requeues. All of them are read together,
+    because a message has the same number of requeues for a second or two only.
+    """
+    expected = {(task_id, count) for task_id in task_ids for count in counts}
+    messages: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def find() -> bool:
         for raw in shop.redis.hvals("unacked"):
             message = json.loads(raw)[0]
             fields = message["headers"].get("idempotency", "").split(".")
-            if message["headers"]["id"] == task_id and len(fields) > 4 and int(fields[4]) >= times:
-                return message
-        return None
+            if len(fields) > 4:
+                messages.setdefault((message["headers"]["id"], int(fields[4])), message)
+        return expected <= messages.keys()
 
-    return eventually(find, f"task {task_id} was requeued {times} times")
+    eventually(find, "all messages were requeued")
+    return messages
 
 
 def queued_messages(shop: Shop) -> dict[str, dict[str, Any]]:
@@ -123,11 +132,9 @@ class TestRequeued:
             silent.apply_async(("order",), task_id=STORED, ignore_result=False)
             before = queued_messages(shop)
             shop.start_worker("-Q", "celery,other", concurrency=2)
-            once, thrice = (
-                {name: wait_for_requeued(shop, name, times) for name in before} for times in (1, 3)
-            )
+            requeued = wait_for_requeued(shop, before, (1, 3))
             shop.ledger.release("order")
-            yield {name: (before[name], once[name], thrice[name]) for name in before}
+            yield {name: (before[name], requeued[name, 1], requeued[name, 3]) for name in before}
 
     @pytest.mark.parametrize("name", [*OPTIONS, STORED])
     def test_message_is_unchanged(
