@@ -93,6 +93,12 @@ def with_explicit_key(
     Raises:
         KeyRuleError: if `key` is not text, a number, a UUID or False.
     """
+    if isinstance(key, Key):
+        # The call would run even if the call with that key has.
+        raise KeyRuleError(
+            f"{task}: idempotency_key is a Key, and would be hashed to another key; leave it out "
+            "to derive the key from the arguments, or pass its str()"
+        )
     if key is not False:
         if not isinstance(key, bool):
             key = as_text(key)

@@ -115,6 +115,11 @@ def test_an_invalid_explicit_key_is_rejected_and_not_shown(key: Any) -> None:
     )
 
 
+def test_a_derived_key_is_not_an_explicit_key() -> None:
+    with pytest.raises(KeyRuleError, match="idempotency_key is a Key"):
+        with_explicit_key(None, KEY)
+
+
 class TestAnotherMessagesHeaders:
     """Headers forwarded to a child: ``child.apply_async(…, headers=self.request.headers)``."""
 
