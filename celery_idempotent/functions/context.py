@@ -165,10 +165,10 @@ class ContextExecution(BaseContextExecution):
         try:
             run_sync(self._begin())
             self._enter_block()
+            return self
         except BaseException as error:
             run_sync(self._end(error))
             raise
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._leave_block()

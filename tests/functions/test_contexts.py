@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from celery_idempotent import (
     StoreUnavailableError,
     signals,
 )
+from celery_idempotent.functions.context import ContextExecution
 from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.store import commands
@@ -88,6 +91,31 @@ def test_the_first_block_runs_and_the_second_replays(
         assert no_lease_is_held()
 
     run(use_context())
+
+
+@pytest.mark.parametrize("line", range(1, 4))
+def test_a_signal_before_the_block_releases_the_key(idem: Idempotency, key: str, line: int) -> None:
+    code = ContextExecution.__enter__.__code__
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal lines
+        lines += frame.f_code is code and event == "line"
+        if lines > line:  # not `try`, before which nothing is held
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace if frame.f_code is code else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt), idem.execution(key):
+            pass
+    finally:
+        sys.settrace(before)
+
+    assert state(idem, key) is None
+    assert not heartbeat.held()
 
 
 def test_a_held_key_is_a_conflict(open_context: OpenContext, run: Run, key: str) -> None:
