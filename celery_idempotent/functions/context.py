@@ -167,6 +167,8 @@ class ContextExecution(BaseContextExecution):
             self._enter_block()
             return self
         except BaseException as error:
+            if current_execution.get() is self._execution:
+                self._leave_block()
             run_sync(self._end(error))
             raise
 

@@ -116,6 +116,7 @@ def test_a_signal_before_the_block_releases_the_key(idem: Idempotency, key: str,
 
     assert state(idem, key) is None
     assert not heartbeat.held()
+    assert not idem.current.protected
 
 
 def test_a_held_key_is_a_conflict(open_context: OpenContext, run: Run, key: str) -> None:
