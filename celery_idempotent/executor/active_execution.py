@@ -101,7 +101,7 @@ class ActiveExecution:
 
     def step(self, name: str, func: Callable[[], Any]) -> Any:
         """The outcome of a step; on an event loop an awaitable of it."""
-        return self.runtime.drive_step(self.steps.run(name, func))
+        return self.runtime.drive_step(partial(self.steps.run, name, func))
 
     async def discard_outcome(self) -> None:
         """Delete the offloaded value of an outcome that was refused."""

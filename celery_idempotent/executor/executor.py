@@ -22,7 +22,7 @@ from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.outcome import Outcome, Result
 from celery_idempotent.executor.replay import replay
 from celery_idempotent.executor.runtime.blocking import BlockingRuntime
-from celery_idempotent.executor.runtime.run_sync import run_sync
+from celery_idempotent.executor.runtime.run_flow import run_flow
 from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.executor.settle import settle
 from celery_idempotent.executor.soft_limit import Interrupted
@@ -34,7 +34,7 @@ from celery_idempotent.record.record import Record
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.record_store import RecordStore
-from celery_idempotent.store.run_sync import run_sync as run_blocking
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class Executor:
             StoreUnavailableError: if Redis is unavailable, and the policy is ``raise``.
             BaseException: whatever the body raises, or a stored error was.
         """
-        outcome = run_sync(execute(call, self.runtime, self.codec), call.soft_limit)
+        outcome = run_flow(partial(execute, call, self.runtime, self.codec), call.soft_limit)
         return outcome.value if type(outcome) is Result else outcome.get()
 
     def forget(self, key: Key, shown: Record | str | None = None) -> str:
@@ -123,8 +123,8 @@ class Executor:
         record = None
         if self.codec.offloads:
             with contextlib.suppress(CorruptRecordError):
-                record = run_blocking(self.store.get(key))
-        case = run_blocking(self.store.execute(commands.forget(key, shown))).case
+                record = run_sync(self.store.get(key))
+        case = run_sync(self.store.execute(commands.forget(key, shown))).case
         if record is not None and case == "ok":
             run_sync(self.codec.delete_record_objects(record))
         return case

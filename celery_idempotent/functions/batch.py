@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from celery_idempotent.errors import ConflictError, IdempotencyError, KeyReusedError
@@ -13,7 +14,7 @@ from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.executor import Executor
 from celery_idempotent.executor.runtime.asyncio import AsyncioRuntime
-from celery_idempotent.executor.runtime.run_sync import run_sync
+from celery_idempotent.executor.runtime.run_flow import run_flow
 from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.functions.asyncio_flow import drive_begin, drive_end
 from celery_idempotent.functions.decision import Decision
@@ -169,7 +170,7 @@ class Batch(BaseBatch):
     ) -> Batch:
         batch = cls(executor.runtime, executor.codec, keys, calls)
         try:
-            run_sync(batch._begin())
+            run_flow(batch._begin)
         except BaseException:
             batch.release_many()
             raise
@@ -182,11 +183,11 @@ class Batch(BaseBatch):
             The error of each key whose value is not stored: LeaseLostError if another execution
             has taken over, StoreUnavailableError if Redis was unavailable until the lease expired.
         """
-        return run_sync(self._complete(values))
+        return run_flow(partial(self._complete, values))
 
     def release_many(self, keys: Iterable[Hashable] | None = None) -> None:
         """Releases these keys, by default all pending ones; the next caller may run them."""
-        run_sync(self._release(keys))
+        run_flow(partial(self._release, keys))
 
     def __enter__(self) -> Batch:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_idempotent.errors import ConflictError, IdempotencyError, LeaseLostError
@@ -13,7 +14,7 @@ from celery_idempotent.executor.execution import AsyncExecution, BaseExecution, 
 from celery_idempotent.executor.executor import BeginRequest, begin
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.executor.runtime.asyncio import AsyncioRuntime
-from celery_idempotent.executor.runtime.run_sync import run_sync
+from celery_idempotent.executor.runtime.run_flow import run_flow
 from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.executor.settle import settle
 from celery_idempotent.functions.asyncio_flow import drive_begin, drive_end
@@ -153,7 +154,7 @@ class ContextExecution(BaseContextExecution):
             LeaseLostError: if another execution has taken over and is running.
             IdempotencyError: if the block is not to run, or has already completed.
         """
-        return run_sync(self._complete(value)).get()
+        return run_flow(partial(self._complete, value)).get()
 
     def step(self, name: str, func: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """As :meth:`Execution.step`."""
@@ -163,18 +164,18 @@ class ContextExecution(BaseContextExecution):
 
     def __enter__(self) -> ContextExecution:
         try:
-            run_sync(self._begin())
+            run_flow(self._begin)
             self._enter_block()
             return self
         except BaseException as error:
             if current_execution.get() is self._execution:
                 self._leave_block()
-            run_sync(self._end(error))
+            run_flow(partial(self._end, error))
             raise
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._leave_block()
-        run_sync(self._end(error))
+        run_flow(partial(self._end, error))
 
 
 class AsyncContextExecution(BaseContextExecution):

@@ -51,9 +51,9 @@ class AsyncioRuntime:
         value: T = await self._driven(_Flow(flow, frozenset(self._abandoned)))
         return value
 
-    async def drive_step(self, flow: Coroutine[Any, Any, T]) -> T:
-        """The value of `flow`, a step of the current execution; it waits for no other flow."""
-        value: T = await self._driven(_Flow(flow, is_step=True))
+    async def drive_step(self, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The value of the flow that `start` creates, a step; it waits for no other flow."""
+        value: T = await self._driven(_Flow(start(), is_step=True))
         return value
 
     async def _driven(self, flow: _Flow) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from celery_idempotent.errors import LeaseLostError
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
-from celery_idempotent.executor.runtime.run_sync import run_sync
+from celery_idempotent.executor.runtime.run_flow import run_flow
 from celery_idempotent.executor.soft_limit import BODY, FLOW, WAIT, Interrupted, innermost
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.heartbeat import heartbeat
@@ -87,9 +87,9 @@ class BlockingRuntime:
             outcome = outcome or Failure(late.__context__ or late)
         return outcome
 
-    def drive_step(self, flow: Coroutine[Any, Any, Outcome]) -> Outcome:
-        """The outcome of `flow`, a step of the current execution."""
-        return run_sync(flow)
+    def drive_step(self, start: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+        """The outcome of the flow that `start` creates, a step of the current execution."""
+        return run_flow(start)
 
     def interrupt(self) -> Interrupt:
         """Raises LeaseLostError in this thread, or greenlet."""

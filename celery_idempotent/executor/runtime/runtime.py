@@ -2,7 +2,7 @@
 
 The flow is a coroutine. On an event loop it is awaited. In a thread every method of the runtime has
 finished when it returns, so that the flow runs from its first line to its last without being
-suspended: `run_sync` calls it like a function.
+suspended: `run_flow` calls it like a function.
 """
 
 from __future__ import annotations
@@ -79,8 +79,11 @@ class Runtime(Protocol):
             Interrupted: if a soft time limit was reached before it began.
         """
 
-    def drive_step(self, flow: Coroutine[Any, Any, Outcome]) -> Any:
-        """The outcome of `flow`, a step of the current execution; or an awaitable of it."""
+    def drive_step(self, start: Callable[[], Coroutine[Any, Any, Outcome]]) -> Any:
+        """The outcome of the flow that `start` creates, a step of the current execution.
+
+        On an event loop an awaitable of it.
+        """
 
     def interrupt(self) -> Interrupt:
         """An interrupt for code that will run here."""

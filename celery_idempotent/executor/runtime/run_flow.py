@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from celery_idempotent.executor.soft_limit import Interrupted, SoftLimit
@@ -10,10 +10,11 @@ from celery_idempotent.executor.soft_limit import Interrupted, SoftLimit
 T = TypeVar("T")
 
 
-def run_sync(flow: Coroutine[Any, Any, T], limit: SoftLimit | None = None) -> T:
-    """Run `flow`, which must not be suspended, and return its value.
+def run_flow(start: Callable[[], Coroutine[Any, Any, T]], limit: SoftLimit | None = None) -> T:
+    """Run a flow, which must not be suspended, and return its value.
 
     Args:
+        start: creates the flow. No signal handler can raise between that and its first line.
         limit: of the message that the flow belongs to. If it is still pending at the end it is
             dropped, since the message has ended. Without one, a soft time limit belongs to a call
             around this one, and is raised at the end.
@@ -21,6 +22,7 @@ def run_sync(flow: Coroutine[Any, Any, T], limit: SoftLimit | None = None) -> T:
     own = SoftLimit() if limit is None else limit
     try:
         own.enter()
+        flow = start()
         flow.send(None)
     except StopIteration as end:
         value: T = end.value

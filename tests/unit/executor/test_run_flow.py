@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-from celery_idempotent.executor.runtime.run_sync import run_sync
+from celery_idempotent.executor.runtime.run_flow import run_flow
 
 
 async def answer() -> int:
@@ -28,9 +28,9 @@ async def waiting() -> None:
 
 
 def test_it_returns_what_the_flow_returns() -> None:
-    assert run_sync(flow()) == 42
+    assert run_flow(flow) == 42
 
 
 def test_one_that_would_wait_is_a_mistake() -> None:
     with pytest.raises(RuntimeError, match="awaited something of an event loop"):
-        run_sync(waiting())
+        run_flow(waiting)
