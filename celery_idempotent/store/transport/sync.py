@@ -106,7 +106,12 @@ class SyncTransport:
         raise AssertionError("unreachable")
 
     def _send_once(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        connection = self._take_idle() or self._open_connection()
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._open_connection()
+        if connection.pid != os.getpid():  # it belongs to the parent of this fork
+            connection = self._open_connection()
         replies: list[Any] = []
         try:
             packed = b"".join(map(pack, commands))
@@ -126,16 +131,6 @@ class SyncTransport:
             raise
         self._idle.append(connection)
         return replies
-
-    def _take_idle(self) -> Any:
-        while self._idle:
-            try:
-                connection = self._idle.pop()
-            except IndexError:  # another thread took it
-                break
-            if connection.pid == os.getpid():  # otherwise it belongs to the parent of this fork
-                return connection
-        return None
 
     def _open_connection(self) -> Any:
         connection = self._pool.connection_class(**self._pool.connection_kwargs)
@@ -164,8 +159,10 @@ class SyncTransport:
 
     async def aclose(self) -> None:
         """See `Transport`."""
-        while (connection := self._take_idle()) is not None:
-            connection.disconnect()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.pid == os.getpid():
+                connection.disconnect()
         close_client(self._client)
 
 
