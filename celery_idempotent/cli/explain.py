@@ -20,7 +20,7 @@ from celery_idempotent.key.explanation import Argument, Explanation
 from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.monitoring import json_format
 from celery_idempotent.monitoring.prediction import Prediction, predict
-from celery_idempotent.store.record_query import RecordView
+from celery_idempotent.store.inspection.record_query import RecordView
 
 
 @click.command(cls=FriendlyCommand)

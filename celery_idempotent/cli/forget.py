@@ -21,7 +21,7 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.executor.executor import Executor
 from celery_idempotent.record.record import State
 from celery_idempotent.store.commands import UNREADABLE
-from celery_idempotent.store.record_query import RecordView, record_views
+from celery_idempotent.store.inspection.record_query import RecordView, record_views
 
 FORGOTTEN, RUNNING, CHANGED, ABSENT = "forgotten", "running", "changed", "absent"
 

@@ -26,7 +26,12 @@ from celery_idempotent.cli.target import make_filter
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring import json_format
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.store.record_query import RecordFilter, RecordView, record_views, since
+from celery_idempotent.store.inspection.record_query import (
+    RecordFilter,
+    RecordView,
+    record_views,
+    since,
+)
 from celery_idempotent.store.record_store import RecordStore
 
 if TYPE_CHECKING:

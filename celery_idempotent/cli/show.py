@@ -18,7 +18,7 @@ from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import json_format
 from celery_idempotent.record import steps
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.store.record_query import RecordView
+from celery_idempotent.store.inspection.record_query import RecordView
 
 
 @click.command(

@@ -13,7 +13,7 @@ from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
-from celery_idempotent.store.record_query import RecordFilter, RecordView, record_views
+from celery_idempotent.store.inspection.record_query import RecordFilter, RecordView, record_views
 from celery_idempotent.store.record_store import RecordStore
 
 RECORD_HELP = """\b

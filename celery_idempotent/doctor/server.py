@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from celery_idempotent.doctor.finding import Finding, Severity
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.store.server_info import ServerInfo
+from celery_idempotent.store.inspection.server_info import ServerInfo
 
 #: Name of the finding for a server that does not reply.
 UNREACHABLE = "store-unreachable"

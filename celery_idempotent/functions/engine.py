@@ -31,7 +31,7 @@ from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.payload.plain_result_codec import PlainResultCodec
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import PREFIX, Settings
-from celery_idempotent.store.record_query import records
+from celery_idempotent.store.inspection.record_query import records
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.transport.asyncio import AsyncioTransport

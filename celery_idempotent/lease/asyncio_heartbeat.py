@@ -12,8 +12,8 @@ from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.lease.renewals import Leases, by_store, log_renewal_failure
-from celery_idempotent.store.per_loop import PerLoop
 from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.transport.per_loop import PerLoop
 
 logger = logging.getLogger(__name__)
 

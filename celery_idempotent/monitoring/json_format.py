@@ -10,7 +10,7 @@ from kombu.utils.encoding import safe_repr
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.store.record_query import RecordView
+from celery_idempotent.store.inspection.record_query import RecordView
 
 
 def view_fields(view: RecordView) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from statistics import fmean
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike, stores
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
-from celery_idempotent.store.record_query import RecordFilter, RecordView, record_views
+from celery_idempotent.store.inspection.record_query import RecordFilter, RecordView, record_views
 from celery_idempotent.store.record_store import RecordStore
 
 #: Seconds over which the rate is measured, at most.

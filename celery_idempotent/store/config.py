@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_idempotent.store.url import redacted
+from celery_idempotent.store.transport.url import redacted
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -17,8 +17,8 @@ from celery_idempotent.store import commands, replicas, scripts
 from celery_idempotent.store.breaker import PROBE_TIMEOUT, Breaker
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.config import StoreConfig
+from celery_idempotent.store.inspection.record_reader import RecordReader
 from celery_idempotent.store.outage import OutageLogger
-from celery_idempotent.store.record_reader import RecordReader
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.store.tracking import InvalidationListener
@@ -26,7 +26,7 @@ from celery_idempotent.store.transport.client import ClientTransport
 from celery_idempotent.store.transport.connection import CONNECTION_ERRORS, connect, translate_error
 from celery_idempotent.store.transport.sync import SyncTransport
 from celery_idempotent.store.transport.transport import ScriptCall, Transport
-from celery_idempotent.store.url import names_cluster
+from celery_idempotent.store.transport.url import names_cluster
 
 #: Sent even while the breaker is open: an outcome must not be lost, and those who resend one wait
 #: between their attempts.

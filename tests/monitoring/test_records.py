@@ -1,4 +1,4 @@
-"""`Idempotency.records` and `store.record_query.records`, which scan all records."""
+"""`Idempotency.records` and `record_query.records`, which scan all records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_idempotent import Idempotency, IdempotentTask, Record, ResultNotStor
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
-from celery_idempotent.store.record_query import records
+from celery_idempotent.store.inspection.record_query import records
 from celery_idempotent.store.run_sync import run_sync
 from tests.monitoring.conftest import Shop
 from tests.servers.cluster import ClusterServers

@@ -16,9 +16,9 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.lease.asyncio_heartbeat import AsyncioHeartbeat, asyncio_heartbeat
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store.commands import Command
-from celery_idempotent.store.per_loop import PerLoop
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.scripts import Reply
+from celery_idempotent.store.transport.per_loop import PerLoop
 
 logger = logging.getLogger(__name__)
 

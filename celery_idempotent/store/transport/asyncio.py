@@ -19,11 +19,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.store import replicas
 from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.per_loop import PerLoop
 from celery_idempotent.store.transport.connection import ClientClasses, connect, sentinels_of
+from celery_idempotent.store.transport.per_loop import PerLoop
 from celery_idempotent.store.transport.sync import tracking_options
 from celery_idempotent.store.transport.transport import Scope, ScriptCall
-from celery_idempotent.store.url import names_cluster
+from celery_idempotent.store.transport.url import names_cluster
 
 ASYNCIO = ClientClasses(
     "redis.asyncio", redis.asyncio.Redis, redis.asyncio.RedisCluster, ClusterNode, Sentinel, Retry

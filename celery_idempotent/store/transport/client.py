@@ -15,8 +15,8 @@ from redis import Redis, RedisCluster
 from redis.exceptions import AskError, NoScriptError, TryAgainError
 
 from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.per_process import PerProcess
 from celery_idempotent.store.transport.connection import close_client, connect
+from celery_idempotent.store.transport.per_process import PerProcess
 from celery_idempotent.store.transport.sync import SyncConnection
 from celery_idempotent.store.transport.transport import Scope, ScriptCall
 

@@ -18,8 +18,8 @@ from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.per_process import PerProcess
 from celery_idempotent.store.transport.connection import close_client, connect
+from celery_idempotent.store.transport.per_process import PerProcess
 from celery_idempotent.store.transport.transport import Scope, ScriptCall
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from kombu import Exchange, Queue
 from celery_idempotent import TASK_ID, IdempotentTask
 from celery_idempotent.doctor import Finding, broker, server, tasks, versions
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.store.server_info import ServerInfo
+from celery_idempotent.store.inspection.server_info import ServerInfo
 
 #: A server without findings but for its replicas, which are not reported.
 SOUND = ServerInfo(

@@ -14,7 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_idempotent.errors import CorruptRecordError, SettingsError, StoreUnavailableError
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.transport.connection import connect, translate_error
-from celery_idempotent.store.url import is_redis_url, redacted
+from celery_idempotent.store.transport.url import is_redis_url, redacted
 
 
 def connection_of(url: str) -> Any:
@@ -221,7 +221,7 @@ class TestUserClient:
         assert connect(StoreConfig(client=lambda: client)) is client
 
     def test_of_another_type_is_an_error(self) -> None:
-        with pytest.raises(SettingsError, match="idempotency_redis_client is a dict"):
+        with pytest.raises(SettingsError, match="idempotency_redis_client is a builtins.dict"):
             connect(StoreConfig(client=dict))
 
     def test_with_decode_responses_is_an_error(self) -> None:

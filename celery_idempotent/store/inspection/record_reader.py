@@ -11,10 +11,10 @@ from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
-from celery_idempotent.store import scan, server_info
 from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.scan import ScannedRecord
-from celery_idempotent.store.server_info import ServerInfo
+from celery_idempotent.store.inspection import scan, server_info
+from celery_idempotent.store.inspection.scan import ScannedRecord
+from celery_idempotent.store.inspection.server_info import ServerInfo
 from celery_idempotent.store.transport.connection import (
     CONNECTION_ERRORS,
     close_client,

@@ -1,0 +1,1 @@
+"""Reading many records, and facts about the server, for people and monitoring."""
