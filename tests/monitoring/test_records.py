@@ -150,7 +150,7 @@ def test_a_large_result_that_has_changed_meanwhile_raises_an_error(shop: Shop) -
     shop.pack.idempotency_forget(1, 5_000)
     shop.begin(shop.pack, 1, 5_000)
 
-    with pytest.raises(ResultNotStoredError, match="changed meanwhile"):
+    with pytest.raises(ResultNotStoredError, match="has changed: read it again"):
         _ = record.result
 
 
