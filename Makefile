@@ -54,7 +54,7 @@ lint: .venv/dev  ## Check style, types, import contracts and private words
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/codespell celery_idempotent lua examples docs .github README.md CHANGELOG.md Makefile
+	$(BIN)/codespell celery_idempotent lua examples tests docs .github README.md CHANGELOG.md Makefile
 
 .PHONY: clean
 clean:  ## Remove everything that these commands create

@@ -57,7 +57,7 @@ class Deliveries:
 
     def deliver(self, message: Request) -> End:
         """Runs the message; its outcome is in the result backend."""
-        failed, told, _ = trace_task_ret(
+        failed, result, _ = trace_task_ret(
             message.type,
             message.id,
             dict(message.request_dict),
@@ -68,7 +68,7 @@ class Deliveries:
         )
         if not failed:
             return End("success")
-        error = told.exception
+        error = result.exception
         error = getattr(error, "exc", error)
         if isinstance(error, Ignore):
             return End("ignored", error)
@@ -81,11 +81,11 @@ class Deliveries:
         return MessageHeaders.read(self.task.name, message.id, message.request_dict).unanswered_ids
 
 
-class Strike:
+class SignalAtLine:
     """Sends this process a signal at the `at`-th line of the package that is executed.
 
-    But for the end of a ``with`` of a lock: there Python delivers none between the last instruction
-    and the lock's own, which is written in C; only a trace function can raise there.
+    Except at the end of a lock's ``with`` block: Python runs no signal handler between the last
+    instruction and the release, which is written in C; only a trace function can raise there.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Strike:
         self._files = files
         self._number = number
         self._seen: set[tuple[str, int]] = set()
-        #: Where it struck: a file of the package, a function, and a line of text.
+        #: Where the signal was sent: a file of the package, a function, and a line number.
         self.where = ""
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:

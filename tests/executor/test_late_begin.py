@@ -25,23 +25,23 @@ def proxy(server: RedisServer) -> Iterator[Proxy]:
         yield proxy
 
 
-def slow_to_hear(task: Make, proxy: Proxy, runs: list[bool]) -> IdempotentTask:
+def task_with_late_reply(task: Make, proxy: Proxy, runs: list[bool]) -> IdempotentTask:
     def body(self: IdempotentTask, order: str) -> str:
         runs.append(True)
         self.idempotency.check()
         return f"receipt of {order}, attempt {self.idempotency.attempt}"
 
     made = task(body, redis_url=proxy.url, lease=LEASE, redis_timeout=20.0)
-    made.delay("the first")  # the server knows the script
+    made.delay("the first")  # loads the script
     runs.clear()
     return made
 
 
-def test_the_lease_is_asked_for_again_before_the_body_starts(
+def test_begin_is_sent_again_before_the_body_runs(
     task: Make, proxy: Proxy, sent_signals: list[str]
 ) -> None:
     runs: list[bool] = []
-    made = slow_to_hear(task, proxy, runs)
+    made = task_with_late_reply(task, proxy, runs)
     sent_signals.clear()
     proxy.delay_reply(to=BEGIN, seconds=1.5 * LEASE)
 
@@ -50,9 +50,9 @@ def test_the_lease_is_asked_for_again_before_the_body_starts(
     assert sent_signals == ["begun", "completed"]
 
 
-def test_whoever_has_taken_over_meanwhile_is_not_run_beside(task: Make, proxy: Proxy) -> None:
+def test_an_execution_that_has_taken_over_runs_alone(task: Make, proxy: Proxy) -> None:
     runs: list[bool] = []
-    made = slow_to_hear(task, proxy, runs)
+    made = task_with_late_reply(task, proxy, runs)
     receipts: list[str] = []
     proxy.delay_reply(to=BEGIN, seconds=2 * LEASE)
     late = threading.Thread(target=lambda: receipts.append(made.delay("1").result))
@@ -75,7 +75,7 @@ def test_a_redis_that_is_always_later_than_the_lease_is_as_good_as_none(
     task: Make, proxy: Proxy
 ) -> None:
     runs: list[bool] = []
-    made = slow_to_hear(task, proxy, runs)
+    made = task_with_late_reply(task, proxy, runs)
     for _ in range(2):
         proxy.delay_reply(to=BEGIN, seconds=1.5 * LEASE)
 

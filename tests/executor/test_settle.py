@@ -154,7 +154,7 @@ class TestAnotherExecutionRuns:
         assert record is not None
         assert (record.state, record.task_id) == (State.STARTED, "the other")
 
-    def test_one_whose_rival_has_been_replaced_comes_back_for_the_replacements_result(
+    def test_the_result_of_a_replacement_is_awaited(
         self, app: Celery, task: Make, idempotency: Idempotency
     ) -> None:
         app.conf.task_store_eager_result = True  # else Celery would rather not be asked for any
@@ -293,7 +293,7 @@ class TestTheStoreIsAway:
         assert len(tries) == 2
         assert sent_signals == ["begun", "completed"]
 
-    def test_a_soft_time_limit_that_strikes_meanwhile_takes_no_result_away(
+    def test_a_soft_time_limit_meanwhile_loses_no_result(
         self,
         task: Make,
         own_server: RedisServer,
@@ -308,16 +308,16 @@ class TestTheStoreIsAway:
         runtime = slow.idempotency_configuration.executor.runtime
         execute = runtime.execute
 
-        def strike_and_execute(command: Command) -> Coroutine[Any, Any, Reply]:
+        def interrupt_and_execute(command: Command) -> Coroutine[Any, Any, Reply]:
             if command.script.name == "complete":
                 runtime.execute = execute  # type: ignore[method-assign]
                 own_server.restart()
                 soft_limit()
             return execute(command)
 
-        runtime.execute = strike_and_execute  # type: ignore[method-assign]
+        runtime.execute = interrupt_and_execute  # type: ignore[method-assign]
 
-        # An eager call is under the limit of whoever calls it, which is raised when all is stored.
+        # An eager call has the limit of the call around it; it is raised when the result is stored.
         with pytest.raises(SoftTimeLimitExceeded):
             slow.delay("1")
         assert sent_signals == ["begun", "completed"]
@@ -325,7 +325,7 @@ class TestTheStoreIsAway:
         assert record is not None
         assert record.result == "kept in the end"
 
-    def test_a_result_that_cannot_be_kept_is_told(
+    def test_a_result_that_cannot_be_stored_is_reported(
         self, task: Make, own_server: RedisServer, sent_signals: list[str]
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:

@@ -16,7 +16,7 @@ from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
-from tests.executor.deliveries import Deliveries, End, Strike
+from tests.executor.deliveries import Deliveries, End, SignalAtLine
 
 Make = Callable[..., IdempotentTask]
 
@@ -45,7 +45,7 @@ class Story:
         self.task = task(body, **options)
         self.task.acks_late = True
         self.deliveries = Deliveries(app, self.task)
-        # The first delivery of a child finds Celery's handler, and puts the gate's around it.
+        # The first delivery of a child wraps Celery's handler.
         self.deliveries.deliver(self.deliveries.publish("the first"))
         self.runs.clear()
 
@@ -78,33 +78,35 @@ class Story:
         while self.deliveries.next() is not None:
             pass
 
-    def trigger(self, at: int) -> tuple[Strike, End]:
+    def trigger(self, at: int) -> tuple[SignalAtLine, End]:
         message = self.deliveries.publish("1")
         self.id = message.id
-        trigger = Strike(at)
-        with trigger.armed():
+        injected = SignalAtLine(at)
+        with injected.armed():
             end = self.deliveries.deliver(message)
-        return trigger, end
+        return injected, end
 
     def result(self) -> Any:
         return self.task.AsyncResult(self.id).get(timeout=1)
 
-    def comes_back(self, end: End) -> None:
+    def assert_requeued(self, end: End) -> None:
         """The message is in the broker, carries the ids of its begins, and runs to its end."""
         assert end.state == "ignored"
         again = self.deliveries.next()
-        assert again is not None, "it was put back"
-        assert self.deliveries.next() is None, "it was put back once"
+        assert again is not None, "it was requeued"
+        assert self.deliveries.next() is None, "it was requeued once"
         assert again.id == self.id
         record = self.record
         if record is not None and record.state is State.STARTED and record.task_id == self.id:
-            assert self.deliveries.unanswered_ids(again), "nobody runs, and the message knows"
+            assert self.deliveries.unanswered_ids(again), (
+                "the message carries the ids of its begins"
+            )
         assert self.deliveries.deliver(again).state == "success"
         assert self.result() == "receipt of 1"
         assert self.runs == ["1"]
 
 
-#: The lines at which a limit is taken for one that strikes with the body's first.
+#: The lines at which a limit counts as reached in the body.
 AT_THE_BODY = ("executor/runtime/blocking.py::run", "task/call.py::run")
 
 
@@ -122,21 +124,23 @@ class Sweep:
             at += 1
             self._story.forget()
             self._prepare()
-            trigger, end = self._story.trigger(at)
-            if not trigger.where:
+            injected, end = self._story.trigger(at)
+            if not injected.where:
                 break
-            self.ends[trigger.where] = end.state
+            self.ends[injected.where] = end.state
             try:
                 assert heartbeat.held() == ()
                 if isinstance(end.error, SoftTimeLimitExceeded):
-                    assert trigger.where.startswith(AT_THE_BODY)
+                    assert injected.where.startswith(AT_THE_BODY)
                     assert self._story.record is None
                 else:
                     judge(end)
             except AssertionError as error:
-                error.add_note(f"struck at line {at}, {trigger.where}: {end}, {self._story.record}")
+                error.add_note(
+                    f"interrupted at line {at}, {injected.where}: {end}, {self._story.record}"
+                )
                 raise
-        assert at > 100, "there was something to strike at"
+        assert at > 100, "the sweep covers the flow"
 
 
 def test_a_run(task: Make, broker_app: Celery) -> None:
@@ -147,7 +151,7 @@ def test_a_run(task: Make, broker_app: Celery) -> None:
             assert story.runs == ["1"]
             assert story.result() == story.record.result == "receipt of 1"
         else:
-            story.comes_back(end)
+            story.assert_requeued(end)
 
     sweep = Sweep(story)
     sweep.run(judge)
@@ -167,7 +171,7 @@ def test_a_run_that_keeps_steps(task: Make, broker_app: Celery) -> None:
         try:
             task.idempotency.step("book", booked.append, order)
         except SoftTimeLimitExceeded:
-            after.append("struck in the step")
+            after.append("interrupted in the step")
             raise
         return f"receipt of {order}"
 
@@ -178,8 +182,8 @@ def test_a_run_that_keeps_steps(task: Make, broker_app: Celery) -> None:
         at += 1
         story.forget()
         booked.clear()
-        trigger, end = story.trigger(at)
-        if not trigger.where:
+        injected, end = story.trigger(at)
+        if not injected.where:
             break
         assert heartbeat.held() == ()
         ends[at] = end.state
@@ -189,7 +193,7 @@ def test_a_run_that_keeps_steps(task: Make, broker_app: Celery) -> None:
             assert isinstance(end.error, SoftTimeLimitExceeded)
             assert story.record is None or story.record.state is State.RESERVED
         else:
-            story.comes_back(end)
+            story.assert_requeued(end)
             continue
         if booked and end.state == "failure":
             again = story.deliveries.publish("1")
@@ -210,7 +214,7 @@ def test_a_replay(task: Make, broker_app: Celery) -> None:
             assert story.result() == "receipt of 1"
             assert story.runs == ["1"]
         else:
-            story.comes_back(end)
+            story.assert_requeued(end)
 
     Sweep(story, complete).run(judge)
 
@@ -226,7 +230,7 @@ def test_a_conflict(task: Make, broker_app: Celery, policy: str) -> None:
             assert isinstance(end.error, ConflictError)
         else:
             story.task.idempotency_forget("1")
-            story.comes_back(end)
+            story.assert_requeued(end)
 
     Sweep(story, story.held_by_another).run(judge)
 
@@ -247,7 +251,7 @@ def test_an_error_of_the_body_stays(task: Make, broker_app: Celery, replayed: bo
             assert (record.state if replayed else record) == (State.FAILED if replayed else None)
         else:
             story.error = None
-            story.comes_back(end)
+            story.assert_requeued(end)
 
     Sweep(story, fail).run(judge)
 
@@ -301,7 +305,7 @@ def test_a_value_whose_serialisation_takes_too_long_is_kept(task: Make, broker_a
 class TestCelerysOwnLines:
     """Before and after the executor."""
 
-    def test_before_the_gate_the_message_comes_back(
+    def test_before_the_executor_the_message_is_requeued(
         self, task: Make, broker_app: Celery, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         story = Story(task, broker_app)
@@ -317,9 +321,9 @@ class TestCelerysOwnLines:
 
         monkeypatch.setattr(broker_app.backend, "store_result", slow)
 
-        story.comes_back(story.deliveries.deliver(message))
+        story.assert_requeued(story.deliveries.deliver(message))
 
-    def test_behind_the_gate_the_outcome_stands(
+    def test_after_the_executor_the_outcome_stays(
         self, task: Make, broker_app: Celery, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         story = Story(task, broker_app)
@@ -336,7 +340,9 @@ class TestCelerysOwnLines:
         assert story.deliveries.deliver(message).state == "success"
         assert story.result() == "receipt of 1"
 
-    def test_an_ungated_call_is_struck_as_ever(self, task: Make, broker_app: Celery) -> None:
+    def test_a_call_without_idempotency_is_interrupted(
+        self, task: Make, broker_app: Celery
+    ) -> None:
         story = Story(task, broker_app)
         story.task.run = lambda order: signal.raise_signal(signal.SIGUSR1)
 
@@ -355,7 +361,7 @@ class TestInTheBody:
         assert isinstance(end.error, SoftTimeLimitExceeded)
         assert story.record is None
 
-    def test_one_that_strikes_in_an_inner_call_is_the_bodys(
+    def test_a_limit_in_an_inner_call_is_raised_in_the_outer_body(
         self, task: Make, broker_app: Celery
     ) -> None:
         """The inner call's outcome is stored; then the limit is raised where it was called."""
@@ -364,12 +370,12 @@ class TestInTheBody:
         encode = payload.encode_result
         caught: list[str] = []
 
-        async def strike_and_write(*args: Any, **options: Any) -> Any:
+        async def interrupt_and_encode(*args: Any, **options: Any) -> Any:
             signal.raise_signal(signal.SIGUSR1)
             return await encode(*args, **options)
 
         def body(order: str) -> str:
-            payload.encode_result = strike_and_write
+            payload.encode_result = interrupt_and_encode
             try:
                 inner.task.apply((order,), throw=True)
             except SoftTimeLimitExceeded:

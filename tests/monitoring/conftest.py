@@ -88,3 +88,7 @@ def shop(server: RedisServer, client: Redis) -> Iterator[Shop]:
     app = make_app(server.url)
     yield Shop(app, client)
     app.close()
+
+
+def list_json(shop: Shop, *options: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in shop.celery("list", *options, "--json").splitlines()]

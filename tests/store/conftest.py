@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 
+from celery_idempotent.lease.heartbeat import Heartbeat
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.store import deployments
@@ -89,3 +90,8 @@ def proxy(server: RedisServer) -> Iterator[Proxy]:
 def proxied(proxy: Proxy, client: redis.Redis) -> RecordHarness:
     """One key without a record, through `proxy`."""
     return RecordHarness(store_at(proxy.url), client)
+
+
+@pytest.fixture
+def heart() -> Heartbeat:
+    return Heartbeat()

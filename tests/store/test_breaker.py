@@ -175,7 +175,7 @@ class TestKilledServer:
 
 class TestFrozenServerBehindTheBreaker:
     @pytest.fixture(autouse=True)
-    def thawed(self, server: RedisServer) -> Iterator[None]:
+    def resumed(self, server: RedisServer) -> Iterator[None]:
         yield
         server.resume()
 

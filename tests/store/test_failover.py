@@ -81,8 +81,8 @@ def test_a_connection_to_the_old_master_is_replaced(
         wait_until(lambda: trio.master is successor, "no other master")
     finally:
         old.resume()
-    with old.client() as thawed:
-        thawed.replicaof("127.0.0.1", successor.port)  # as the Sentinels do after some seconds
+    with old.client() as resumed:
+        resumed.replicaof("127.0.0.1", successor.port)  # as the Sentinels do after some seconds
 
     assert harness.complete(token).case == "ok"
     assert harness.begin(task_id=SECOND).case == "finished"

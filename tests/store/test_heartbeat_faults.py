@@ -14,7 +14,7 @@ from celery_idempotent.errors import LeaseLostError
 from celery_idempotent.lease.heartbeat import Heartbeat
 from celery_idempotent.lease.interrupt import Interrupt
 from celery_idempotent.store.record_store import RecordStore
-from tests.executor.deliveries import PACKAGE, Strike
+from tests.executor.deliveries import PACKAGE, SignalAtLine
 from tests.store import deployments
 from tests.store.record_harness import RecordHarness
 from tests.store.test_heartbeat import Holder, await_later_deadline, deadline, keys
@@ -28,27 +28,27 @@ pytestmark = pytest.mark.parametrize(
 FILES = (PACKAGE, threading.__file__)
 
 
-class StruckError(Exception):
+class SignalError(Exception):
     """Raised by a signal handler of the user."""
 
 
 @pytest.fixture(autouse=True)
 def handler() -> Iterator[None]:
     def trigger(*_: Any) -> None:
-        raise StruckError
+        raise SignalError
 
     before = signal.signal(signal.SIGALRM, trigger)
     yield
     signal.signal(signal.SIGALRM, before)
 
 
-def struck(at: int, call: Any, *args: Any) -> str:
+def interrupt_at(at: int, call: Any, *args: Any) -> str:
     """Call it and raise at its `at`-th line; return that place, or nothing if there is none."""
-    trigger = Strike(at, signal.SIGALRM, FILES)
+    injected = SignalAtLine(at, signal.SIGALRM, FILES)
     # Python's own condition variables raise RuntimeError after the interruption.
-    with contextlib.suppress(StruckError, RuntimeError), trigger.armed():
+    with contextlib.suppress(SignalError, RuntimeError), injected.armed():
         call(*args)
-    return trigger.where
+    return injected.where
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -61,19 +61,19 @@ def test_a_signal_at_any_line_does_not_stop_the_heartbeat(
     while True:
         at += 1
         heart = Heartbeat()
-        struck_one, other = (Holder(harness, key) for key in keys(2))
+        interrupted, other = (Holder(harness, key) for key in keys(2))
         if not first:
             heart.start_renewal(other.lease)
         if method == "stop_renewal":
-            heart.start_renewal(struck_one.lease)
-        where = struck(at, getattr(heart, method), struck_one.lease)
+            heart.start_renewal(interrupted.lease)
+        where = interrupt_at(at, getattr(heart, method), interrupted.lease)
 
         heart.start_renewal(other.lease)
-        heart.stop_renewal(struck_one.lease)
+        heart.stop_renewal(interrupted.lease)
         try:
             await_later_deadline(harness, other.lease.key, than=deadline(harness, other.lease.key))
         except BaseException as error:
-            error.add_note(f"struck at {where}")
+            error.add_note(f"interrupted at {where}")
             raise
         assert heart.held() == (other.lease,)
         heart.stop_renewal(other.lease)
@@ -145,16 +145,16 @@ def test_a_signal_at_any_line_of_an_interrupts_end_does_not_stop_the_heartbeat(
     while True:
         at += 1
         interrupt = Interrupt(LeaseLostError)
-        where = struck(at, interrupt.disarm)
-        striker = threading.Thread(target=interrupt.trigger, daemon=True)
+        where = interrupt_at(at, interrupt.disarm)
+        trigger_thread = threading.Thread(target=interrupt.trigger, daemon=True)
         try:
-            striker.start()
-            striker.join(5)
+            trigger_thread.start()
+            trigger_thread.join(5)
             interrupt.disarm()
         except LeaseLostError:
-            assert where, "it is over, and was not struck"
-        striker.join(5)  # the error may have interrupted the first join
-        assert not striker.is_alive(), f"struck at {where}"
+            assert where, "it is over, and was not interrupted"
+        trigger_thread.join(5)  # the error may have interrupted the first join
+        assert not trigger_thread.is_alive(), f"interrupted at {where}"
         if not where:
             break
     assert at > 2

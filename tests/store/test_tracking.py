@@ -97,11 +97,11 @@ class TestWithoutInvalidations:
     @pytest.fixture
     def own(self) -> Iterator[RedisServer]:
         rules = "on nopass ~* &* +@all -subscribe"
-        with ConfigurableRedisServer.start(config={}, users={"deaf": rules}) as server:
+        with ConfigurableRedisServer.start(config={}, users={"polling": rules}) as server:
             yield server
 
     def test_a_user_who_may_not_subscribe_polls(self, own: RedisServer) -> None:
-        harness = RecordHarness(store_at(own.url_as("deaf", "any")), own.client())
+        harness = RecordHarness(store_at(own.url_as("polling", "any")), own.client())
         harness.started()
         began_at = time.monotonic()
 

@@ -196,7 +196,7 @@ class TestInterrupt:
         assert [type(error) for error in seen] == [LeaseLostError]
         assert str(seen[0])
 
-    def test_strikes_nobody_once_the_work_is_over(self) -> None:
+    def test_raises_nothing_after_disarm(self) -> None:
         interrupt = Interrupt(LeaseLostError)
 
         interrupt.disarm()

@@ -15,7 +15,7 @@ def outage() -> OutageLogger:
     return OutageLogger(StoreConfig(url="redis://:secret@shop/0"))
 
 
-def test_the_first_call_is_told_from_the_others(outage: OutageLogger) -> None:
+def test_the_first_call_is_distinguished(outage: OutageLogger) -> None:
     assert [outage.another_call() for _ in range(3)] == [True, False, False]
 
 
@@ -33,7 +33,7 @@ def test_its_end_is_one_line_without_secrets(
     assert "secret" not in transport.getMessage()
 
 
-def test_a_single_call_has_been_told_already(
+def test_the_end_after_a_single_call_is_not_logged(
     outage: OutageLogger, caplog: pytest.LogCaptureFixture
 ) -> None:
     outage.another_call()

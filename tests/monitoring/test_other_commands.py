@@ -1,0 +1,247 @@
+"""The commands forget, stats, explain and doctor, and errors of all commands."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from celery_idempotent import IdempotentTask
+from celery_idempotent.testing.server import RedisServer
+from tests.monitoring.conftest import Shop, list_json
+from tests.monitoring.shop import make_app
+
+
+class TestForget:
+    def test_asks_for_confirmation(self, shop: Shop) -> None:
+        shop.charge.apply((42, 999))
+        command = ("forget", "shop.charge", "[42, 999]")
+
+        assert "Forget shop.charge:" in shop.celery(*command, answer="n\n", code=1)
+        assert shop.charge.idempotency_record(42, 999) is not None
+        assert "forgotten" in shop.celery(*command, answer="y\n")
+        assert shop.charge.idempotency_record(42, 999) is None
+
+    def test_keeps_a_running_record_unless_forced(self, shop: Shop) -> None:
+        key = str(shop.begin(shop.charge, 42, 999))
+
+        assert shop.json("forget", key, "--yes", code=1) == [{"key": key, "case": "running"}]
+        assert shop.charge.idempotency_record(42, 999) is not None
+        assert shop.json("forget", key, "--yes", "--force") == [{"key": key, "case": "forgotten"}]
+        assert shop.charge.idempotency_record(42, 999) is None
+
+    def test_forgets_a_record_whose_lease_has_expired(self, shop: Shop) -> None:
+        shop.begin(shop.charge, 42, 999, lease_ms=0)
+
+        assert "forgotten" in shop.celery("forget", "shop.charge", "[42, 999]", "--yes")
+
+    def test_forgets_all_records_that_a_filter_selects(self, shop: Shop) -> None:
+        for number in range(3):
+            shop.charge.apply((number, 13))
+        shop.charge.apply((9, 999))
+
+        output = shop.celery("forget", "--state", "FAILED", answer="y\n")
+
+        assert "Forget 3 records?" in output
+        assert [record["state"] for record in list_json(shop)] == ["COMPLETED"]
+
+    def test_keeps_a_record_that_has_changed_meanwhile(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shop.charge.apply((42, 999))
+
+        def run_again(*_: object, **__: object) -> None:
+            shop.charge.idempotency_forget(42, 999)
+            shop.charge.apply((42, 999))
+
+        monkeypatch.setattr("click.confirm", run_again)
+
+        assert "changed meanwhile" in shop.celery("forget", "shop.charge", "[42, 999]", code=1)
+        assert shop.charge.idempotency_record(42, 999) is not None
+
+    def test_forgets_an_unreadable_record_by_its_key(self, shop: Shop) -> None:
+        key = "shop.charge:" + "x" * 22
+        shop.client.set(f"idem:{key}", "Znewer")
+
+        assert "forgotten" in shop.celery("forget", key, "--yes")
+        assert not shop.client.exists(f"idem:{key}")
+
+    def test_deletes_the_offloaded_payload_as_well(self, shop: Shop, tmp_path: Path) -> None:
+        def scan() -> str:
+            return "x" * 1_000
+
+        task = shop.app.task(
+            scan,
+            base=IdempotentTask,
+            name="shop.scan",
+            shared=False,
+            lazy=False,
+            idempotency_max_result_size=10,
+            idempotency_offload_backend=f"file://{tmp_path}",
+        )
+        task.apply()
+        assert len(list(tmp_path.iterdir())) == 1
+
+        assert "forgotten" in shop.celery("forget", "shop.scan", "--yes")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_requires_names_or_filters(self, shop: Shop) -> None:
+        assert "name records, or select" in shop.celery("forget", code=2)
+
+
+class TestStats:
+    def test_counts_by_task_and_state(self, shop: Shop) -> None:
+        for number in range(3):
+            shop.charge.apply((number, 999))
+        shop.charge.apply((3, 13))
+        shop.begin(shop.charge, 4, 999, attempt=2)
+        shop.begin(shop.pack, 1, lease_ms=0)
+
+        tasks = shop.json("stats", "--timeout", "0")["tasks"]
+
+        charge, pack = tasks["shop.charge"], tasks["shop.pack"]
+        assert charge["states"] == {
+            "RESERVED": 0,
+            "STARTED": 1,
+            "COMPLETED": 3,
+            "FAILED": 1,
+            "CORRUPT": 0,
+        }
+        assert (charge["takeovers"], charge["lease_expired"]) == (1, 0)
+        assert (pack["takeovers"], pack["lease_expired"]) == (0, 1)
+
+    def test_measures_a_sample_and_projects_the_size(self, shop: Shop) -> None:
+        for number in range(10):
+            shop.charge.apply((number, 999))
+        names = list(shop.client.scan_iter("idem:*"))
+        measured = sum(shop.client.memory_usage(name) or 0 for name in names)
+
+        charge = shop.json("stats", "--timeout", "0")["tasks"]["shop.charge"]
+
+        assert charge["bytes_total"] == pytest.approx(measured)
+        assert charge["retention"] == 86400
+        assert charge["bytes_projected"] == pytest.approx(
+            charge["per_second"] * charge["retention"] * charge["bytes_per_record"]
+        )
+        assert 0 < charge["per_second"] <= 10, "an age below a second counts as a second"
+
+    def test_reports_that_no_worker_replied(self, shop: Shop) -> None:
+        shop.charge.apply((1, 999))
+
+        assert "No worker replied" in shop.celery("stats", "--timeout", "0.1")
+
+    @pytest.mark.timeout(30)
+    def test_does_not_wait_for_a_broker_that_never_replies(self, shop: Shop) -> None:
+        shop.charge.apply((1, 999))
+        shop.app.conf.broker_transport_options = {"socket_timeout": 60}
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            shop.app.conf.broker_url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+
+            assert "No worker replied" in shop.celery("stats", "--timeout", "0.1")
+
+
+class TestExplain:
+    def test_shows_how_the_key_is_derived(self, shop: Shop) -> None:
+        document = shop.json("explain", "shop.charge", "[42]", '{"amount": 999}')
+
+        key = shop.charge.idempotency_key_of(42, 999)
+        assert document["rule"] == "the template 'order:{order_id}'"
+        assert document["arguments"] == [
+            {"name": "order_id", "canonical": "i2a;", "at_default": False, "in_key": True},
+            {"name": "amount", "canonical": "i3e7;", "at_default": False, "in_key": False},
+            {"name": "currency", "canonical": "s3:EUR", "at_default": True, "in_key": False},
+        ]
+        assert (document["key"], document["fingerprint"]) == (str(key), key.fingerprint.hex())
+        assert document["redis_name"] == f"idem:{key}"
+        assert shop.celery("explain", "shop.charge", "[42, 999]").count("order:42") == 1
+
+    def test_predicts_what_happens_to_the_call(self, shop: Shop) -> None:
+        assert predicted_case(shop, "shop.charge", "[42, 999]") == "run"
+        shop.charge.apply((42, 999))
+        assert predicted_case(shop, "shop.charge", "[42, 999]") == "replay"
+        assert predicted_case(shop, "shop.charge", "[42, 1000]") == "reused"
+        shop.begin(shop.charge, 43, 999)
+        assert predicted_case(shop, "shop.charge", "[43, 999]") == "conflict"
+        shop.begin(shop.charge, 44, 999, lease_ms=0)
+        assert predicted_case(shop, "shop.charge", "[44, 999]") == "taken over"
+        shop.begin(shop.charge, 45, 999, lease_ms=0, attempt=5)
+        assert predicted_case(shop, "shop.charge", "[45, 999]") == "poisoned"
+        shop.client.set(f"idem:{shop.charge.idempotency_key_of(46, 999)}", "Znewer")
+        assert predicted_case(shop, "shop.charge", "[46, 999]") == "corrupt"
+
+    def test_describes_each_kind_of_rule(self, shop: Shop) -> None:
+        assert shop.json("explain", "shop.pack", "[1]")["rule"] == "all arguments"
+        assert "id of the message" in shop.json("explain", "shop.tidy", "--task-id", "x")["rule"]
+        assert "give --task-id" in shop.celery("explain", "shop.tidy", code=2)
+        own = shop.json("explain", "shop.charge", "[42, 999]", "--key", "req-7f3a")
+        assert own["key"] == str(shop.charge.idempotency_key_of(idempotency_key="req-7f3a"))
+
+
+def predicted_case(shop: Shop, *call: str) -> str:
+    case: str = shop.json("explain", *call)["prediction"]["case"]
+    return case
+
+
+class TestDoctor:
+    def test_prints_findings_about_the_server(self, shop: Shop) -> None:
+        document = shop.json("doctor", code=1)
+
+        assert [finding["name"] for finding in document["findings"]].count("persistence") == 1
+        assert len(document["stores"]) == 1, "one server, although there are two prefixes"
+        assert all(set(finding) == FINDING for finding in document["findings"])
+        assert document["versions"]["celery"]
+        assert "appendonly yes" in shop.celery("doctor", "--fail-on", "never")
+
+    def test_notes_what_a_server_without_info_and_config_does_not_report(
+        self, shop: Shop, server: RedisServer
+    ) -> None:
+        rules = ["reset", "on", "nopass", "~*", "+@all", "-info", "-config"]
+        shop.client.execute_command("ACL", "SETUSER", "limited", *rules)
+        limited = Shop(make_app(server.url.replace("redis://", "redis://limited@")), shop.client)
+        limited.app.conf.task_always_eager = False
+
+        findings = limited.json("doctor", code=0)["findings"]
+        limited.app.close()
+
+        assert {finding["severity"] for finding in findings} == {"note"}
+        not_reported = {f["name"] for f in findings if "does not report" in f["what"]}
+        assert not_reported == {"server-version", "eviction", "persistence", "replicas"}
+
+    def test_the_exit_code_depends_on_fail_on(self, shop: Shop) -> None:
+        shop.app.conf.task_always_eager = False
+
+        shop.celery("doctor", "--fail-on", "error")
+        shop.celery("doctor", "--fail-on", "warning", code=1)
+
+
+FINDING = {"name", "severity", "subject", "what", "setting", "why"}
+
+
+def test_an_unreachable_redis_is_reported_in_one_line(shop: Shop) -> None:
+    with RedisServer.start() as stopped:
+        shop.app.conf.idempotency_redis_url = url = stopped.url.replace("://", "://:secret@")
+    for command in (("list",), ("stats",), ("show", "shop.charge", "[1, 2]")):
+        output = shop.celery(*command, code=1)
+        assert len(output.splitlines()) == 1
+        assert "cannot be reached" in output
+        assert "secret" not in output
+    assert "store-unreachable" in shop.celery("doctor", "--json", code=1)
+    assert url not in shop.celery("doctor", code=1)
+
+
+def test_an_app_without_tasks_is_reported_in_one_line(shop: Shop) -> None:
+    shop.app.tasks.clear()
+
+    assert "has no idempotent task" in shop.celery("list", code=1)
+
+
+def test_a_missing_library_is_reported_in_one_line(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.charge.apply((1, 999))
+    monkeypatch.setitem(sys.modules, "humanize", None)
+
+    assert "pip install 'celery-idempotent[cli]'" in shop.celery("list", code=1)
+    assert len(list_json(shop)) == 1

@@ -1,0 +1,127 @@
+"""The heartbeat of a process whose server is frozen, and of a forked child."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from celery_idempotent.lease.heartbeat import Heartbeat
+from celery_idempotent.testing.server import RedisServer
+from tests.store import deployments
+from tests.store.record_harness import SECOND, RecordHarness, store_at
+from tests.store.test_heartbeat import (
+    REPOSITORY,
+    Holder,
+)
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.parametrize(
+    "site", deployments.params(deployments.PLAIN[0]), indirect=True
+)
+
+
+class TestFrozenServer:
+    def test_trust_ends_and_comes_back(
+        self, harness: RecordHarness, server: RedisServer, heart: Heartbeat
+    ) -> None:
+        holder = Holder(harness, harness.key)
+        heart.start_renewal(holder.lease)
+        assert holder.lease.trusted
+
+        server.pause()
+        try:
+            eventually(lambda: not holder.lease.trusted)
+            assert not holder.losses, "the server has not replied lost"
+        finally:
+            server.resume()
+
+        eventually(lambda: holder.lease.trusted)
+        assert harness.begin(task_id=SECOND).case == "held"
+        heart.stop_renewal(holder.lease)
+
+    def test_leases_on_other_servers_are_extended(
+        self, harness: RecordHarness, server: RedisServer, heart: Heartbeat
+    ) -> None:
+        with RedisServer.start(deployments.ANY) as other, other.client() as client:
+            frozen = Holder(RecordHarness(store_at(other.url), client), harness.key, lease_ms=1200)
+            holder = Holder(harness, harness.key, lease_ms=1200)
+            for each in (frozen, holder):
+                heart.start_renewal(each.lease)
+
+            other.pause()
+
+            eventually(lambda: harness.now_ms() > holder.begun.at_ms + 1200)
+            assert not frozen.lease.trusted
+            assert holder.lease.trusted
+            assert harness.begin(task_id=SECOND).case == "held"
+            for each in (frozen, holder):
+                heart.stop_renewal(each.lease)
+
+    def test_an_unreachable_server_is_logged_and_tried_again(
+        self,
+        harness: RecordHarness,
+        server: RedisServer,
+        heart: Heartbeat,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        holder = Holder(harness, harness.key)
+        server.kill()
+
+        heart.start_renewal(holder.lease)
+
+        eventually(lambda: "1 leases could not be extended" in caplog.text)
+        assert not holder.losses
+        server.restart()
+        eventually(lambda: holder.losses == 1)  # the server restarted empty
+
+
+FORK = """
+import os, sys, time
+from celery_idempotent.lease.heartbeat import heartbeat
+from tests.store.record_harness import RecordHarness, store_at
+from tests.waiting import eventually
+from tests.store.test_heartbeat import Holder, deadline, keys
+import redis
+from celery_idempotent.store import commands
+
+url = sys.argv[1]
+scene = RecordHarness(store_at(url), redis.Redis.from_url(url))
+mine, childs = keys(2)
+holder = Holder(scene, mine)
+heartbeat.start_renewal(holder.lease)
+eventually(lambda: deadline(scene, mine) > holder.begun.at_ms)
+child = os.fork()
+if child == 0:
+    assert heartbeat.held() == ()
+    own = Holder(scene, childs)
+    heartbeat.start_renewal(own.lease)
+    eventually(lambda: deadline(scene, childs) > own.begun.at_ms + 300)
+    assert heartbeat.held() == (own.lease,)
+    os._exit(7)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 7
+seen = deadline(scene, mine)
+eventually(lambda: deadline(scene, mine) > seen)
+assert heartbeat.held() == (holder.lease,)
+print("both beat")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_child_has_a_heartbeat_of_its_own(
+    server: RedisServer, harness: RecordHarness
+) -> None:
+    parent = subprocess.run(
+        # Newer versions of Python warn of a fork of a process with threads, which is tested here.
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, server.url],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert parent.stdout == "both beat\n", parent.stderr
