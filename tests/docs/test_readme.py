@@ -37,7 +37,8 @@ def names(charged: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
     names: dict[str, Any] = {"__name__": "shop", "gateway": SimpleNamespace(charge=charge)}
     with RedisServer.start(config={}) as server:
         example = block_with('Celery("shop"').replace('"redis://"', repr(server.url))
-        exec(example.replace("backend=", "set_as_current=False, backend="), names)
+        example = example.replace("backend=", "set_as_current=False, backend=")
+        exec(example.replace("@app.task(", "@app.task(shared=False, "), names)
         names["app"].conf.update(task_always_eager=True, task_eager_propagates=True)
         yield names
         names["app"].close()

@@ -57,8 +57,13 @@ def read_keyring() -> list[str]:
     return Path(os.environ[KEYRING_VARIABLE]).read_text().split()
 
 
+def _is_from_shop(sender: Any) -> bool:
+    """Returns whether `sender` is a task of a shop; a test's own process has other callers, too."""
+    return isinstance(sender, IdempotentTask) and "shop_ledger" in sender.app.conf
+
+
 def _record_signal(signal: Any, sender: Any, **details: Any) -> None:
-    if isinstance(sender, IdempotentTask):  # a test's own process has other callers, too
+    if _is_from_shop(sender):
         name = signal.name.removeprefix("idempotency_")
         Ledger.of(sender.app).record_signal(name, sender.name, details)
 
@@ -70,7 +75,7 @@ for _name in SIGNALS:
 @signals.completed.connect
 @signals.failed.connect
 def _die_before_the_continuation(sender: Any, task_id: str, **_: Any) -> None:
-    if isinstance(sender, IdempotentTask):
+    if _is_from_shop(sender):
         Ledger.of(sender.app).die_if_requested("before", task_id)
 
 
