@@ -71,7 +71,7 @@ class ActiveExecution:
         self._body = begun.body
 
     def start(self, *, announce: bool = True) -> None:
-        """Start to renew the lease, and send the signals of a begin."""
+        """Starts to renew the lease, and sends the signals of a begin."""
         self.renewed = True
         self.runtime.start_renewal(self.lease)
         if not announce:
@@ -86,7 +86,7 @@ class ActiveExecution:
             self.send(signals.taken_over, orphaned_seconds=self._orphaned_seconds)
 
     def finish(self) -> None:
-        """Stop renewing the lease. May be called again after a signal handler has raised in it."""
+        """Stops renewing the lease. May be called again after a signal handler has raised in it."""
         if self.renewed:
             self.runtime.stop_renewal(self.lease)
             self.renewed = False
@@ -104,13 +104,13 @@ class ActiveExecution:
         return self.runtime.drive_step(partial(self.steps.run, name, func))
 
     async def discard_outcome(self) -> None:
-        """Delete the offloaded value of an outcome that was refused."""
+        """Deletes the offloaded value of an outcome that was refused."""
         if self.outcome is not None:
             payload, field = self.outcome
             await self.codec.delete_object(payload, self.execution.key, field)
 
     async def release(self, disposition: Release = FREE, error: Payload | None = None) -> Reply:
-        """Give the key back; `error` stays for copies of the message.
+        """Gives the key back; `error` stays for copies of the message.
 
         Raises:
             StoreUnavailableError: if Redis is unavailable. The lease expires then.
@@ -137,7 +137,7 @@ class ActiveExecution:
         )
 
     async def persist(self, command: Command) -> Reply:
-        """Write to the record; repeat while Redis is unavailable and `should_retry` allows it.
+        """Writes to the record; repeats while Redis is unavailable and `should_retry` allows it.
 
         Raises:
             StoreUnavailableError: if Redis stays unavailable.
@@ -171,7 +171,7 @@ class ActiveExecution:
             self.interrupt.trigger()
 
     def report_lease_lost(self) -> None:
-        """Log, and send the signal, once."""
+        """Logs, and sends the signal, once."""
         if not self._loss_reported:
             self._loss_reported = True
             self.lease.lost = True
@@ -183,7 +183,7 @@ class ActiveExecution:
             self.send(signals.lease_lost)
 
     def send(self, signal: Any, **details: Any) -> None:
-        """Send `signal` with the arguments that all signals of an execution have."""
+        """Sends `signal` with the arguments that all signals of an execution have."""
         if signals.counter is not None or signal.receivers:
             signals.send(
                 signal,

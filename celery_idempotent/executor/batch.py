@@ -85,7 +85,7 @@ def _admission(
 async def complete_many(
     values: Sequence[tuple[ActiveExecution, Any]], runtime: Runtime
 ) -> list[IdempotencyError | None]:
-    """Store each value. Returns None for each that is stored, else the error.
+    """Stores each value. Returns None for each that is stored, else the error.
 
     Writes are repeated while Redis is unavailable, until the leases expire.
     """
@@ -140,7 +140,7 @@ async def _persist_many(
 async def release_many(
     executions: Sequence[ActiveExecution], runtime: Runtime, reason: IdempotencyError
 ) -> None:
-    """Release all keys. One that cannot be released is free when its lease expires."""
+    """Releases all keys. One that cannot be released is free when its lease expires."""
     for active in executions:
         # First, so that the heartbeat does not take a released key for a lost lease.
         active.finish()

@@ -76,7 +76,7 @@ class ExecutorCall(Protocol):
         """Whether the body has removed the callbacks and the rest of the chain."""
 
     def run(self, execution: Any) -> Any:
-        """Run the body and return its value. Its errors are raised as they are.
+        """Runs the body and returns its value. Its errors are raised as they are.
 
         Args:
             execution: an `Execution` or `AsyncExecution`, by the runtime.
@@ -86,16 +86,16 @@ class ExecutorCall(Protocol):
         """What `error` of the body means for the key."""
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
-        """Return the value that `record` does not hold, from elsewhere; or raise `error`."""
+        """Returns the value that `record` does not hold, from elsewhere; or raises `error`."""
 
     def replayed(self, record: Record) -> None:
         """Called when `record` answers this call."""
 
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
-        """Publish the message again, `seconds` from now; raise `reason` if there is none."""
+        """Publishes the message again, `seconds` from now; raises `reason` if there is none."""
 
     def ignore(self) -> NoReturn:
         """Acknowledge the message without an outcome."""
 
     def reject(self, reason: str) -> NoReturn:
-        """Reject the message, so that the broker dead-letters it."""
+        """Rejects the message, so that the broker dead-letters it."""

@@ -51,7 +51,7 @@ class BaseExecution:
         return self._protection is not None
 
     def check(self) -> None:
-        """Check, without a round trip, that no other execution can have begun.
+        """Checks, without a round trip, that no other execution can have begun.
 
         Raises:
             LeaseLostError: if another execution has taken over, or may have.
@@ -69,7 +69,7 @@ class Execution(BaseExecution):
     __slots__ = ()
 
     def step(self, name: str, func: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Run ``func(*args, **kwargs)`` once for the key, and return its value.
+        """Runs ``func(*args, **kwargs)`` once for the key, and returns its value.
 
         The value is stored in one round trip. An execution that takes over, or that follows an
         error, gets it without a second run of `func`. If the worker dies between the end of `func`

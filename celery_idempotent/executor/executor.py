@@ -109,7 +109,7 @@ class Executor:
         return outcome.value if type(outcome) is Result else outcome.get()
 
     def forget(self, key: Key, shown: Record | str | None = None) -> str:
-        """Delete the record of `key`, and its offloaded values.
+        """Deletes the record of `key`, and its offloaded values.
 
         Args:
             shown: as for :func:`commands.forget`.
@@ -143,7 +143,7 @@ class BeginRequest:
         self.active: ActiveExecution | None = None
 
     async def send(self) -> Reply:
-        """Send the begin; if it is granted, set `active`."""
+        """Sends the begin; if it is granted, sets `active`."""
         sent_at = monotonic()
         self.unanswered = True
         try:
@@ -179,7 +179,7 @@ class BeginRequest:
         ]
 
     async def give_back(self) -> None:
-        """Release the key if it is still held, because a signal handler has raised.
+        """Releases the key if it is still held, because a signal handler has raised.
 
         The handler can have interrupted any line of the flow, so `active` may not be set yet.
         """

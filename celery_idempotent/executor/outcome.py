@@ -11,7 +11,7 @@ class Result(NamedTuple):
     value: Any
 
     def get(self) -> Any:
-        """Return the value."""
+        """Returns the value."""
         return self.value
 
 
@@ -21,7 +21,7 @@ class Failure(NamedTuple):
     error: BaseException
 
     def get(self) -> Any:
-        """Raise the error."""
+        """Raises the error."""
         try:
             raise self.error
         finally:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 async def settle(active: ActiveExecution, outcome: Outcome) -> Outcome:
-    """Store `outcome`, or release the key. Returns the outcome that counts.
+    """Stores `outcome`, or releases the key. Returns the outcome that counts.
 
     Raises:
         BaseException: what the caller raises to be requeued, if another execution has taken over.
@@ -195,7 +195,7 @@ async def _abort(active: ActiveExecution, outcome: Failure) -> Outcome:
 
 
 async def _store(active: ActiveExecution, outcome: Command) -> Reply | None:
-    """Store the outcome; None if Redis stays unavailable."""
+    """Stores the outcome; None if Redis stays unavailable."""
     reply = None
     try:
         reply = await active.persist(outcome)
@@ -223,7 +223,7 @@ def _report_not_stored(active: ActiveExecution, payload: Payload, field: str) ->
 
 
 def report_unsaved(active: ActiveExecution, error: Exception) -> None:
-    """Log and signal that the outcome could not be stored."""
+    """Logs and signals that the outcome could not be stored."""
     logger.critical(
         "%s: the outcome of task %s is not stored: %s; a duplicate may run again",
         active.execution.key,

@@ -47,7 +47,7 @@ class SoftLimit:
         self._outer: SoftLimit | None = None
 
     def enter(self) -> None:
-        """Make this the current one of the thread, and wrap the installed handler."""
+        """Makes this the current one of the thread, and wraps the installed handler."""
         self._outer = _current.get()
         _current.set(self)
         if _SIGNAL is None or get_ident() != threading.main_thread().ident:
@@ -57,12 +57,12 @@ class SoftLimit:
             signal.signal(_SIGNAL, _Handler(handler))
 
     def leave(self) -> None:
-        """Make the outer one current again. A second call does nothing."""
+        """Makes the outer one current again. A second call does nothing."""
         if _current.get() is self:
             _current.set(self._outer)
 
     def begin(self, phase: str) -> None:
-        """Begin `phase`.
+        """Begins `phase`.
 
         Raises:
             Interrupted: if the limit has been reached.
@@ -79,7 +79,7 @@ class SoftLimit:
             raise Interrupted(error) from None
 
     def take(self) -> BaseException | None:
-        """Return the kept error once."""
+        """Returns the kept error once."""
         error, self.error = self.error, None
         return error
 

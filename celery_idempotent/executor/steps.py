@@ -46,7 +46,7 @@ class Steps:
         return steps.without_errors(self._body)
 
     async def discard(self) -> None:
-        """Delete offloaded values of steps, which the outcome has replaced."""
+        """Deletes offloaded values of steps, which the outcome has replaced."""
         active = self._active
         await active.codec.delete_step_objects(self._body, active.execution.key)
 

@@ -28,12 +28,12 @@ class AsyncioHeartbeat:
         self._request: asyncio.Task[None] | None = None
 
     def start_renewal(self, lease: Lease[RecordStore]) -> None:
-        """Extend `lease` from now on."""
+        """Extends `lease` from now on."""
         self._leases.held.add(lease)
         self._wake_at(lease.due)
 
     def stop_renewal(self, lease: Lease[RecordStore]) -> None:
-        """Stop extending it; the reply to a request that is being sent is ignored."""
+        """Stops extending it; the reply to a request that is being sent is ignored."""
         self._leases.held.discard(lease)
 
     def held(self) -> tuple[Lease[RecordStore], ...]:

@@ -46,14 +46,14 @@ class Heartbeat:
         self._expected_by = _FOREVER
 
     def start_renewal(self, lease: Lease[RecordStore]) -> None:
-        """Extend `lease` from now on."""
+        """Extends `lease` from now on."""
         self._leases.held.add(lease)
         self._check_thread()
         if lease.due < self._wakes_at:
             self._wake.put(None)
 
     def stop_renewal(self, lease: Lease[RecordStore]) -> None:
-        """Stop extending it; the reply to a request that is being sent is ignored."""
+        """Stops extending it; the reply to a request that is being sent is ignored."""
         self._leases.held.discard(lease)
         if self._leases.held:
             self._check_thread()
@@ -63,7 +63,7 @@ class Heartbeat:
         return tuple(self._leases.held)
 
     def _check_thread(self) -> None:
-        """Start a thread unless there is one that runs and is not late."""
+        """Starts a thread unless there is one that runs and is not late."""
         current, late = self._thread, monotonic() - self._expected_by
         if current is not None and current.is_alive() and late <= 0:
             return
@@ -101,7 +101,7 @@ class Heartbeat:
                 self._wake.get(timeout=min(due - now, threading.TIMEOUT_MAX))
 
     def _expect(self, at: float) -> None:
-        """Count as late from a third of the shortest lease after `at` on."""
+        """Counts as late from a third of the shortest lease after `at` on."""
         shortest = min((lease.seconds for lease in self.held()), default=_FOREVER)
         self._expected_by = at + max(shortest / 3, LEAST_DELAY)
 

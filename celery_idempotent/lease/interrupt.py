@@ -28,12 +28,12 @@ class Interrupt:
         self._raised = False
 
     def trigger(self) -> None:
-        """Raise it, unless `disarm` came first."""
+        """Raises it, unless `disarm` came first."""
         if self._take_turn():
             self._raise(self._delivered)
 
     def disarm(self) -> None:
-        """Raise nothing from now on.
+        """Raises nothing from now on.
 
         An error that is being raised at this moment is raised here.
         """

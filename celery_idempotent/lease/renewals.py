@@ -50,7 +50,7 @@ class Leases(Generic[StoreT]):
         replies: Iterable[Reply | IdempotencyError],
         sent_at: float,
     ) -> None:
-        """Apply the replies to a request sent at `sent_at` (seconds of `lease.clock`)."""
+        """Applies the replies to a request sent at `sent_at` (seconds of `lease.clock`)."""
         for lease, reply in zip(due, replies, strict=True):
             if isinstance(reply, IdempotencyError):
                 logger.warning("The lease of %s could not be extended: %s", lease.key, reply)
@@ -77,7 +77,7 @@ def by_store(leases: Iterable[Lease[StoreT]]) -> dict[StoreT, list[Lease[StoreT]
 
 
 def log_renewal_failure(due: Sequence[Lease[StoreT]], error: IdempotencyError) -> None:
-    """Log that the store is unavailable; the next request follows soon."""
+    """Logs that the store is unavailable; the next request follows soon."""
     logger.warning("%d leases could not be extended: %s", len(due), error)
 
 

@@ -47,7 +47,7 @@ class Breaker:
         self.open = False
 
     async def check(self) -> None:
-        """Return if a command may be sent; probe first if the breaker is open and a probe is due.
+        """Returns if commands may be sent; probes first if the breaker is open and a probe is due.
 
         Raises:
             StoreUnavailableError: if the breaker is open and no probe is due, or the probe failed.
@@ -74,13 +74,13 @@ class Breaker:
         self.record_success()
 
     def record_success(self) -> None:
-        """Close the breaker: Redis has replied, be it with an error."""
+        """Closes the breaker: Redis has replied, be it with an error."""
         self.failures = 0
         self.open = False
         self._delay = 0.0
 
     def record_failure(self) -> None:
-        """Count a command without a reply, and open the breaker at the threshold."""
+        """Counts a command without a reply, and opens the breaker at the threshold."""
         with self._lock:
             self.failures += 1
             if self.failures >= self._threshold and not self.open:

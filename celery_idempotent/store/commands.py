@@ -65,19 +65,19 @@ def begin(
 
 
 def extend(lease: Extension) -> Command:
-    """Extend a lease: ``ok`` or ``lost``."""
+    """Extends a lease: ``ok`` or ``lost``."""
     key, token, lease_ms, retention_ms = lease
     return Command(scripts.load("extend"), key, [token, lease_ms, lease_ms + retention_ms])
 
 
 def complete(key: Key, token: int, result: Payload, retention_ms: int) -> Command:
-    """Store the result: ``ok`` or ``lost``."""
+    """Stores the result: ``ok`` or ``lost``."""
     arguments = [token, append_traceparent(result.format), result.body, retention_ms]
     return Command(scripts.load("complete"), key, arguments)
 
 
 def fail(key: Key, token: int, error: Payload, retention_ms: int) -> Command:
-    """Store an error as the outcome: ``ok`` or ``lost``."""
+    """Stores an error as the outcome: ``ok`` or ``lost``."""
     arguments = [token, append_traceparent(error.format), error.body, retention_ms]
     return Command(scripts.load("fail"), key, arguments)
 
@@ -92,7 +92,7 @@ def release(
     error: Payload | None = None,
     error_ms: int = 0,
 ) -> Command:
-    """Release the key, or reserve it for its task id: ``ok`` or ``lost``.
+    """Releases the key, or reserves it for its task id: ``ok`` or ``lost``.
 
     Args:
         hold_ms: how long it is reserved; 0: released.
@@ -104,7 +104,7 @@ def release(
 
 
 def save_step(key: Key, token: int, entry: bytes, *, lease_ms: int, retention_ms: int) -> Command:
-    """Store a finished step and extend the lease: ``ok`` or ``lost``."""
+    """Stores a finished step and extends the lease: ``ok`` or ``lost``."""
     arguments = [token, entry, lease_ms, lease_ms + retention_ms]
     return Command(scripts.load("save_step"), key, arguments)
 
@@ -124,7 +124,7 @@ def abandon(
     error: Payload | None = None,
     error_ms: int = 0,
 ) -> Command:
-    """End the lease of a worker process that died or is about to: ``ok`` or ``lost``.
+    """Ends the lease of a worker process that died or is about to: ``ok`` or ``lost``.
 
     Args:
         error: raised by copies of the message, if it does not return to the broker.
@@ -139,18 +139,18 @@ def abandon(
 
 
 def reserve(key: Key, task_id: str, hold_ms: int) -> Command:
-    """Reserve the key for a task to be published; lua/reserve.lua lists the replies."""
+    """Reserves the key for a task to be published; lua/reserve.lua lists the replies."""
     arguments = [layout.write_task_id(task_id), key.fingerprint, hold_ms]
     return Command(scripts.load("reserve"), key, arguments)
 
 
 def get(key: Key) -> Command:
-    """Read the record with its remaining time: ``found`` or ``absent``."""
+    """Reads the record with its remaining time: ``found`` or ``absent``."""
     return Command(scripts.load("get"), key, [])
 
 
 def forget(key: Key, shown: Record | str | None = None) -> Command:
-    """Delete the record: ``ok``, ``absent`` or ``changed``.
+    """Deletes the record: ``ok``, ``absent`` or ``changed``.
 
     Args:
         shown: delete it only if it still has the state and token of this record; ``UNREADABLE``:
@@ -164,7 +164,7 @@ def forget(key: Key, shown: Record | str | None = None) -> Command:
 
 
 def _final_error(generation: int, error: Payload | None, error_ms: int) -> tuple[Any, ...]:
-    """Return the arguments generation, format, error and error_ms."""
+    """Returns the arguments generation, format, error and error_ms."""
     if error is None:
         return generation, "", b"", 0
     return generation, append_traceparent(error.format), error.body, error_ms
@@ -172,5 +172,5 @@ def _final_error(generation: int, error: Payload | None, error_ms: int) -> tuple
 
 @lru_cache(64)
 def _worker(name: str) -> bytes:
-    """Return `name` cut to the size of the record's field; the pid at its end is kept."""
+    """Returns `name` cut to the size of the record's field; the pid at its end is kept."""
     return name.encode()[-255:].decode(errors="ignore").encode()

@@ -43,5 +43,5 @@ class StoreConfig:
         return self.client is not None and not callable(self.client)
 
     def __str__(self) -> str:
-        """Return the URL without secrets, for log lines."""
+        """Returns the URL without secrets, for log lines."""
         return redacted(self.url) if self.url else f"{type(self.client).__name__} given by the user"

@@ -24,7 +24,7 @@ class OutageLogger:
         self._since = 0.0
 
     def another_call(self) -> bool:
-        """Count a call without a reply, and return whether it is the first of this outage."""
+        """Counts a call without a reply, and returns whether it is the first of this outage."""
         self.failed_calls += 1
         if self.failed_calls > 1:
             return False

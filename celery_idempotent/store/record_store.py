@@ -66,11 +66,11 @@ class RecordStore:
         self._heartbeat_timeout = config.timeout
 
     def name(self, key: Key) -> str:
-        """Return the name of the record in Redis."""
+        """Returns the name of the record in Redis."""
         return f"{self.config.prefix}:{key}"
 
     async def execute(self, command: Command) -> Reply:
-        """Call the command's script in one round trip and return its reply.
+        """Calls the command's script in one round trip and returns its reply.
 
         Raises:
             StoreUnavailableError: if Redis does not reply, or too few replicas have the write.
@@ -94,7 +94,7 @@ class RecordStore:
         return reply
 
     async def execute_all(self, batch: Sequence[Command]) -> list[Reply | IdempotencyError]:
-        """Return the reply to each command, or the error that the server replied with.
+        """Returns the reply to each command, or the error that the server replied with.
 
         It takes one round trip; on a cluster one for each node that has one of the records.
 
@@ -107,7 +107,7 @@ class RecordStore:
     async def extend(
         self, leases: Sequence[Extension], timeout: float | None = None
     ) -> list[Reply | IdempotencyError]:
-        """Extend all `leases` in one round trip, with a reply for each.
+        """Extends all `leases` in one round trip, with a reply for each.
 
         The commands take twice `timeout` seconds at most; the next heartbeat sends them again.
 
@@ -141,21 +141,21 @@ class RecordStore:
         ]
 
     def _record(self, error: Exception) -> None:
-        """Count a missing reply as a failure, and an error that the server replied with not."""
+        """Counts a missing reply as a failure, and an error that the server replied with not."""
         if isinstance(error, ResponseError) and not isinstance(error, ClusterError):
             self.breaker.record_success()
         else:
             self.breaker.record_failure()
 
     async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
-        """Return soon after the record's bytes differ from `seen`, or after `seconds`.
+        """Returns soon after the record's bytes differ from `seen`, or after `seconds`.
 
         It may return earlier without a change: callers read the record and wait again.
         """
         await self._listener.wait_for_change(self.name(key), seen, seconds)
 
     async def get(self, key: Key) -> Record | None:
-        """Return the record of a key with its expiry, or None.
+        """Returns the record of a key with its expiry, or None.
 
         Raises:
             CorruptRecordError: if the record cannot be read.
@@ -164,7 +164,7 @@ class RecordStore:
         return self.record_of(key, await self.execute(commands.get(key)))
 
     def record_of(self, key: Key, reply: Reply) -> Record | None:
-        """Return the record in a reply of the script get with its expiry, or None.
+        """Returns the record in a reply of the script get with its expiry, or None.
 
         Raises:
             CorruptRecordError: if the record cannot be read.
@@ -178,7 +178,7 @@ class RecordStore:
         return self.record(key, raw, now + timedelta(milliseconds=int(ttl_ms)))
 
     def record(self, key: Key, raw: bytes, expires_at: datetime | None = None) -> Record:
-        """Return the record that `raw` encodes.
+        """Returns the record that `raw` encodes.
 
         Raises:
             CorruptRecordError: if it cannot be read.
@@ -191,7 +191,7 @@ class RecordStore:
         return connect(self.config)
 
     def open_reader(self, timeout: float = 5.0) -> RecordReader:
-        """Return a blocking reader of all records, with a client of its own.
+        """Returns a blocking reader of all records, with a client of its own.
 
         Args:
             timeout: seconds that one of its commands may take.
@@ -206,11 +206,11 @@ class RecordStore:
         return RecordReader(client, self.config, self._decode, self._fetch)
 
     def _fetch(self, key: Key) -> bytes:
-        """Return the record's bytes; empty if there is no record."""
+        """Returns the record's bytes; empty if there is no record."""
         return run_sync(self.execute(commands.get(key))).raw.partition(b" ")[2]
 
     async def ping(self) -> None:
-        """Check that Redis replies and supports what the config requires.
+        """Checks that Redis replies and supports what the config requires.
 
         Raises:
             StoreUnavailableError: if it does not reply.
@@ -236,7 +236,7 @@ class RecordStore:
             await transport.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections (of the running event loop); the next command opens others."""
+        """Closes the connections (of the running event loop); the next command opens others."""
         await self._listener.aclose()
         if self._heartbeat_transport is not None:
             await self._heartbeat_transport.aclose()
@@ -244,7 +244,7 @@ class RecordStore:
 
 
 def blocking_transport(config: StoreConfig) -> SyncTransport | ClientTransport:
-    """Return the fastest blocking transport that the config allows.
+    """Returns the fastest blocking transport that the config allows.
 
     Raises:
         SettingsError: if the config is invalid.

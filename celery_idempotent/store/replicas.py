@@ -22,12 +22,12 @@ _WRITTEN = ("begun", "ok")
 
 
 def wanted(config: StoreConfig) -> bool:
-    """Return whether the config requires waiting."""
+    """Returns whether the config requires waiting."""
     return config.wait_replicas > 0 or config.wait_aof
 
 
 def wait(config: StoreConfig, script: str) -> tuple[Any, ...]:
-    """Return the command that follows `script` and waits for its write; empty if none does."""
+    """Returns the command that follows `script` and waits for its write; empty if none does."""
     if script not in _WAITING_SCRIPTS:
         return ()
     milliseconds = round(config.wait_timeout * 1000)
@@ -37,12 +37,12 @@ def wait(config: StoreConfig, script: str) -> tuple[Any, ...]:
 
 
 def wait_for_nothing() -> tuple[Any, ...]:
-    """Return a WAITAOF that the server replies to at once, to follow a script that only reads."""
+    """Returns a WAITAOF that the server replies to at once, to follow a script that only reads."""
     return ("WAITAOF", 1, 0, 1)
 
 
 def unable(error: Exception) -> str | None:
-    """Return a message if `error` says that the server does not support WAITAOF, else None."""
+    """Returns a message if `error` says that the server does not support WAITAOF, else None."""
     if isinstance(error, ResponseError) and "WAITAOF" in str(error):
         return (
             "idempotency_wait_aof needs Redis 7.2 or Valkey, with appendonly yes; "

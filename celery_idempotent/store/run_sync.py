@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run `coroutine`, which must never suspend, and return its result.
+    """Runs `coroutine`, which must never suspend, and returns its result.
 
     The coroutines of a store with a blocking transport do not suspend: they block instead.
 

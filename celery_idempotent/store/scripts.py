@@ -47,7 +47,7 @@ class Script:
     sha: str
 
     def reply(self, raw_reply: bytes) -> Reply:
-        """Parse a reply.
+        """Parses a reply.
 
         Raises:
             IdempotencyError: if the head does not list it.
@@ -61,7 +61,7 @@ class Script:
 
 @cache
 def load(name: str) -> Script:
-    """Return a script with the prelude before it and the included file behind it."""
+    """Returns a script with the prelude before it and the included file behind it."""
     text = read_source(name)
     head = read_head(text)
     source = "\n".join([read_source(PRELUDE), text, *map(read_source, head["INCLUDE"])])
@@ -75,7 +75,7 @@ def load(name: str) -> Script:
 
 
 def read_source(name: str) -> str:
-    """Return the text of lua/`name`.lua."""
+    """Returns the text of lua/`name`.lua."""
     for folder in _FOLDERS:
         path = folder / f"{name}.lua"
         if path.is_file():
@@ -84,7 +84,7 @@ def read_source(name: str) -> str:
 
 
 def read_head(text: str) -> dict[str, tuple[str, ...]]:
-    """Return the names that a script's head lists under INCLUDE, KEYS, ARGV and REPLIES."""
+    """Returns the names that a script's head lists under INCLUDE, KEYS, ARGV and REPLIES."""
     sections: dict[str, list[str]] = {"INCLUDE": [], "KEYS": [], "ARGV": [], "REPLIES": []}
     section = ""
     for line in _head_lines(text):

@@ -41,7 +41,7 @@ class InvalidationListener:
         self._unavailable_until = 0.0
 
     async def wait_for_change(self, name: str, seen: bytes, seconds: float) -> None:
-        """Return soon after the record of this name differs from `seen`, or after `seconds`.
+        """Returns soon after the record of this name differs from `seen`, or after `seconds`.
 
         Where the server sends no invalidations it returns after `POLL_INTERVAL`.
         """
@@ -74,7 +74,7 @@ class InvalidationListener:
             idle.append(connection)
 
     async def aclose(self) -> None:
-        """Close the idle connections; the next call opens others."""
+        """Closes the idle connections; the next call opens others."""
         await self._idle.aclose()
 
 
@@ -110,7 +110,7 @@ class TrackedConnection:
 
 
 def is_invalidation(message: Any, name: str) -> bool:
-    """Return whether a message invalidates the record of this name."""
+    """Returns whether a message invalidates the record of this name."""
     names = message[2]
     return names is None or name.encode() in names  # None: all of them, after a flush
 

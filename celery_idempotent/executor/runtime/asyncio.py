@@ -75,7 +75,7 @@ class AsyncioRuntime:
         return flow.result().get()
 
     async def abandon(self, flow: Coroutine[Any, Any, Any]) -> None:
-        """Run `flow` for a caller that was cancelled."""
+        """Runs `flow` for a caller that was cancelled."""
         await self._abandon(_Flow(flow, frozenset(self._abandoned)))
 
     async def _abandon(self, flow: _Flow) -> None:
@@ -85,12 +85,12 @@ class AsyncioRuntime:
         await asyncio.wait({flow}, timeout=CANCEL_TIMEOUT)
 
     def start_renewal(self, lease: Lease[RecordStore]) -> None:
-        """Extend `lease` from now on."""
+        """Extends `lease` from now on."""
         self._heartbeat = asyncio_heartbeat()
         self._heartbeat.start_renewal(lease)
 
     def stop_renewal(self, lease: Lease[RecordStore]) -> None:
-        """Stop extending it."""
+        """Stops extending it."""
         if self._heartbeat is not None:
             self._heartbeat.stop_renewal(lease)
 
@@ -106,11 +106,11 @@ class AsyncioRuntime:
         return await _until_replied(lambda: self.store.execute_all(commands))
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Waits."""
         await asyncio.sleep(seconds)
 
     async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
-        """Wait for a change; raises CancelledError if the caller is cancelled."""
+        """Waits for a change; raises CancelledError if the caller is cancelled."""
         cancelled = _this_flow().outcome
         if not cancelled.done():
             change = asyncio.ensure_future(self.store.wait_for_change(key, seen, seconds))
@@ -166,16 +166,16 @@ class _Flow(asyncio.Task[Outcome]):
         self.add_done_callback(flows.discard)
 
     def cancel(self, msg: Any = None) -> bool:
-        """Do nothing: a loop that ends cancels all its tasks, and then waits for them."""
+        """Does nothing: a loop that ends cancels all its tasks, and then waits for them."""
         return False
 
     def end_soon(self, error: BaseException) -> None:
-        """Run no body and stop waiting: the caller was cancelled with `error`."""
+        """Runs no body and stops waiting: the caller was cancelled with `error`."""
         if not self.outcome.done():
             self.outcome.set_result(Failure(error))
 
     def close(self) -> None:
-        """End the flow of a caller that was closed, most likely with its loop."""
+        """Ends the flow of a caller that was closed, most likely with its loop."""
         if self.get_loop().is_closed():
             self.get_coro().close()
         else:
@@ -255,7 +255,7 @@ class TaskInterrupt:
         self._task = asyncio.current_task()
 
     def trigger(self) -> None:
-        """Cancel it, unless the body has ended."""
+        """Cancels it, unless the body has ended."""
         self._triggered = True
         if self._task is not None:
             self._task.cancel()

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def run_flow(start: Callable[[], Coroutine[Any, Any, T]], limit: SoftLimit | None = None) -> T:
-    """Run a flow, which must not be suspended, and return its value.
+    """Runs a flow, which must not be suspended, and returns its value.
 
     Args:
         start: creates the flow. No signal handler can raise between that and its first line.

@@ -26,7 +26,7 @@ class Interrupt(Protocol):
     """Stops a body whose lease is lost."""
 
     def trigger(self) -> None:
-        """Raise LeaseLostError in the body, unless it has ended."""
+        """Raises LeaseLostError in the body, unless it has ended."""
 
 
 class Runtime(Protocol):
@@ -63,10 +63,10 @@ class Runtime(Protocol):
         """
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Waits."""
 
     async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
-        """Wait until the record differs from `seen`, for `seconds` at most.
+        """Waits until the record differs from `seen`, for `seconds` at most.
 
         Raises:
             Interrupted: if a soft time limit was reached.
@@ -89,7 +89,7 @@ class Runtime(Protocol):
         """An interrupt for code that will run here."""
 
     def start_renewal(self, lease: Lease[Any]) -> None:
-        """Extend `lease` from now on."""
+        """Extends `lease` from now on."""
 
     def stop_renewal(self, lease: Lease[Any]) -> None:
-        """Stop extending it."""
+        """Stops extending it."""

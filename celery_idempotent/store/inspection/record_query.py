@@ -25,7 +25,7 @@ class RecordFilter:
     older_than: timedelta | None = None
 
     def matches(self, record: Record, now: datetime) -> bool:
-        """Return whether state and age match; the scan has selected the task."""
+        """Returns whether state and age match; the scan has selected the task."""
         if self.state is not None and record.state is not self.state:
             return False
         return self.older_than is None or now - since(record) > self.older_than
@@ -44,14 +44,14 @@ class RecordView:
 
 
 def since(record: Record) -> datetime:
-    """Return when the record entered its state; before there is an outcome, its token is a time."""
+    """Returns when the record entered its state; without an outcome, its token is a time."""
     return record.finished_at or datetime.fromtimestamp(record.token / 1e6, tz=timezone.utc)
 
 
 def record_views(
     stores: Iterable[RecordStore], record_filter: RecordFilter, *, expiry: bool = True
 ) -> Iterator[list[RecordView]]:
-    """Return the records in pages, which may be empty.
+    """Returns the records in pages, which may be empty.
 
     Records that cannot be read are included, unless the filter is by state or age.
 
@@ -81,7 +81,7 @@ def records(
     task: str | None = None,
     older_than: timedelta | float | None = None,
 ) -> Iterator[Record]:
-    """Return the records in `stores`, by SCAN on every primary of a cluster, in no order.
+    """Returns the records in `stores`, by SCAN on every primary of a cluster, in no order.
 
     A result is decoded, and a large one is fetched, when `Record.result` is read. Records that
     cannot be read are left out and logged.

@@ -54,17 +54,17 @@ class RecordReader:
             close_client(self._client)
 
     def name(self, key: Key) -> str:
-        """Return the name of the record in Redis."""
+        """Returns the name of the record in Redis."""
         return f"{self._prefix}:{key}"
 
     def key_of(self, text: str) -> Key | None:
-        """Return the key of a name in Redis, or of a `Record.key`; None if it is neither."""
+        """Returns the key of a name in Redis, or of a `Record.key`; None if it is neither."""
         return scan.key_of(text, self._prefix)
 
     def scan(
         self, task: str | None = None, *, expiry: bool = True
     ) -> Iterator[list[ScannedRecord]]:
-        """Return all records, or those of one task, in pages.
+        """Returns all records, or those of one task, in pages.
 
         A page may be empty, because SCAN also passes names that are not records.
         """
@@ -78,7 +78,7 @@ class RecordReader:
                     yield scan.heads(node, ours, expiry=expiry)
 
     def get(self, keys: Iterable[Key]) -> dict[Key, ScannedRecord]:
-        """Return the records of `keys` that exist, in one round trip to each node."""
+        """Returns the records of `keys` that exist, in one round trip to each node."""
         with _translated_errors():
             return {
                 scanned.key: scanned
@@ -87,7 +87,7 @@ class RecordReader:
             }
 
     def read(self, scanned: ScannedRecord) -> Record:
-        """Return the record; a large result is fetched when it is first read.
+        """Returns the record; a large result is fetched when it is first read.
 
         Raises:
             CorruptRecordError: if the record cannot be read.
@@ -103,7 +103,7 @@ class RecordReader:
             return layout.read(whole, key, task, self._decode, scanned.expires_at)
 
     def _decode_whole(self, record: Record) -> Any:
-        """Return the result of a record of which only the head was read."""
+        """Returns the result of a record of which only the head was read."""
         key = self.key_of(record.key)
         assert key is not None
         whole = layout.read(self._fetch(key), record.key, record.task)
@@ -112,12 +112,12 @@ class RecordReader:
         return self._decode(whole)
 
     def count_names(self) -> int:
-        """Return how many names a scan passes, including those that are not records."""
+        """Returns how many names a scan passes, including those that are not records."""
         with _translated_errors():
             return sum(node.dbsize() for node in self._primaries())
 
     def bytes_used(self, keys: Sequence[Key]) -> list[int]:
-        """Return the memory that each record of `keys` uses; deleted ones are left out."""
+        """Returns the memory that each record of `keys` uses; deleted ones are left out."""
         replies: list[Any] = []
         with _translated_errors():
             for node, its_keys in self._by_node(keys):
@@ -128,12 +128,12 @@ class RecordReader:
         return [size for size in replies if isinstance(size, int)]
 
     def server_info(self) -> ServerInfo:
-        """Return the properties of the server; of a cluster, those of one primary."""
+        """Returns the properties of the server; of a cluster, those of one primary."""
         with _translated_errors():
             return server_info.server_info(next(self._primaries()))
 
     def _primaries(self) -> Iterator[Any]:
-        """Return a client for each primary."""
+        """Returns a client for each primary."""
         if not hasattr(self._client, "get_primaries"):
             yield self._client
             return
@@ -141,7 +141,7 @@ class RecordReader:
             yield self._client.get_redis_connection(node)
 
     def _by_node(self, keys: Iterable[Key]) -> Iterable[tuple[Any, list[Key]]]:
-        """Return `keys` in groups, each with the client of its node."""
+        """Returns `keys` in groups, each with the client of its node."""
         if not hasattr(self._client, "get_node_from_key"):
             return [(self._client, list(keys))]
         nodes: dict[Any, list[Key]] = defaultdict(list)

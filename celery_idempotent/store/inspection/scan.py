@@ -39,13 +39,13 @@ class ScannedRecord(NamedTuple):
 
 
 def key_of(text: str, prefix: str) -> Key | None:
-    """Return the key of a record's name, or of a `Record.key`; None if it is neither."""
+    """Returns the key of a record's name, or of a `Record.key`; None if it is neither."""
     # In this order, because a task may have the name of the prefix.
     return key_of_name(text, prefix) or _key(text)
 
 
 def key_of_name(name: str, prefix: str) -> Key | None:
-    """Return the key of a record's name; None if it is another name."""
+    """Returns the key of a record's name; None if it is another name."""
     text = name.removeprefix(f"{prefix}:")
     return None if text == name else _key(text)
 
@@ -58,14 +58,14 @@ def _key(text: str) -> Key | None:
 
 
 def pattern(prefix: str, task: str | None) -> str:
-    """Return the pattern of the names of all records, or of one task's."""
+    """Returns the pattern of the names of all records, or of one task's."""
     # A quoted task has none of these special characters.
     escaped = re.sub(r"([\\*?\[\]^-])", r"\\\1", prefix)
     return f"{escaped}:{'*' if task is None else quote(task, safe='') + ':*'}"
 
 
 def names(node: Any, match: str) -> Iterator[list[bytes]]:
-    """Return the names on one node that match, in pages, which may be empty."""
+    """Returns the names on one node that match, in pages, which may be empty."""
     cursor = 0
     while True:
         cursor, page = node.scan(cursor, match=match, count=PAGE)
@@ -77,7 +77,7 @@ def names(node: Any, match: str) -> Iterator[list[bytes]]:
 def heads(
     node: Any, keys: Sequence[tuple[Any, Key]], *, expiry: bool = True
 ) -> list[ScannedRecord]:
-    """Return the records under these names; names without a record are left out.
+    """Returns the records under these names; names without a record are left out.
 
     Args:
         expiry: read the expiry too, which is half of the work.

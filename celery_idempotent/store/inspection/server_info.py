@@ -32,12 +32,12 @@ class ServerInfo:
 
     @property
     def version_text(self) -> str:
-        """Return the name and version, such as ``Valkey 8.0.1``."""
+        """Returns the name and version, such as ``Valkey 8.0.1``."""
         return f"{self.flavour.capitalize()} {'.'.join(map(str, self.version))}"
 
 
 def server_info(client: Any) -> ServerInfo:
-    """Read the properties of the server that `client` is connected to."""
+    """Reads the properties of the server that `client` is connected to."""
     sent_at = time.time()
     seconds, microseconds = client.time()
     local_time = (sent_at + time.time()) / 2
@@ -56,7 +56,7 @@ def server_info(client: Any) -> ServerInfo:
 
 
 def _info(client: Any) -> dict[str, Any]:
-    """Return the reply of INFO; empty if the user may not send it, as a worker's need not."""
+    """Returns the reply of INFO; empty if the user may not send it, as a worker's need not."""
     try:
         info: dict[str, Any] = client.info()
     except ResponseError:
@@ -65,7 +65,7 @@ def _info(client: Any) -> dict[str, Any]:
 
 
 def _configured(client: Any, name: str) -> str | None:
-    """Return a directive; None if the server refuses CONFIG GET, as many hosted servers do."""
+    """Returns a directive; None if the server refuses CONFIG GET, as many hosted servers do."""
     try:
         value: str | None = client.config_get(name).get(name)
     except ResponseError:

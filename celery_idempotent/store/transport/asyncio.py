@@ -169,7 +169,7 @@ class AsyncioTransport:
         return client.get_node_from_key(name) if isinstance(client, ASYNCIO.cluster) else None
 
     async def aclose(self) -> None:
-        """Close the running loop's connections; the next command opens others."""
+        """Closes the running loop's connections; the next command opens others."""
         if self._owns_clients:
             await self._clients.aclose()
 

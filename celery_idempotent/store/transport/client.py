@@ -126,7 +126,7 @@ class ClientTransport:
         return SyncConnection(self._node_client(name).connection_pool)
 
     def _node_client(self, name: str) -> Any:
-        """Return the client of the server that has the record of this name."""
+        """Returns the client of the server that has the record of this name."""
         client = self._client
         if not isinstance(client, RedisCluster):
             return client

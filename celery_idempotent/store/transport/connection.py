@@ -53,7 +53,7 @@ def connect(
     retries: int = 1,
     classes: ClientClasses = BLOCKING,
 ) -> Any:
-    """Create a client. It connects when it is first used; a cluster's client connects at once.
+    """Creates a client. It connects when it is first used; a cluster's client connects at once.
 
     Args:
         timeout: seconds that one command may take, `retries` included; the config's by default.
@@ -106,7 +106,7 @@ def connect(
 
 
 def _master(config: StoreConfig, options: Mapping[str, Any], classes: ClientClasses) -> Any:
-    """Create a client of the master; each new connection asks the Sentinels for its address."""
+    """Creates a client of the master; each new connection asks the Sentinels for its address."""
     sentinels = urls.sentinels(config.url)
     timeout = {n: options[n] for n in ("socket_timeout", "socket_connect_timeout")}
     client = classes.sentinel(
@@ -124,14 +124,14 @@ def _master(config: StoreConfig, options: Mapping[str, Any], classes: ClientClas
 
 
 def sentinels_of(client: Any) -> list[Any]:
-    """Return the clients of the Sentinels that `client` uses."""
+    """Returns the clients of the Sentinels that `client` uses."""
     pool = getattr(client, "connection_pool", None)  # a cluster's client has none
     manager = getattr(pool, "sentinel_manager", None)
     return [] if manager is None else list(manager.sentinels)
 
 
 def close_client(client: Any) -> None:
-    """Close `client`, and what redis-py leaves open: Sentinels and the nodes of a cluster."""
+    """Closes `client`, and what redis-py leaves open: Sentinels and the nodes of a cluster."""
     client.close()
     for sentinel in sentinels_of(client):
         sentinel.close()
@@ -164,7 +164,7 @@ def _invalid_url() -> SettingsError:
 
 
 def translate_error(error: Exception, key: str) -> IdempotencyError:
-    """Return the error of this library for an error of redis-py."""
+    """Returns the error of this library for an error of redis-py."""
     if isinstance(error, ResponseError) and "WRONGTYPE" in str(error):
         return corrupt(key)
     if isinstance(error, ResponseError):

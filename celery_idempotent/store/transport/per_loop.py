@@ -33,7 +33,7 @@ class PerLoop(Generic[T]):
         self._close = close
 
     def get(self) -> T:
-        """Return the running loop's value."""
+        """Returns the running loop's value."""
         values = _values()
         entry = values.get(self)
         if entry is None:
@@ -48,7 +48,7 @@ class PerLoop(Generic[T]):
         return cast("T", entry[0])
 
     async def aclose(self) -> None:
-        """Close the running loop's value; the next call of :meth:`get` makes another."""
+        """Closes the running loop's value; the next call of :meth:`get` makes another."""
         _, closing = _values().pop(self, (None, None))
         if closing is not None:
             await closing.aclose()
@@ -92,7 +92,7 @@ def _values() -> _Values:
 
 
 def _drop_closed() -> bool:
-    """Remove the values of closed loops; return whether to run the garbage collector."""
+    """Removes the values of closed loops; returns whether to run the garbage collector."""
     global _closed
     for reference in list(_loops):
         loop = reference()

@@ -25,14 +25,14 @@ class PerProcess(Generic[T]):
         self._entry: tuple[int, T] | None = None
 
     def get(self) -> T:
-        """Return this process's value."""
+        """Returns this process's value."""
         entry = self._entry
         if entry is None or entry[0] != os.getpid():
             entry = self._entry = os.getpid(), self._make()
         return entry[1]
 
     async def aclose(self) -> None:
-        """Close this process's value; the next call of `get` makes another."""
+        """Closes this process's value; the next call of `get` makes another."""
         value, self._entry = self.get(), None
         if self._close is not None:
             await self._close(value)

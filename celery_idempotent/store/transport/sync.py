@@ -88,7 +88,7 @@ class SyncTransport:
             raise reply
 
     def send(self, *commands: Sequence[Any]) -> list[Any]:
-        """Send `commands` in one round trip and return the replies; error replies are values.
+        """Sends `commands` in one round trip and returns the replies; error replies are values.
 
         Raises:
             RedisError, OSError: if a reply is missing after all resends.
@@ -167,7 +167,7 @@ class SyncTransport:
 
 
 def is_push(reply: list[Any]) -> bool:
-    """Return whether `reply` is a push message of RESP3, which is not a reply to a command.
+    """Returns whether `reply` is a push message of RESP3, which is not a reply to a command.
 
     redis-py before 6 with hiredis returns one like a reply. No command that is sent here has a
     reply that is a list and begins with text.
@@ -180,7 +180,7 @@ _SIZES = [b"\r\n$%d\r\n" % size for size in range(256)]
 
 
 def pack(command: Sequence[Any]) -> bytes:
-    """Encode a command as an array of bulk strings.
+    """Encodes a command as an array of bulk strings.
 
     redis-py's encoding has the same result and takes several times as long.
     """
@@ -226,5 +226,5 @@ _RESP3_OPTIONS = ("maint_notifications", "oss_cluster_maint_notifications")
 
 
 def tracking_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return a connection's `options` for RESP2, in which invalidations are ordinary messages."""
+    """Returns a connection's `options` for RESP2, in which invalidations are ordinary messages."""
     return {n: value for n, value in options.items() if not n.startswith(_RESP3_OPTIONS)} | _RESP2

@@ -25,10 +25,10 @@ class Scope(Protocol[T_co]):
     """A value for each event loop (`PerLoop`) or for each process (`PerProcess`)."""
 
     def get(self) -> T_co:
-        """Return the value of the running loop, or of this process."""
+        """Returns the value of the running loop, or of this process."""
 
     async def aclose(self) -> None:
-        """Close that value."""
+        """Closes that value."""
 
 
 class ServerConnection(Protocol):
@@ -38,16 +38,16 @@ class ServerConnection(Protocol):
     """
 
     async def connect(self) -> None:
-        """Open the connection."""
+        """Opens the connection."""
 
     async def request(self, *command: Any) -> Any:
-        """Send one command and return its reply."""
+        """Sends one command and returns its reply."""
 
     async def read(self, timeout: float) -> Any:
-        """Return the next message, or None if none arrives within `timeout` seconds."""
+        """Returns the next message, or None if none arrives within `timeout` seconds."""
 
     async def aclose(self) -> None:
-        """Close the connection."""
+        """Closes the connection."""
 
 
 class Transport(Protocol):
@@ -59,7 +59,7 @@ class Transport(Protocol):
     """
 
     async def call(self, call: ScriptCall, followup: Sequence[Any] = ()) -> list[Any]:
-        """Call a script, and return its reply and that of the command `followup` if there is one.
+        """Calls a script, and returns its reply and that of the command `followup` if there is one.
 
         Both are sent on the same connection in one round trip; it takes a second round trip where
         the server has not loaded the script.
@@ -70,7 +70,7 @@ class Transport(Protocol):
         """
 
     async def call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Return the reply to each of `calls`; an error that the server replies with is a value.
+        """Returns the reply to each of `calls`; an error that the server replies with is a value.
 
         All are sent in one round trip; to a cluster, in one for each node that has a record.
 
@@ -79,30 +79,30 @@ class Transport(Protocol):
         """
 
     async def ping(self) -> None:
-        """Check that the server replies.
+        """Checks that the server replies.
 
         Raises:
             RedisError, OSError: if it does not.
         """
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Waits."""
 
     def with_timeout(self, timeout: float, *, retry: bool = True) -> Transport:
-        """Return a transport to the same Redis whose commands take `timeout` seconds at most.
+        """Returns a transport to the same Redis whose commands take `timeout` seconds at most.
 
         Args:
             retry: resend a command whose reply does not arrive in half of that time.
         """
 
     def scoped(self, make: Callable[[], T], close: Callable[[T], Awaitable[None]]) -> Scope[T]:
-        """Return a scope whose values may hold connections of this transport."""
+        """Returns a scope whose values may hold connections of this transport."""
 
     def server_of(self, name: str) -> str:
-        """Return the address of the server that has the record of this name; empty if only one."""
+        """Returns the address of the server that has the record of this name; empty if only one."""
 
     def connection_to(self, name: str) -> ServerConnection:
-        """Return a new connection to the server that has the record of this name."""
+        """Returns a new connection to the server that has the record of this name."""
 
     async def aclose(self) -> None:
-        """Close the connections; the next command opens others."""
+        """Closes the connections; the next command opens others."""

@@ -15,33 +15,33 @@ _REDIS_PORT = 6379
 
 
 def scheme_of(url: str) -> str:
-    """Return the part before ``://``; empty if there is none."""
+    """Returns the part before ``://``; empty if there is none."""
     scheme, separator, _ = url.partition("://")
     return scheme if separator else ""
 
 
 def is_redis_url(url: object) -> bool:
-    """Return whether the URL of a result backend or broker is one of Redis."""
+    """Returns whether the URL of a result backend or broker is one of Redis."""
     return isinstance(url, str) and scheme_of(url) in SCHEMES
 
 
 def names_sentinels(url: str) -> bool:
-    """Return whether `url` lists Sentinels."""
+    """Returns whether `url` lists Sentinels."""
     return scheme_of(url) == _SENTINELS
 
 
 def names_cluster(url: str) -> bool:
-    """Return whether `url` lists nodes of a Redis Cluster."""
+    """Returns whether `url` lists nodes of a Redis Cluster."""
     return scheme_of(url) in _CLUSTER
 
 
 def parts_of(url: str) -> list[str]:
-    """Return the URLs of the Sentinels, or of the cluster's nodes, that a URL lists."""
+    """Returns the URLs of the Sentinels, or of the cluster's nodes, that a URL lists."""
     return [part for part in url.split(";") if part]
 
 
 def addresses(urls: list[str], default_port: int) -> list[tuple[str, int]]:
-    """Return host and port of each.
+    """Returns host and port of each.
 
     Raises:
         ValueError: if a port is not a number.
@@ -51,7 +51,7 @@ def addresses(urls: list[str], default_port: int) -> list[tuple[str, int]]:
 
 
 def redacted(url: str) -> str:
-    """Return `url` without users, passwords and queries, for log lines."""
+    """Returns `url` without users, passwords and queries, for log lines."""
     several = names_sentinels(url) or names_cluster(url)
     return ";".join(map(_redacted, parts_of(url))) if several else _redacted(url)
 
@@ -62,7 +62,7 @@ def _redacted(url: str) -> str:
 
 
 def redis_py_url(url: str) -> str:
-    """Return the URL of one server, or of one node of a cluster, for redis-py."""
+    """Returns the URL of one server, or of one node of a cluster, for redis-py."""
     parts = urlsplit(url)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     scheme = parts.scheme.removesuffix("+cluster")
@@ -77,7 +77,7 @@ def redis_py_url(url: str) -> str:
 
 
 def other_nodes(url: str) -> list[tuple[str, int]]:
-    """Return the nodes that a cluster's `url` lists after the first.
+    """Returns the nodes that a cluster's `url` lists after the first.
 
     Raises:
         ValueError: if a port is not a number.
@@ -96,7 +96,7 @@ class Sentinels:
 
 
 def sentinels(url: str) -> Sentinels:
-    """Parse ``sentinel://host:port/db;sentinel://…``; the first has database and credentials.
+    """Parses ``sentinel://host:port/db;sentinel://…``; the first has database and credentials.
 
     Raises:
         ValueError: if a port or the database is not a number.
