@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from celery_idempotent import (
     ResultNotStoredError,
     StoreUnavailableError,
 )
+from celery_idempotent.testing.server import RedisServer
 from tests.functions.shop import Shop
 
 
@@ -197,3 +199,37 @@ class TestStoreUnavailable:
                     call("1")
             else:
                 assert call("1") is False
+
+    @pytest.mark.parametrize("warm_up", [True, False], ids=["connected", "connecting"])
+    @pytest.mark.parametrize("kind", ["blocking", "async"])
+    def test_a_server_that_does_not_reply_is_unavailable_after_the_timeout(
+        self, kind: str, warm_up: bool
+    ) -> None:
+        def charge() -> None:
+            call = idem.idempotent(lambda order: order)
+            if warm_up:
+                call("1")
+            server.pause()
+            call("2")
+
+        async def acharge(order: str) -> str:
+            return order
+
+        async def charge_async() -> None:
+            call = idem.idempotent(acharge)
+            if warm_up:
+                await call("1")
+            server.pause()
+            await call("2")
+
+        with RedisServer.start(config={}) as server:
+            idem = Idempotency(server.url, redis_timeout=0.5)
+            resume = threading.Timer(20, server.resume)
+            resume.start()
+            try:
+                with pytest.raises(StoreUnavailableError):
+                    charge() if kind == "blocking" else asyncio.run(charge_async())
+            finally:
+                resume.cancel()
+                server.resume()
+                idem.close()

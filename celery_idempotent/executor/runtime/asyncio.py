@@ -212,12 +212,19 @@ def _log_failure(flow: _Flow) -> None:
 
 
 async def _until_replied(send: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    # A loop that ends cancels redis-py's own tasks once. Only the reply shows whether the command
+    # A loop that ends cancels the task of a command once. Only the reply shows whether the command
     # was executed, and a script replies to a resend as it did the first time.
     try:
-        return await send()
+        return await _in_own_task(send())
     except CancelledError:
-        return await send()
+        return await _in_own_task(send())
+
+
+async def _in_own_task(command: Coroutine[Any, Any, T]) -> T:
+    """Awaits `command` in a task that can be cancelled, which is how its timeouts end it."""
+    task = asyncio.ensure_future(command)
+    await _first_of(task)
+    return task.result()
 
 
 async def _run(func: Callable[[], Any], interrupt: TaskInterrupt | None) -> Outcome:
