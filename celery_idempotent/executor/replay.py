@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from celery_idempotent import signals
-from celery_idempotent.errors import (
-    CorruptRecordError,
-    NotReadyError,
-    ResultNotStoredError,
-    StoreUnavailableError,
-)
+from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.record.record import Record, State
+from celery_idempotent.record.record import Record
 
 
 async def replay(call: ExecutorCall, record: Record, codec: PayloadCodec) -> Outcome:
@@ -24,20 +19,14 @@ async def replay(call: ExecutorCall, record: Record, codec: PayloadCodec) -> Out
         StoreUnavailableError: if the value is offloaded and its storage is unavailable.
         NotReadyError: if another task gives the result and has not ended.
     """
-    failed = record.state is State.FAILED
     try:
-        outcome = await codec.decode_outcome(record)
+        outcome, failed = await codec.decode_outcome(record)
         if isinstance(outcome, ResultNotStoredError) and record.task_id == call.task_id:
             raise outcome
     except (ResultNotStoredError, CorruptRecordError) as error:
         # First, since the continuation is sent once, whatever recover_result raises.
         call.replayed(record)
         outcome, failed = call.recover_result(record, error), False
-    except (NotReadyError, StoreUnavailableError):
-        raise
-    except Exception as error:
-        # Raised by the task that has replaced this one.
-        outcome, failed = error, True
     call.replayed(record)
     signals.send(signals.replayed, call.sender, task_id=call.task_id, key=record.key, record=record)
     return Failure(outcome) if failed else Result(outcome)

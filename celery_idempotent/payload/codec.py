@@ -30,8 +30,10 @@ from kombu.exceptions import ContentDisallowed
 from celery_idempotent.errors import (
     CorruptRecordError,
     DecryptionError,
+    NotReadyError,
     PoisonedTaskError,
     ResultNotStoredError,
+    StoreUnavailableError,
 )
 from celery_idempotent.payload import offload, serializer
 from celery_idempotent.payload.cipher import Cipher
@@ -176,15 +178,27 @@ class PayloadCodec:
         )
         return stored
 
-    async def decode_outcome(self, record: Record) -> Any:
-        """Returns the value of a COMPLETED record, or the exception of a FAILED one.
+    async def decode_outcome(self, record: Record) -> tuple[Any, bool]:
+        """Returns the value or the exception of a finished record, and whether it failed.
+
+        An error of a task that has replaced this one is returned as well.
 
         Raises:
             As :meth:`decode`.
         """
         if record.format.startswith(_BLOCKING):
-            return await self._run_in_thread(partial(self.decode, record))
-        return self.decode(record)
+            outcome: tuple[Any, bool] = await self._run_in_thread(partial(self._outcome, record))
+            return outcome
+        return self._outcome(record)
+
+    def _outcome(self, record: Record) -> tuple[Any, bool]:
+        try:
+            return self.decode(record), record.state is State.FAILED
+        except (ResultNotStoredError, NotReadyError, CorruptRecordError, StoreUnavailableError):
+            raise
+        except Exception as error:
+            # Raised by the replacement. Not raised again: a coroutine cannot raise StopIteration.
+            return error, True
 
     async def decode_step(self, payload: Payload, key: str, name: str) -> Any:
         """Returns the value of a step.

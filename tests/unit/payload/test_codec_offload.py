@@ -199,12 +199,12 @@ def test_on_an_event_loop_only_the_offload_storage_is_used_in_a_thread() -> None
 
     async def use(codec: PayloadCodec) -> None:
         small = await codec.encode_result("x", settings, key=KEY, token=17)
-        assert await codec.decode_outcome(record_with(small)) == "x"
+        assert await codec.decode_outcome(record_with(small)) == ("x", False)
         await codec.delete_record_objects(record_with(small))
         assert threads == []
 
         large = await codec.encode_result("x" * 10, settings, key=KEY, token=17)
-        assert await codec.decode_outcome(record_with(large)) == "x" * 10
+        assert await codec.decode_outcome(record_with(large)) == ("x" * 10, False)
         step = await codec.encode_step("y" * 10, settings, key=KEY, token=17, name="a")
         assert await codec.decode_step(step, KEY, "a") == "y" * 10
         await codec.delete_record_objects(record_with(large))
