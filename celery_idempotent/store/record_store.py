@@ -115,7 +115,10 @@ class RecordStore:
             StoreUnavailableError: if Redis does not reply.
         """
         transport = self._heartbeat_transport
-        if transport is None or (timeout is not None and timeout < self._heartbeat_timeout):
+        shorter = timeout is not None and timeout < self._heartbeat_timeout
+        # A transport with connections of its own is kept, and them with it, until a shorter timeout
+        # is needed.
+        if transport is None or shorter or self._transport.shares_connections:
             if timeout is not None:
                 self._heartbeat_timeout = min(timeout, self.config.timeout)
             transport = self._transport.with_timeout(2 * self._heartbeat_timeout)

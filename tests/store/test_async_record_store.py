@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -215,3 +216,22 @@ def test_a_frozen_server_blocks_a_heartbeat_for_its_timeout(silent: RedisServer)
             silent.resume()
 
     assert run_story(run, silent.url) < 2
+
+
+def test_a_short_lease_does_not_shorten_the_timeout_of_later_heartbeats(
+    silent: RedisServer,
+) -> None:
+    async def run(store: RecordStore) -> str:
+        lease = Extension(KEY, 1, LEASE_MS, RETENTION_MS)
+        await store.extend([lease], 0.05)
+        silent.pause()
+        resume = threading.Timer(0.5, silent.resume)
+        resume.start()
+        try:
+            (reply,) = await store.extend([lease], 5)
+        finally:
+            resume.join()
+        assert isinstance(reply, Reply)
+        return reply.case
+
+    assert run_story(run, silent.url) == "lost"

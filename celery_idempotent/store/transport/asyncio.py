@@ -64,6 +64,8 @@ class AsyncioTransport:
         SettingsError: if the config is invalid, or cannot be used from an event loop.
     """
 
+    shares_connections = True
+
     def __init__(
         self,
         config: StoreConfig,

@@ -36,6 +36,8 @@ class ClientTransport:
         retry: resend a command whose reply does not arrive in half of that time.
     """
 
+    shares_connections = False
+
     def __init__(
         self, config: StoreConfig, timeout: float | None = None, *, retry: bool = True
     ) -> None:

@@ -39,6 +39,8 @@ class SyncTransport:
         SettingsError: if the config is invalid.
     """
 
+    shares_connections = False
+
     def __init__(
         self, config: StoreConfig, timeout: float | None = None, *, retry: bool = True
     ) -> None:

@@ -58,6 +58,10 @@ class Transport(Protocol):
     resent as it did the first time.
     """
 
+    @property
+    def shares_connections(self) -> bool:
+        """Whether the transports that `with_timeout` returns use the connections of this one."""
+
     async def call(self, call: ScriptCall, followup: Sequence[Any] = ()) -> list[Any]:
         """Calls a script, and returns its reply and that of the command `followup` if there is one.
 
