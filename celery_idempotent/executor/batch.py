@@ -19,10 +19,11 @@ from celery_idempotent.executor.active_execution import WRITE_RETRY_INTERVAL, Ac
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.executor import EXECUTION_ID_BYTES, begin_command, without_store
+from celery_idempotent.executor.outcome import Failure, Outcome
 from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.executor.settle import complete_command, report_unsaved
 from celery_idempotent.lease.clock import monotonic
-from celery_idempotent.payload.codec import PayloadCodec
+from celery_idempotent.payload.codec import PayloadCodec, not_stored
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 from celery_idempotent.store.commands import Command
@@ -40,7 +41,7 @@ async def begin_many(
     """What each of `calls` may do. No call waits for a key that is held.
 
     Raises:
-        StoreUnavailableError: if Redis is unavailable, and the policy is ``raise``.
+        StoreUnavailableError: if no server of Redis replies, and the policy is ``raise``.
     """
     begins = [begin_command(call, os.urandom(EXECUTION_ID_BYTES)) for call in calls]
     admissions: list[Admission] = []
@@ -49,15 +50,34 @@ async def begin_many(
         try:
             replies = await runtime.execute_all(begins)
         except StoreUnavailableError as error:
-            return [without_store(call, runtime, call.unanswered_ids, error) for call in calls]
-        runtime.store.outage.end()
+            return [
+                without_store(call, runtime, codec, call.unanswered_ids, error) for call in calls
+            ]
         admissions = [
             _admission(call, reply, runtime, codec, sent_at)
             for call, reply in zip(calls, replies, strict=True)
         ]
         if all(each.lease.trusted for each in admissions if isinstance(each, ActiveExecution)):
             break
-    return admissions
+    if not any(isinstance(admission, StoreUnavailableError) for admission in admissions):
+        runtime.store.outage.end()
+        return admissions
+    return [
+        _without_reply(call, runtime, codec, admission)
+        if isinstance(admission, StoreUnavailableError)
+        else admission
+        for call, admission in zip(calls, admissions, strict=True)
+    ]
+
+
+def _without_reply(
+    call: ExecutorCall, runtime: Runtime, codec: PayloadCodec, error: StoreUnavailableError
+) -> Admission:
+    """What `call` may do if other servers have replied: one node of a cluster is unavailable."""
+    try:
+        return without_store(call, runtime, codec, call.unanswered_ids, error)
+    except StoreUnavailableError as refusal:
+        return refusal
 
 
 def _admission(
@@ -89,11 +109,11 @@ async def complete_many(
 
     Writes are repeated while Redis is unavailable, until the leases expire.
     """
-    outcomes = [await complete_command(active, value) for active, value in values]
+    completions = [await complete_command(active, value) for active, value in values]
     executions = [active for active, _ in values]
     errors: list[IdempotencyError | None] = []
-    replies = await _persist_many(executions, outcomes, runtime)
-    for active, reply in zip(executions, replies, strict=True):
+    replies = await _persist_many(executions, [command for command, _ in completions], runtime)
+    for active, reply, (_, outcome) in zip(executions, replies, completions, strict=True):
         active.finish()
         if isinstance(reply, IdempotencyError):
             report_unsaved(active, reply)
@@ -103,7 +123,7 @@ async def complete_many(
             active.send(signals.completed)
             if active.has_steps:
                 await active.steps.discard()
-            errors.append(None)
+            errors.append(_not_stored(active, outcome))
         else:
             active.report_lease_lost()
             await active.discard_outcome()
@@ -111,6 +131,18 @@ async def complete_many(
                 LeaseLostError(f"{active.execution.key}: another execution has taken over")
             )
     return errors
+
+
+def _not_stored(active: ActiveExecution, outcome: Outcome) -> IdempotencyError | None:
+    """Why the record of a completed execution does not have the value that it should have."""
+    if isinstance(outcome, Failure):
+        assert isinstance(outcome.error, IdempotencyError)
+        return outcome.error
+    assert active.outcome is not None
+    payload, field = active.outcome
+    if payload.has_value or not active.call.settings.store_result:
+        return None
+    return not_stored(payload, active.execution.key, field)
 
 
 async def _persist_many(

@@ -60,6 +60,8 @@ class ExecutorCall(Protocol):
     requeue_count: int
     #: Number of this message among those of its task id; a retry has a higher one.
     generation: int
+    #: Whether the caller gets the value as duplicates do: serialized and restored.
+    returns_restored: bool
     #: Set by the executor: the record's outcome belongs to this task id.
     own_outcome: bool
     #: The soft time limit of this call alone; None if it covers more than this call.

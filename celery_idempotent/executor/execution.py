@@ -35,6 +35,8 @@ class BaseExecution:
     attempt: int = 1
     #: None if the execution has no record.
     _protection: Protection | None = field(default=None, repr=False)
+    #: Makes of a step's name and value what an execution with a record returns.
+    _restore_step: Callable[[str, Any], Any] | None = field(default=None, repr=False)
 
     @property
     def recovered(self) -> bool:
@@ -62,6 +64,10 @@ class BaseExecution:
             raise LeaseLostError(f"{self.key}: another execution has taken over")
         raise LeaseLostError(f"{self.key}: the lease could not be extended in time")
 
+    def _returned_by(self, name: str, value: Any) -> Any:
+        """Returns the value of a step that is not stored."""
+        return value if self._restore_step is None else self._restore_step(name, value)
+
 
 class Execution(BaseExecution):
     """One execution in a thread: ``self.idempotency`` in a bound task."""
@@ -71,7 +77,8 @@ class Execution(BaseExecution):
     def step(self, name: str, func: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """Runs ``func(*args, **kwargs)`` once for the key, and returns its value.
 
-        The value is stored in one round trip. An execution that takes over, or that follows an
+        The value is stored in one round trip, and returned as the serializer restores it: under
+        JSON a tuple becomes a list. An execution that takes over, or that follows an
         error, gets it without a second run of `func`. If the worker dies between the end of `func`
         and that round trip, the step runs again: use `key` or `token` to make it idempotent where
         you can. `name` is unique within the task.
@@ -79,11 +86,12 @@ class Execution(BaseExecution):
         Raises:
             LeaseLostError: before `func` runs if another execution may have begun, or afterwards
                 if one has taken over.
-            ResultNotStoredError: if an earlier execution finished the step and its value could
-                not be stored.
+            ResultNotStoredError: if the step has finished, in this execution or in an earlier
+                one, and its value cannot be serialized or was too large to be stored.
         """
         if self._protection is None:
-            return func(*args, **kwargs)
+            plain: T = self._returned_by(name, func(*args, **kwargs))
+            return plain
         self.check()
         value: T = self._protection.step(name, partial(func, *args, **kwargs)).get()
         return value
@@ -96,7 +104,7 @@ class AsyncExecution(BaseExecution):
         """As :meth:`Execution.step`; an awaitable that `func` returns is awaited."""
         if self._protection is None:
             value = func(*args, **kwargs)
-            return await value if inspect.isawaitable(value) else value
+            return self._returned_by(name, await value if inspect.isawaitable(value) else value)
         self.check()
         outcome = await self._protection.step(name, partial(func, *args, **kwargs))
         return outcome.get()

@@ -21,6 +21,7 @@ from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.outcome import Outcome, Result
 from celery_idempotent.executor.replay import replay
+from celery_idempotent.executor.returned import restore_step, without_record
 from celery_idempotent.executor.runtime.blocking import BlockingRuntime
 from celery_idempotent.executor.runtime.run_flow import run_flow
 from celery_idempotent.executor.runtime.runtime import Runtime
@@ -69,7 +70,8 @@ async def execute(call: ExecutorCall, runtime: Runtime, codec: PayloadCodec) -> 
             outcome = await runtime.run(granted.work, granted.interrupt)
             return await settle(granted, outcome)
         if isinstance(granted, BaseExecution):
-            return await runtime.run(partial(call.run, granted))
+            outcome = await runtime.run(partial(call.run, granted))
+            return without_record(call, outcome, codec)
         return granted
     except Interrupted as interrupted:
         request.unanswered = False  # a begin that Redis has granted is recognised by its id
@@ -205,14 +207,14 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
         try:
             reply = await request.send()
         except StoreUnavailableError as error:
-            return without_store(call, runtime, request.unanswered_ids, error)
+            return without_store(call, runtime, request.codec, request.unanswered_ids, error)
         active = request.active
         if active is not None:
             active.start(announce=active.execution.token != announced_token)
             if active.execution.token == announced_token and not active.lease.trusted:
                 await request.give_back()
                 late = StoreUnavailableError("Redis replies later than idempotency_lease allows")
-                return without_store(call, runtime, request.unanswered_ids, late)
+                return without_store(call, runtime, request.codec, request.unanswered_ids, late)
             if active.lease.trusted:
                 return active
             # The process was suspended. A begin with the same id returns the state of the key.
@@ -280,7 +282,11 @@ def _requeue_without_offload(call: ExecutorCall, error: StoreUnavailableError) -
 
 
 def without_store(
-    call: ExecutorCall, runtime: Runtime, unanswered_ids: bytes, error: StoreUnavailableError
+    call: ExecutorCall,
+    runtime: Runtime,
+    codec: PayloadCodec,
+    unanswered_ids: bytes,
+    error: StoreUnavailableError,
 ) -> BaseExecution:
     """An execution without protection under ``on_store_error="run"``; else requeue or raise."""
     policy = call.settings.on_store_error
@@ -302,7 +308,10 @@ def without_store(
         policy=policy,
     )
     if policy == "run":
-        return runtime.execution(str(call.key))
+        key = str(call.key)
+        return runtime.execution(
+            key, _restore_step=partial(restore_step, call.settings, codec.values, key)
+        )
     if policy == "raise":
         raise error
     delay = conflict.requeue_delay(call.requeue_count, call.settings.breaker_max_delay)

@@ -18,6 +18,7 @@ from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import Delegate, Fail, Release
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.executor.replay import replay
+from celery_idempotent.executor.returned import restored
 from celery_idempotent.payload.codec import DELEGATED, RESULT_IGNORED
 from celery_idempotent.payload.fields import ERROR, RESULT
 from celery_idempotent.record import layout
@@ -66,7 +67,7 @@ async def _settle(active: ActiveExecution, outcome: Outcome) -> Outcome:
     if isinstance(outcome, Result):
         if call.rescheduled:
             return await _release(active, outcome, call.rescheduled)
-        return await _complete(active, outcome)
+        return await _complete(active, outcome.value)
     error = outcome.error
     if isinstance(error, LeaseLostError) and not active.lease.trusted:
         return await _abort(active, outcome)
@@ -78,8 +79,9 @@ async def _settle(active: ActiveExecution, outcome: Outcome) -> Outcome:
     return await _release(active, outcome, disposition)
 
 
-async def _complete(active: ActiveExecution, outcome: Result) -> Outcome:
-    reply = await _store(active, await complete_command(active, outcome.value))
+async def _complete(active: ActiveExecution, value: Any) -> Outcome:
+    command, outcome = await complete_command(active, value)
+    reply = await _store(active, command)
     if reply is None:
         return outcome
     if reply.case != "ok":
@@ -94,16 +96,23 @@ async def _complete(active: ActiveExecution, outcome: Result) -> Outcome:
     return outcome
 
 
-async def complete_command(active: ActiveExecution, value: Any) -> Command:
-    """The command that stores `value`."""
-    execution, settings = active.execution, active.call.settings
-    payload = await active.codec.encode_result(
-        value, settings, key=execution.key, token=execution.token
-    )
+async def complete_command(active: ActiveExecution, value: Any) -> tuple[Command, Outcome]:
+    """The command that stores `value`, and what the caller gets."""
+    call, codec = active.call, active.codec
+    execution, settings = active.execution, call.settings
+    outcome: Outcome = Result(value)
+    if call.returns_restored:
+        payload, outcome = restored(value, settings, codec.values, key=execution.key)
+        payload = await codec.protect(payload, settings, key=execution.key, token=execution.token)
+    else:
+        payload = await codec.encode_result(
+            value, settings, key=execution.key, token=execution.token
+        )
     if not payload.format and settings.store_result:
         _report_not_stored(active, payload, RESULT)
     active.outcome = payload, RESULT
-    return commands.complete(active.call.key, execution.token, payload, settings.result_ms)
+    command = commands.complete(call.key, execution.token, payload, settings.result_ms)
+    return command, outcome
 
 
 async def _fail(active: ActiveExecution, outcome: Failure) -> Outcome:

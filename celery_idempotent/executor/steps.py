@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery_idempotent.errors import LeaseLostError
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
+from celery_idempotent.executor.returned import restored
+from celery_idempotent.payload.fields import step_field
 from celery_idempotent.record import steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
@@ -21,24 +23,32 @@ class Steps:
     def __init__(self, active: ActiveExecution, body: bytes) -> None:
         self._active = active
         self._body = body
-        self._values: dict[str, Any] = {}
+        #: The values of the steps that this execution has run.
+        self._payloads: dict[str, Payload] = {}
 
     async def run(self, name: str, func: Callable[[], Any]) -> Outcome:
-        """The outcome of the step: that of `func`, or the stored value."""
-        if name not in self._values:
-            stored = steps.read(self._body, self._active.execution.key).get(name)
-            if stored is None:
-                steps.write(name, "", b"")  # refuses an invalid name before `func` runs
-                outcome = await self._active.runtime.run(func)
-                if isinstance(outcome, Failure):
-                    return outcome
-                await self._save(name, outcome.value)
-                self._values[name] = outcome.value
-            else:
-                self._values[name] = await self._active.codec.decode_step(
-                    Payload(*stored), self._active.execution.key, name
-                )
-        return Result(self._values[name])
+        """The outcome of the step: the value of `func` as the serializer restores it, or its error.
+
+        Each call restores the value anew: the caller may have changed the one that it got.
+        """
+        active = self._active
+        key = active.execution.key
+        if name in self._payloads:
+            return Result(active.codec.values.restore(self._payloads[name]))
+        stored = steps.read(self._body, key).get(name)
+        if stored is not None:
+            return Result(await active.codec.decode_step(Payload(*stored), key, name))
+        steps.write(name, "", b"")  # refuses an invalid name before `func` runs
+        outcome = await active.runtime.run(func)
+        if isinstance(outcome, Failure):
+            return outcome
+        settings, values = active.call.settings, active.codec.values
+        field = step_field(name)
+        payload, outcome = restored(outcome.value, settings, values, key=key, field=field)
+        await self._save(name, payload)
+        if payload.has_value:
+            self._payloads[name] = payload
+        return outcome
 
     @property
     def finished(self) -> bytes:
@@ -50,11 +60,15 @@ class Steps:
         active = self._active
         await active.codec.delete_step_objects(self._body, active.execution.key)
 
-    async def _save(self, name: str, value: Any) -> None:
+    async def _save(self, name: str, payload: Payload) -> None:
         active = self._active
         settings = active.call.settings
-        payload = await active.codec.encode_step(
-            value, settings, key=active.execution.key, token=active.execution.token, name=name
+        payload = await active.codec.protect(
+            payload,
+            settings,
+            key=active.execution.key,
+            token=active.execution.token,
+            field=step_field(name),
         )
         entry = steps.write(name, payload.format, payload.body)
         reply = await active.persist(

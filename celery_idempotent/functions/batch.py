@@ -6,7 +6,13 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from celery_idempotent.errors import ConflictError, IdempotencyError, KeyReusedError
+from celery_idempotent.errors import (
+    ConflictError,
+    IdempotencyError,
+    KeyReusedError,
+    KeyRuleError,
+    PoisonedTaskError,
+)
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.async_executor import AsyncExecutor
 from celery_idempotent.executor.batch import Admission, begin_many, complete_many, release_many
@@ -19,7 +25,7 @@ from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.functions.asyncio_flow import drive_begin, drive_end
 from celery_idempotent.functions.decision import Decision
 from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.record.record import Record
+from celery_idempotent.record.record import Record, State
 
 
 class Entry:
@@ -29,7 +35,8 @@ class Entry:
         #: The key, as passed by the caller.
         self.key = key
         self.decision = Decision.DUPLICATE
-        #: The reason for REJECTED, or the holder of the key under CONFLICT.
+        #: The reason for REJECTED, the holder of the key under CONFLICT, or why the value of a
+        #: completed key is not stored.
         self.error: IdempotencyError | None = None
         #: The finished record under REPLAY.
         self.record: Record | None = None
@@ -43,12 +50,14 @@ class Entry:
             self._execution = admission.execution
         elif isinstance(admission, BaseExecution):
             self.decision, self._execution = Decision.RUN, admission
-        elif isinstance(admission, Record):
-            self.decision, self.record = Decision.REPLAY, admission
-        else:
+        elif isinstance(admission, IdempotencyError):
             self.error = admission
             conflict = isinstance(admission, ConflictError)
             self.decision = Decision.CONFLICT if conflict else Decision.REJECTED
+        elif (poisoned := _poisoned(admission)) is not None:
+            self.decision, self.error = Decision.REJECTED, poisoned
+        else:
+            self.decision, self.record = Decision.REPLAY, admission
 
     @property
     def replay(self) -> Any:
@@ -71,6 +80,13 @@ class Entry:
         return 0 if self._execution is None else self._execution.attempt
 
 
+def _poisoned(record: Record) -> PoisonedTaskError | None:
+    if record.state is not State.FAILED or record.format:
+        return None
+    error = record.outcome()  # no error is stored, only why
+    return error if isinstance(error, PoisonedTaskError) else None
+
+
 class BaseBatch(Sequence[Entry]):
     """The entries in the order of the keys; the leases of pending keys are renewed."""
 
@@ -79,7 +95,7 @@ class BaseBatch(Sequence[Entry]):
         runtime: Runtime,
         codec: PayloadCodec,
         keys: Sequence[Hashable],
-        calls: Sequence[ExecutorCall],
+        calls: Sequence[ExecutorCall | IdempotencyError],
     ) -> None:
         self._runtime = runtime
         self._codec = codec
@@ -113,7 +129,20 @@ class BaseBatch(Sequence[Entry]):
 
     async def _begin(self) -> None:
         first_uses: dict[str, tuple[Entry, ExecutorCall]] = {}
+        digests: dict[Hashable, str] = {}
         for entry, call in zip(self._entries, self._calls, strict=True):
+            if isinstance(call, IdempotencyError):
+                entry.apply(call)
+                continue
+            if digests.setdefault(entry.key, call.key.digest) != call.key.digest:
+                # complete_many could not tell them apart.
+                entry.apply(
+                    KeyRuleError(
+                        f"{call.key}: the key equals an earlier key of the batch of another type, "
+                        "such as 1 and 1.0; pass keys of one type"
+                    )
+                )
+                continue
             _, first_call = first_uses.setdefault(call.key.digest, (entry, call))
             if first_call.key.fingerprint != call.key.fingerprint:
                 entry.apply(
@@ -136,7 +165,9 @@ class BaseBatch(Sequence[Entry]):
             [(entry.active, values[entry.key]) for entry in protected if entry.active],
             self._runtime,
         )
-        return {entry.key: error for entry, error in zip(protected, errors, strict=True) if error}
+        for entry, error in zip(protected, errors, strict=True):
+            entry.error = error
+        return {entry.key: entry.error for entry in protected if entry.error}
 
     async def _release(self, keys: Iterable[Hashable] | None = None) -> None:
         entries = self._take(self.pending if keys is None else keys)
@@ -166,7 +197,10 @@ class Batch(BaseBatch):
 
     @classmethod
     def _begun(
-        cls, executor: Executor, keys: Sequence[Hashable], calls: Sequence[ExecutorCall]
+        cls,
+        executor: Executor,
+        keys: Sequence[Hashable],
+        calls: Sequence[ExecutorCall | IdempotencyError],
     ) -> Batch:
         batch = cls(executor.runtime, executor.codec, keys, calls)
         try:
@@ -180,8 +214,10 @@ class Batch(BaseBatch):
         """Stores a value for each of these keys; by default None for all pending keys.
 
         Returns:
-            The error of each key whose value is not stored: LeaseLostError if another execution
-            has taken over, StoreUnavailableError if Redis was unavailable until the lease expired.
+            The error of each key whose value is not stored, which is also the `error` of its entry:
+            LeaseLostError if another execution has taken over, StoreUnavailableError if Redis was
+            unavailable until the lease expired, ResultNotStoredError if the value cannot be
+            serialized or is too large (the key has completed without it).
         """
         return run_flow(partial(self._complete, values))
 
@@ -203,7 +239,10 @@ class AsyncBatch(BaseBatch):
 
     @classmethod
     async def _begun(
-        cls, executor: AsyncExecutor, keys: Sequence[Hashable], calls: Sequence[ExecutorCall]
+        cls,
+        executor: AsyncExecutor,
+        keys: Sequence[Hashable],
+        calls: Sequence[ExecutorCall | IdempotencyError],
     ) -> AsyncBatch:
         runtime = AsyncioRuntime(executor.store)
         batch = cls(runtime, executor.codec, keys, calls)

@@ -13,6 +13,7 @@ from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.execution import AsyncExecution, BaseExecution, Execution
 from celery_idempotent.executor.executor import BeginRequest, begin
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
+from celery_idempotent.executor.returned import without_record
 from celery_idempotent.executor.runtime.asyncio import AsyncioRuntime
 from celery_idempotent.executor.runtime.run_flow import run_flow
 from celery_idempotent.executor.runtime.runtime import Runtime
@@ -115,6 +116,8 @@ class BaseContextExecution:
         outcome: Outcome = Result(value)
         if execution.protected:
             outcome = await self._settle(outcome)
+        else:
+            outcome = without_record(self._call, outcome, self._codec)
         self._outcome = outcome
         return outcome
 
@@ -148,9 +151,13 @@ class ContextExecution(BaseContextExecution):
     """The execution of a ``with`` block."""
 
     def complete(self, value: Any = None) -> Any:
-        """Stores `value` and returns the key's outcome, which may be another execution's.
+        """Stores `value` and returns the key's outcome: what a replay will return.
+
+        That is `value` as the serializer restores it (under JSON a tuple becomes a list), or the
+        outcome of another execution that has taken over. With ``store_result=False`` it is `value`.
 
         Raises:
+            ResultNotStoredError: if `value` cannot be serialized. The key has completed without it.
             LeaseLostError: if another execution has taken over and is running.
             IdempotencyError: if the block is not to run, or has already completed.
         """

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from celery_idempotent.errors import SettingsError
+from celery_idempotent.executor import returned
 from celery_idempotent.functions.direct_call import AsyncDirectCall, DirectCall
 from celery_idempotent.key.rule import TASK_ID, KeyRule
+from celery_idempotent.payload.value_codec import ValueCodec
 
 if TYPE_CHECKING:
     from celery_idempotent.functions.engine import Idempotency
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 def idempotent_function(
     engine: Idempotency,
+    values: ValueCodec,
     func: Callable[..., Any],
     name: str | None,
     key: Any,
@@ -40,16 +43,21 @@ def idempotent_function(
     # No serializer changes the arguments between the caller and the function.
     rule = KeyRule(name, key, inspect.signature(func), lambda args, kwargs: (args, kwargs))
 
+    def restored(value: Any) -> Any:
+        """Returns what a call with a record would return."""
+        _, outcome = returned.restored(value, settings, values, key=name)
+        return outcome.get()
+
     async def call_async(*args: Any, **kwargs: Any) -> Any:
         if not settings.enabled:
-            return await func(*args, **kwargs)
+            return restored(await func(*args, **kwargs))
         work = functools.partial(func, *args, **kwargs)
         call = AsyncDirectCall(func, rule.derive(args, kwargs), settings, work)
         return await engine.async_executor.enter(call)
 
     def call_blocking(*args: Any, **kwargs: Any) -> Any:
         if not settings.enabled:
-            return func(*args, **kwargs)
+            return restored(func(*args, **kwargs))
         work = functools.partial(func, *args, **kwargs)
         call = DirectCall(func, rule.derive(args, kwargs), settings, work)
         return engine.executor.enter(call)

@@ -37,6 +37,7 @@ class DirectCall:
     unanswered_ids = b""
     requeue_count = 0
     generation = 0
+    returns_restored = True
     #: None, because a soft time limit applies to the task that makes the call.
     soft_limit: SoftLimit | None = None
     rescheduled: Release | None = None

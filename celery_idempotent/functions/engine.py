@@ -15,7 +15,7 @@ from kombu.serialization import registry
 from celery_idempotent import settings
 from celery_idempotent.configuration import app_tasks, configuration
 from celery_idempotent.configuration.store_config import store_config_of
-from celery_idempotent.errors import SettingsError
+from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
 from celery_idempotent.executor.async_executor import AsyncExecutor
 from celery_idempotent.executor.execution import BaseExecution, unprotected
 from celery_idempotent.executor.executor import Executor
@@ -23,12 +23,14 @@ from celery_idempotent.functions.batch import AsyncBatch, Batch
 from celery_idempotent.functions.context import ExecutionContext
 from celery_idempotent.functions.decorator import idempotent_function
 from celery_idempotent.functions.direct_call import DirectCall, current_execution
-from celery_idempotent.key.canonical import canonical
+from celery_idempotent.key.canonical import NotCanonicalError, canonical
 from celery_idempotent.key.key import Key, fingerprint_of
 from celery_idempotent.key.rule import KeyRule
 from celery_idempotent.payload import encryption_keys
+from celery_idempotent.payload.backend_result_codec import BackendResultCodec
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.payload.plain_result_codec import PlainResultCodec
+from celery_idempotent.payload.value_codec import ValueCodec
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import PREFIX, Settings
 from celery_idempotent.store.inspection.record_query import records
@@ -119,9 +121,12 @@ class Idempotency:
         Raises:
             SettingsError: for the first invalid option, in one line.
         """
+        # Of its own, since that of the executor needs the encryption keys.
+        result_codec = PlainResultCodec() if self._app is None else BackendResultCodec(self._app)
+        values = ValueCodec(result_codec, self._accept)
         if func is not None:
-            return idempotent_function(self, func, name, key, options)
-        return lambda func: idempotent_function(self, func, name, key, options)
+            return idempotent_function(self, values, func, name, key, options)
+        return lambda func: idempotent_function(self, values, func, name, key, options)
 
     def execution(self, key: Any, *, fingerprint: Any = None, **options: Any) -> ExecutionContext:
         """Returns the context manager of a code block, for ``with`` or ``async with``.
@@ -143,11 +148,14 @@ class Idempotency:
     ) -> Batch:
         """Begins all `keys` in one round trip, and renews the leases of those to run.
 
+        Whatever is wrong with one key, its fingerprint or its record is the error of its entry.
+
         Args:
-            keys: the keys, each as in :meth:`key_of`.
+            keys: the keys, each as in :meth:`key_of`, and hashable.
             fingerprints: one for each key.
 
         Raises:
+            ValueError: if there are more or fewer fingerprints than keys.
             StoreUnavailableError: if Redis is unavailable and ``on_store_error`` is ``raise``.
         """
         return Batch._begun(self.executor, keys, self._calls(keys, fingerprints))  # noqa: SLF001
@@ -161,7 +169,7 @@ class Idempotency:
 
     def _calls(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None
-    ) -> list[DirectCall]:
+    ) -> list[DirectCall | IdempotencyError]:
         if self.settings.wait_replicas or self.settings.wait_aof:
             raise SettingsError(
                 f"Idempotency {self.name!r}: a batch does not wait for replicas; remove "
@@ -170,10 +178,30 @@ class Idempotency:
         batch_settings = replace(self.settings, on_lease_lost="finish")
         if fingerprints is None:
             fingerprints = [None] * len(keys)
+        elif len(fingerprints) != len(keys):
+            raise ValueError(
+                f"Idempotency {self.name!r}: {len(keys)} keys need as many fingerprints, not "
+                f"{len(fingerprints)}"
+            )
         return [
-            DirectCall(self, self.key_of(key, fingerprint), batch_settings)
+            self._call(key, fingerprint, batch_settings)
             for key, fingerprint in zip(keys, fingerprints, strict=True)
         ]
+
+    def _call(
+        self, key: Hashable, fingerprint: Any, batch_settings: Settings
+    ) -> DirectCall | IdempotencyError:
+        try:
+            hash(key)
+            return DirectCall(self, self.key_of(key, fingerprint), batch_settings)
+        except IdempotencyError as error:
+            return error
+        except Exception as error:
+            # Raised by a type of the application; its message may quote the key.
+            return KeyRuleError(
+                f"{self.name}: a key of type {type(key).__qualname__} in a batch raised "
+                f"{type(error).__name__}; it must be text, a number, a UUID or a tuple of these"
+            )
 
     @property
     def current(self) -> BaseExecution:
@@ -188,13 +216,21 @@ class Idempotency:
             fingerprint: a value that must be equal whenever `key` is, such as a request's body.
 
         Raises:
-            KeyRuleError: if `key` cannot be used as a key.
-            NotCanonicalError: if `fingerprint` has no canonical form.
+            KeyRuleError: if `key` cannot be used as a key, or `fingerprint` has no canonical form.
         """
+        if isinstance(key, Key):
+            # The call would run even if the call with that key has.
+            raise KeyRuleError(
+                f"{self.name}: the key is a Key, and would be hashed to another key; pass what it "
+                "was derived from, or its str()"
+            )
         derived = self._rule.of_text(key)
         if fingerprint is None:
             return derived
-        return Key(derived.task, derived.digest, fingerprint_of(canonical(fingerprint)))
+        try:
+            return derived.with_fingerprint(fingerprint_of(canonical(fingerprint)))
+        except NotCanonicalError as error:
+            raise KeyRuleError(f"{self.name}: the fingerprint {error}") from None
 
     @cached_property
     def executor(self) -> Executor:

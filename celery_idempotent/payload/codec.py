@@ -40,6 +40,7 @@ from celery_idempotent.payload.cipher import Cipher
 from celery_idempotent.payload.fields import ERROR, RESULT, step_field, subject
 from celery_idempotent.payload.offload_storage import OffloadStorage
 from celery_idempotent.payload.result_codec import ResultCodec
+from celery_idempotent.payload.value_codec import ValueCodec
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.payload import OFFLOADED, Payload
 from celery_idempotent.record.record import Record, State
@@ -49,7 +50,7 @@ from celery_idempotent.settings import Settings
 _ERROR_SERIALIZER = "json"
 
 NOT_STORED = b"idempotency_store_result is off"
-NOT_SERIALIZABLE = b"idempotency_serializer cannot serialize it"
+_ERROR_NOT_SERIALIZABLE = b"it cannot be serialized as JSON"
 #: Format of a result that another task will return.
 DELEGATED = "=task"
 #: … and that task ignores its result.
@@ -88,6 +89,7 @@ class PayloadCodec:
         cipher: Cipher | None = None,
         run_in_thread: RunInThread = _run_here,
     ) -> None:
+        self.values = ValueCodec(result_codec, accept)
         self._result_codec = result_codec
         self._accept = accept
         self._storage = offload_storage
@@ -108,7 +110,7 @@ class PayloadCodec:
     async def encode_result(
         self, value: Any, settings: Settings, *, key: str, token: int, field: str = RESULT
     ) -> Payload:
-        """Encodes a result. Never raises.
+        """Encodes a result, or the value of a step. Never raises.
 
         Args:
             key: of the record that will hold the payload.
@@ -120,26 +122,18 @@ class PayloadCodec:
         """
         if field == RESULT and not settings.store_result:
             return Payload("", NOT_STORED)
-        assert settings.serializer is not None
-        try:
-            payload = serializer.dump(
-                self._result_codec.prepare_value(value, settings.serializer),
-                settings.serializer,
-                settings.compression,
-                settings.compression_threshold,
-            )
-        except Exception:
-            return Payload("", NOT_SERIALIZABLE)
+        payload = self.values.serialize(value, settings)
+        return await self.protect(payload, settings, key=key, token=token, field=field)
+
+    async def protect(
+        self, payload: Payload, settings: Settings, *, key: str, token: int, field: str = RESULT
+    ) -> Payload:
+        """Encrypts and offloads what :class:`ValueCodec` returned; as :meth:`encode_result`."""
+        if not payload.has_value:
+            return payload
         if self._cipher is None and len(payload.body) <= settings.max_result_size:
             return payload
         return await self._protect(payload, settings, key, token, field, settings.result_ttl)
-
-    async def encode_step(
-        self, value: Any, settings: Settings, *, key: str, token: int, name: str
-    ) -> Payload:
-        """Encodes the value of the step `name`; as :meth:`encode_result`."""
-        field = step_field(name)
-        return await self.encode_result(value, settings, key=key, token=token, field=field)
 
     async def encode_error(
         self, error: BaseException, settings: Settings, *, key: str, token: int
@@ -153,7 +147,7 @@ class PayloadCodec:
                 settings.compression_threshold,
             )
         except Exception:
-            return Payload("", NOT_SERIALIZABLE)
+            return Payload("", _ERROR_NOT_SERIALIZABLE)
         return await self._protect(payload, settings, key, token, ERROR, settings.error_ttl)
 
     async def _protect(
@@ -273,11 +267,11 @@ class PayloadCodec:
                 f"{record.key} has begun {record.attempt} times, and each time its worker died "
                 "without an outcome; forget the key to let it run again"
             )
-        return _not_stored(payload, record.key, ERROR)
+        return not_stored(payload, record.key, ERROR)
 
     def _decode(self, payload: Payload, key: str, field: str, accept: Collection[str]) -> Any:
         if not payload.has_value:
-            raise _not_stored(payload, key, field)
+            raise not_stored(payload, key, field)
         if payload.is_offloaded:
             payload = offload.get(self._storage, payload, key, field)
         if payload.format.startswith(_ENCRYPTED):
@@ -309,7 +303,8 @@ class PayloadCodec:
         return Payload(plain_format, body)
 
 
-def _not_stored(payload: Payload, key: str, field: str) -> ResultNotStoredError:
+def not_stored(payload: Payload, key: str, field: str) -> ResultNotStoredError:
+    """Returns the error for a payload that holds the reason why the value is not stored."""
     reason = payload.body.decode(errors="replace")
     return ResultNotStoredError(
         f"{subject(key, field)} was not stored" + (reason and f": {reason}")

@@ -19,6 +19,18 @@ _PLAIN_JSON: dict[type, Callable[[Any], str]] = {
     type(None): lambda value: "null",
 }
 
+#: Serializers that are known to restore values of these types as they were.
+_EXACT_SERIALIZERS = frozenset({"json", "msgpack", "pickle"})
+_EXACT_TYPES = frozenset({int, float, bool, type(None)})
+
+
+def is_unchanged(value: Any, serializer: str | None) -> bool:
+    """Returns whether :func:`load` is known to restore `value` as it is."""
+    kind = type(value)
+    # Other text may change: JSON joins two surrogates to one character.
+    is_exact = kind in _EXACT_TYPES or (kind is str and value.isascii())
+    return is_exact and serializer in _EXACT_SERIALIZERS
+
 
 def dump(
     value: Any, serializer: str, compression: str | None = None, threshold: int = 0

@@ -218,7 +218,7 @@ class TestNoValue:
         first = unserialisable.delay(order)
         assert type(first.get(timeout=SOON, propagate=False)).__name__ == "EncodeError"
 
-        with pytest.raises(ResultNotStoredError, match="cannot serialize it"):
+        with pytest.raises(ResultNotStoredError, match="cannot serialize the type"):
             unserialisable.delay(order).get(timeout=SOON)
         assert [run.end for run in ledger.runs(order)] == ["returned"]
 

@@ -32,7 +32,8 @@ def test_not_much_after_the_store_however_long_the_lease() -> None:
         store=SimpleNamespace(outage=OutageLogger(StoreConfig(url="redis://shop")))
     )
 
-    executor.without_store(message, runtime, b"this begin", StoreUnavailableError("away"))
+    codec: Any = None
+    executor.without_store(message, runtime, codec, b"this begin", StoreUnavailableError("away"))
 
     assert 0.75 * 30 <= message.seconds <= 30
     assert message.unanswered_ids == b"this begin"

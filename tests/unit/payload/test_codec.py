@@ -152,24 +152,43 @@ def contains_itself() -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("value", "serializer"),
+    ("value", "serializer", "found"),
     [
-        (object(), "json"),
-        ({1, 2}, "json"),
-        (contains_itself(), "json"),
-        (Explodes(), "json"),
-        (lambda: 0, "pickle"),
-        (Explodes(), "pickle"),
-        (1, "nonesuch"),
+        (object(), "json", "object"),
+        ({1, 2}, "json", "set"),
+        (contains_itself(), "json", "list"),
+        (Explodes(), "json", "tests.unit.payload.encoding.Explodes"),
+        (lambda: 0, "pickle", "function"),
+        (Explodes(), "pickle", "tests.unit.payload.encoding.Explodes"),
+        (1, "nonesuch", "int"),
+        ([1, {"a": (2, {3})}], "json", "set, inside a value of type list"),
+        ({"a": {(1, 2): 3}}, "json", "tuple as a key, inside a value of type dict"),
+        ([[0] * 1000, [0] * 1000 + [lambda: 0]], "pickle", "function, inside a value of type list"),
     ],
-    ids=["object", "set", "contains-itself", "explodes", "lambda", "explodes-too", "nonesuch"],
+    ids=[
+        "object",
+        "set",
+        "contains-itself",
+        "explodes",
+        "lambda",
+        "explodes-too",
+        "nonesuch",
+        "nested",
+        "key",
+        "in-a-long-list",
+    ],
 )
-def test_a_value_that_cannot_be_serialized_leaves_the_reason(value: Any, serializer: str) -> None:
+def test_a_value_that_cannot_be_serialized_leaves_the_reason(
+    value: Any, serializer: str, found: str
+) -> None:
     payload = encode(value, serializer)
 
     assert not payload.has_value
-    with pytest.raises(ResultNotStoredError, match="idempotency_serializer cannot serialize it"):
+    with pytest.raises(ResultNotStoredError) as caught:
         decode(payload)
+    assert str(caught.value).endswith(
+        f"not stored: idempotency_serializer {serializer!r} cannot serialize the type {found}"
+    )
 
 
 def test_a_value_that_is_not_to_be_stored_leaves_the_reason() -> None:

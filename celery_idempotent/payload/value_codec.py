@@ -1,0 +1,114 @@
+"""Serializes values, and restores them: whoever gets a value gets what the serializer makes of it.
+
+Under JSON a tuple becomes a list, and ``{1: 2}`` becomes ``{"1": 2}``. The first caller of a
+function gets the restored value, too, so that it is equal to that of every duplicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from celery_idempotent.payload import serializer
+from celery_idempotent.payload.result_codec import ResultCodec
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.settings import Settings
+
+#: How deep a value is searched for the part that cannot be serialized.
+_MAX_DEPTH = 20
+
+
+class ValueCodec:
+    """Converts between values and payloads that are neither encrypted nor offloaded.
+
+    Args:
+        result_codec: prepares values as the app's result backend does.
+        accept: content types that may be decoded.
+    """
+
+    def __init__(self, result_codec: ResultCodec, accept: Collection[str]) -> None:
+        self._result_codec = result_codec
+        self._accept = accept
+
+    def serialize(self, value: Any, settings: Settings) -> Payload:
+        """Returns the payload, without a value if there is none. Never raises."""
+        try:
+            return self._dump(value, settings)
+        except Exception:
+            return self._refusal(value, settings, "serialize")
+
+    def restore(self, payload: Payload) -> Any:
+        """Returns the value of a payload; errors of the serializer are raised unchanged."""
+        return serializer.load(payload, self._accept)
+
+    def round_trip(self, value: Any, settings: Settings) -> tuple[Payload, Any]:
+        """Returns the payload of `value`, and what :meth:`restore` makes of it. Never raises.
+
+        A value that cannot be serialized and restored has a payload without a value, whose body is
+        the reason.
+        """
+        payload = self.serialize(value, settings)
+        if not payload.has_value or serializer.is_unchanged(value, settings.serializer):
+            return payload, value
+        try:
+            return payload, self.restore(payload)
+        except Exception:
+            return self._refusal(value, settings, "restore"), value
+
+    def _dump(self, value: Any, settings: Settings) -> Payload:
+        assert settings.serializer is not None
+        return serializer.dump(
+            self._result_codec.prepare_value(value, settings.serializer),
+            settings.serializer,
+            settings.compression,
+            settings.compression_threshold,
+        )
+
+    def _refusal(self, value: Any, settings: Settings, verb: str) -> Payload:
+        def fails(part: Any) -> bool:
+            try:
+                self.restore(self._dump(part, settings))
+            except Exception:
+                return True
+            return False
+
+        try:
+            found = _describe(value, fails)
+        except Exception:  # raised by a type of the application
+            found = _type_name(value)
+        reason = f"idempotency_serializer {settings.serializer!r} cannot {verb} the type {found}"
+        return Payload("", reason.encode("utf-8", "backslashreplace"))
+
+
+def _describe(value: Any, fails: Callable[[Any], bool]) -> str:
+    """Describes the innermost part of `value` that `fails`, by its type only."""
+    part = value
+    for _ in range(_MAX_DEPTH):
+        parts = _parts_of(part)
+        if not parts or not fails([each for _, each in parts]):
+            break
+        while len(parts) > 1:
+            half = parts[: len(parts) // 2]
+            parts = half if fails([each for _, each in half]) else parts[len(half) :]
+        ((key, part),) = parts
+        if key is not None:
+            return f"{_type_name(key[0])} as a key, inside a value of type {_type_name(value)}"
+    if part is value:
+        return _type_name(value)
+    return f"{_type_name(part)}, inside a value of type {_type_name(value)}"
+
+
+def _parts_of(value: Any) -> list[tuple[tuple[Any] | None, Any]]:
+    """Returns the members of `value`; each key of a mapping is a part with that key alone."""
+    if isinstance(value, Mapping):
+        members = [(None, member) for member in value.values()]
+        return [*members, *(((key,), {key: None}) for key in value)]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [(None, member) for member in value]
+    return []
+
+
+def _type_name(value: Any) -> str:
+    kind = type(value)
+    prefix = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return prefix + kind.__qualname__
