@@ -32,9 +32,11 @@ from celery_idempotent.errors import (
     SettingsError,
 )
 from celery_idempotent.executor.conflict import requeue_delay
+from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.functions.direct_call import DirectCall
 from celery_idempotent.key.key import Key
-from celery_idempotent.record.record import Record
+from celery_idempotent.record import layout
+from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 
 if TYPE_CHECKING:
@@ -57,7 +59,8 @@ KeyOf = Callable[[Any, Message], Any]
 
 def header_or_message_id(body: Any, message: Message) -> Any:
     """Returns the header ``idempotency-key`` or, without one, the property ``message_id``."""
-    return message.headers.get(KEY_HEADER) or message.properties.get("message_id")
+    key = (message.headers or {}).get(KEY_HEADER)
+    return message.properties.get("message_id") if key is None else key
 
 
 class IdempotentConsumer(ConsumerMixin):
@@ -161,34 +164,35 @@ class IdempotentConsumer(ConsumerMixin):
         message = delivery.message
         try:
             call = self._call(delivery)
-            self._idem.executor.enter(call)
-        except _RequeueError as requeue:
-            delivery.unanswered_ids = requeue.unanswered_ids
-            self._delay(delivery, requeue.seconds)
-        except _IgnoreError:
-            message.ack()
-        except (
-            _RejectError,
-            KeyRuleError,
-            KeyReusedError,
-            CorruptRecordError,
-            PoisonedTaskError,
-        ) as reason:
+        except IdempotencyError as reason:
             self._dead_letter(message, str(reason))
+            return
+        try:
+            self._idem.executor.enter(call)
         except Exception as error:
-            if call.was_replayed:
-                message.ack()  # the key has an outcome, even if it cannot be replayed
-            else:
+            if error is call.handler_error:
                 self._handle_failure(delivery, error, final=call.own_outcome)
+            else:
+                self._handle_refusal(delivery, error, call)
         else:
             message.ack()
+
+    def _handle_refusal(self, delivery: _Delivery, error: Exception, call: _MessageCall) -> None:
+        """Handles a message whose handler did not raise `error`: it is about the message's key."""
+        if isinstance(error, _RequeueError):
+            delivery.unanswered_ids = error.unanswered_ids
+            self._delay(delivery, error.seconds)
+        elif isinstance(error, _IgnoreError) or call.has_outcome:
+            delivery.message.ack()  # the key has an outcome, even if it cannot be replayed
+        elif isinstance(error, _UNUSABLE):
+            self._dead_letter(delivery.message, str(error))
+        else:
+            self._handle_failure(delivery, error, final=False)
 
     def _call(self, delivery: _Delivery) -> _MessageCall:
         message = delivery.message
         try:
-            key = self._idem.key_of(
-                self._key(delivery.body, message), [message.content_type, message.body]
-            )
+            value = self._key(delivery.body, message)
         except KeyRuleError:
             raise
         except Exception as error:
@@ -197,6 +201,7 @@ class IdempotentConsumer(ConsumerMixin):
                 f"IdempotentConsumer: key raised {type(error).__name__} for a message; it must "
                 "return a key for every message"
             ) from error
+        key = self._idem.key_of(value, [message.content_type, message.body])
         return _MessageCall(self._idem, key, self._settings, delivery, self._handler)
 
     def _delay(self, delivery: _Delivery, seconds: float) -> None:
@@ -261,15 +266,27 @@ class _MessageCall(DirectCall):
         super().__init__(sender, key, settings, partial(handler, delivery.body, delivery.message))
         self.unanswered_ids = delivery.unanswered_ids
         self.requeue_count = delivery.requeue_count
-        self.was_replayed = False
+        #: What the handler raised.
+        self.handler_error: BaseException | None = None
+        #: Whether the key has an outcome of an earlier message.
+        self.has_outcome = False
         # Without a message id, every message with the same key counts as a redelivery.
         self.task_id = str(delivery.message.properties.get("message_id") or key.digest)
+        layout.write_task_id(self.task_id)  # refuses one that no record can hold
+
+    def run(self, execution: BaseExecution) -> Any:
+        try:
+            return super().run(execution)
+        except BaseException as error:
+            self.handler_error = error
+            raise
 
     def recover_result(self, record: Record, error: IdempotencyError) -> None:
         """Returns None: a message does not need the value."""
 
     def replayed(self, record: Record) -> None:
-        self.was_replayed = True
+        # A poisoned record is none: it has no error of a handler.
+        self.has_outcome = record.state is not State.FAILED or bool(record.format)
 
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
         raise _RequeueError(seconds, unanswered_ids) from reason
@@ -294,3 +311,7 @@ class _IgnoreError(Exception):
 
 class _RejectError(Exception):
     pass
+
+
+#: Why a message cannot be handled, now or later.
+_UNUSABLE = (_RejectError, KeyReusedError, CorruptRecordError, PoisonedTaskError)

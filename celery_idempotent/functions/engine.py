@@ -193,15 +193,15 @@ class Idempotency:
     ) -> DirectCall | IdempotencyError:
         try:
             hash(key)
-            return DirectCall(self, self.key_of(key, fingerprint), batch_settings)
-        except IdempotencyError as error:
-            return error
-        except Exception as error:
-            # Raised by a type of the application; its message may quote the key.
+        except Exception:
             return KeyRuleError(
-                f"{self.name}: a key of type {type(key).__qualname__} in a batch raised "
-                f"{type(error).__name__}; it must be text, a number, a UUID or a tuple of these"
+                f"{self.name}: a key of a batch is a {type(key).__qualname__}, which cannot be "
+                "hashed; it must be text, a number, a UUID or a tuple of these"
             )
+        try:
+            return DirectCall(self, self.key_of(key, fingerprint), batch_settings)
+        except KeyRuleError as error:
+            return error
 
     @property
     def current(self) -> BaseExecution:
@@ -224,7 +224,16 @@ class Idempotency:
                 f"{self.name}: the key is a Key, and would be hashed to another key; pass what it "
                 "was derived from, or its str()"
             )
-        derived = self._rule.of_text(key)
+        try:
+            derived = self._rule.of_text(key)
+        except KeyRuleError:
+            raise
+        except Exception as error:
+            # Raised by a type of the application; its message may quote the key.
+            raise KeyRuleError(
+                f"{self.name}: a key of type {type(key).__qualname__} raised "
+                f"{type(error).__name__}; it must be text, a number, a UUID or a tuple of these"
+            ) from None
         if fingerprint is None:
             return derived
         try:

@@ -96,10 +96,11 @@ class RecordStore:
     async def execute_all(self, batch: Sequence[Command]) -> list[Reply | IdempotencyError]:
         """Returns the reply to each command, or the error that the server replied with.
 
-        It takes one round trip; on a cluster one for each node that has one of the records.
+        It takes one round trip; on a cluster one for each node that has one of the records. A node
+        that does not reply is a StoreUnavailableError for each of its records.
 
         Raises:
-            StoreUnavailableError: if Redis does not reply.
+            StoreUnavailableError: if Redis does not reply, on a cluster: none of these nodes.
         """
         await self.breaker.check()
         return await self._execute_all(batch, self._transport)

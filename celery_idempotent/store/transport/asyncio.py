@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import wraps
@@ -13,7 +14,7 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError, SlotNotCoveredError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.errors import SettingsError
@@ -108,15 +109,38 @@ class AsyncioTransport:
     async def call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """See `Transport`."""
         timeout = self._config.timeout if self._timeout is None else self._timeout
-        return await _limited(self._call_all(calls), timeout)
+        client = self._clients.get()
+        if not isinstance(client, ASYNCIO.cluster):
+            return await _limited(self._call_all(calls), timeout)
+        await _limited(client.initialize(), timeout)
+        indexes_by_node: dict[str, list[int]] = defaultdict(list)
+        for index, call in enumerate(calls):
+            indexes_by_node[_node_name(client, call.name)].append(index)
+        groups = list(indexes_by_node.values())
+        results = await asyncio.gather(
+            *(_limited(self._call_all([calls[n] for n in group]), timeout) for group in groups),
+            return_exceptions=True,
+        )
+        replies: list[Any] = [None] * len(calls)
+        for group, result in zip(groups, results, strict=True):
+            each = [result] * len(group) if isinstance(result, BaseException) else result
+            for index, reply in zip(group, each, strict=True):
+                replies[index] = reply
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if errors and (len(errors) == len(groups) or not isinstance(errors[0], Exception)):
+            raise errors[0]
+        return replies
 
     @resends_once
     async def _call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         replies = await self._send_together(calls)
         unknown = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
-            for source in {calls[n].script.source for n in unknown}:
-                await self._clients.get().script_load(source)
+            # EVAL also loads a script; SCRIPT LOAD would need every node of a cluster.
+            first_calls = {calls[n].script.sha: calls[n] for n in reversed(unknown)}
+            for script, name, arguments in first_calls.values():
+                with suppress(ResponseError):
+                    await self._clients.get().eval(script.source, 1, name, *arguments)
             resent = await self._send_together([calls[n] for n in unknown])
             for n, reply in zip(unknown, resent, strict=True):
                 replies[n] = reply
@@ -198,6 +222,14 @@ class AsyncioConnection:
     async def aclose(self) -> None:
         """See `ServerConnection`."""
         await self._connection.disconnect(nowait=True)
+
+
+def _node_name(client: Any, name: str) -> str:
+    """Returns the name of the cluster's node that has the record; empty if none has its slot."""
+    try:
+        return str(client.get_node_from_key(name).name)
+    except SlotNotCoveredError:
+        return ""
 
 
 async def _translated(awaitable: Awaitable[T]) -> T:

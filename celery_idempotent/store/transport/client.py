@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from redis import Redis, RedisCluster
-from redis.exceptions import AskError, NoScriptError, TryAgainError
+from redis.exceptions import AskError, NoScriptError, RedisClusterException, TryAgainError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.transport.connection import close_client, connect
@@ -22,6 +24,8 @@ from celery_idempotent.store.transport.transport import Scope, ScriptCall
 
 T = TypeVar("T")
 
+#: Raised if a node does not reply, or the cluster has no node for a slot.
+_NO_REPLY = (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSError)
 #: Replies after which the call has to be sent again: the script is not loaded, or the slot moves
 #: (MovedError is an AskError).
 _NOT_EXECUTED = (NoScriptError, AskError, TryAgainError)
@@ -81,26 +85,62 @@ class ClientTransport:
     async def call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """See `Transport`."""
         replies: list[Any] = [None] * len(calls)
-        nodes: dict[int, Any] = {}
-        indexes_by_node: dict[int, list[int]] = defaultdict(list)
-        for index, call in enumerate(calls):
-            node = self._node_client(call.name)
-            nodes[id(node)] = node
-            indexes_by_node[id(node)].append(index)
-        for node_id, indexes in indexes_by_node.items():
-            pipeline = nodes[node_id].pipeline(transaction=False)
-            for index in indexes:
-                script, name, arguments = calls[index]
-                pipeline.evalsha(script.sha, 1, name, *arguments)
-            for index, reply in zip(indexes, pipeline.execute(raise_on_error=False), strict=True):
-                replies[index] = reply
+        resend: list[int] = []
+        for indexes in self._send_to_nodes(calls, range(len(calls)), replies):
+            # The client finds the new master if this one has failed.
+            reply = await self._reply_to(calls[indexes[0]])
+            if not isinstance(reply, _NO_REPLY):
+                replies[indexes[0]] = reply
+                resend += indexes[1:]
+        self._send_to_nodes(calls, resend, replies)
+        if calls and all(isinstance(reply, _NO_REPLY) for reply in replies):
+            raise replies[0]
         for index, reply in enumerate(replies):
             if isinstance(reply, _NOT_EXECUTED):
-                try:
-                    (replies[index],) = await self.call(calls[index])
-                except Exception as error:
-                    replies[index] = error
+                replies[index] = await self._reply_to(calls[index])
         return replies
+
+    def _send_to_nodes(
+        self, calls: Sequence[ScriptCall], indexes: Iterable[int], replies: list[Any]
+    ) -> list[list[int]]:
+        """Sends the calls of `indexes`, and sets their replies.
+
+        Returns:
+            The indexes of the calls to each node of a cluster that has not replied.
+        """
+        nodes: dict[int, Any] = {}
+        indexes_by_node: dict[int, list[int]] = defaultdict(list)
+        for index in indexes:
+            try:
+                node = self._node_client(calls[index].name)
+            except RedisClusterException as error:  # no node has the slot
+                replies[index] = error
+                continue
+            nodes[id(node)] = node
+            indexes_by_node[id(node)].append(index)
+        failed = []
+        for node_id, node_indexes in indexes_by_node.items():
+            pipeline = nodes[node_id].pipeline(transaction=False)
+            for index in node_indexes:
+                script, name, arguments = calls[index]
+                pipeline.evalsha(script.sha, 1, name, *arguments)
+            try:
+                node_replies = pipeline.execute(raise_on_error=False)
+            except _NO_REPLY as error:
+                if not isinstance(self._client, RedisCluster):
+                    raise
+                node_replies = [error] * len(node_indexes)
+                failed.append(node_indexes)
+            for index, reply in zip(node_indexes, node_replies, strict=True):
+                replies[index] = reply
+        return failed
+
+    async def _reply_to(self, call: ScriptCall) -> Any:
+        try:
+            (reply,) = await self.call(call)
+        except Exception as error:
+            return error
+        return reply
 
     async def ping(self) -> None:
         """See `Transport`."""

@@ -76,10 +76,11 @@ class Transport(Protocol):
     async def call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Returns the reply to each of `calls`; an error that the server replies with is a value.
 
-        All are sent in one round trip; to a cluster, in one for each node that has a record.
+        All are sent in one round trip; to a cluster, in one for each node that has a record. If
+        some of these nodes do not reply, the errors of their calls are values, too.
 
         Raises:
-            RedisError, OSError: if a server does not reply.
+            RedisError, OSError: if no server replies.
         """
 
     async def ping(self) -> None:

@@ -1,0 +1,277 @@
+"""The first caller gets a value that is equal to that of every duplicate, in all its types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from celery import Celery
+from cryptography.fernet import Fernet
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis import Redis
+
+from celery_idempotent import Idempotency, ResultNotStoredError
+from celery_idempotent.payload.offload_storage import BackendOffloadStorage
+from celery_idempotent.testing.server import RedisServer
+from tests.functions.values import Calls, Money, Point, same
+from tests.unit.serializers import SERIALIZERS
+
+
+@pytest.fixture(params=["blocking", "async"])
+def calls(request: pytest.FixtureRequest, idem: Idempotency) -> Iterator[Calls]:
+    calls = Calls(request.param)
+    yield calls
+    calls.close(idem)
+
+
+def test_the_first_caller_got_a_tuple_and_the_duplicate_a_list(
+    calls: Calls, idem: Idempotency, key: str
+) -> None:
+    charge = calls.function(idem, lambda order: (1, 2))
+
+    first, duplicate = charge(key), charge(key)
+
+    assert same(first, duplicate)
+    assert first == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "restored"),
+    [
+        ((1, (2, 3)), [1, [2, 3]]),
+        ({1: 2, None: 3}, {"1": 2, "null": 3}),
+        (Point(1, 2), [1, 2]),
+        ([date(2026, 11, 22), Decimal("1.10"), UUID(int=7), b"\xff"], None),
+        ("\ud83d\ude00", "\N{GRINNING FACE}"),
+        (1.5, None),
+        ("text", None),
+    ],
+    ids=repr,
+)
+def test_the_value_is_what_the_serializer_makes_of_it(
+    calls: Calls, idem: Idempotency, key: str, value: Any, restored: Any
+) -> None:
+    charge = calls.function(idem, lambda order: value)
+
+    for result in (charge(key), charge(key)):
+        assert same(result, value if restored is None else restored)
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(exclude_categories=()))
+    | st.binary()
+    | st.decimals()
+    | st.uuids()
+    | st.dates()
+    | st.datetimes()
+    | st.builds(Money, st.integers())
+    | st.builds(Point, st.integers(), st.integers())
+)
+KEYS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+VALUES = st.recursive(
+    SCALARS,
+    lambda values: (
+        st.lists(values)
+        | st.tuples(values, values)
+        | st.dictionaries(KEYS | st.tuples(KEYS, KEYS), values)
+        | st.sets(KEYS)
+        | st.just({"__type__": "nonesuch", "__value__": 1})
+    ),
+    max_leaves=10,
+)
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+@pytest.mark.parametrize("serializer", SERIALIZERS)
+def test_any_value_is_equal_or_refused(server: RedisServer, serializer: str, kind: str) -> None:
+    idem = Idempotency(server.url, key_prefix=uuid4().hex, serializer=serializer)
+    calls = Calls(kind)
+    returned: Any = None
+    equal = refused = 0
+    charge = calls.function(idem, lambda order: returned)
+
+    @settings(
+        max_examples=150,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(VALUES)
+    def check(value: Any) -> None:
+        nonlocal returned, equal, refused
+        returned, order = value, uuid4().hex
+        try:
+            first = charge(order)
+        except ResultNotStoredError as error:
+            assert f"idempotency_serializer {serializer!r} cannot" in str(error)
+            returned = "of a second execution"
+            with pytest.raises(ResultNotStoredError):
+                charge(order)
+            refused += 1
+        else:
+            returned = "of a second execution"
+            assert same(first, charge(order))
+            equal += 1
+
+    try:
+        check()
+    finally:
+        calls.close(idem)
+    print(f"\n{serializer}, {kind}: {equal} equal, {refused} refused")
+    assert equal > 20
+    assert (refused > 0) is (serializer != "pickle")
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+@pytest.mark.parametrize("storage", ["compressed", "encrypted", "offloaded", "all"])
+def test_a_stored_value_is_restored_without_reading_it_back(
+    server: RedisServer,
+    key: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    storage: str,
+    kind: str,
+) -> None:
+    options: dict[str, Any] = {"compression": "gzip", "compression_threshold": 10}
+    if storage in ("encrypted", "all"):
+        options["encryption_keys"] = (Fernet.generate_key(),)
+    if storage in ("offloaded", "all"):
+        options |= {"offload_backend": f"file://{tmp_path}", "max_result_size": 20}
+    app = Celery("shop", backend=server.url, set_as_current=False)
+    idem, calls = Idempotency(app, key_prefix=key, **options), Calls(kind)
+    charge = calls.function(idem, lambda order: ({1: order}, (2, 3)))
+    reads: list[str] = []
+    get = BackendOffloadStorage.get
+
+    def count_reads(self: BackendOffloadStorage, name: str) -> bytes | None:
+        reads.append(name)
+        return get(self, name)
+
+    monkeypatch.setattr(BackendOffloadStorage, "get", count_reads)
+
+    order = "x" * 100
+    first = charge(order)
+    assert reads == []
+    duplicate = charge(order)
+
+    assert same(first, duplicate)
+    assert first == [{"1": order}, [2, 3]]
+    assert len(reads) == len(list(tmp_path.iterdir())) == (storage in ("offloaded", "all"))
+    calls.close(idem)
+
+
+def test_restoring_takes_no_round_trip(
+    calls: Calls, idem: Idempotency, client: Redis, key: str
+) -> None:
+    charge = calls.function(idem, lambda order: (1, 2))
+    charge("warm")
+
+    def executed() -> int:
+        stats: Any = client.info("commandstats")
+        return int(stats["cmdstat_evalsha"]["calls"])
+
+    before = executed()
+    charge(key)
+
+    assert executed() - before == 2
+
+
+class TestMutation:
+    def test_the_first_caller_cannot_change_what_is_stored(
+        self, calls: Calls, idem: Idempotency, key: str
+    ) -> None:
+        owned: list[Any] = [1, 2]
+        charge = calls.function(idem, lambda order: {"items": owned})
+
+        first = charge(key)
+        first["items"].append("the caller's")
+        owned.append("the function's")
+
+        assert charge(key) == {"items": [1, 2]}
+
+    def test_a_caller_cannot_change_the_value_of_a_step(
+        self, calls: Calls, idem: Idempotency, key: str
+    ) -> None:
+        for _ in range(2):
+            first, second = calls.step(idem, key, lambda: {"items": [1]}, times=2)
+            first["items"].append(2)
+
+            assert second == {"items": [1]}
+
+
+def test_complete_returns_what_a_replay_returns(calls: Calls, idem: Idempotency, key: str) -> None:
+    first = calls.complete(idem, key, (1, {2: 3}))
+    replayed = calls.complete(idem, key, "of a second execution")
+
+    assert same(first, replayed)
+    assert first == [1, {"2": 3}]
+
+
+def test_a_step_returns_the_same_in_the_next_execution(
+    calls: Calls, idem: Idempotency, key: str
+) -> None:
+    first = calls.step(idem, key, lambda: (1, {2: 3}), times=2)
+    again = calls.step(idem, key, lambda: "of a second run")
+
+    assert same(first, [[1, {"2": 3}]] * 2)
+    assert same(again, [[1, {"2": 3}]])
+
+
+def test_a_step_whose_value_is_too_large_returns_it_to_its_own_execution(
+    calls: Calls, idem: Idempotency, key: str
+) -> None:
+    values = calls.step(idem, key, lambda: (1,) * 100, times=2, max_result_size=100)
+
+    assert values == [[1] * 100] * 2
+    with pytest.raises(ResultNotStoredError, match="larger than idempotency_max_result_size"):
+        calls.step(idem, key, lambda: "of a second run")
+
+
+class TestWithoutProtection:
+    """A call without a record returns the same types as one with a record."""
+
+    @pytest.fixture(params=["disabled", "store away"])
+    def idem(self, request: pytest.FixtureRequest) -> Idempotency:
+        """An engine whose calls have no record."""
+        how = {"disabled": {"enabled": False}, "store away": {"on_store_error": "run"}}
+        return Idempotency("redis://127.0.0.1:1", redis_timeout=0.2, **how[request.param])
+
+    def test_a_function_returns_what_the_serializer_makes_of_its_value(
+        self, calls: Calls, idem: Idempotency
+    ) -> None:
+        assert same(calls.function(idem, lambda order: (1, {2: 3}))("1"), [1, {"2": 3}])
+
+    def test_a_value_that_cannot_be_serialized_is_refused(
+        self, calls: Calls, idem: Idempotency
+    ) -> None:
+        charge = calls.function(idem, lambda order: [Money(1)])
+
+        with pytest.raises(ResultNotStoredError, match=r"^shop\.charge.*values\.Money, inside"):
+            charge("1")
+
+    def test_with_store_result_false_it_is_returned_as_it_is(
+        self, calls: Calls, idem: Idempotency
+    ) -> None:
+        value = (Money(1),)
+
+        assert calls.function(idem, lambda order: value, store_result=False)("1") is value
+
+    def test_blocks_and_steps_return_what_the_serializer_makes_of_their_values(
+        self, calls: Calls
+    ) -> None:
+        idem = Idempotency("redis://127.0.0.1:1", redis_timeout=0.2, on_store_error="run")
+
+        assert same(calls.complete(idem, "1", (1, {2: 3})), [1, {"2": 3}])
+        assert same(calls.step(idem, "1", lambda: (1, {2: 3})), [[1, {"2": 3}]])
+        with pytest.raises(ResultNotStoredError, match=r"^step 'book' of calls:"):
+            calls.step(idem, "1", lambda: Money(1))
