@@ -14,7 +14,13 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ResponseError, SlotNotCoveredError
+from redis.exceptions import (
+    NoScriptError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    SlotNotCoveredError,
+)
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.errors import SettingsError
@@ -134,6 +140,15 @@ class AsyncioTransport:
     @resends_once
     async def _call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         replies = await self._send_together(calls)
+        # A cluster's pipeline does not retry after a connection is lost with the request on it.
+        lost = [n for n, reply in enumerate(replies) if isinstance(reply, RedisConnectionError)]
+        if lost:
+            with suppress(RedisError, RedisClusterException, OSError):
+                resent = await self._send_together([calls[n] for n in lost])
+                for n, reply in zip(lost, resent, strict=True):
+                    replies[n] = reply
+            if all(isinstance(reply, RedisConnectionError) for reply in replies):
+                raise replies[0]
         unknown = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
             # EVAL also loads a script; SCRIPT LOAD would need every node of a cluster.

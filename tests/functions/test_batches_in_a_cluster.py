@@ -1,0 +1,150 @@
+"""A node of a cluster that does not reply is the error of its own keys; the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from celery_idempotent import Decision, Idempotency, StoreUnavailableError
+from celery_idempotent.lease.heartbeat import heartbeat
+from tests.servers.cluster import ClusterServers
+from tests.servers.redis_server import ConfigurableRedisServer
+from tests.waiting import eventually
+
+#: Begins keys, completes those to run, and returns each decision and error, in order.
+Use = Callable[[list[str]], list[tuple[Decision, Any]]]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterServers]:
+    """A cluster whose other nodes go on, and whose replicas are not promoted."""
+    config = {"cluster-require-full-coverage": "no", "cluster-replica-no-failover": "yes"}
+    with ClusterServers.start(config=config) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["blocking", "async"])
+def kind(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def engine(cluster: ClusterServers) -> Iterator[Idempotency]:
+    yield Idempotency(cluster.url, key_prefix=uuid4().hex, redis_timeout=2.0)
+    cluster.rejoin()
+
+
+@pytest.fixture
+def use(engine: Idempotency, kind: str) -> Iterator[Use]:
+    loop = asyncio.new_event_loop()
+
+    def use_batch(keys: list[str]) -> list[tuple[Decision, Any]]:
+        with engine.begin_many(keys) as batch:
+            assert batch.complete_many() == {}
+            return [(entry.decision, entry.error) for entry in batch]
+
+    async def use_async_batch(keys: list[str]) -> list[tuple[Decision, Any]]:
+        async with await engine.abegin_many(keys) as batch:
+            assert await batch.complete_many() == {}
+            return [(entry.decision, entry.error) for entry in batch]
+
+    if kind == "blocking":
+        yield use_batch
+    else:
+        yield lambda keys: loop.run_until_complete(use_async_batch(keys))
+    engine.close()
+    loop.run_until_complete(engine.aclose())
+    loop.close()
+
+
+def names(count: int = 30) -> list[str]:
+    return [uuid4().hex for _ in range(count)]
+
+
+def master_of(cluster: ClusterServers, engine: Idempotency, key: str) -> ConfigurableRedisServer:
+    return cluster.master_of(engine.executor.store.name(engine.key_of(key)))
+
+
+@pytest.mark.parametrize("fault", ["kill", "pause"])
+def test_its_keys_are_rejected_and_the_others_go_on(
+    cluster: ClusterServers, engine: Idempotency, use: Use, fault: str
+) -> None:
+    use(names())  # connects, and loads the scripts
+    keys = names()
+    failing = master_of(cluster, engine, keys[0])
+    affected = [master_of(cluster, engine, key) is failing for key in keys]
+    assert 0 < sum(affected) < len(keys)
+
+    getattr(failing, fault)()
+    try:
+        results = use(keys)
+    finally:
+        if fault == "pause":
+            failing.resume()
+
+    for (decision, error), is_affected in zip(results, affected, strict=True):
+        assert decision is (Decision.REJECTED if is_affected else Decision.RUN)
+        assert isinstance(error, StoreUnavailableError) is is_affected
+    assert not heartbeat.held()
+
+
+def test_if_no_node_of_a_batch_replies_the_call_fails(
+    cluster: ClusterServers, engine: Idempotency, use: Use
+) -> None:
+    use(names())
+    (key,) = names(1)
+    master_of(cluster, engine, key).kill()
+
+    with pytest.raises(StoreUnavailableError):
+        use([key])
+
+
+def test_on_store_error_run_applies_to_each_key(cluster: ClusterServers, kind: str) -> None:
+    options: dict[str, Any] = {"redis_timeout": 2.0, "on_store_error": "run"}
+    engine = Idempotency(cluster.url, key_prefix=uuid4().hex, **options)
+    keys = names()
+    failing = master_of(cluster, engine, keys[0])
+    affected = [master_of(cluster, engine, key) is failing for key in keys]
+
+    async def tokens() -> list[int]:
+        async with await engine.abegin_many(names()) as warm:
+            await warm.release_many()
+        failing.kill()
+        async with await engine.abegin_many(keys) as batch:
+            assert [entry.decision for entry in batch] == [Decision.RUN] * len(keys)
+            return [entry.token for entry in batch]
+
+    try:
+        if kind == "async":
+            unprotected = [token == 0 for token in asyncio.run(tokens())]
+        else:
+            engine.begin_many(names()).release_many()
+            failing.kill()
+            with engine.begin_many(keys) as batch:
+                unprotected = [entry.token == 0 for entry in batch]
+        assert unprotected == affected
+    finally:
+        cluster.rejoin()
+        engine.close()
+
+
+def test_batches_find_the_promoted_replica(
+    cluster: ClusterServers, engine: Idempotency, use: Use
+) -> None:
+    """Even if no other command has told the client of the failover."""
+    use(names())
+    (key,) = names(1)
+    name = engine.executor.store.name(engine.key_of(key))
+    with cluster.replica_of(name).client() as replica:
+        replica.config_set("cluster-replica-no-failover", "no")
+    cluster.kill_master_of(name)
+
+    def all_run() -> bool:
+        return {decision for decision, _ in use(names())} == {Decision.RUN}
+
+    eventually(all_run, seconds=20)
