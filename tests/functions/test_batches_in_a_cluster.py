@@ -15,6 +15,8 @@ from tests.servers.cluster import ClusterServers
 from tests.servers.redis_server import ConfigurableRedisServer
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.xdist_group("batches in a cluster")
+
 #: Begins keys, completes those to run, and returns each decision and error, in order.
 Use = Callable[[list[str]], list[tuple[Decision, Any]]]
 
