@@ -9,6 +9,7 @@ once the leases have expired: a crash can duplicate messages that were published
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from typing import Any
 from kombu import Connection, Exchange, Queue
 from kombu.message import Message
 
-from celery_idempotent import Decision, Idempotency
+from celery_idempotent import Decision, Idempotency, StoreUnavailableError
+
+logger = logging.getLogger(__name__)
 
 BATCH = 100
 #: Seconds to wait for a full batch.
@@ -60,26 +63,34 @@ class Forwarder:
 
     def _forward_batch(self) -> None:
         received, self._received = self._received, []
-        conflicts = []
-        with self.idem.begin_many([body["id"] for body, _ in received]) as batch:
-            for entry, (body, message) in zip(batch, received, strict=True):
+        with self.idem.begin_many([webhook_id(body) for body, _ in received]) as batch:
+            for entry, (body, _) in zip(batch, received, strict=True):
                 if entry.decision is Decision.RUN:
                     self._send(body)
-                elif entry.decision is Decision.CONFLICT:
-                    conflicts.append((body, message))
             batch.check()  # raises LeaseLostError if another forwarder may have taken over
             batch.complete_many()
-        for body, message in received:
-            if (body, message) not in conflicts:
-                message.ack()
-        # Another forwarder holds these keys and may die: retry them in the next batch.
-        self._received = conflicts
+            for entry, (body, message) in zip(batch, received, strict=True):
+                unavailable = isinstance(entry.error, StoreUnavailableError)
+                if entry.decision is Decision.CONFLICT or unavailable:
+                    # Another forwarder holds the key and may die, or one node of a Redis Cluster
+                    # does not reply: retry it in the next batch.
+                    self._received.append((body, message))
+                elif entry.decision is Decision.REJECTED:
+                    logger.error("A webhook is rejected: %s", entry.error)
+                    message.reject()  # the others are forwarded
+                else:
+                    message.ack()
 
     def _send(self, body: Any) -> None:
         self.connection.Producer().publish(
             body, routing_key=self.target.name, serializer="json", declare=[self.target]
         )
         self.forwarded += 1
+
+
+def webhook_id(body: Any) -> Any:
+    """Returns the key of a webhook; None, which is refused, if it has none."""
+    return body.get("id") if isinstance(body, dict) else None
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 from kombu import Connection
+from redis import Redis
 
 from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
@@ -21,6 +22,22 @@ WEBHOOKS = 300
 def url() -> Iterator[str]:
     with RedisServer.start(config={}) as server:
         yield server.url
+
+
+def test_a_webhook_without_an_id_is_rejected_alone(url: str) -> None:
+    source, target = uuid4().hex, uuid4().hex
+    forwarder = Forwarder(Connection(url), Idempotency(url), source, target)
+    producer = forwarder.connection.Producer()
+    for webhook in ({"id": "evt-1"}, {"id": None}, {}, "no webhook", {"id": "evt-2"}):
+        producer.publish(webhook, routing_key=source, serializer="json")
+
+    forwarder.run(lambda: forwarder.forwarded == 2)
+
+    with Redis.from_url(url) as client:
+        assert client.llen(target) == 2
+        assert client.llen(source) == client.hlen("unacked") == 0
+    forwarder.connection.release()
+    forwarder.idem.close()
 
 
 def test_each_webhook_is_forwarded_once(url: str) -> None:
