@@ -1,4 +1,4 @@
-"""Serializes values, and restores them: whoever gets a value gets what the serializer makes of it.
+"""Serializes values, and restores them: all callers get what the serializer makes of a value.
 
 Under JSON a tuple becomes a list, and ``{1: 2}`` becomes ``{"1": 2}``. The first caller of a
 function gets the restored value, too, so that it is equal to that of every duplicate.

@@ -37,7 +37,7 @@ GENERATIONS = 10**9
 class TaskCall:
     """One message of a task in the worker that received it."""
 
-    #: The result backend serializes the value for whoever reads it.
+    #: The result backend serializes the value for those who read it.
     returns_restored = False
     #: False if the soft limit of the message covers more than this call.
     has_own_soft_limit = True

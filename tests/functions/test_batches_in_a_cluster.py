@@ -138,7 +138,7 @@ def test_on_store_error_run_applies_to_each_key(cluster: ClusterServers, kind: s
 def test_batches_find_the_promoted_replica(
     cluster: ClusterServers, engine: Idempotency, use: Use
 ) -> None:
-    """Even if no other command has told the client of the failover."""
+    """Even if the client has sent no other command since the failover."""
     use(names())
     (key,) = names(1)
     name = engine.executor.store.name(engine.key_of(key))
