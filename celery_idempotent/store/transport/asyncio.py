@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -14,19 +14,18 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import (
-    NoScriptError,
-    RedisClusterException,
-    RedisError,
-    ResponseError,
-    SlotNotCoveredError,
-)
+from redis.exceptions import NoScriptError, ResponseError, SlotNotCoveredError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.store import replicas
 from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.transport.connection import ClientClasses, connect, sentinels_of
+from celery_idempotent.store.transport.connection import (
+    NO_REPLY,
+    ClientClasses,
+    connect,
+    sentinels_of,
+)
 from celery_idempotent.store.transport.per_loop import PerLoop
 from celery_idempotent.store.transport.sync import tracking_options
 from celery_idempotent.store.transport.transport import Scope, ScriptCall
@@ -63,7 +62,7 @@ class AsyncioTransport:
     """A client for each event loop, since connections belong to a loop.
 
     Args:
-        clients: those of another transport, which closes them.
+        clients: those of another transport, which closes them: for single calls, for batches.
         timeout: seconds that a ping or a batch of calls may take. By default the config's limits a
             batch, and redis-py's own timeouts limit a ping.
 
@@ -77,7 +76,7 @@ class AsyncioTransport:
         self,
         config: StoreConfig,
         *,
-        clients: PerLoop[Any] | None = None,
+        clients: tuple[PerLoop[Any], PerLoop[Any]] | None = None,
         timeout: float | None = None,
     ) -> None:
         if replicas.wanted(config) and names_cluster(config.url):
@@ -90,8 +89,8 @@ class AsyncioTransport:
         self._config = config
         self._timeout = timeout
         self._owns_clients = clients is None
-        close = None if config.borrows_client else _close_client
-        self._clients = clients or PerLoop(lambda: connect(config, classes=ASYNCIO), close)
+        self._clients, self._batch_clients = clients or _new_clients(config)
+        self._batch_timeout = config.timeout if timeout is None else timeout
 
     @resends_once
     async def call(self, call: ScriptCall, followup: Sequence[Any] = ()) -> list[Any]:
@@ -114,36 +113,72 @@ class AsyncioTransport:
 
     async def call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """See `Transport`."""
-        timeout = self._config.timeout if self._timeout is None else self._timeout
-        client = self._clients.get()
+        client = self._batch_clients.get()
         if not isinstance(client, ASYNCIO.cluster):
-            return await _limited(self._call_all(calls), timeout)
-        await _limited(client.initialize(), timeout)
+            return await _limited(self._call_all(calls), self._batch_timeout)
+        replies: list[Any] = [None] * len(calls)
+        resend: list[int] = []
+        failed = await self._send_to_nodes(calls, range(len(calls)), replies)
+        for indexes in failed:
+            # This client finds the new master if that of these calls has failed.
+            reply = await self._reply_to(calls[indexes[0]])
+            if not isinstance(reply, NO_REPLY):
+                replies[indexes[0]] = reply
+                resend += indexes
+        if resend:
+            await client.aclose()  # so that it finds the new master, too
+            with suppress(*NO_REPLY):
+                await self._send_to_nodes(calls, resend, replies)
+        if calls and all(isinstance(reply, NO_REPLY) for reply in replies):
+            raise replies[0]
+        return replies
+
+    async def _send_to_nodes(
+        self, calls: Sequence[ScriptCall], indexes: Iterable[int], replies: list[Any]
+    ) -> list[list[int]]:
+        """Sends the calls of `indexes` to a cluster, and sets their replies.
+
+        Returns:
+            The indexes of the calls to each node that has not replied.
+        """
+        client = self._batch_clients.get()
+        await _limited(client.initialize(), self._batch_timeout)
         indexes_by_node: dict[str, list[int]] = defaultdict(list)
-        for index, call in enumerate(calls):
-            indexes_by_node[_node_name(client, call.name)].append(index)
+        for index in indexes:
+            indexes_by_node[_node_name(client, calls[index].name)].append(index)
         groups = list(indexes_by_node.values())
         results = await asyncio.gather(
-            *(_limited(self._call_all([calls[n] for n in group]), timeout) for group in groups),
+            *(
+                _limited(self._call_all([calls[index] for index in group]), self._batch_timeout)
+                for group in groups
+            ),
             return_exceptions=True,
         )
-        replies: list[Any] = [None] * len(calls)
+        failed = []
         for group, result in zip(groups, results, strict=True):
-            each = [result] * len(group) if isinstance(result, BaseException) else result
+            if isinstance(result, NO_REPLY):
+                failed.append(group)
+            elif isinstance(result, BaseException):
+                raise result
+            each = [result] * len(group) if isinstance(result, NO_REPLY) else result
             for index, reply in zip(group, each, strict=True):
                 replies[index] = reply
-        errors = [result for result in results if isinstance(result, BaseException)]
-        if errors and (len(errors) == len(groups) or not isinstance(errors[0], Exception)):
-            raise errors[0]
-        return replies
+        return failed
+
+    async def _reply_to(self, call: ScriptCall) -> Any:
+        try:
+            (reply,) = await _limited(self.call(call), self._batch_timeout)
+        except Exception as error:
+            return error
+        return reply
 
     @resends_once
     async def _call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         replies = await self._send_together(calls)
-        # A cluster's pipeline does not retry after a connection is lost with the request on it.
+        # A connection may just have been stale.
         lost = [n for n, reply in enumerate(replies) if isinstance(reply, RedisConnectionError)]
         if lost:
-            with suppress(RedisError, RedisClusterException, OSError):
+            with suppress(*NO_REPLY):
                 resent = await self._send_together([calls[n] for n in lost])
                 for n, reply in zip(lost, resent, strict=True):
                     replies[n] = reply
@@ -155,16 +190,19 @@ class AsyncioTransport:
             first_calls = {calls[n].script.sha: calls[n] for n in reversed(unknown)}
             for script, name, arguments in first_calls.values():
                 with suppress(ResponseError):
-                    await self._clients.get().eval(script.source, 1, name, *arguments)
+                    await self._batch_clients.get().eval(script.source, 1, name, *arguments)
             resent = await self._send_together([calls[n] for n in unknown])
             for n, reply in zip(unknown, resent, strict=True):
                 replies[n] = reply
+                if isinstance(reply, NoScriptError):  # its slot has moved to another node
+                    with suppress(ResponseError):
+                        (replies[n],) = await self.call(calls[n])
         return replies
 
     async def _send_together(
         self, calls: Sequence[ScriptCall], followup: Sequence[Any] = ()
     ) -> list[Any]:
-        client = self._clients.get()
+        client = self._batch_clients.get()
         cluster = isinstance(client, ASYNCIO.cluster)
         pipeline = client.pipeline() if cluster else client.pipeline(transaction=False)
         for script, name, arguments in calls:
@@ -189,7 +227,8 @@ class AsyncioTransport:
 
     def with_timeout(self, timeout: float, *, retry: bool = True) -> AsyncioTransport:
         """See `Transport`. It limits pings and batches, and shares the clients of this one."""
-        return AsyncioTransport(self._config, clients=self._clients, timeout=timeout)
+        clients = self._clients, self._batch_clients
+        return AsyncioTransport(self._config, clients=clients, timeout=timeout)
 
     def scoped(self, make: Callable[[], T], close: Callable[[T], Awaitable[None]]) -> Scope[T]:
         """See `Transport`."""
@@ -213,6 +252,7 @@ class AsyncioTransport:
         """Closes the running loop's connections; the next command opens others."""
         if self._owns_clients:
             await self._clients.aclose()
+            await self._batch_clients.aclose()
 
 
 class AsyncioConnection:
@@ -237,6 +277,20 @@ class AsyncioConnection:
     async def aclose(self) -> None:
         """See `ServerConnection`."""
         await self._connection.disconnect(nowait=True)
+
+
+def _new_clients(config: StoreConfig) -> tuple[PerLoop[Any], PerLoop[Any]]:
+    """Returns the clients for single calls, and those for batches."""
+    close = None if config.borrows_client else _close_client
+    clients: PerLoop[Any] = PerLoop(lambda: connect(config, classes=ASYNCIO), close)
+    if config.client is not None or not names_cluster(config.url):
+        return clients, clients
+    # A cluster's client closes the connections to all nodes before it retries, and cannot open any
+    # while its first master is unavailable. Without retries the other nodes stay reachable.
+    timeout = config.timeout / 2
+    return clients, PerLoop(
+        lambda: connect(config, timeout=timeout, retries=0, classes=ASYNCIO), close
+    )
 
 
 def _node_name(client: Any, name: str) -> str:

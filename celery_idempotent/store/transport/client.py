@@ -13,19 +13,15 @@ from typing import Any, TypeVar
 
 from redis import Redis, RedisCluster
 from redis.exceptions import AskError, NoScriptError, RedisClusterException, TryAgainError
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.transport.connection import close_client, connect
+from celery_idempotent.store.transport.connection import NO_REPLY, close_client, connect
 from celery_idempotent.store.transport.per_process import PerProcess
 from celery_idempotent.store.transport.sync import SyncConnection
 from celery_idempotent.store.transport.transport import Scope, ScriptCall
 
 T = TypeVar("T")
 
-#: Raised if a node does not reply, or the cluster has no node for a slot.
-_NO_REPLY = (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSError)
 #: Replies after which the call has to be sent again: the script is not loaded, or the slot moves
 #: (MovedError is an AskError).
 _NOT_EXECUTED = (NoScriptError, AskError, TryAgainError)
@@ -89,11 +85,11 @@ class ClientTransport:
         for indexes in self._send_to_nodes(calls, range(len(calls)), replies):
             # The client finds the new master if this one has failed.
             reply = await self._reply_to(calls[indexes[0]])
-            if not isinstance(reply, _NO_REPLY):
+            if not isinstance(reply, NO_REPLY):
                 replies[indexes[0]] = reply
                 resend += indexes[1:]
         self._send_to_nodes(calls, resend, replies)
-        if calls and all(isinstance(reply, _NO_REPLY) for reply in replies):
+        if calls and all(isinstance(reply, NO_REPLY) for reply in replies):
             raise replies[0]
         for index, reply in enumerate(replies):
             if isinstance(reply, _NOT_EXECUTED):
@@ -126,7 +122,7 @@ class ClientTransport:
                 pipeline.evalsha(script.sha, 1, name, *arguments)
             try:
                 node_replies = pipeline.execute(raise_on_error=False)
-            except _NO_REPLY as error:
+            except NO_REPLY as error:
                 if not isinstance(self._client, RedisCluster):
                     raise
                 node_replies = [error] * len(node_indexes)

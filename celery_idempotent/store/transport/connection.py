@@ -23,6 +23,9 @@ from celery_idempotent.store.transport import url as urls
 #: Raised by redis-py if Redis cannot be reached, or replies with an error.
 CONNECTION_ERRORS = (RedisError, RedisClusterException, OSError)
 
+#: Those that say that a server did not reply, or that a cluster has none for a slot.
+NO_REPLY = (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSError)
+
 #: No limit, as up to redis-py 7; from 8 on the default is 100.
 _UNLIMITED = 2**31
 
