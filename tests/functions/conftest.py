@@ -12,9 +12,7 @@ import redis
 
 from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
-from tests.functions.consumer_harness import SHORT_VISIBILITY, ConsumerHarness
 from tests.functions.shop import Shop
-from tests.servers.rabbitmq import RabbitMQ
 
 #: Seconds. On a busy machine a process may be paused for so long that its lease expires.
 LEASE = 2.0
@@ -69,23 +67,3 @@ def shop(
 def key() -> str:
     """A key that no other test uses."""
     return uuid4().hex
-
-
-@pytest.fixture(scope="session")
-def rabbitmq() -> Iterator[RabbitMQ]:
-    with RabbitMQ.start() as server:
-        yield server
-
-
-@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)])
-def broker(request: pytest.FixtureRequest, server: RedisServer) -> tuple[str, dict[str, Any]]:
-    if request.param == "rabbitmq":
-        return request.getfixturevalue("rabbitmq").url, {"confirm_publish": True}
-    return server.url, SHORT_VISIBILITY
-
-
-@pytest.fixture
-def harness(idem: Idempotency, broker: tuple[str, dict[str, Any]]) -> Iterator[ConsumerHarness]:
-    harness = ConsumerHarness(idem, broker)
-    yield harness
-    harness.connection.release()

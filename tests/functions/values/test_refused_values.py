@@ -10,9 +10,9 @@ import pytest
 from celery_idempotent import Idempotency, ResultNotStoredError, State
 from celery_idempotent.store.run_sync import run_sync
 from tests.functions.shop import Shop
-from tests.functions.values import Calls, Money
+from tests.functions.values.calls import Calls, Money
 
-MONEY = "tests.functions.values.Money"
+MONEY = "tests.functions.values.calls.Money"
 
 
 @pytest.fixture(params=["blocking", "async"])

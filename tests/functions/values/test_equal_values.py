@@ -19,7 +19,7 @@ from redis import Redis
 from celery_idempotent import Idempotency, ResultNotStoredError
 from celery_idempotent.payload.offload_storage import BackendOffloadStorage
 from celery_idempotent.testing.server import RedisServer
-from tests.functions.values import Calls, Money, Point, same
+from tests.functions.values.calls import Calls, Money, Point, same
 from tests.unit.serializers import SERIALIZERS
 
 
@@ -255,7 +255,7 @@ class TestWithoutProtection:
     ) -> None:
         charge = calls.function(idem, lambda order: [Money(1)])
 
-        with pytest.raises(ResultNotStoredError, match=r"^shop\.charge.*values\.Money, inside"):
+        with pytest.raises(ResultNotStoredError, match=r"^shop\.charge.*calls\.Money, inside"):
             charge("1")
 
     def test_with_store_result_false_it_is_returned_as_it_is(

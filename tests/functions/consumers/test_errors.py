@@ -16,7 +16,7 @@ from celery_idempotent import (
 from celery_idempotent.contrib.kombu import KEY_HEADER, REASON_HEADER
 from celery_idempotent.key.key import Key
 from celery_idempotent.testing.server import RedisServer
-from tests.functions.consumer_harness import SHORT_VISIBILITY, ConsumerHarness
+from tests.functions.consumers.harness import SHORT_VISIBILITY, ConsumerHarness
 
 
 @pytest.mark.parametrize(

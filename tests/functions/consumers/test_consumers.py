@@ -18,7 +18,7 @@ from celery_idempotent import Idempotency
 from celery_idempotent.contrib.kombu import KEY_HEADER, REASON_HEADER, IdempotentConsumer
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.testing.server import RedisServer
-from tests.functions.consumer_harness import ConsumerHarness
+from tests.functions.consumers.harness import ConsumerHarness
 from tests.waiting import eventually
 
 MESSAGES = 2000

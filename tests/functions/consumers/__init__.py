@@ -1,0 +1,1 @@
+"""Kombu consumers."""

@@ -1,0 +1,1 @@
+"""Values that functions, blocks and steps return."""
