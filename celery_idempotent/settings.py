@@ -12,6 +12,8 @@ from typing import Any
 from celery_idempotent.errors import SettingsError
 
 PREFIX = "idempotency_"
+#: Begins misspelt names, too, such as ``idempotent_key``.
+SIMILAR_PREFIX = "idem"
 
 ON_CONFLICT = ("retry", "wait", "raise", "ignore", "reject")
 ON_STORE_ERROR = ("retry", "run", "raise")
@@ -107,7 +109,7 @@ class Settings:
 OPTIONS: tuple[str, ...] = tuple(PREFIX + option.name for option in fields(Settings))
 
 #: Options whose values are never part of an error message.
-_SECRET = frozenset(PREFIX + option.name for option in fields(Settings) if not option.repr)
+_SECRET = frozenset(option.name for option in fields(Settings) if not option.repr)
 
 #: Options of an app, not of a task.
 APP_OPTIONS: tuple[str, ...] = ("idempotency_metrics",)
@@ -117,6 +119,7 @@ def build(values: Mapping[str, Any], where: str) -> Settings:
     """Returns the settings of `values` (option name to value); other options get their default.
 
     Args:
+        values: by the name that an error shows, with or without ``idempotency_``.
         where: begins the message of an error, usually the name of the task.
 
     Raises:
@@ -126,7 +129,8 @@ def build(values: Mapping[str, Any], where: str) -> Settings:
         # A key rule is validated together with the task's signature.
         is_valid, expected = _VALIDATORS.get(option.removeprefix(PREFIX), _ANYTHING)
         if not is_valid(value):
-            shown = type(value).__name__ if option in _SECRET else _describe(value)
+            is_secret = option.removeprefix(PREFIX) in _SECRET
+            shown = type(value).__name__ if is_secret else _describe(value)
             raise SettingsError(f"{where}: {option} must be {expected}, not {shown}")
     given = {option.removeprefix(PREFIX): value for option, value in values.items()}
     _check_wait_timeout(given, where)
@@ -151,14 +155,27 @@ def _check_wait_timeout(given: Mapping[str, Any], where: str) -> None:
 def check_names(names: Iterable[str], where: str, known: Collection[str] = OPTIONS) -> None:
     """Rejects names that look like options and are not among the `known` ones.
 
+    Those are names that begin with ``idempotency_``, or almost so.
+
     Raises:
         SettingsError: suggesting the most similar option.
     """
     for name in names:
-        if name.startswith(PREFIX) and name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise SettingsError(f"{where}: there is no option {name}{hint}")
+        if name in known:
+            continue
+        if name.startswith(PREFIX) or (
+            name.startswith(SIMILAR_PREFIX) and difflib.get_close_matches(name, known, 1, 0.85)
+        ):
+            raise unknown_option(name, where, known)
+
+
+def unknown_option(name: str, where: str, known: Collection[str]) -> SettingsError:
+    """Returns the error for an option that is not among the `known` ones."""
+    close = difflib.get_close_matches(name, known, 1) or difflib.get_close_matches(
+        name.removeprefix(PREFIX), known, 1
+    )
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return SettingsError(f"{where}: there is no option {name}{hint}")
 
 
 #: Whether a value is valid, and what it must be.

@@ -91,6 +91,21 @@ def filter_options(command: F) -> F:
     return command
 
 
+#: The key that a call brings, if any.
+OwnKey = str | tuple[str, ...] | None
+
+
+def own_key_option(command: F) -> F:
+    """Adds the option --key: the key that the call brings."""
+    return click.option(
+        "--key",
+        "own_key",
+        multiple=True,
+        callback=lambda ctx, param, parts: parts if len(parts) > 1 else next(iter(parts), None),
+        help="The key that the call brings; repeated for a tuple.",
+    )(command)
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 

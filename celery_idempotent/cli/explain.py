@@ -9,14 +9,17 @@ import click
 from celery_idempotent.cli import console
 from celery_idempotent.cli.command import (
     FriendlyCommand,
+    OwnKey,
     idempotent_tasks,
     json_option,
+    own_key_option,
     parse_arguments,
     print_json,
 )
 from celery_idempotent.cli.target import read_view
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.key.explanation import Argument, Explanation
+from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.monitoring import json_format
 from celery_idempotent.monitoring.prediction import Prediction, predict
@@ -26,7 +29,7 @@ from celery_idempotent.store.inspection.record_query import RecordView
 @click.command(cls=FriendlyCommand)
 @click.argument("task")
 @click.argument("arguments", nargs=-1, metavar="[ARGS] [KWARGS]")
-@click.option("--key", "own_key", help="The key that the call carries itself.")
+@own_key_option
 @click.option("--task-id", help="The id of the message, for the key rule TASK_ID.")
 @json_option
 @click.pass_obj
@@ -34,7 +37,7 @@ def explain(
     obj: Any,
     task: str,
     arguments: tuple[str, ...],
-    own_key: str | None,
+    own_key: OwnKey,
     task_id: str | None,
     as_json: bool,
 ) -> None:
@@ -54,7 +57,8 @@ def explain(
     if configuration.settings.key is TASK_ID and not (own_key or task_id):
         raise click.UsageError(f"the key rule of {task} is TASK_ID: give --task-id")
     try:
-        explanation = configuration.rule.explain(args, kwargs, task_id=task_id, explicit=own_key)
+        explicit = None if own_key is None else message_form(task, own_key)
+        explanation = configuration.rule.explain(args, kwargs, task_id=task_id, explicit=explicit)
     except TypeError as error:
         raise click.UsageError(f"the arguments do not fit {task}: {error}") from None
     store = configuration.executor.store
@@ -88,6 +92,7 @@ def _document(
         ],
         "form": _text(explanation.canonical_bytes),
         "key": str(explanation.key),
+        "explicit": explanation.key.explicit,
         "fingerprint": explanation.key.fingerprint.hex(),
         "redis_name": redis_name,
         "record": None if view is None else json_format.view_fields(view),
@@ -111,7 +116,7 @@ def _print(
     grid = console.field_grid()
     fields = (
         ("task", task.name),
-        ("rule", explanation.rule),
+        ("rule", explanation.rule + (_NAMESPACE if explanation.key.explicit else "")),
         ("form", _text(explanation.canonical_bytes) or ""),
         ("key", str(explanation.key)),
         ("fingerprint", explanation.key.fingerprint.hex() or "none: the key covers all arguments"),
@@ -121,6 +126,10 @@ def _print(
     for label, text in fields:
         grid.add_row(label, Text(text))
     out.print(grid)
+
+
+#: What follows from an explicit key.
+_NAMESPACE = ", which never equals a key that the task's rule derives"
 
 
 def _participation(argument: Argument, explanation: Explanation) -> tuple[str, str]:

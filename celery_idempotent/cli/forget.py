@@ -11,9 +11,11 @@ import click
 from celery_idempotent.cli import formatting
 from celery_idempotent.cli.command import (
     FriendlyCommand,
+    OwnKey,
     filter_options,
     idempotent_tasks,
     json_option,
+    own_key_option,
     print_json,
 )
 from celery_idempotent.cli.target import RECORD_HELP, make_filter, read_view, resolve_records
@@ -47,7 +49,7 @@ Or select records with --state, --task and --older-than."""
 
 @click.command(cls=FriendlyCommand, help=_HELP)
 @click.argument("names", nargs=-1, metavar="RECORD…")
-@click.option("--key", "own_key", help="The key that the call carried itself.")
+@own_key_option
 @filter_options
 @click.option("--force", is_flag=True, help="Forget running records, too.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -56,7 +58,7 @@ Or select records with --state, --task and --older-than."""
 def forget(
     obj: Any,
     names: tuple[str, ...],
-    own_key: str | None,
+    own_key: OwnKey,
     state: str | None,
     task: str | None,
     older_than: timedelta | None,

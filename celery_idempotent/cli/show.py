@@ -9,8 +9,10 @@ import click
 from celery_idempotent.cli import console, formatting
 from celery_idempotent.cli.command import (
     FriendlyCommand,
+    OwnKey,
     idempotent_tasks,
     json_option,
+    own_key_option,
     print_json,
 )
 from celery_idempotent.cli.target import RECORD_HELP, resolve_records
@@ -26,10 +28,10 @@ from celery_idempotent.store.inspection.record_query import RecordView
     help=f"Show a record and the outcome that its duplicates get.\n\n{RECORD_HELP}",
 )
 @click.argument("names", nargs=-1, required=True, metavar="RECORD")
-@click.option("--key", "own_key", help="The key that the call carried itself.")
+@own_key_option
 @json_option
 @click.pass_obj
-def show(obj: Any, names: tuple[str, ...], own_key: str | None, as_json: bool) -> None:
+def show(obj: Any, names: tuple[str, ...], own_key: OwnKey, as_json: bool) -> None:
     """Shows records. The help text is above, because a part of it is shared."""
     for view in resolve_records(idempotent_tasks(obj.app), names, own_key):
         if as_json:

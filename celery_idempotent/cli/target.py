@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import click
 
-from celery_idempotent.cli.command import parse_arguments
+from celery_idempotent.cli.command import OwnKey, parse_arguments
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.errors import CorruptRecordError
@@ -19,11 +19,13 @@ from celery_idempotent.store.record_store import RecordStore
 RECORD_HELP = """\b
 RECORD is one of:
   a key                      shop.charge:PN0MlSPt3FmEwTzQ5dHvBQ (with or without the prefix)
+                             shop.charge:~XUu_BHoPn0pnw_7WY52VtA (that a call brought)
   a task id                  5e1d…  (scans all records)
   a task and the call's arguments, as JSON
                              shop.charge '[42]' '{"amount": 999}'
-  a task and the call's own key
-                             shop.charge --key req-7f3a"""
+  a task and the key that the call brings
+                             shop.charge --key req-7f3a
+                             shop.charge --key acme --key req-7f3a (a tuple)"""
 
 
 def make_filter(state: str | None, task: str | None, older_than: timedelta | None) -> RecordFilter:
@@ -32,7 +34,7 @@ def make_filter(state: str | None, task: str | None, older_than: timedelta | Non
 
 
 def resolve_records(
-    tasks: Sequence[IdempotentTaskLike], names: tuple[str, ...], own_key: str | None
+    tasks: Sequence[IdempotentTaskLike], names: tuple[str, ...], own_key: OwnKey
 ) -> list[RecordView]:
     """Returns the records that `names` refer to.
 
@@ -52,7 +54,7 @@ def resolve_records(
     return [_find(tasks, name) for name in names]
 
 
-def _key_of_call(task: IdempotentTaskLike, texts: tuple[str, ...], own_key: str | None) -> Key:
+def _key_of_call(task: IdempotentTaskLike, texts: tuple[str, ...], own_key: OwnKey) -> Key:
     args, kwargs = parse_arguments(texts)
     if own_key is not None:
         kwargs["idempotency_key"] = own_key

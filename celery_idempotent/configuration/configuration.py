@@ -26,7 +26,7 @@ from celery_idempotent.payload import encryption_keys, offload_storage
 from celery_idempotent.payload.backend_result_codec import BackendResultCodec
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.payload.offload_storage import BackendOffloadStorage
-from celery_idempotent.settings import OPTIONS, PREFIX, Settings
+from celery_idempotent.settings import OPTIONS, SIMILAR_PREFIX, Settings
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
@@ -114,18 +114,19 @@ def _options_in(app: Celery) -> Iterator[str]:
     """
     namespace = (app.namespace or "").rstrip("_").lower() + "_"
     for name in map(str, app.conf.keys()):
-        if name.startswith(PREFIX):
+        if name.startswith(SIMILAR_PREFIX):
             yield name
-        elif name.lower().startswith(namespace + PREFIX):
+        elif name.lower().startswith(namespace + SIMILAR_PREFIX):
             yield name.lower().removeprefix(namespace)
 
 
 def _attributes_of(task: type[Task]) -> Iterator[str]:
     """Yields the attributes that are named like options, without methods and properties."""
     for name in dir(task):
-        value = inspect.getattr_static(task, name) if name.startswith(PREFIX) else property()
-        if not (inspect.isroutine(value) or isinstance(value, property)):
-            yield name
+        if name.startswith(SIMILAR_PREFIX):
+            value = inspect.getattr_static(task, name)
+            if not (inspect.isroutine(value) or isinstance(value, property)):
+                yield name
 
 
 def with_serializer(

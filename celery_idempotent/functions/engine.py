@@ -43,6 +43,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: The values that apply outside tasks; the other ones requeue or reject a message.
 _ALLOWED_POLICIES = {"on_conflict": ("wait", "raise"), "on_store_error": ("raise", "run")}
 _TASK_OPTIONS = ("key", "dedupe_publish", "on_store_unavailable_at_start")
+_OPTIONS = tuple(field.name for field in fields(Settings) if field.name not in _TASK_OPTIONS)
 #: Options of the engine that a function or a block cannot override.
 _STORE_OPTIONS = frozenset(
     {"redis_url", "redis_client", "redis_options", "redis_timeout", "redis_connect_timeout"}
@@ -70,9 +71,13 @@ class Idempotency:
         self._app = app_or_redis if isinstance(app_or_redis, Celery) else None
         self.name = name
         self._values: dict[str, Any] = {"on_conflict": "wait", "on_store_error": "raise"}
+        #: Names of values that the app configures; errors name the app's setting.
+        self._configured: frozenset[str] = frozenset()
         if self._app is not None:
             configuration.check_option_names(self._app)
-            self._values |= _configured_options(self._app)
+            configured = _configured_options(self._app)
+            self._values |= configured
+            self._configured = frozenset(configured.keys() - options.keys())
         elif isinstance(app_or_redis, str):
             self._values["redis_url"] = app_or_redis
         else:
@@ -299,23 +304,28 @@ class Idempotency:
         for option in options:
             if option in _STORE_OPTIONS:
                 raise SettingsError(
-                    f"{where}: {PREFIX}{option} can only be set for the whole engine; pass "
-                    f"{option} to Idempotency()"
+                    f"{where}: {option} can only be set for the whole engine; pass it to "
+                    "Idempotency()"
                 )
         return self._build(options, where)
 
     def _build(self, options: Mapping[str, Any], where: str) -> Settings:
-        settings.check_names((PREFIX + option for option in options), where)
         for option, value in options.items():
             if option in _TASK_OPTIONS:
-                raise SettingsError(f"{where}: {PREFIX}{option} is for tasks only; remove it")
+                raise SettingsError(f"{where}: {option} is for tasks only; remove it")
+            if option not in _OPTIONS:
+                raise settings.unknown_option(option, where, _OPTIONS)
             choices = _ALLOWED_POLICIES.get(option)
             if choices and value not in choices:
                 raise SettingsError(
-                    f"{where}: {PREFIX}{option} must be {' or '.join(map(repr, choices))} outside "
-                    "tasks, because there is no message to requeue, ignore or reject"
+                    f"{where}: {option} must be {' or '.join(map(repr, choices))} outside tasks, "
+                    "because there is no message to requeue, ignore or reject"
                 )
-        values = {PREFIX + option: value for option, value in {**self._values, **options}.items()}
+        configured = self._configured - options.keys()
+        values = {
+            PREFIX + option if option in configured else option: value
+            for option, value in {**self._values, **options}.items()
+        }
         built = settings.build(values, where)
         default = self._app.conf.result_serializer if self._app else "json"
         return configuration.with_serializer(built, where, default, self._accept)

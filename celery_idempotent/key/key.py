@@ -11,10 +11,15 @@ from celery_idempotent.key.canonical import VERSION, canonical, digest
 
 KEY_BYTES = 16
 FINGERPRINT_BYTES = 8
+#: Begins the digest of an explicit key; not a letter of Base64, nor special in URLs and patterns.
+EXPLICIT_MARK = "~"
 
 
 class Key(str):
-    """What a rule derives from a call: ``task:digest``, with the parts as attributes.
+    """The key of a call: ``task:digest``, with the parts as attributes.
+
+    A key that a rule derives and an explicit key, which a caller brings, never meet: they are
+    hashed with different tags, and the digest of an explicit key begins with a tilde.
 
     As text it fits in a URL, a log line, or the idempotency key of another API. `digest` is 128
     bits of BLAKE2b in URL-safe letters. What was hashed appears nowhere, so names in Redis contain
@@ -43,19 +48,27 @@ class Key(str):
         """The arguments of the constructor, for pickle and copy."""
         return self.task, self.digest, self.fingerprint
 
+    @property
+    def explicit(self) -> bool:
+        """Whether a caller has brought this key; else the task's rule has derived it."""
+        return self.digest.startswith(EXPLICIT_MARK)
+
     def with_fingerprint(self, fingerprint: bytes) -> Key:
         """Returns this key with another fingerprint."""
         return Key(self.task, self.digest, fingerprint)
 
     @classmethod
-    def of(cls, task: str, hashed: bytes, fingerprint: bytes = b"") -> Key:
-        """Returns the key of `task` for the canonical bytes that its rule derived."""
+    def of(
+        cls, task: str, hashed: bytes, fingerprint: bytes = b"", *, explicit: bool = False
+    ) -> Key:
+        """Returns the key of `task` for these canonical bytes, which begin with a tag."""
         data = blake2b(_task_bytes(task) + hashed, digest_size=KEY_BYTES, person=VERSION).digest()
-        return cls(task, urlsafe_b64encode(data)[:22].decode(), fingerprint)
+        digest = urlsafe_b64encode(data)[:22].decode()
+        return cls(task, EXPLICIT_MARK + digest if explicit else digest, fingerprint)
 
     def part(self, name: str) -> Key:
         """Returns the key of the part `name` of the call that has this key."""
-        return Key.of(self.task, canonical((self.digest, name)))
+        return Key.of(self.task, canonical((self.digest, name)), explicit=self.explicit)
 
 
 def fingerprint_of(arguments: bytes) -> bytes:

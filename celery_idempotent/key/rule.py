@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Signature
 from typing import Any, Final
-from uuid import UUID
 
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from celery_idempotent.key.canonical import NotCanonicalError, canonical
 from celery_idempotent.key.explanation import Explanation
+from celery_idempotent.key.explicit import as_text
 from celery_idempotent.key.key import Key, fingerprint_of
 from celery_idempotent.key.parameters import Parameters
 from celery_idempotent.key.template import Template
@@ -53,9 +53,9 @@ class KeyRule:
         kwargs: Mapping[str, Any],
         *,
         task_id: str | None = None,
-        explicit: str | None = None,
+        explicit: Any = None,
     ) -> Key:
-        """Returns the key of a call; `explicit` is the key that the caller passed.
+        """Returns the key of a call; `explicit` is the key that the caller brings.
 
         Raises:
             KeyRuleError: naming the task and the argument, never its value.
@@ -70,7 +70,7 @@ class KeyRule:
         fingerprint = fingerprint_of(self._parameters.encode(bound, _encode_any_type))
         if explicit is None:
             return Key.of(self.task, self._encode(bound, args, kwargs), fingerprint)
-        return Key.of(self.task, self._encode_explicit(explicit), fingerprint)
+        return Key.of(self.task, self._encode_explicit(explicit), fingerprint, explicit=True)
 
     def explain(
         self,
@@ -78,7 +78,7 @@ class KeyRule:
         kwargs: Mapping[str, Any],
         *,
         task_id: str | None = None,
-        explicit: str | None = None,
+        explicit: Any = None,
     ) -> Explanation:
         """Returns how :meth:`derive` derives its key; raises what that raises."""
         key = self.derive(args, kwargs, task_id=task_id, explicit=explicit)
@@ -101,8 +101,8 @@ class KeyRule:
         return Explanation(rule, arguments, hashed, key)
 
     def of_text(self, text: Any) -> Key:
-        """Returns the key of the calls whose caller passed the key `text`, without fingerprint."""
-        return Key.of(self.task, self._encode_explicit(text))
+        """Returns the key of the calls whose caller brings the key `text`, without fingerprint."""
+        return Key.of(self.task, self._encode_explicit(text), explicit=True)
 
     def _compile(self, rule: Any) -> tuple[Callable[[Any, Any, Any], bytes], Sequence[str] | None]:
         """Returns the encoder of a rule, and the arguments that it uses (None: not known).
@@ -161,10 +161,13 @@ class KeyRule:
                 f"{self.task}: idempotency_key raised {type(error).__name__}; it must return a "
                 "key for every call that does not pass its own"
             ) from error
-        return self._encode_value(value, "what idempotency_key returned")
+        return b"key" + self._encode_value(value, "what idempotency_key returned")
 
     def _encode_explicit(self, value: Any) -> bytes:
-        return self._encode_value(value, "idempotency_key")
+        """Encodes a key that a caller brings, as :func:`explicit.message_form` writes it."""
+        if isinstance(value, (list, tuple)):
+            value = [as_text(part) for part in value]
+        return b"explicit" + self._encode_value(value, "idempotency_key")
 
     def _encode_value(self, value: Any, name: str) -> bytes:
         """Encodes a key that is given as a value: a number or a UUID is the same as its text."""
@@ -174,7 +177,7 @@ class KeyRule:
         if hasattr(value, "__len__") and not value:
             raise KeyRuleError(f"{self.task}: {name} is empty, which is not a key; {kinds}")
         try:
-            return b"key" + canonical(as_text(value))
+            return canonical(as_text(value))
         except NotCanonicalError as error:
             raise KeyRuleError(f"{self.task}: {name} {error}; {kinds}") from None
 
@@ -183,13 +186,6 @@ class KeyRule:
             f"{self.task}: argument {name!r} {error}; give the task an idempotency_key that "
             "leaves it out"
         ) from None
-
-
-def as_text(value: Any) -> Any:
-    """Returns a number or a UUID as text, anything else unchanged."""
-    if isinstance(value, int):
-        return int.__repr__(value)  # the text of an IntEnum differs between Python versions
-    return str(value) if isinstance(value, UUID) else value
 
 
 def _encode_task_id(task_id: str | None) -> bytes:

@@ -16,7 +16,8 @@ from celery_idempotent.store.inspection.record_query import RecordView
 def view_fields(view: RecordView) -> dict[str, Any]:
     """Returns the fields of a record; the state of an unreadable one is ``CORRUPT``."""
     if view.record is None:
-        return {"key": str(view.key), "task": view.key.task, "state": "CORRUPT"}
+        key = view.key
+        return {"key": str(key), "explicit": key.explicit, "task": key.task, "state": "CORRUPT"}
     return record_fields(view.record)
 
 
@@ -24,6 +25,7 @@ def record_fields(record: Record) -> dict[str, Any]:
     """Returns all fields but the outcome. Times are ISO 8601 in UTC."""
     return {
         "key": record.key,
+        "explicit": record.explicit,
         "task": record.task,
         "state": record.state.value,
         "task_id": record.task_id,

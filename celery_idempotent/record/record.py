@@ -33,7 +33,8 @@ class Record:
     """What Redis holds for a key. All times are the Redis server's, in UTC."""
 
     state: State
-    #: ``task:digest``; the name in Redis has the prefix before it.
+    #: ``task:digest``, or ``task:~digest`` of an explicit key. Its name in Redis has the prefix
+    #: before it.
     key: str
     #: Name of the task.
     task: str
@@ -61,6 +62,11 @@ class Record:
     #: The encoded outcome, or why no value is stored; before it finished, its finished steps.
     body: bytes = field(default=b"", repr=False)
     decode: Callable[[Record], Any] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def explicit(self) -> bool:
+        """Whether a caller has brought the key; else the task's rule has derived it."""
+        return ":~" in self.key
 
     @property
     def started_at(self) -> datetime | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.app.task import Context
 
+from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.key import Key
 from celery_idempotent.task import canvas
 from celery_idempotent.task.message_headers import NO_HEADERS, MessageHeaders
@@ -43,16 +44,24 @@ def resolve_key(
         item_id: the id of one item of ``map``, whose message has `task_id`.
 
     Raises:
-        KeyRuleError: if the rule cannot derive a key from the arguments.
+        KeyRuleError: if the rule cannot derive a key from the arguments, or if the message has an
+            explicit key that cannot be used.
         TypeError: if the arguments do not fit the task's signature.
     """
+    if not configuration.settings.enabled:
+        return None, NO_HEADERS
     parsed = (
         MessageHeaders.read(configuration.rule.task, task_id, headers) if headers else NO_HEADERS
     )
-    if parsed.unprotected or not configuration.settings.enabled:
+    if parsed.unprotected:
         return None, parsed
     if parsed.key is not None and item_id is None:
         return parsed.key, parsed
+    if item_id is not None and parsed.explicit is not None:
+        raise KeyRuleError(
+            f"{configuration.rule.task}: a map has no idempotency_key: each item has the key of "
+            "its arguments"
+        )
     call_id = item_id or task_id
     key = configuration.rule.derive(args, kwargs, task_id=call_id, explicit=parsed.explicit)
     if request is not None and request.headers:

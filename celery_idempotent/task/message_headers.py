@@ -1,10 +1,10 @@
 """The two headers in which a message carries its key.
 
-``idempotency_key`` is the explicit key of the call, or False for a call without protection; anyone
-who publishes by name may set it. ``idempotency`` is written by this package: a message that is
-published again carries its derived key, so a deploy in between does not change the key. It is one
-text, because every publish with a reservation pays for its size: ``message.explicit`` or
-``message.explicit.key.fingerprint.requeue_count.unanswered_ids``.
+``idempotency_key`` is the explicit key of the call (text, or a list of texts), or False for a call
+without protection; anyone who publishes by name may set it. ``idempotency`` is written by this
+package: a message that is published again carries its derived key, so a deploy in between does not
+change the key. It is one text, because every publish with a reservation pays for its size:
+``message.explicit`` or ``message.explicit.key.fingerprint.requeue_count.unanswered_ids``.
 
 A task may forward its headers (``child.apply_async(…, headers=self.request.headers)``), so both are
 bound to one message: ``message`` is a digest of the task's name and id, ``explicit`` a digest of
@@ -22,8 +22,8 @@ from typing import Any, TypeGuard
 
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.canonical import digest
+from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.key import Key
-from celery_idempotent.key.rule import as_text
 
 EXPLICIT_KEY_HEADER = "idempotency_key"
 DERIVED_KEY_HEADER = "idempotency"
@@ -32,7 +32,7 @@ _BINDING = re.compile(
     r"([A-Za-z0-9_-]{11})\.((?:[A-Za-z0-9_-]{11})?)(?:\.(.*))?", re.ASCII | re.DOTALL
 )
 _DERIVED_KEY = re.compile(
-    r"([A-Za-z0-9_-]{22})\.((?:[0-9a-f]{16})?)\.([0-9]{1,9})\.((?:[0-9a-f]{2})*)", re.ASCII
+    r"(~?[A-Za-z0-9_-]{22})\.((?:[0-9a-f]{16})?)\.([0-9]{1,9})\.((?:[0-9a-f]{2})*)", re.ASCII
 )
 #: RabbitMQ's headers about dead-lettering and requeues.
 _DEATH = re.compile(r"x-((first-|last-)?death|delivery-count)")
@@ -42,8 +42,8 @@ _DEATH = re.compile(r"x-((first-|last-)?death|delivery-count)")
 class MessageHeaders:
     """What the headers of one message hold."""
 
-    #: The key that the caller gave.
-    explicit: str | None = None
+    #: The key that the caller brings.
+    explicit: str | list[str] | None = None
     #: The caller has switched protection off for this call.
     unprotected: bool = False
     #: The key that was derived when the message was published before.
@@ -55,7 +55,11 @@ class MessageHeaders:
     def read(cls, task: str, task_id: str, headers: Mapping[str, Any] | None) -> MessageHeaders:
         """Reads the custom headers of a message of `task`.
 
-        Headers that belong to another message, are damaged or of another version are ignored.
+        Headers that belong to another message, and a derived key that is damaged or of another
+        version, are ignored.
+
+        Raises:
+            KeyRuleError: if the explicit key cannot be used. Another key must not take its place.
         """
         if not _has_key_headers(headers):
             return NO_HEADERS
@@ -79,7 +83,11 @@ NO_HEADERS = MessageHeaders()
 
 
 def bind(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns `headers` bound to this message, without what belongs to another one."""
+    """Returns `headers` bound to this message, without what belongs to another one.
+
+    Raises:
+        KeyRuleError: if they hold an explicit key that cannot be used.
+    """
     if not _has_key_headers(headers):
         return dict(headers or {})
     return _write(task, task_id, headers, *_headers_of(task, task_id, headers))
@@ -91,7 +99,7 @@ def with_explicit_key(
     """Returns `headers` for a call with an explicit key, or False.
 
     Raises:
-        KeyRuleError: if `key` is not text, a number, a UUID or False.
+        KeyRuleError: if `key` cannot be used as a key.
     """
     if isinstance(key, Key):
         # The call would run even if the call with that key has.
@@ -100,13 +108,8 @@ def with_explicit_key(
             "to derive the key from the arguments, or pass its str()"
         )
     if key is not False:
-        if not isinstance(key, bool):
-            key = as_text(key)
-        if not isinstance(key, str) or not key:
-            raise KeyRuleError(
-                f"{task}: idempotency_key must be non-empty text, a number, a UUID or False"
-            )
-    headers = headers or {}
+        key = message_form(task, key)
+    headers = {**(headers or {}), EXPLICIT_KEY_HEADER: key}
     _, derived = _headers_of(task, task_id, headers)
     return _write(task, task_id, headers, key, derived)
 
@@ -131,13 +134,20 @@ def for_retry(
     headers: Mapping[str, Any] | None,
     new_headers: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Returns the headers of a retry: the message's own or the new ones, with the explicit key."""
+    """Returns the headers of a retry: the message's own or the new ones, with the explicit key.
+
+    Raises:
+        KeyRuleError: if the new ones hold another explicit key.
+    """
     headers = headers or {}
     if new_headers is None:
         return bind(task, task_id, _without_deaths(headers))
-    explicit, _ = _headers_of(task, task_id, new_headers)
-    if explicit is None:
-        explicit, _ = _headers_of(task, task_id, headers)
+    explicit, _ = _headers_of(task, task_id, headers)
+    new_explicit, _ = _headers_of(task, task_id, new_headers)
+    if new_explicit not in (None, explicit):
+        raise KeyRuleError(
+            f"{task}: a retry keeps the key of its call; remove idempotency_key from its headers"
+        )
     return _write(task, task_id, new_headers, explicit)
 
 
@@ -146,15 +156,23 @@ def _has_key_headers(headers: Mapping[str, Any] | None) -> TypeGuard[Mapping[str
 
 
 def _headers_of(task: str, task_id: str, headers: Mapping[str, Any]) -> tuple[Any, str]:
-    """Returns the explicit and the derived key, as far as they belong to this message."""
+    """Returns the explicit and the derived key, as far as they belong to this message.
+
+    Raises:
+        KeyRuleError: if the explicit key cannot be used.
+    """
     explicit, text = headers.get(EXPLICIT_KEY_HEADER), headers.get(DERIVED_KEY_HEADER)
     fields = _BINDING.fullmatch(text) if isinstance(text, str) else None
-    if fields is None:
-        return explicit, ""
-    message_digest, explicit_digest, derived = fields.groups()
-    if message_digest == _digest_of_message(task, task_id):
-        return explicit, derived or ""
-    return None if explicit_digest == _digest_of_explicit(explicit) else explicit, ""
+    derived = ""
+    if fields is not None:
+        message_digest, explicit_digest, its_derived = fields.groups()
+        if message_digest == _digest_of_message(task, task_id):
+            derived = its_derived or ""
+        elif explicit_digest == _digest_of_explicit(explicit):
+            return None, ""
+    if explicit is not None and explicit is not False:
+        explicit = message_form(task, explicit)
+    return explicit, derived
 
 
 def _write(

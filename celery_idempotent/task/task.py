@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -15,13 +16,15 @@ from celery.utils import uuid
 from kombu.exceptions import EncodeError
 
 from celery_idempotent.configuration.configuration import TaskConfiguration
-from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.errors import IdempotencyError, KeyRuleError
 from celery_idempotent.executor.execution import Execution, unprotected
+from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.record.record import Record
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import (
+    call_options,
     canvas,
     current_call,
     handlers,
@@ -34,6 +37,12 @@ from celery_idempotent.task.call import TaskCall
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.requeue import RequeuePause
+from celery_idempotent.task.signatures import (
+    CallSignature,
+    ChunksSignature,
+    MapSignature,
+    StarmapSignature,
+)
 
 
 class IdempotentTask(Task):
@@ -123,11 +132,15 @@ class IdempotentTask(Task):
         kwargs: dict[str, Any],
         item_id: str | None = None,
     ) -> Any:
-        if request.headers:
-            # The body may forward them, and a key that was published by name is not bound yet.
-            request.headers = message_headers.bind(self.name, request.id, request.headers)
         request.idempotency_without_body = True
         configuration = self._configuration or self.idempotency_configuration
+        enabled = configuration.settings.enabled
+        if enabled:
+            call_options.check_message(configuration.rule, request, kwargs)
+        if request.headers:
+            # The body may forward them, and a key that was published by name is not bound yet.
+            with suppress(*(() if enabled else (KeyRuleError,))):
+                request.headers = message_headers.bind(self.name, request.id, request.headers)
         key, headers = resolve_key(
             configuration,
             request.id,
@@ -193,15 +206,17 @@ class IdempotentTask(Task):
         published: the result of the first call is returned.
 
         Args:
-            options: Celery's, and ``idempotency_key``: an explicit key of this call, or False to
-                run it without protection.
+            options: Celery's, and ``idempotency_key``: an explicit key of this call (text, an
+                integer, a UUID, or a tuple of these), or False to run it without protection.
 
         Raises:
+            TypeError: if an option is named like one of this package and does not exist.
             KeyRuleError: if `idempotency_key` is invalid, or the task's rule cannot derive a key.
             KeyReusedError: if publishing is deduplicated, and the key was used with other
                 arguments.
         """
         task_id = task_id or uuid()
+        self._check_call("apply_async", kwargs, options)
         options = self._bind_headers(task_id, options) | {"link": link, "link_error": link_error}
         publish_now = super().apply_async
 
@@ -213,7 +228,14 @@ class IdempotentTask(Task):
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> EagerResult:
         """Runs a call eagerly, as Celery does, with the protection of one in a worker."""
         options["task_id"] = options.get("task_id") or uuid()
+        self._check_call("apply", kwargs, options)
         return super().apply(args, kwargs, **self._bind_headers(options["task_id"], options))
+
+    def _check_call(self, function: str, kwargs: Any, options: dict[str, Any]) -> None:
+        call_options.check(function, options)
+        rule = self.idempotency_configuration.rule
+        call_options.check_arguments(rule, kwargs)
+        call_options.check_headers(self.name, options.get("headers"))
 
     def _bind_headers(self, task_id: str, options: dict[str, Any]) -> dict[str, Any]:
         """Moves ``idempotency_key`` into the headers, and binds them to this call."""
@@ -228,7 +250,11 @@ class IdempotentTask(Task):
         """Retries the task, as Celery does, without losing it if the retry cannot be published.
 
         Celery drops the message then. Here it is requeued: the task runs again, if too early.
+
+        Raises:
+            TypeError: if an option is named like one of this package: a retry keeps its key.
         """
+        call_options.check("retry", options, known=())
         call = TaskCall.of(self.request)
         pause = RequeuePause(self, self.request, call.began_at if call else monotonic())
         retry = None
@@ -264,6 +290,24 @@ class IdempotentTask(Task):
         signature = super().signature_from_request(request, *args, **options)
         republish.copy_properties(signature, request, options)
         return signature
+
+    def signature(self, args: Any = None, *starargs: Any, **starkwargs: Any) -> Signature:
+        """Returns the signature of a call, as Celery does, which rejects unknown options."""
+        return CallSignature(self, args, *starargs, **{"app": self.app, **starkwargs})
+
+    subtask = signature
+
+    def map(self, it: Any) -> Signature:
+        """Returns a message with a call for each item, as Celery does."""
+        return MapSignature(self.s(), it, app=self.app)
+
+    def starmap(self, it: Any) -> Signature:
+        """Returns a message with a call for each tuple of arguments, as Celery does."""
+        return StarmapSignature(self.s(), it, app=self.app)
+
+    def chunks(self, it: Any, n: int) -> Signature:
+        """Returns messages with `n` calls each, as Celery does."""
+        return ChunksSignature(self.s(), it, n, app=self.app)
 
     def replace(self, sig: Signature) -> Any:
         """Replaces the task by `sig`, as Celery does; the key gets the outcome of `sig`."""
@@ -333,12 +377,14 @@ class IdempotentTask(Task):
     def idempotency_key_of(self, *args: Any, **kwargs: Any) -> Key:
         """Returns the key of a call with these arguments; its ``str()`` is `Record.key`.
 
+        ``idempotency_key=`` selects a call with that explicit key, whatever its arguments.
+
         Raises:
             KeyRuleError: if the rule cannot derive a key from them.
         """
         configuration = self.idempotency_configuration
         if "idempotency_key" in kwargs:
-            return configuration.rule.of_text(kwargs["idempotency_key"])
+            return configuration.rule.of_text(message_form(self.name, kwargs["idempotency_key"]))
         if configuration.settings.key is TASK_ID:
             (task_id,) = args
             return configuration.rule.derive((), {}, task_id=task_id)

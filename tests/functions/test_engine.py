@@ -72,21 +72,16 @@ class TestConstruction:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"leese": 1}, "there is no option idempotency_leese; did you mean idempotency_lease?"),
-        ({"lease": 0}, "idempotency_lease must be a number of seconds"),
+        ({"leas": 1}, "Idempotency 'calls': there is no option leas; did you mean lease?"),
         (
-            {"on_conflict": "retry"},
-            "idempotency_on_conflict must be 'wait' or 'raise' outside tasks",
+            {"idempotency_lease": 1},
+            "Idempotency 'calls': there is no option idempotency_lease; did you mean lease?",
         ),
-        (
-            {"on_conflict": "ignore"},
-            "idempotency_on_conflict must be 'wait' or 'raise' outside tasks",
-        ),
-        (
-            {"on_store_error": "retry"},
-            "idempotency_on_store_error must be 'raise' or 'run' outside tasks",
-        ),
-        ({"dedupe_publish": True}, "idempotency_dedupe_publish is for tasks only"),
+        ({"lease": 0}, "Idempotency 'calls': lease must be a number of seconds"),
+        ({"on_conflict": "retry"}, "on_conflict must be 'wait' or 'raise' outside tasks"),
+        ({"on_conflict": "ignore"}, "on_conflict must be 'wait' or 'raise' outside tasks"),
+        ({"on_store_error": "retry"}, "on_store_error must be 'raise' or 'run' outside tasks"),
+        ({"dedupe_publish": True}, "dedupe_publish is for tasks only"),
         ({"serializer": "nonesuch"}, "kombu has no serializer 'nonesuch'"),
         ({"offload_backend": "file:///tmp"}, "create Idempotency from the app"),
     ],
@@ -101,7 +96,8 @@ def test_an_invalid_option_is_rejected_in_one_line(options: dict[str, Any], mess
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"key_prefix": "x"}, "idempotency_key_prefix can only be set for the whole engine"),
+        ({"leas": 1}, "shop.charge: there is no option leas; did you mean lease?"),
+        ({"key_prefix": "x"}, "key_prefix can only be set for the whole engine"),
         ({"serializer": "pickle"}, "'pickle' writes a content type that is not in"),
         ({"key": "order:{number}"}, "idempotency_key names 'number'"),
     ],
@@ -113,3 +109,22 @@ def test_an_invalid_option_of_a_function_is_rejected_in_one_line(
         idem.idempotent(name="shop.charge", **options)(lambda order: order)
     assert message in str(caught.value)
     assert str(caught.value).startswith("shop.charge")
+
+
+def test_an_unknown_option_of_a_block_suggests_the_nearest(idem: Idempotency) -> None:
+    with pytest.raises(SettingsError) as caught:
+        idem.execution("order:42", wait_timout=1)
+
+    assert str(caught.value) == (
+        f"{idem.name}: there is no option wait_timout; did you mean wait_timeout?"
+    )
+
+
+def test_an_invalid_setting_of_the_app_is_named_as_the_app_names_it(server: RedisServer) -> None:
+    app = Celery("shop", backend=server.url, set_as_current=False)
+    app.conf.idempotency_lease = "60"
+
+    with pytest.raises(SettingsError, match=r"^Idempotency 'calls': idempotency_lease must be"):
+        Idempotency(app)
+    with pytest.raises(SettingsError, match=r"^Idempotency 'calls': lease must be"):
+        Idempotency(app, lease="90")

@@ -110,6 +110,7 @@ class TestList:
         (record,) = list_json(shop)
         assert record == {
             "key": f"shop.charge:{'x' * 22}",
+            "explicit": False,
             "task": "shop.charge",
             "state": "CORRUPT",
         }
@@ -136,7 +137,7 @@ class TestList:
         (record,) = list_json(shop)
 
         assert list(record) == [
-            *("key", "task", "state", "task_id", "worker", "token", "attempt"),
+            *("key", "explicit", "task", "state", "task_id", "worker", "token", "attempt"),
             *("started_at", "finished_at", "deadline", "expires_at"),
         ]
 

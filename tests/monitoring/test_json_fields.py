@@ -10,7 +10,7 @@ import pytest
 from tests.monitoring.conftest import Shop
 
 RECORD = [
-    *("key", "task", "state", "task_id", "worker", "token", "attempt"),
+    *("key", "explicit", "task", "state", "task_id", "worker", "token", "attempt"),
     *("started_at", "finished_at", "deadline", "expires_at"),
 ]
 TASK = [
@@ -27,7 +27,7 @@ FIELDS: dict[str, list[str]] = {
     "stats": [*(f"tasks.*.{name}" for name in TASK), "workers_answered"],
     "explain": [
         *(f"arguments.{name}" for name in ("at_default", "canonical", "in_key", "name")),
-        *("fingerprint", "form", "key", "prediction.case"),
+        *("fingerprint", "form", "key", "explicit", "prediction.case"),
         *(f"record.{name}" for name in RECORD),
         *("prediction.sentence", "redis_name", "rule", "task"),
     ],

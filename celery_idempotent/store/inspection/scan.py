@@ -21,7 +21,7 @@ PAGE = 500
 #: Bytes that hold every field before the outcome, unless a task id is unusually long.
 HEAD = 640
 
-_KEY = re.compile(r"[^:]+:[A-Za-z0-9_-]{22}")
+_KEY = re.compile(r"[^:]+:~?[A-Za-z0-9_-]{22}")
 
 
 class ScannedRecord(NamedTuple):

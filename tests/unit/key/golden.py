@@ -36,7 +36,7 @@ def _call(key: Any, *args: Any, **kwargs: Any) -> Callable[[], Key]:
     return lambda: rule_of(charge, key).derive(args, kwargs, task_id="a-task-id")
 
 
-def _with_key(key: str, *args: Any) -> Callable[[], Key]:
+def _with_key(key: str | list[str], *args: Any) -> Callable[[], Key]:
     return lambda: rule_of(charge).derive(args, {}, explicit=key)
 
 
@@ -80,6 +80,11 @@ CALLS: dict[str, Callable[[], Key]] = {
     "callable": _call(lambda order_id, amount: ("order", order_id), 42, amount=999),
     "task-id": _call(TASK_ID, 42),
     "explicit": _with_key("req-7f3a", 42),
+    "explicit-parts": _with_key(["acme", "req-7f3a"], 42),
+    "explicit-as-template": _with_key("order:42", 42),
+    "explicit-as-callable": _with_key(["order", "42"], 42),
+    "part": lambda: rule_of(charge).derive((42,), {}).part("a-task-id"),
+    "explicit-part": lambda: rule_of(charge).of_text("req-7f3a").part("a-task-id"),
 }
 
 

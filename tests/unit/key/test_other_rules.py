@@ -150,11 +150,53 @@ class TestExplicitKey:
 
         assert one.fingerprint != other.fingerprint
 
-    def test_never_equals_a_key_of_all_arguments_or_of_an_id(self) -> None:
-        all_arguments, by_id = rule_of(charge), rule_of(charge, TASK_ID)
+    @pytest.mark.parametrize(
+        ("key", "explicit"),
+        [
+            (None, "x"),
+            ("{order_id}", "x"),
+            ("order:{order_id}", "order:x"),
+            (("order_id",), "x"),
+            (("order_id",), ["x"]),
+            (("order_id", "amount"), ["x", "0"]),
+            (lambda order_id: order_id, "x"),
+            (lambda order_id: ("acme", order_id), ["acme", "x"]),
+            (lambda order_id: ["acme", order_id], ("acme", "x")),
+            (TASK_ID, "x"),
+        ],
+    )
+    def test_never_equals_a_key_of_any_rule(self, key: Any, explicit: Any) -> None:
+        rule = rule_of(charge, key)
+        derived = rule.derive(("x",), {}, task_id="x")
+        brought = rule.derive(("x",), {}, task_id="x", explicit=explicit)
 
-        assert str(all_arguments.derive(("x",), {})) != self.derive(all_arguments, "x", key="x")
-        assert str(by_id.derive((), {}, task_id="x")) != self.derive(by_id, 1, key="x")
+        assert brought.digest.removeprefix("~") != derived.digest
+        assert (brought.explicit, derived.explicit) == (True, False)
+        assert str(brought) == f"{TASK}:{brought.digest}"
+        assert brought.digest.startswith("~")
+        assert not derived.digest.startswith("~")
+
+    def test_a_part_of_it_is_in_the_namespace_and_cannot_be_named(self) -> None:
+        rule = rule_of(charge)
+        key = rule.of_text("req-7")
+
+        assert key.part("a").explicit
+        assert key.part("a") != rule.of_text((key.digest, "a"))
+        assert not rule.derive((1,), {}).part("a").explicit
+
+    def test_a_tuple_is_a_key_of_several_parts(self) -> None:
+        of_text = rule_of(charge).of_text
+
+        assert of_text(("a", "bc")) != of_text(("ab", "c"))
+        assert of_text(("a",)) != of_text("a")
+        assert of_text(("a", "b")) != of_text("ab")
+        assert of_text(("a", "b")) == of_text(["a", "b"])
+
+    def test_a_number_or_a_uuid_in_a_tuple_is_the_same_as_its_text(self) -> None:
+        of_text = rule_of(charge).of_text
+
+        assert of_text(("acme", 7, UUID(int=1))) == of_text(["acme", "7", str(UUID(int=1))])
+        assert of_text(("acme", True)) != of_text(("acme", "1"))
 
     @pytest.mark.parametrize("key", ["", None, False, True], ids=repr)
     def test_empty_values_are_not_keys(self, key: Any) -> None:
@@ -189,7 +231,12 @@ def test_an_explanation_shows_what_the_key_was_derived_from(
     explained = key_rule.explain((1, 2), {}, task_id="a", explicit=explicit)
 
     assert explained.key == key_rule.derive((1, 2), {}, task_id="a", explicit=explicit)
-    assert explained.key == Key.of(TASK, explained.canonical_bytes, explained.key.fingerprint)
+    assert explained.key == Key.of(
+        TASK,
+        explained.canonical_bytes,
+        explained.key.fingerprint,
+        explicit=explicit is not None,
+    )
 
 
 def test_a_key_is_its_name_and_compares_its_fingerprint() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any
 from uuid import UUID
 
@@ -25,6 +25,14 @@ def read(headers: Any, task: str = "shop.charge", task_id: str = ID) -> MessageH
 
 def with_explicit_key(headers: Any, key: Any) -> dict[str, Any]:
     return message_headers.with_explicit_key("shop.charge", ID, headers, key)
+
+
+def read_header(headers: Any, key: Any) -> None:
+    read({"idempotency_key": key})
+
+
+def bind_header(headers: Any, key: Any) -> None:
+    bind("shop.charge", ID, {"idempotency_key": key})
 
 
 def for_retry(headers: Any, given: Any) -> dict[str, Any]:
@@ -49,6 +57,16 @@ def test_a_message_published_again_carries_its_key_as_json() -> None:
 
     assert parsed == MessageHeaders(key=KEY, requeue_count=3, unanswered_ids=b"\xff" * 16)
     assert headers["other"] == 1
+
+
+def test_a_message_published_again_carries_the_derived_form_of_an_explicit_key() -> None:
+    key = Key("shop.charge", "~PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
+
+    parsed = read(json.loads(json.dumps(with_derived_key(None, key))))
+
+    assert parsed == MessageHeaders(key=key)
+    assert parsed.key is not None
+    assert parsed.key.explicit
 
 
 def test_a_message_published_again_keeps_its_explicit_key() -> None:
@@ -81,6 +99,10 @@ class Level(IntEnum):
     HIGH = 3
 
 
+class Name(str, Enum):
+    ACME = "acme"
+
+
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
@@ -89,14 +111,23 @@ class Level(IntEnum):
         (0, "0"),
         (Level.HIGH, "3"),
         (UUID(int=1), str(UUID(int=1))),
+        ("x" * 255, "x" * 255),
+        (Name.ACME, "acme"),
+        (("acme", "req-7"), ["acme", "req-7"]),
+        (["acme", 7, UUID(int=1), Name.ACME], ["acme", "7", str(UUID(int=1)), "acme"]),
+        (("a" * 100, "b" * 155), ["a" * 100, "b" * 155]),
     ],
 )
-def test_a_call_may_have_an_explicit_key(key: Any, expected: str) -> None:
+def test_a_call_may_have_an_explicit_key(key: Any, expected: str | list[str]) -> None:
     given = {"other": 1}
 
     headers = with_explicit_key(given, key)
 
     assert read(headers) == MessageHeaders(expected)
+    assert read(json.loads(json.dumps(headers))) == MessageHeaders(expected)
+    assert bind("shop.charge", ID, {"idempotency_key": key}) == {
+        name: value for name, value in headers.items() if name != "other"
+    }
     assert given == {"other": 1}
 
 
@@ -105,14 +136,48 @@ def test_a_call_may_be_unprotected() -> None:
     assert read({**with_derived_key(None, KEY), "idempotency_key": False}).unprotected
 
 
-@pytest.mark.parametrize("key", ["", b"req", True, 1.5, [], ["a"], {}, object], ids=repr)
-def test_an_invalid_explicit_key_is_rejected_and_not_shown(key: Any) -> None:
-    with pytest.raises(KeyRuleError) as caught:
-        with_explicit_key(None, key)
+INVALID = [
+    *("", b"req", True, 1.5, {}, {"req": 7}, {"req"}, object),
+    *([], (), [""], ["acme", ""], ["acme", None], ["acme", True], ["acme", 1.5], ["acme", ["req"]]),
+]
 
-    assert str(caught.value) == (
-        "shop.charge: idempotency_key must be non-empty text, a number, a UUID or False"
-    )
+
+@pytest.mark.parametrize("key", INVALID, ids=repr)
+def test_an_invalid_explicit_key_is_rejected_and_not_shown(key: Any) -> None:
+    for use in (with_explicit_key, read_header, bind_header):
+        with pytest.raises(KeyRuleError) as caught:
+            use(None, key)
+
+        assert str(caught.value) == (
+            "shop.charge: idempotency_key must be non-empty text, an integer, a UUID, a tuple or "
+            "list of these, or False"
+        )
+
+
+@pytest.mark.parametrize("key", ["secret" * 50, ["secret" * 25] * 2], ids=["text", "parts"])
+def test_a_long_explicit_key_is_rejected_and_not_shown(key: Any) -> None:
+    for use in (with_explicit_key, read_header, bind_header):
+        with pytest.raises(KeyRuleError) as caught:
+            use(None, key)
+
+        assert str(caught.value) == (
+            "shop.charge: idempotency_key has 300 characters, and 255 are allowed: pass a digest "
+            "of it"
+        )
+
+
+def test_a_header_that_is_none_is_no_key() -> None:
+    """As ``idempotency_key=None`` of a call."""
+    assert read({"idempotency_key": None}) == MessageHeaders()
+
+
+def test_a_retry_cannot_change_the_explicit_key() -> None:
+    headers = with_explicit_key(None, ("acme", "req-7"))
+
+    assert read(for_retry(headers, {"idempotency_key": ["acme", "req-7"]})).explicit
+    for given in (headers, None):
+        with pytest.raises(KeyRuleError, match="a retry keeps the key of its call"):
+            for_retry(given, {"idempotency_key": "req-8"})
 
 
 def test_a_derived_key_is_not_an_explicit_key() -> None:
@@ -127,11 +192,15 @@ class TestAnotherMessagesHeaders:
         params=[
             with_explicit_key({"other": 1}, "req-7"),
             with_explicit_key({"other": 1}, False),
+            with_explicit_key({"other": 1}, ("acme", "req-7")),
             with_derived_key({"other": 1}, KEY, requeue_count=3, unanswered_ids=b"\xff" * 16),
             with_derived_key(with_explicit_key({"other": 1}, "req-7"), KEY),
             bind("shop.charge", ID, {"other": 1, "idempotency_key": "req-7"}),
         ],
-        ids=["explicit key", "unprotected", "derived key", "derived and explicit key", "by name"],
+        ids=[
+            *("explicit key", "unprotected", "explicit tuple", "derived key"),
+            *("derived and explicit key", "by name"),
+        ],
     )
     def headers(self, request: pytest.FixtureRequest) -> dict[str, Any]:
         return dict(request.param)

@@ -1,0 +1,49 @@
+"""Signatures of idempotent tasks: they reject misspelt options when these are set.
+
+A canvas publishes its first tasks before a later one with a misspelt option could raise an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.canvas import Signature, chunks, xmap, xstarmap
+
+from celery_idempotent.task import call_options
+
+
+class CallSignature(Signature):
+    """The signature of one call."""
+
+    def set(self, immutable: bool | None = None, **options: Any) -> Signature:
+        """Sets options of the call, as Celery does.
+
+        Raises:
+            TypeError: if an option is named like one of this package and does not exist.
+        """
+        call_options.check("set", options)
+        return super().set(immutable, **options)
+
+
+class _ItemsSignature(Signature):
+    """The signature of a message with several calls, each with the key of its own arguments."""
+
+    def set(self, immutable: bool | None = None, **options: Any) -> Signature:
+        call_options.check("set", options, known=())
+        return super().set(immutable, **options)
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        call_options.check("apply_async", options, known=())
+        return super().apply_async(args, kwargs, **options)
+
+
+class MapSignature(_ItemsSignature, xmap):
+    """The signature of ``map``."""
+
+
+class StarmapSignature(_ItemsSignature, xstarmap):
+    """The signature of ``starmap``."""
+
+
+class ChunksSignature(_ItemsSignature, chunks):
+    """The signature of ``chunks``."""

@@ -1,0 +1,264 @@
+"""Options of a call that are misspelt or in a wrong place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery, chain, group, signature
+from celery.app.task import Context
+from celery.utils import uuid
+
+from celery_idempotent import IdempotentTask, KeyRuleError
+from celery_idempotent.task import call_options
+
+
+class Shop:
+    """An app whose messages stay in memory, and its tasks."""
+
+    def __init__(self) -> None:
+        self.app = Celery("shop", broker="memory://", set_as_current=False)
+        self.app.conf.update(
+            task_default_queue=uuid(), idempotency_redis_url="redis://localhost:1/0"
+        )
+
+        def charge(order: Any, amount: int = 0) -> None: ...
+
+        def send(order: Any, **options: Any) -> None: ...
+
+        def forward(order: Any, idempotency_key: Any = None) -> None: ...
+
+        def plain(order: Any) -> None: ...
+
+        self.charge, self.send, self.forward = (
+            self.app.task(
+                body, base=IdempotentTask, name=f"shop.{body.__name__}", lazy=False, shared=False
+            )
+            for body in (charge, send, forward)
+        )
+        self.plain = self.app.task(plain, name="shop.plain", lazy=False, shared=False)
+
+    def published(self) -> list[dict[str, Any]]:
+        """Returns the headers of the messages that were published."""
+        with self.app.connection_for_read() as connection:
+            queue = connection.SimpleQueue(self.app.conf.task_default_queue)
+            messages = [queue.get_nowait() for _ in range(queue.qsize())]
+            queue.close()
+            return [dict(message.headers) for message in messages]
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+def message(headers: dict[str, Any] | None = None, **properties: Any) -> Context:
+    """Returns the request of a message with these headers and properties."""
+    return Context(id="an id", task="shop.charge", headers=headers, properties=properties)
+
+
+MISSPELT = [
+    *("idempotency_keyy", "idempotencykey", "idempotancy_key", "idempotent_key"),
+    *("Idempotency_Key", "idempotency_keys", "idempotencyKey"),
+]
+
+PUBLISH: dict[str, Callable[[Shop, dict[str, Any]], Any]] = {
+    "apply_async": lambda shop, options: shop.charge.apply_async((1,), **options),
+    "apply": lambda shop, options: shop.charge.apply((1,), **options),
+    "signature": lambda shop, options: shop.charge.s(1).apply_async(**options),
+    "clone": lambda shop, options: shop.charge.s(1).clone(**options).apply_async(),
+    "set": lambda shop, options: shop.charge.s(1).set(**options),
+    "set of si": lambda shop, options: shop.charge.si(1).set(**options),
+    "set of subtask": lambda shop, options: shop.charge.subtask((1,)).set(**options),
+    "set by name": lambda shop, options: (
+        signature("shop.charge", (1,), app=shop.app).set(**options).delay()
+    ),
+    "group": lambda shop, options: group(shop.charge.s(n) for n in (1, 2)).apply_async(**options),
+    "chain": lambda shop, options: chain(
+        shop.plain.si(1), shop.charge.si(1).set(**options)
+    ).apply_async(),
+    "map": lambda shop, options: shop.charge.map([1]).apply_async(**options),
+    "set of map": lambda shop, options: shop.charge.map([1]).set(**options),
+    "starmap": lambda shop, options: shop.charge.starmap([(1,)]).apply_async(**options),
+    "chunks": lambda shop, options: shop.charge.chunks([(1,)], 1).apply_async(**options),
+}
+
+
+@pytest.mark.parametrize("publish", PUBLISH)
+@pytest.mark.parametrize("name", MISSPELT)
+def test_a_misspelt_option_is_rejected_and_nothing_is_published(
+    shop: Shop, publish: str, name: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"\(\) got an unknown option '{name}'"):
+        PUBLISH[publish](shop, {name: "req-7"})
+
+    assert shop.published() == []
+
+
+def test_the_error_suggests_the_nearest_name(shop: Shop) -> None:
+    with pytest.raises(TypeError) as caught:
+        shop.charge.apply_async((1,), idempotency_keyy="req-7")
+
+    assert str(caught.value) == (
+        "apply_async() got an unknown option 'idempotency_keyy'; did you mean 'idempotency_key'?"
+    )
+
+
+def test_an_option_of_tasks_is_not_one_of_calls(shop: Shop) -> None:
+    with pytest.raises(TypeError) as caught:
+        shop.charge.apply_async((1,), idempotency_lease=5)
+
+    assert str(caught.value) == (
+        "apply_async() got the option 'idempotency_lease' of tasks; set it on the task"
+    )
+
+
+@pytest.mark.parametrize(
+    ("publish", "function"),
+    [("map", "apply_async"), ("set of map", "set"), ("starmap", "apply_async")],
+)
+def test_a_map_takes_no_key(shop: Shop, publish: str, function: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{function}\(\) takes no idempotency_key$"):
+        PUBLISH[publish](shop, {"idempotency_key": "req-7"})
+
+    assert shop.published() == []
+
+
+@pytest.mark.parametrize("options", [{"idempotency_key": "req-8"}, {"idempotency_keyy": "req-8"}])
+def test_a_retry_takes_no_option_of_this_package(shop: Shop, options: dict[str, Any]) -> None:
+    shop.charge.push_request(id="an id", args=(1,), kwargs={}, called_directly=False)
+    try:
+        with pytest.raises(TypeError, match=r"^retry\(\) (takes no|got an unknown option)"):
+            shop.charge.retry(**options)
+    finally:
+        shop.charge.pop_request()
+
+    assert shop.published() == []
+
+
+def test_options_of_celery_and_kombu_are_accepted(shop: Shop) -> None:
+    options = {
+        "priority": 3, "countdown": 1, "shadow": "x",
+        "message_id": "an id", "app_id": "shop", "key": "x", "idle": 5, "identity": "me",
+    }  # fmt: skip
+
+    shop.charge.apply_async((1,), idempotency_key="req-7", **options)
+    shop.charge.s(1).set(idempotency_key=("acme", 7)).delay()
+    shop.charge.map([1]).apply_async(countdown=1)
+    shop.charge.chunks([(1,), (2,)], 1).apply_async()
+
+    headers = shop.published()
+    assert [h.get("idempotency_key") for h in headers] == [
+        "req-7", ["acme", "7"], None, None, None,
+    ]  # fmt: skip
+
+
+class TestArguments:
+    """``delay(42, idempotency_key="req-7")`` passes it to the task."""
+
+    @pytest.mark.parametrize("name", ["charge", "send"])
+    def test_a_key_among_the_arguments_is_rejected(self, shop: Shop, name: str) -> None:
+        task = getattr(shop, name)
+        calls: list[Callable[[], Any]] = [
+            lambda: task.delay(42, idempotency_key="req-7"),
+            lambda: task.apply((42,), {"idempotency_key": "req-7"}),
+            lambda: task.s(42, idempotency_key="req-7").delay(),
+        ]
+        for call in calls:
+            with pytest.raises(TypeError) as caught:
+                call()
+            assert str(caught.value) == (
+                f"shop.{name}: idempotency_key was passed as an argument of the task, which has no "
+                "such parameter: it is an option of the call, apply_async(args, kwargs, "
+                "idempotency_key=…)"
+            )
+        assert shop.published() == []
+
+    def test_a_parameter_of_that_name_is_an_ordinary_argument(self, shop: Shop) -> None:
+        shop.forward.delay(42, idempotency_key="req-7")
+
+        (headers,) = shop.published()
+        assert "idempotency_key" not in headers
+
+    def test_a_message_with_a_key_among_its_arguments_is_rejected(self, shop: Shop) -> None:
+        rule = shop.send.idempotency_configuration.rule
+
+        with pytest.raises(KeyRuleError, match="was passed as an argument of the task"):
+            call_options.check_message(rule, message(), {"idempotency_key": "req-7"})
+
+
+class TestHeaders:
+    @pytest.mark.parametrize(
+        "name", [*MISSPELT, "Idempotency-Key", "idempotency-key", "X-Idempotency-Key"]
+    )
+    def test_a_misspelt_header_is_rejected(self, shop: Shop, name: str) -> None:
+        expected = (
+            f"shop.charge: the header {name!r} of the message is not read; did you mean "
+            "'idempotency_key'?"
+        )
+        with pytest.raises(KeyRuleError) as caught:
+            shop.charge.apply_async((1,), headers={name: "req-7"})
+        assert str(caught.value) == expected
+        assert shop.published() == []
+
+        rule = shop.charge.idempotency_configuration.rule
+        with pytest.raises(KeyRuleError) as caught:
+            call_options.check_message(rule, message({name: "req-7"}), {})
+        assert str(caught.value) == expected
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *("idempotency_key", "idempotency", "idempotency_replaced", "key", "x-death"),
+            *("idempotency_id", "idempotency_token", "routing_key", "traceparent", "idem"),
+        ],
+    )
+    def test_other_headers_are_accepted(self, shop: Shop, name: str) -> None:
+        call_options.check_headers("shop.charge", {name: "x"})
+
+
+class TestProperties:
+    """``send_task(…, idempotency_key=…)``, which becomes a property of the message."""
+
+    @pytest.mark.parametrize("name", ["idempotency_key", *MISSPELT])
+    def test_a_message_with_a_key_among_its_properties_is_rejected(
+        self, shop: Shop, name: str
+    ) -> None:
+        rule = shop.charge.idempotency_configuration.rule
+
+        with pytest.raises(KeyRuleError) as caught:
+            call_options.check_message(rule, message(**{name: "req-7", "app_id": "shop"}), {})
+
+        assert str(caught.value) == (
+            f"shop.charge: the publisher passed {name} as an option of send_task(), which is not "
+            "read: pass headers={'idempotency_key': …}"
+        )
+
+    @pytest.mark.parametrize("name", ["idempotency_key", "idempotency_keyy"])
+    def test_a_process_with_the_library_logs_an_error_and_marks_the_message(
+        self, shop: Shop, caplog: pytest.LogCaptureFixture, name: str
+    ) -> None:
+        """Also where the broker drops the property."""
+        with caplog.at_level(logging.ERROR):
+            shop.app.send_task("shop.charge", (1,), **{name: "secret"})
+
+        (logged,) = caplog.messages
+        assert logged == (
+            f"shop.charge is published with the option {name}, which is not read, so the worker "
+            "will refuse it: pass headers={'idempotency_key': …}"
+        )
+        (headers,) = shop.published()
+        rule = shop.charge.idempotency_configuration.rule
+        marks = {name: headers[name] for name in headers if name.startswith("idempotency")}
+        assert "secret" not in str(marks)
+        with pytest.raises(KeyRuleError, match=f"the publisher passed {name} as an option of"):
+            call_options.check_message(rule, message(marks), {})
+
+    def test_a_signature_by_name_of_an_unknown_task_is_marked(self, shop: Shop) -> None:
+        sig = signature("elsewhere.charge", (1,), app=shop.app)
+        sig.set(idempotency_key="req-7").delay()
+
+        (headers,) = shop.published()
+        assert headers[call_options.MISPLACED_HEADER] == "idempotency_key"
