@@ -11,6 +11,9 @@ VISIBILITY_TIMEOUT = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sq
 #: Amazon's default in seconds, for queues that kombu has not created.
 SQS_VISIBILITY_TIMEOUT = 30.0
 
+#: Schemes of AMQP, which drops the properties of a message that it does not define.
+AMQP = ("amqp", "amqps", "pyamqp", "librabbitmq", "qpid")
+
 
 def transport(app: Celery) -> str:
     """Returns the scheme of the broker's URL: ``redis``, ``amqp``, ``sqs`` …"""

@@ -9,6 +9,7 @@ from celery import Celery
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.broker import (
+    AMQP,
     has_predefined_queues,
     options_of,
     quorum_queues,
@@ -31,6 +32,7 @@ def check(app: Celery) -> Iterator[Finding]:
     """Yields all findings about the broker."""
     yield from check_visibility_timeout(app)
     yield from _check_recovery(app)
+    yield from _check_publishers(app)
     for queue in quorum_queues(app):
         yield from _check_quorum_queue(queue)
 
@@ -77,6 +79,18 @@ def _check_recovery(app: Celery) -> Iterator[Finding]:
             f"it sweeps for messages to redeliver only every {sweep:g} s",
             "broker_transport_options['unacked_restore_throttle'] = 1",
             f"messages are redelivered later than the visibility timeout of {timeout:g} s suggests",
+        )  # fmt: skip
+
+
+def _check_publishers(app: Celery) -> Iterator[Finding]:
+    """Yields a finding if a key that a publisher has misplaced leaves no trace in the message."""
+    if transport(app) in AMQP and app_tasks.enabled(app):
+        yield Finding(
+            "publishers", Severity.NOTE, "broker",
+            "AMQP drops what a publisher without celery_idempotent passes as "
+            "send_task(…, idempotency_key=…)",
+            "headers={'idempotency_key': …} in each publisher that sends tasks by name",
+            "such a call runs under the key of the task's rule, and nothing shows it",
         )  # fmt: skip
 
 

@@ -68,6 +68,13 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
             "idempotency_on_store_error is 'run'", "idempotency_on_store_error = 'retry'",
             "while Redis is unavailable, duplicates run",
         )  # fmt: skip
+    if "idempotency_key" in task.idempotency_configuration.rule.signature.parameters:
+        yield Finding(
+            "key-argument", Severity.NOTE, task.name,
+            "it has a parameter named idempotency_key",
+            "another name for the parameter",
+            "delay(idempotency_key=…) passes an argument, and not the key of the call",
+        )  # fmt: skip
     if is_periodic and settings.key is None:
         yield Finding(
             "periodic-key", Severity.WARNING, task.name,

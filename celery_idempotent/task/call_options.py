@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -36,7 +36,9 @@ _SIMILAR = 0.88
 _USE_HEADER = f"pass headers={{{KEY_OPTION!r}: …}}"
 
 
-def check(function: str, options: Iterable[str], known: tuple[str, ...] = (KEY_OPTION,)) -> None:
+def check(
+    function: str, options: Mapping[str, Any], known: tuple[str, ...] = (KEY_OPTION,)
+) -> None:
     """Rejects options of a call that are named like this package's, and do not exist.
 
     Args:
@@ -45,11 +47,12 @@ def check(function: str, options: Iterable[str], known: tuple[str, ...] = (KEY_O
     Raises:
         TypeError: suggesting the right name.
     """
-    for name in options:
-        if name in known or not _is_meant_as_option(name):
+    for name in _misplaced(options):
+        if name in known and name in options:
             continue
         if name == KEY_OPTION:
-            raise TypeError(f"{function}() takes no {KEY_OPTION}")
+            place = "" if name in options else " among the properties"
+            raise TypeError(f"{function}() takes no {KEY_OPTION}{place}")
         if name in OPTIONS:
             raise TypeError(f"{function}() got the option {name!r} of tasks; set it on the task")
         hint = f"; did you mean {KEY_OPTION!r}?" if KEY_OPTION in known else ""
@@ -123,8 +126,11 @@ def _mark_misplaced(
         )  # fmt: skip
 
 
-def _misplaced(properties: Iterable[str]) -> list[str]:
-    return [name for name in properties if _is_meant_as_option(name)]
+def _misplaced(properties: Mapping[str, Any]) -> list[str]:
+    """Returns the names that are meant as options of this package."""
+    nested = properties.get("properties")
+    names = (*properties, *nested) if isinstance(nested, Mapping) else properties
+    return [name for name in names if _is_meant_as_option(name)]
 
 
 @lru_cache(1024)

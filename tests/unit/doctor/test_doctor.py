@@ -135,11 +135,20 @@ class TestBroker:
         assert "none for 20 s" in only(broker.check(tuned)).why
         assert "unacked_mutex_expire" in only(broker.check(tuned)).setting
 
-    def test_a_broker_without_a_visibility_timeout_has_no_findings(self) -> None:
+    def test_a_broker_without_a_visibility_timeout_has_no_recovery_time(self) -> None:
         app = shop("amqp://guest:secret@localhost//")
         add(app)
 
-        assert list(broker.check(app)) == []
+        finding = only(broker.check(app))
+        assert finding.name == "publishers"
+        assert "headers={'idempotency_key': …}" in finding.setting
+
+    def test_publishers_are_not_mentioned_where_a_misplaced_key_is_visible(self) -> None:
+        app = shop()
+        add(app)
+        assert "publishers" not in names(broker.check(app))
+
+        assert list(broker.check(shop("amqp://guest:secret@localhost//"))) == []
 
     def test_predefined_queues_of_sqs_need_the_option(self) -> None:
         url, options = "sqs://key:secret@", {"predefined_queues": {"celery": {"url": "https://…"}}}
@@ -154,9 +163,9 @@ class TestBroker:
     @pytest.mark.parametrize(
         ("exchange_type", "arguments", "expected"),
         [
-            ("topic", {}, {"delivery-limit"}),
-            ("topic", {"x-delivery-limit": -1}, set()),
-            ("direct", {"x-delivery-limit": -1}, {"delayed-delivery"}),
+            ("topic", {}, {"publishers", "delivery-limit"}),
+            ("topic", {"x-delivery-limit": -1}, {"publishers"}),
+            ("direct", {"x-delivery-limit": -1}, {"publishers", "delayed-delivery"}),
         ],
     )
     def test_quorum_queues_are_checked(
@@ -210,6 +219,11 @@ class TestTasks:
         assert self.findings_of(by_default) == {"not-canonical"}
         assert self.findings_of(by_hint, idempotency_key=lambda basket: "one") == set()
         assert self.findings_of(by_hint, idempotency_key=TASK_ID) == set()
+
+    def test_a_parameter_named_like_the_option_of_a_call_is_found(self) -> None:
+        def charge(order_id: int, idempotency_key: str = "") -> None: ...
+
+        assert self.findings_of(charge) == {"key-argument"}
 
     def test_a_periodic_task_needs_the_key_task_id(self) -> None:
         app = shop(beat_schedule={"nightly": {"task": "shop.tidy", "schedule": 60}})

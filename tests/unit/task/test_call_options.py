@@ -34,11 +34,11 @@ class Shop:
 
         self.charge, self.send, self.forward = (
             self.app.task(
-                body, base=IdempotentTask, name=f"shop.{body.__name__}", lazy=False, shared=False
+                body, base=IdempotentTask, name=f"orders.{body.__name__}", lazy=False, shared=False
             )
             for body in (charge, send, forward)
         )
-        self.plain = self.app.task(plain, name="shop.plain", lazy=False, shared=False)
+        self.plain = self.app.task(plain, name="orders.plain", lazy=False, shared=False)
 
     def published(self) -> list[dict[str, Any]]:
         """Returns the headers of the messages that were published."""
@@ -56,7 +56,7 @@ def shop() -> Shop:
 
 def message(headers: dict[str, Any] | None = None, **properties: Any) -> Context:
     """Returns the request of a message with these headers and properties."""
-    return Context(id="an id", task="shop.charge", headers=headers, properties=properties)
+    return Context(id="an id", task="orders.charge", headers=headers, properties=properties)
 
 
 MISSPELT = [
@@ -73,7 +73,7 @@ PUBLISH: dict[str, Callable[[Shop, dict[str, Any]], Any]] = {
     "set of si": lambda shop, options: shop.charge.si(1).set(**options),
     "set of subtask": lambda shop, options: shop.charge.subtask((1,)).set(**options),
     "set by name": lambda shop, options: (
-        signature("shop.charge", (1,), app=shop.app).set(**options).delay()
+        signature("orders.charge", (1,), app=shop.app).set(**options).delay()
     ),
     "group": lambda shop, options: group(shop.charge.s(n) for n in (1, 2)).apply_async(**options),
     "chain": lambda shop, options: chain(
@@ -126,6 +126,14 @@ def test_a_map_takes_no_key(shop: Shop, publish: str, function: str) -> None:
     assert shop.published() == []
 
 
+def test_a_key_among_the_properties_is_rejected(shop: Shop) -> None:
+    with pytest.raises(TypeError) as caught:
+        shop.charge.apply_async((1,), properties={"idempotency_key": "req-7"})
+
+    assert str(caught.value) == "apply_async() takes no idempotency_key among the properties"
+    assert shop.published() == []
+
+
 @pytest.mark.parametrize("options", [{"idempotency_key": "req-8"}, {"idempotency_keyy": "req-8"}])
 def test_a_retry_takes_no_option_of_this_package(shop: Shop, options: dict[str, Any]) -> None:
     shop.charge.push_request(id="an id", args=(1,), kwargs={}, called_directly=False)
@@ -170,8 +178,8 @@ class TestArguments:
             with pytest.raises(TypeError) as caught:
                 call()
             assert str(caught.value) == (
-                f"shop.{name}: idempotency_key was passed as an argument of the task, which has no "
-                "such parameter: it is an option of the call, apply_async(args, kwargs, "
+                f"orders.{name}: idempotency_key was passed as an argument of the task, which has "
+                "no such parameter: it is an option of the call, apply_async(args, kwargs, "
                 "idempotency_key=…)"
             )
         assert shop.published() == []
@@ -195,7 +203,7 @@ class TestHeaders:
     )
     def test_a_misspelt_header_is_rejected(self, shop: Shop, name: str) -> None:
         expected = (
-            f"shop.charge: the header {name!r} of the message is not read; did you mean "
+            f"orders.charge: the header {name!r} of the message is not read; did you mean "
             "'idempotency_key'?"
         )
         with pytest.raises(KeyRuleError) as caught:
@@ -216,7 +224,7 @@ class TestHeaders:
         ],
     )
     def test_other_headers_are_accepted(self, shop: Shop, name: str) -> None:
-        call_options.check_headers("shop.charge", {name: "x"})
+        call_options.check_headers("orders.charge", {name: "x"})
 
 
 class TestProperties:
@@ -232,7 +240,7 @@ class TestProperties:
             call_options.check_message(rule, message(**{name: "req-7", "app_id": "shop"}), {})
 
         assert str(caught.value) == (
-            f"shop.charge: the publisher passed {name} as an option of send_task(), which is not "
+            f"orders.charge: the publisher passed {name} as an option of send_task(), which is not "
             "read: pass headers={'idempotency_key': …}"
         )
 
@@ -242,11 +250,11 @@ class TestProperties:
     ) -> None:
         """Also where the broker drops the property."""
         with caplog.at_level(logging.ERROR):
-            shop.app.send_task("shop.charge", (1,), **{name: "secret"})
+            shop.app.send_task("orders.charge", (1,), **{name: "secret"})
 
         (logged,) = caplog.messages
         assert logged == (
-            f"shop.charge is published with the option {name}, which is not read, so the worker "
+            f"orders.charge is published with the option {name}, which is not read, so the worker "
             "will refuse it: pass headers={'idempotency_key': …}"
         )
         (headers,) = shop.published()

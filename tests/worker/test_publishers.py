@@ -1,0 +1,199 @@
+"""Keys of calls that another process publishes by name, with Celery alone or with the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from celery_idempotent import KeyRuleError
+from tests.servers.rabbitmq import RabbitMQ
+from tests.waiting import SOON
+from tests.worker.harness import Shop
+from tests.worker.ledger import Ledger
+from tests.worker.plain_publisher import Call, Outcome, send
+from tests.worker.tasks import charge, pack
+
+pytestmark = pytest.mark.worker
+
+
+@pytest.fixture(
+    scope="module", params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)]
+)
+def shared_shop(request: pytest.FixtureRequest, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    if request.param == "redis":
+        with open_shop() as shop:
+            shop.start_worker()
+            yield shop
+    else:
+        with RabbitMQ.start() as broker, open_shop(broker_url=broker.url) as shop:
+            shop.start_worker()
+            yield shop
+
+
+def publish(shop: Shop, order: str, **options: Any) -> Outcome:
+    """Publishes a call of `charge` from a process without the library."""
+    settings = {name: shop.settings[name] for name in ("broker_url", "result_backend")}
+    return send(Call(settings, "shop.charge", (order,), options.pop("kwargs", {}), options))
+
+
+@pytest.fixture
+def drops_properties(shop: Shop) -> bool:
+    """Whether the broker drops properties that AMQP does not define."""
+    return shop.settings["broker_url"].startswith("amqp")
+
+
+class TestHeader:
+    @pytest.mark.parametrize("kind", ["text", "integer", "tuple", "list", "mixed list"])
+    def test_is_the_key_of_the_call(
+        self, shop: Shop, ledger: Ledger, order: str, kind: str
+    ) -> None:
+        key: Any = {
+            "text": f"request {order}",
+            "integer": int(order[:12], 16),
+            "tuple": ("acme", order),
+            "list": ["acme", order],
+            "mixed list": ["acme", 7, order],
+        }[kind]
+
+        first = publish(shop, order, headers={"idempotency_key": key})
+        second = publish(shop, order, headers={"idempotency_key": key})
+        third = charge.apply_async((order,), idempotency_key=key).get(timeout=SOON)
+
+        assert first.state == "SUCCESS"
+        assert first.value == second.value == third
+        assert len(ledger.runs(order)) == 1
+        record = charge.idempotency_record(idempotency_key=key)
+        assert (record.explicit, record.result) == (True, third)
+        assert charge.idempotency_record(order) is None
+
+    def test_of_tuples_whose_joined_texts_are_equal_are_two_keys(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        for key in (["a", f"b{order}"], ["ab", order]):
+            assert publish(shop, order, headers={"idempotency_key": key}).state == "SUCCESS"
+
+        assert len(ledger.runs(order)) == 2
+
+    def test_that_is_false_runs_without_protection(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        for _ in range(2):
+            publish(shop, order, headers={"idempotency_key": False})
+
+        assert [run.protected for run in ledger.runs(order)] == [False, False]
+
+    @pytest.mark.parametrize(
+        "key",
+        [{"request": 7}, "", [], ["acme", ""], ["acme", ["req-7"]], True, 1.5],
+        ids=repr,
+    )
+    def test_that_is_not_a_key_is_refused(
+        self, shop: Shop, ledger: Ledger, order: str, key: Any
+    ) -> None:
+        outcome = publish(shop, order, headers={"idempotency_key": key})
+
+        assert (outcome.state, outcome.error) == ("FAILURE", "KeyRuleError")
+        assert outcome.value == (
+            "shop.charge: idempotency_key must be non-empty text, an integer, a UUID, a tuple or "
+            "list of these, or False"
+        )
+        assert ledger.runs(order) == []
+
+    def test_of_bytes_is_refused_or_arrives_as_text(
+        self, shop: Shop, order: str, drops_properties: bool
+    ) -> None:
+        outcome = publish(shop, order, headers={"idempotency_key": order.encode()})
+
+        if drops_properties:  # AMQP has one type for both
+            assert charge.idempotency_record(idempotency_key=order).result == outcome.value
+        else:
+            assert (outcome.state, outcome.error) == ("FAILURE", "KeyRuleError")
+
+    def test_that_is_too_long_is_refused(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        longest = publish(shop, order, headers={"idempotency_key": order.ljust(255, "x")})
+        too_long = publish(shop, order, headers={"idempotency_key": order * 1_000})
+
+        assert longest.state == "SUCCESS"
+        assert (too_long.state, too_long.error) == ("FAILURE", "KeyRuleError")
+        assert too_long.value == (
+            "shop.charge: idempotency_key has 32000 characters, and 255 are allowed: pass a digest "
+            "of it"
+        )
+        assert len(ledger.runs(order)) == 1
+
+    @pytest.mark.parametrize("name", ["Idempotency-Key", "idempotency_keyy"])
+    def test_with_a_wrong_name_is_refused(
+        self, shop: Shop, ledger: Ledger, order: str, name: str
+    ) -> None:
+        outcome = publish(shop, order, headers={name: "req-7"})
+
+        assert (outcome.state, outcome.error) == ("FAILURE", "KeyRuleError")
+        assert outcome.value == (
+            f"shop.charge: the header {name!r} of the message is not read; did you mean "
+            "'idempotency_key'?"
+        )
+        assert ledger.runs(order) == []
+
+
+class TestAnotherPlace:
+    def test_argument_is_refused(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        outcome = publish(shop, order, kwargs={"idempotency_key": "req-7"})
+
+        assert (outcome.state, outcome.error) == ("FAILURE", "KeyRuleError")
+        assert "idempotency_key was passed as an argument of the task" in outcome.value
+        assert ledger.runs(order) == []
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"idempotency_key": "req-7"},
+            {"idempotency_keyy": "req-7"},
+            {"properties": {"idempotency_key": "req-7"}},
+        ],
+        ids=repr,
+    )
+    def test_option_of_send_task_is_refused_unless_the_broker_drops_it(
+        self,
+        shop: Shop,
+        ledger: Ledger,
+        order: str,
+        drops_properties: bool,
+        options: dict[str, Any],
+    ) -> None:
+        outcome = publish(shop, order, **options)
+
+        if drops_properties:
+            # Nothing in the message shows it: the finding `publishers` of doctor says so.
+            assert outcome.state == "SUCCESS"
+            assert charge.idempotency_record(order).result == outcome.value
+            return
+        assert (outcome.state, outcome.error) == ("FAILURE", "KeyRuleError")
+        assert "as an option of send_task(), which is not read: pass headers=" in outcome.value
+        assert ledger.runs(order) == []
+
+    @pytest.mark.parametrize("name", ["idempotency_key", "idempotency_keyy"])
+    def test_option_of_send_task_is_refused_on_any_broker_with_the_library(
+        self, shop: Shop, ledger: Ledger, order: str, name: str
+    ) -> None:
+        result = shop.app.send_task("shop.charge", (order,), **{name: "req-7"})
+
+        with pytest.raises(KeyRuleError, match=f"the publisher passed {name} as an option"):
+            result.get(timeout=SOON)
+        assert ledger.runs(order) == []
+
+
+class TestMap:
+    def test_with_a_key_is_refused(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        result = pack.map([order]).apply_async(headers={"idempotency_key": "req-7"})
+
+        with pytest.raises(KeyRuleError, match="a map has no idempotency_key"):
+            result.get(timeout=SOON)
+        assert ledger.runs(order) == []
+
+    def test_may_be_unprotected(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        for _ in range(2):
+            pack.map([order]).apply_async(headers={"idempotency_key": False}).get(timeout=SOON)
+
+        assert len(ledger.runs(order)) == 2
