@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from celery_idempotent.errors import KeyRuleError
+from celery_idempotent.key.key import Key
 
 #: Characters that the key of a message may have, all parts of a tuple together.
 MAX_LENGTH = 255
@@ -20,6 +21,12 @@ def message_form(task: str, value: Any) -> str | list[str]:
     Raises:
         KeyRuleError: if `value` cannot be a key. The message never shows it.
     """
+    if isinstance(value, Key):
+        # The call would run even if the call with that key has.
+        raise KeyRuleError(
+            f"{task}: idempotency_key is a Key, and would be hashed to another key; leave it out "
+            "to derive the key from the arguments, or pass its str()"
+        )
     parts = [_part(part) for part in (value if isinstance(value, (list, tuple)) else [value])]
     if not parts or not all(parts):
         raise KeyRuleError(

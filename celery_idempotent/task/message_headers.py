@@ -101,12 +101,6 @@ def with_explicit_key(
     Raises:
         KeyRuleError: if `key` cannot be used as a key.
     """
-    if isinstance(key, Key):
-        # The call would run even if the call with that key has.
-        raise KeyRuleError(
-            f"{task}: idempotency_key is a Key, and would be hashed to another key; leave it out "
-            "to derive the key from the arguments, or pass its str()"
-        )
     if key is not False:
         key = message_form(task, key)
     headers = {**(headers or {}), EXPLICIT_KEY_HEADER: key}

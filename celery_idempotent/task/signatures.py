@@ -1,6 +1,6 @@
-"""Signatures of idempotent tasks: they reject misspelt options when these are set.
+"""Signatures of idempotent tasks: they reject misspelt options and invalid keys when these are set.
 
-A canvas publishes its first tasks before a later one with a misspelt option could raise an error.
+A canvas publishes its first tasks before a later one could raise an error.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any
 
 from celery.canvas import Signature, chunks, xmap, xstarmap
 
+from celery_idempotent.key.explicit import message_form
 from celery_idempotent.task import call_options
 
 
@@ -20,8 +21,13 @@ class CallSignature(Signature):
 
         Raises:
             TypeError: if an option is named like one of this package and does not exist.
+            KeyRuleError: if `idempotency_key` cannot be used as a key.
         """
         call_options.check("set", options)
+        key = options.get(call_options.KEY_OPTION)
+        if key is not None and key is not False:
+            # Not every serializer of tasks writes a UUID.
+            options[call_options.KEY_OPTION] = message_form(self.task, key)
         return super().set(immutable, **options)
 
 

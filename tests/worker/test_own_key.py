@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from uuid import UUID
 
 import pytest
-from celery import group
+from celery import chain, group
 
 from celery_idempotent import KeyReusedError, KeyRuleError, State
 from tests.waiting import SOON
 from tests.worker.failing_tasks import flaky, try_later
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import charge, open_door, pack, tick
+from tests.worker.tasks import charge, open_door, pack, reserved, tick
 
 pytestmark = pytest.mark.worker
+
+SERIALIZERS = ["json", "pickle", "msgpack", "yaml"]
 
 
 class TestKeyOfACall:
@@ -76,7 +79,7 @@ class TestKeyOfACall:
 
         assert len(ledger.runs(order)) == 2
 
-    @pytest.mark.parametrize("key", ["", True, 1.5, ["a"]], ids=repr)
+    @pytest.mark.parametrize("key", ["", True, 1.5, ("a", "")], ids=repr)
     def test_invalid_key_is_rejected_at_publish(self, shop: Shop, order: str, key: object) -> None:
         with pytest.raises(KeyRuleError, match=r"shop\.pack: idempotency_key must be"):
             pack.apply_async((order,), idempotency_key=key)
@@ -129,6 +132,81 @@ class TestKeyOfACall:
         ledger.release(order)
 
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+
+
+class TestTuple:
+    """A key of several parts: a tenant, and the id of its request."""
+
+    def test_tenants_do_not_share_keys(self, ledger: Ledger, order: str) -> None:
+        for key in (("a", f"b{order}"), ("ab", order), ("a", f"b{order}")):
+            pack.apply_async((order,), idempotency_key=key).get(timeout=SOON)
+
+        assert len(ledger.runs(order)) == 2
+
+    def test_numbers_and_uuids_equal_their_texts(self, ledger: Ledger, order: str) -> None:
+        for key in ((7, UUID(order)), ["7", str(UUID(order))]):
+            pack.apply_async((order,), idempotency_key=key).get(timeout=SOON)
+
+        assert len(ledger.runs(order)) == 1
+
+    def test_identifies_the_record(self, shop: Shop, order: str) -> None:
+        first = pack.apply_async((order,), idempotency_key=("acme", UUID(order)))
+        receipt = first.get(timeout=SOON)
+
+        record = pack.idempotency_record(idempotency_key=("acme", UUID(order)))
+
+        assert (record.task_id, record.result, record.explicit) == (first.id, receipt, True)
+        assert pack.idempotency_forget(idempotency_key=["acme", str(UUID(order))])
+        assert pack.idempotency_record(idempotency_key=("acme", UUID(order))) is None
+
+    def test_survives_a_retry_and_a_conflict(self, ledger: Ledger, order: str) -> None:
+        key = ("acme", order)
+        retried = try_later.apply_async((order, 0.1), idempotency_key=key).get(timeout=SOON)
+        assert try_later.apply_async((order, 0.1), idempotency_key=key).get(timeout=SOON) == retried
+
+        ledger.hold(f"held {order}")
+        first = pack.apply_async((f"held {order}",), idempotency_key=key)
+        ledger.wait_for_run(f"held {order}")
+        duplicate = pack.apply_async((f"held {order}",), idempotency_key=key)
+        ledger.wait_for_signal(duplicate.id, "conflicted")
+        ledger.release(f"held {order}")
+
+        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+
+    def test_is_reserved_at_publish(self, ledger: Ledger, order: str) -> None:
+        first, second = (
+            reserved.apply_async((order,), idempotency_key=("acme", order)) for _ in range(2)
+        )
+
+        assert second.id == first.id
+        assert second.get(timeout=SOON) == first.get(timeout=SOON)
+        assert len(ledger.runs(order)) == 1
+
+
+class TestSerializers:
+    """The key is the same whatever the message is encoded with."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+        with open_shop(accept_content=SERIALIZERS) as shop:
+            shop.start_worker(C_FORCE_ROOT="1")
+            yield shop
+
+    @pytest.mark.parametrize("serializer", SERIALIZERS)
+    def test_of_messages_and_canvases(
+        self, shop: Shop, ledger: Ledger, order: str, serializer: str
+    ) -> None:
+        key = ("acme", UUID(order))
+        call = pack.si(order).set(idempotency_key=key, serializer=serializer)
+        first = call.apply_async().get(timeout=SOON)
+
+        if serializer != "yaml":  # which writes no signatures
+            in_chain = chain(pack.si(f"first {order}").set(serializer=serializer), call)
+            assert in_chain.apply_async(serializer=serializer).get(timeout=SOON) == first
+        duplicate = pack.apply_async((order,), idempotency_key=key)
+        assert duplicate.get(timeout=SOON) == first
+        assert len(ledger.runs(order)) == 1
 
 
 class TestIdempotencyDisabled:

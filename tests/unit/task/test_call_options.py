@@ -97,6 +97,14 @@ def test_a_misspelt_option_is_rejected_and_nothing_is_published(
     assert shop.published() == []
 
 
+def test_an_invalid_key_of_a_signature_is_rejected_when_it_is_set(shop: Shop) -> None:
+    for key in ("", ("acme", None), shop.charge.idempotency_key_of(1)):
+        with pytest.raises(KeyRuleError, match=r"^orders\.charge: idempotency_key "):
+            shop.charge.s(1).set(idempotency_key=key)
+    for key in (None, False, 7):
+        shop.charge.s(1).set(idempotency_key=key)
+
+
 def test_the_error_suggests_the_nearest_name(shop: Shop) -> None:
     with pytest.raises(TypeError) as caught:
         shop.charge.apply_async((1,), idempotency_keyy="req-7")
