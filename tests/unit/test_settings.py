@@ -175,6 +175,8 @@ def test_errors_of_unusual_values_are_one_line_too(value: Any) -> None:
         ("idempotency_on_confict", "idempotency_on_conflict"),
         ("idempotency_ttl", "idempotency_error_ttl"),
         ("idempotency_redis_uri", "idempotency_redis_url"),
+        ("idempotancy_lease", "idempotency_lease"),
+        ("idempotent_key", "idempotency_key"),
     ],
 )
 def test_the_error_of_an_unknown_option_suggests_the_most_similar_one(
@@ -194,7 +196,7 @@ def test_an_unknown_option_like_no_other_gets_no_suggestion() -> None:
 
 
 def test_other_names_are_ignored() -> None:
-    check_names([*OPTIONS, "idempotent", "broker_url", "lease"], "shop.charge")
+    check_names([*OPTIONS, "idem", "idempotent", "idempotency", "lease"], "shop.charge")
 
 
 def test_times_are_also_in_milliseconds() -> None:

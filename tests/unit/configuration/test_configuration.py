@@ -106,16 +106,24 @@ class TestInvalidOptions:
             "did you mean idempotency_lease?"
         )
 
+    def test_a_misspelt_prefix(self) -> None:
+        expected = "there is no option idempotent_key; did you mean idempotency_key?"
+
+        assert error_of(celery(), idempotent_key="order:{order_id}") == f"shop.charge: {expected}"
+        assert error_of(celery(idempotent_key=5)) == f"the Celery configuration: {expected}"
+
     def test_an_unknown_attribute(self) -> None:
         assert error_of(celery(), idempotency_leese=5) == (
             "shop.charge: there is no option idempotency_leese; did you mean idempotency_lease?"
         )
 
-    def test_an_unknown_django_setting(self) -> None:
+    @pytest.mark.parametrize("name", ["idempotency_leese", "idempotent_lease"])
+    def test_an_unknown_django_setting(self, name: str) -> None:
         app = Celery("shop", set_as_current=False)
-        app.config_from_object(SimpleNamespace(CELERY_IDEMPOTENCY_LEESE=7), namespace="CELERY")
+        settings = SimpleNamespace(**{f"CELERY_{name.upper()}": 7})
+        app.config_from_object(settings, namespace="CELERY")
 
-        assert "there is no option idempotency_leese; did you mean" in error_of(app)
+        assert f"there is no option {name}; did you mean idempotency_lease?" in error_of(app)
 
     def test_a_django_setting_of_another_library_is_accepted(self) -> None:
         app = Celery("shop", set_as_current=False)

@@ -14,7 +14,7 @@ from celery import Celery
 from celery_idempotent.payload.offload_storage import BackendOffloadStorage
 from tests.s3 import Bucket
 
-NAME = "shop.charge%2Fx:PN0MlSPt3FmEwTzQ5dHvBQ:1763726400123457"
+NAME = "shop.charge%2Fx:~PN0MlSPt3FmEwTzQ5dHvBQ:1763726400123457"
 
 DATA = [
     b"",
