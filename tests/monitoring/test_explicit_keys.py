@@ -24,7 +24,7 @@ def keys(shop: Shop) -> dict[str, str]:
     }
 
 
-def test_list_tells_them_from_keys_of_the_rule(shop: Shop, keys: dict[str, str]) -> None:
+def test_list_marks_them(shop: Shop, keys: dict[str, str]) -> None:
     listed = {record["task_id"]: (record["key"], record["explicit"]) for record in list_json(shop)}
 
     assert listed == {
