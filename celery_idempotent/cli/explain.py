@@ -25,6 +25,9 @@ from celery_idempotent.monitoring import json_format
 from celery_idempotent.monitoring.prediction import Prediction, predict
 from celery_idempotent.store.inspection.record_query import RecordView
 
+#: What follows from an explicit key.
+_NAMESPACE = ", which never equals a key that the task's rule derives"
+
 
 @click.command(cls=FriendlyCommand)
 @click.argument("task")
@@ -126,10 +129,6 @@ def _print(
     for label, text in fields:
         grid.add_row(label, Text(text))
     out.print(grid)
-
-
-#: What follows from an explicit key.
-_NAMESPACE = ", which never equals a key that the task's rule derives"
 
 
 def _participation(argument: Argument, explanation: Explanation) -> tuple[str, str]:

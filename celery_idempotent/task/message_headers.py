@@ -93,6 +93,15 @@ def bind(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str
     return _write(task, task_id, headers, *_headers_of(task, task_id, headers))
 
 
+def without_keys(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `headers` without the two of this package."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if name not in (EXPLICIT_KEY_HEADER, DERIVED_KEY_HEADER)
+    }
+
+
 def with_explicit_key(
     task: str, task_id: str, headers: Mapping[str, Any] | None, key: Any
 ) -> dict[str, Any]:
@@ -172,11 +181,7 @@ def _headers_of(task: str, task_id: str, headers: Mapping[str, Any]) -> tuple[An
 def _write(
     task: str, task_id: str, headers: Mapping[str, Any], explicit: Any, derived: str = ""
 ) -> dict[str, Any]:
-    written = {
-        name: value
-        for name, value in headers.items()
-        if name not in (EXPLICIT_KEY_HEADER, DERIVED_KEY_HEADER)
-    }
+    written = without_keys(headers)
     if explicit is not None:
         written[EXPLICIT_KEY_HEADER] = explicit
     if explicit is not None or derived:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -24,7 +23,6 @@ from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.record.record import Record
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import (
-    call_options,
     canvas,
     current_call,
     handlers,
@@ -36,13 +34,14 @@ from celery_idempotent.task import (
 from celery_idempotent.task.call import TaskCall
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.message_headers import MessageHeaders
-from celery_idempotent.task.requeue import RequeuePause
-from celery_idempotent.task.signatures import (
+from celery_idempotent.task.options import call_options
+from celery_idempotent.task.options.signatures import (
     CallSignature,
     ChunksSignature,
     MapSignature,
     StarmapSignature,
 )
+from celery_idempotent.task.requeue import RequeuePause
 
 
 class IdempotentTask(Task):
@@ -139,8 +138,12 @@ class IdempotentTask(Task):
             call_options.check_message(configuration.rule, request, kwargs)
         if request.headers:
             # The body may forward them, and a key that was published by name is not bound yet.
-            with suppress(*(() if enabled else (KeyRuleError,))):
+            try:
                 request.headers = message_headers.bind(self.name, request.id, request.headers)
+            except KeyRuleError:
+                if enabled:
+                    raise
+                request.headers = message_headers.without_keys(request.headers)
         key, headers = resolve_key(
             configuration,
             request.id,
@@ -232,10 +235,11 @@ class IdempotentTask(Task):
         return super().apply(args, kwargs, **self._bind_headers(options["task_id"], options))
 
     def _check_call(self, function: str, kwargs: Any, options: dict[str, Any]) -> None:
+        configuration = self.idempotency_configuration
         call_options.check(function, options)
-        rule = self.idempotency_configuration.rule
-        call_options.check_arguments(rule, kwargs)
-        call_options.check_headers(self.name, options.get("headers"))
+        call_options.check_arguments(configuration.rule, kwargs)
+        if configuration.settings.enabled:
+            call_options.check_headers(self.name, options.get("headers"))
 
     def _bind_headers(self, task_id: str, options: dict[str, Any]) -> dict[str, Any]:
         """Moves ``idempotency_key`` into the headers, and binds them to this call."""

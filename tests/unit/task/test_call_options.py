@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from celery import Celery, chain, group, signature
 from celery.app.task import Context
+from celery.exceptions import Retry
 from celery.utils import uuid
 
 from celery_idempotent import IdempotentTask, KeyRuleError
-from celery_idempotent.task import call_options
+from celery_idempotent.task.options import call_options
 
 
 class Shop:
@@ -235,6 +236,30 @@ class TestHeaders:
         call_options.check_headers("orders.charge", {name: "x"})
 
 
+def test_a_disabled_task_lets_every_message_through(shop: Shop) -> None:
+    def retry(self: Any, order: Any) -> Any:
+        headers.append(self.request.headers)
+        return self.request.retries or self.retry(countdown=0)
+
+    headers: list[Any] = []
+    options = {"bind": True, "lazy": False, "shared": False, "idempotency_enabled": False}
+    task = shop.app.task(retry, base=IdempotentTask, name="orders.retry", **options)
+    task.push_request(
+        id="an id", args=(1,), kwargs={}, called_directly=False, is_eager=True,
+        headers={"idempotency_key": {}, "Idempotency-Key": "req-7", "other": 1},
+        properties={"idempotency_key": "req-7"},
+    )  # fmt: skip
+    try:
+        with pytest.raises(Retry) as caught:
+            task(1)
+    finally:
+        task.pop_request()
+
+    assert headers == [{"Idempotency-Key": "req-7", "other": 1}]
+    assert caught.value.sig is not None
+    assert caught.value.sig.apply(retries=1).get() == 1
+
+
 class TestProperties:
     """``send_task(…, idempotency_key=…)``, which becomes a property of the message."""
 
@@ -262,8 +287,8 @@ class TestProperties:
 
         (logged,) = caplog.messages
         assert logged == (
-            f"orders.charge is published with the option {name}, which is not read, so the worker "
-            "will refuse it: pass headers={'idempotency_key': …}"
+            f"orders.charge is published with the option {name}, which is not read, and an "
+            "idempotent task refuses it: pass headers={'idempotency_key': …}"
         )
         (headers,) = shop.published()
         rule = shop.charge.idempotency_configuration.rule

@@ -10,7 +10,7 @@ from typing import Any
 from celery.canvas import Signature, chunks, xmap, xstarmap
 
 from celery_idempotent.key.explicit import message_form
-from celery_idempotent.task import call_options
+from celery_idempotent.task.options import call_options
 
 
 class CallSignature(Signature):

@@ -27,6 +27,7 @@ from celery_idempotent.task.message_headers import DERIVED_KEY_HEADER, EXPLICIT_
 logger = logging.getLogger(__name__)
 
 KEY_OPTION = "idempotency_key"
+CALL_OPTIONS = (KEY_OPTION,)
 #: Names the options that the publisher has misplaced.
 MISPLACED_HEADER = "idempotency_misplaced"
 
@@ -36,9 +37,7 @@ _SIMILAR = 0.88
 _USE_HEADER = f"pass headers={{{KEY_OPTION!r}: …}}"
 
 
-def check(
-    function: str, options: Mapping[str, Any], known: tuple[str, ...] = (KEY_OPTION,)
-) -> None:
+def check(function: str, options: Mapping[str, Any], known: tuple[str, ...] = CALL_OPTIONS) -> None:
     """Rejects options of a call that are named like this package's, and do not exist.
 
     Args:
@@ -55,7 +54,8 @@ def check(
             raise TypeError(f"{function}() takes no {KEY_OPTION}{place}")
         if name in OPTIONS:
             raise TypeError(f"{function}() got the option {name!r} of tasks; set it on the task")
-        hint = f"; did you mean {KEY_OPTION!r}?" if KEY_OPTION in known else ""
+        nearest = difflib.get_close_matches(name, known, 1, 0)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
         raise TypeError(f"{function}() got an unknown option {name!r}{hint}")
 
 
@@ -120,8 +120,8 @@ def _mark_misplaced(
         names = ", ".join(misplaced)
         headers[MISPLACED_HEADER] = names
         logger.error(
-            "%s is published with the option %s, which is not read, so the worker will refuse it: "
-            "%s",
+            "%s is published with the option %s, which is not read, and an idempotent task refuses "
+            "it: %s",
             sender, names, _USE_HEADER,
         )  # fmt: skip
 
