@@ -34,6 +34,8 @@ MISPLACED_HEADER = "idempotency_misplaced"
 _HEADERS = (EXPLICIT_KEY_HEADER, DERIVED_KEY_HEADER, REPLACED_HEADER, MISPLACED_HEADER)
 #: From this similarity on, 1 being equality, a name is a misspelt ``idempotency_key``.
 _SIMILAR = 0.88
+#: Characters of the longest name that is compared.
+_LONGEST = 64
 _USE_HEADER = f"pass headers={{{KEY_OPTION!r}: …}}"
 
 
@@ -78,8 +80,8 @@ def check_headers(task: str, headers: Mapping[str, Any] | None) -> None:
     Raises:
         KeyRuleError: naming the header.
     """
-    for name in headers or ():
-        if name not in _HEADERS and _similarity(name) >= _SIMILAR:
+    for name in map(str, headers or ()):
+        if name not in _HEADERS and len(name) <= _LONGEST and _similarity(name) >= _SIMILAR:
             raise KeyRuleError(
                 f"{task}: the header {name!r} of the message is not read; did you mean "
                 f"{KEY_OPTION!r}?"
@@ -129,8 +131,8 @@ def _mark_misplaced(
 def _misplaced(properties: Mapping[str, Any]) -> list[str]:
     """Returns the names that are meant as options of this package."""
     nested = properties.get("properties")
-    names = (*properties, *nested) if isinstance(nested, Mapping) else properties
-    return [name for name in names if _is_meant_as_option(name)]
+    names = map(str, (*properties, *nested) if isinstance(nested, Mapping) else properties)
+    return [name for name in names if len(name) <= _LONGEST and _is_meant_as_option(name)]
 
 
 @lru_cache(1024)
@@ -145,4 +147,4 @@ def _similarity(name: str) -> float:
 
 
 def _letters(name: str) -> str:
-    return re.sub(r"[^a-z]", "", str(name).lower())
+    return re.sub(r"[^a-z]", "", name.lower())

@@ -230,7 +230,9 @@ class TestHeaders:
         [
             *("idempotency_key", "idempotency", "idempotency_replaced", "key", "x-death"),
             *("idempotency_id", "idempotency_token", "routing_key", "traceparent", "idem"),
+            *("", "idempotency_key" * 100_000),
         ],
+        ids=lambda name: name[:40],
     )
     def test_other_headers_are_accepted(self, shop: Shop, name: str) -> None:
         call_options.check_headers("orders.charge", {name: "x"})
