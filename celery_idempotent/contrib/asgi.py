@@ -1,257 +1,210 @@
-"""Idempotency-Key middleware for FastAPI, Starlette, Django and other ASGI apps.
+"""Idempotency-Key middleware for FastAPI, Starlette and other ASGI apps; see docs/http.md.
 
-It implements the IETF draft "The Idempotency-Key HTTP Header Field":
-
-==============================================  ===================================================
-a required key is missing, or a key is invalid  400
-the first request                               the app's response
-the same request after the first has ended      the same status, headers and body
-the same request while the first one runs       409, with Retry-After
-another request with the same key               422
-Redis is unavailable                            503, with Retry-After
-==============================================  ===================================================
-
-Responses with a status below 500 are stored; after any other status, and after a crash, a retry
-runs the request again. A response is sent only after it has been stored completely, so a client
-never receives a response that a retry would not get.
+The middleware reads the body of a request with a key, and sends no part of the response before it
+has stored the whole. Requests without a key are passed on as they are.
 """
 
 from __future__ import annotations
 
-import json
-from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
 
-from celery_idempotent.errors import (
-    CorruptRecordError,
-    KeyReusedError,
-    LeaseLostError,
-    ResultNotStoredError,
-    StoreUnavailableError,
+from celery_idempotent.contrib.http import identity as identities
+from celery_idempotent.contrib.http.fingerprint import fingerprint
+from celery_idempotent.contrib.http.identity import anonymous
+from celery_idempotent.contrib.http.key_header import KEY_HEADER
+from celery_idempotent.contrib.http.middleware import (
+    Admitted,
+    BaseMiddleware,
+    Exchange,
+    response_marks,
+    stored_by_default,
 )
-from celery_idempotent.functions.decision import Decision
+from celery_idempotent.contrib.http.response import Headers, Response
 
-if TYPE_CHECKING:
-    from celery_idempotent.functions.engine import Idempotency
+__all__ = ["IdempotencyMiddleware", "anonymous", "by_cookie", "by_header", "stored_by_default"]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-KEY_HEADER = b"idempotency-key"
-#: Marks a response that is replayed from the record.
-REPLAYED_HEADER = b"idempotency-replayed"
-MAX_KEY_LENGTH = 255
-
-INVALID_KEY = f"Send one Idempotency-Key header of 1 to {MAX_KEY_LENGTH} printable characters"
-IN_PROGRESS = "A request with this Idempotency-Key is still in progress"
-KEY_REUSED = "This Idempotency-Key was used for a different request; send a new key"
-LEASE_LOST = "Another execution of this request has taken over; retry to get its response"
-RESPONSE_NOT_STORED = "This request has completed, but its response was not stored"
-CORRUPT_RECORD = "The record of this Idempotency-Key cannot be read"
-STORE_UNAVAILABLE = "It is unknown whether this request was executed; retry with the same key"
+Settle = Callable[..., Awaitable[Response | None]]
 
 
-def by_authorization(scope: Scope) -> str:
-    """Identifies a client by its Authorization header, so that clients do not share keys."""
-    return ",".join(value.decode("latin-1") for value in _headers(scope, b"authorization"))
+def by_header(name: str) -> Callable[[Scope], str | None]:
+    """Identifies a client by a header that only it can send, such as Authorization.
 
-
-def always(scope: Scope) -> bool:
-    """Requires a key for every request with one of the middleware's methods."""
-    return True
-
-
-class IdempotencyMiddleware:
-    """Runs each request once for its Idempotency-Key, and replays the response to retries.
-
-    Args:
-        app: the ASGI app that handles the requests.
-        idem: the engine that stores the responses.
-        methods: the HTTP methods to which keys apply; other requests are passed to the app.
-        required: returns whether a request must have a key; by default, always.
-        identity: identifies the client of a request, so that no client can read another one's
-            response by guessing its key.
-        wait_timeout: seconds that a request waits for a running one with its key before 409.
-        retry_after: seconds in the Retry-After header.
-        max_body_bytes: the largest body of a request with a key; a larger one gets 413.
+    Raises:
+        ValueError: if `name` cannot be the name of a header.
     """
+    name = identities.checked_name(name, "header").lower()
+    return lambda scope: identities.of_header(name, _fields(scope, name))
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        idem: Idempotency,
-        *,
-        methods: Collection[str] = ("POST", "PATCH"),
-        required: Callable[[Scope], bool] = always,
-        identity: Callable[[Scope], str] = by_authorization,
-        wait_timeout: float = 0.0,
-        retry_after: int = 1,
-        max_body_bytes: int = 1024 * 1024,
-    ) -> None:
-        self._app = app
-        self._idem = idem
-        self._methods = frozenset(methods)
-        self._required = required
-        self._identity = identity
-        self._wait_timeout = wait_timeout
-        self._retry_after = retry_after
-        self._max_body_bytes = max_body_bytes
+
+def by_cookie(name: str) -> Callable[[Scope], str | None]:
+    """Identifies a client by a cookie that only it has, such as that of its session.
+
+    Raises:
+        ValueError: if `name` cannot be the name of a cookie.
+    """
+    name = identities.checked_name(name, "cookie")
+    return lambda scope: identities.of_cookie(name, _fields(scope, "cookie"))
+
+
+class IdempotencyMiddleware(BaseMiddleware):
+    """The middleware as an ASGI app; `identity` and `required` get the scope."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one ASGI connection."""
-        if scope["type"] != "http" or scope["method"] not in self._methods:
+        admitted = None
+        if scope["type"] == "http":
+            keys = _fields(scope, KEY_HEADER)
+            if self._applies(scope["method"], bool(keys)):
+                admitted = self._admit(scope, keys)
+        if admitted is None:
             await self._app(scope, receive, send)
-            return
-        keys = list(_headers(scope, KEY_HEADER))
-        if not keys and not self._required(scope):
-            await self._app(scope, receive, send)
-            return
-        key = _parse_key(keys)
-        if key is None:
-            await self._send_problem(send, 400, INVALID_KEY)
-            return
-        try:
-            body = await _read_body(receive, self._max_body_bytes)
-        except ClientDisconnect:
-            return
+        elif isinstance(admitted, Response):
+            await _send(send, admitted)
+        else:
+            await self._handle(admitted, scope, receive, send)
+
+    async def _handle(self, admitted: Admitted, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await self._read_body(scope, receive)
         if body is None:
-            detail = f"The body of a request with a key is limited to {self._max_body_bytes} bytes"
-            await self._send_problem(send, 413, detail)
             return
-        try:
-            await self._handle(key, body, scope, receive, send)
-        except KeyReusedError:
-            await self._send_problem(send, 422, KEY_REUSED)
-        except StoreUnavailableError:
-            await self._send_problem(send, 503, STORE_UNAVAILABLE, retry=True)
-        except LeaseLostError:
-            await self._send_problem(send, 409, LEASE_LOST, retry=True)
-        except ResultNotStoredError:
-            await self._send_problem(send, 409, RESPONSE_NOT_STORED)
-        except CorruptRecordError:
-            await self._send_problem(send, 500, CORRUPT_RECORD)
-
-    async def _handle(
-        self, key: str, body: bytes, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        context = self._idem.execution(
-            (self._identity(scope), key),
-            fingerprint=[scope["method"], scope["path"], scope["query_string"], body],
-            wait_timeout=self._wait_timeout,
+        if isinstance(body, Response):
+            await _send(send, body)
+            return
+        request = fingerprint(
+            scope["method"],
+            scope.get("root_path", ""),
+            scope["path"],
+            scope["query_string"],
+            _field(scope, "content-type"),
+            _field(scope, "content-encoding"),
+            body,
         )
-        async with context as execution:
-            if execution.decision is Decision.CONFLICT:
-                await self._send_problem(send, 409, IN_PROGRESS, retry=True)
+        exchange = Exchange()
+        async with AsyncExitStack() as block:
+            with self._refusing(exchange):
+                context = self._context(admitted, request)
+                self._begun(exchange, await block.enter_async_context(context))
+            if exchange.answer is not None:
+                await _send(send, exchange.answer)
                 return
-            if execution.decision is Decision.REPLAY:
-                await _respond(send, execution.replay, replayed=True)
-                return
-            response = _BufferedResponse()
+            settle = partial(self._settle, exchange, block)
+            held = _HeldResponse(send, settle, self._max_response_bytes, response_marks(exchange))
+            await self._app(_without_sending(scope), _body_first(body, receive), held.send)
 
-            async def buffer(message: Message) -> None:
-                if not response.add(message):
-                    return
-                stored = response.as_dict()
-                if response.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-                    stored = await execution.complete(stored)
-                await _respond(send, stored)
+    async def _settle(
+        self, exchange: Exchange, block: AsyncExitStack, response: Response, *, whole: bool
+    ) -> Response | None:
+        """Stores the response, or releases the key; returns what to send in place of it."""
+        stored = self._to_store(response, whole=whole)
+        with self._refusing(exchange):
+            if stored is None:
+                await block.aclose()
+            else:
+                self._completed(exchange, stored, await exchange.execution.complete(stored))
+        return exchange.answer
 
-            # Extensions would let the app send its response past the buffer.
-            await self._app({**scope, "extensions": {}}, _replay_body(body, receive), buffer)
-
-    async def _send_problem(
-        self, send: Send, status: int, detail: str, *, retry: bool = False
-    ) -> None:
-        """Sends a problem document (RFC 9457)."""
-        problem = {"status": status, "title": HTTPStatus(status).phrase, "detail": detail}
-        headers = [[b"content-type", b"application/problem+json"]]
-        if retry:
-            headers.append([b"retry-after", str(self._retry_after).encode()])
-        body = json.dumps(problem).encode()
-        headers.append([b"content-length", str(len(body)).encode()])
-        await _send(send, status, headers, body)
-
-
-class _BufferedResponse:
-    """Collects the messages of an app's response."""
-
-    def __init__(self) -> None:
-        self.status = 0
-        self._headers: list[list[str]] = []
-        self._body = bytearray()
-
-    def add(self, message: Message) -> bool:
-        """Adds `message`, and returns whether the response is complete."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self._headers = [
-                [name.decode("latin-1"), value.decode("latin-1")]
-                for name, value in message.get("headers", ())
-            ]
-            return False
-        self._body += message.get("body", b"")
-        return message["type"] == "http.response.body" and not message.get("more_body")
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the response in a form that every serializer accepts."""
-        body = b64encode(self._body).decode()
-        return {"status": self.status, "headers": self._headers, "body": body}
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes | Response | None:
+        """Returns the body, or a refusal; None if the client disconnects before its end."""
+        declared = _field(scope, "content-length")
+        refusal = self._check_length(declared, 0, ended=False)
+        body = bytearray()
+        more = True
+        while more and refusal is None:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            refusal = self._check_length(declared, len(body), ended=not more)
+        return refusal or bytes(body)
 
 
-async def _respond(send: Send, stored: dict[str, Any], *, replayed: bool = False) -> None:
-    headers = [[n.encode("latin-1"), v.encode("latin-1")] for n, v in stored["headers"]]
-    if replayed:
-        headers.append([REPLAYED_HEADER, b"true"])
-    await _send(send, stored["status"], headers, b64decode(stored["body"]))
+class _HeldResponse:
+    """Holds back the app's response until it is settled.
 
-
-async def _send(send: Send, status: int, headers: list[list[bytes]], body: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-def _headers(scope: Scope, name: bytes) -> Iterator[bytes]:
-    return (value for header, value in scope["headers"] if header.lower() == name)
-
-
-def _parse_key(headers: list[bytes]) -> str | None:
-    """Returns the key, with or without the quotes that the draft requires; None if invalid."""
-    if len(headers) != 1:
-        return None
-    key = headers[0].decode("latin-1").strip()
-    if len(key) > 1 and key[0] == key[-1] == '"':
-        key = key[1:-1]
-    return key if 0 < len(key) <= MAX_KEY_LENGTH and key.isprintable() else None
-
-
-class ClientDisconnect(Exception):
-    """The client closed its connection before it had sent the whole request."""
-
-
-async def _read_body(receive: Receive, max_bytes: int) -> bytes | None:
-    """Returns the whole body, or None if it is longer than `max_bytes`.
-
-    Raises:
-        ClientDisconnect: if the client closes the connection before the end of the body.
+    Args:
+        send: sends to the client.
+        settle: called once, with the whole response or a beginning that is larger than
+            `max_bytes`; returns another response to send in place of it, if there is one.
+        marks: fields to add to it.
     """
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        body += message.get("body", b"")
-        if len(body) > max_bytes:
-            return None
-        if not message.get("more_body"):
-            return bytes(body)
+
+    def __init__(self, send: Send, settle: Settle, max_bytes: int, marks: Headers) -> None:
+        self._send = send
+        self._settle = settle
+        self._max_bytes = max_bytes
+        self._marks = [(name.encode(), value.encode()) for name, value in marks]
+        self._start: Message = {}
+        self._body = bytearray()
+        self._settled = False
+        self._replaced = False
+
+    async def send(self, message: Message) -> None:
+        """Is the `send` of the app."""
+        if self._replaced:
+            return
+        if self._settled:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            self._start = message
+        elif message["type"] == "http.response.body" and self._start:
+            self._body += message.get("body", b"")
+            whole = not message.get("more_body", False)
+            if whole or len(self._body) > self._max_bytes:
+                await self._release(whole)
+        else:
+            # Extensions, which send in other ways, are hidden from the app.
+            raise RuntimeError(f"the app sent {message['type']!r} where ASGI does not allow it")
+
+    async def _release(self, whole: bool) -> None:
+        fields = list(self._start.get("headers", ()))
+        headers = [
+            (bytes(name).decode("latin-1"), bytes(value).decode("latin-1"))
+            for name, value in fields
+        ]
+        body = bytes(self._body)
+        self._body.clear()
+        replacement = await self._settle(
+            Response(self._start["status"], headers, body), whole=whole
+        )
+        self._settled, self._replaced = True, replacement is not None
+        if replacement is not None:
+            await _send(self._send, replacement)
+            return
+        await self._send({**self._start, "headers": [*fields, *self._marks]})
+        await self._send({"type": "http.response.body", "body": body, "more_body": not whole})
 
 
-def _replay_body(body: bytes, receive: Receive) -> Receive:
+async def _send(send: Send, response: Response) -> None:
+    headers = [[n.encode("latin-1"), v.encode("latin-1")] for n, v in response.headers]
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.body", "body": response.body})
+
+
+def _fields(scope: Scope, name: str) -> list[str]:
+    wanted = name.encode("latin-1")
+    return [value.decode("latin-1") for field, value in scope["headers"] if field.lower() == wanted]
+
+
+def _field(scope: Scope, name: str) -> str:
+    return ",".join(_fields(scope, name))
+
+
+def _without_sending(scope: Scope) -> Scope:
+    """Returns the scope without extensions that send a response past the middleware."""
+    extensions = scope.get("extensions") or {}
+    kept = {name: x for name, x in extensions.items() if not name.startswith("http.response.")}
+    return scope if len(kept) == len(extensions) else {**scope, "extensions": kept}
+
+
+def _body_first(body: bytes, receive: Receive) -> Receive:
     """Returns a `receive` that gives the body first, then the server's further messages."""
     received = False
 

@@ -2,8 +2,9 @@
 
     uvicorn examples.fastapi_payments.web:api
     celery -A examples.fastapi_payments.tasks worker
-    curl -i localhost:8000/payments -H 'Idempotency-Key: 8e03978e' \
-        -H 'Content-Type: application/json' -d '{"account": "A-1", "amount": 999}'
+    curl -i localhost:8000/payments -H 'Authorization: Bearer alice' \
+        -H 'Idempotency-Key: 8e03978e' -H 'Content-Type: application/json' \
+        -d '{"account": "A-1", "amount": 999}'
 
 The middleware runs one request for each key and replays its response to retries. If this process
 dies after it has published the task and before it has stored the response, a retry runs the request
@@ -19,12 +20,17 @@ from fastapi import FastAPI
 from pydantic import BaseModel, Field
 
 from celery_idempotent import Idempotency
-from celery_idempotent.contrib.asgi import IdempotencyMiddleware
+from celery_idempotent.contrib.asgi import IdempotencyMiddleware, by_header
 from examples.fastapi_payments.tasks import app, charge
 
 idem = Idempotency(app, name="payments", lease=10)
 api = FastAPI()
-api.add_middleware(IdempotencyMiddleware, idem=idem)
+api.add_middleware(
+    IdempotencyMiddleware,
+    idem=idem,
+    identity=by_header("authorization"),
+    required=True,
+)
 
 
 class Payment(BaseModel):

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from celery_idempotent.testing.server import RedisServer
-from tests.functions.test_http import REPOSITORY, Web, serving
+from tests.http.servers import REPOSITORY, WebServer, serving
 
 WORKER = (sys.executable, "-m", "celery", "-A", "examples.fastapi_payments.tasks", "worker")
 BODY = {"account": "A-1", "amount": 999}
@@ -31,13 +31,13 @@ def celery_environment(server: RedisServer) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def web(celery_environment: dict[str, str]) -> Iterator[Web]:
+def web(celery_environment: dict[str, str]) -> Iterator[WebServer]:
     with serving("examples.fastapi_payments.web:api", **celery_environment) as web:
         yield web
 
 
 def test_a_payment_is_charged_once_for_all_its_requests(
-    web: Web, server: RedisServer, celery_environment: dict[str, str], tmp_path: Path
+    web: WebServer, server: RedisServer, celery_environment: dict[str, str], tmp_path: Path
 ) -> None:
     key = uuid4().hex
     client = server.client()

@@ -1,0 +1,1 @@
+"""For Django: middleware for requests with an Idempotency-Key."""

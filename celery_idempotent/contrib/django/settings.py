@@ -1,0 +1,71 @@
+"""The setting IDEMPOTENCY_MIDDLEWARE of Django projects."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from celery_idempotent.contrib.http.middleware import MAX_BODY_BYTES
+from celery_idempotent.functions.engine import Idempotency
+
+SETTING = "IDEMPOTENCY_MIDDLEWARE"
+
+#: Each with the argument of the middleware that it gives.
+_OPTIONS = {
+    "ENGINE": "idem",
+    "IDENTITY": "identity",
+    "METHODS": "methods",
+    "REQUIRED": "required",
+    "STORE_RESPONSE": "store_response",
+    "WAIT_TIMEOUT": "wait_timeout",
+    "RETRY_AFTER": "retry_after",
+    "MAX_BODY_BYTES": "max_body_bytes",
+    "MAX_RESPONSE_BYTES": "max_response_bytes",
+    "PROBLEM_TYPE_BASE": "problem_type_base",
+}
+#: Options that may be given as the dotted path of an object.
+_PATHS = ("ENGINE", "IDENTITY", "REQUIRED", "STORE_RESPONSE")
+
+
+def middleware_options() -> dict[str, Any]:
+    """Returns the arguments of the middleware.
+
+    Raises:
+        ImproperlyConfigured: for the first wrong option, in one line.
+    """
+    options = getattr(settings, SETTING, None)
+    if not isinstance(options, dict) or not isinstance(
+        _imported("ENGINE", options.get("ENGINE")), Idempotency
+    ):
+        raise ImproperlyConfigured(
+            f"{SETTING} must be a dictionary whose ENGINE is an Idempotency or the path of one, "
+            'such as {"ENGINE": "shop.celery.idem"}'
+        )
+    for name in options:
+        if name not in _OPTIONS:
+            nearest = difflib.get_close_matches(str(name), _OPTIONS, 1)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"it has {', '.join(_OPTIONS)}"
+            raise ImproperlyConfigured(f"{SETTING} has no option {name!r}; {hint}")
+    arguments = {_OPTIONS[name]: _imported(name, value) for name, value in options.items()}
+    readable = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    if readable is not None:
+        limit = arguments.setdefault("max_body_bytes", min(MAX_BODY_BYTES, readable))
+        if isinstance(limit, int) and limit > readable:
+            raise ImproperlyConfigured(
+                f"{SETTING}['MAX_BODY_BYTES'] is more than Django reads: raise "
+                f"DATA_UPLOAD_MAX_MEMORY_SIZE (now {readable}), too"
+            )
+    return arguments
+
+
+def _imported(name: str, value: Any) -> Any:
+    if name not in _PATHS or not isinstance(value, str):
+        return value
+    try:
+        return import_string(value)
+    except ImportError as error:
+        raise ImproperlyConfigured(f"{SETTING}[{name!r}] cannot be imported: {error}") from error

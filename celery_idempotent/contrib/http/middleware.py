@@ -1,0 +1,242 @@
+"""The decisions of the middleware, which do no I/O and are the same for ASGI, WSGI and Django."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from celery_idempotent.contrib.http import problem
+from celery_idempotent.contrib.http.key_header import parse_key
+from celery_idempotent.contrib.http.problem import Problem
+from celery_idempotent.contrib.http.response import UNPROTECTED_HEADER, Headers, Response
+from celery_idempotent.errors import IdempotencyError, SettingsError
+from celery_idempotent.functions.context import BaseContextExecution, ExecutionContext
+from celery_idempotent.functions.decision import Decision
+from celery_idempotent.functions.engine import Idempotency
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 1024 * 1024
+
+_LENGTH = re.compile("[0-9]{1,18}")
+
+#: Statuses below 500 after which a client is meant to send the same request again: the credentials
+#: were not valid (any more), or the request came too late, too early or too often, or met a state
+#: that changes.
+RETRIED_STATUSES = frozenset({401, 408, 409, 421, 423, 425, 429})
+#: Their responses are about the resource or the connection as it is now.
+_NEVER_KEYED = frozenset({"HEAD", "OPTIONS", "TRACE", "CONNECT"})
+
+
+def stored_by_default(status: int, headers: Headers) -> bool:
+    """Returns whether a response is final: below 500, and not one to be followed by a retry."""
+    return status < 500 and status not in RETRIED_STATUSES
+
+
+class Admitted(NamedTuple):
+    """A request whose key is valid, and whose sender is known."""
+
+    identity: str
+    key: str
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request with a key, and its response once there is one."""
+
+    execution: Any = None
+    #: What to send in place of the app's response.
+    answer: Response | None = None
+
+
+class BaseMiddleware:
+    """Runs each request once for its Idempotency-Key, and replays the response to retries.
+
+    Args:
+        app: handles the requests.
+        idem: the engine that stores the responses.
+        identity: returns the text that identifies the sender of a request, or None if it is
+            unknown; gets what the app gets. A key belongs to an identity, so no client can read
+            another one's response.
+        methods: the HTTP methods to which keys apply; other requests are passed to the app.
+        required: whether requests with these methods must have a key; or a function that returns
+            it for a request.
+        store_response: returns, from the status and the headers (a list of pairs of text), whether
+            a response is stored. After one that is not, a retry runs the request again.
+        wait_timeout: seconds that a request waits for a running one with its key before 409.
+        retry_after: seconds in the Retry-After header.
+        max_body_bytes: the largest body of a request with a key; a larger one gets 413.
+        max_response_bytes: the largest body of a response that is stored, by default the engine's
+            max_result_size. Of a larger one only the fact is stored.
+        problem_type_base: precedes the name of a problem in its type, such as the URL of a page
+            that describes them.
+
+    Raises:
+        SettingsError: for the first option with a wrong value, in one line.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        idem: Idempotency,
+        *,
+        identity: Callable[[Any], str | None],
+        methods: Collection[str] = ("POST", "PATCH"),
+        required: bool | Callable[[Any], bool] = False,
+        store_response: Callable[[int, Headers], bool] = stored_by_default,
+        wait_timeout: float = 0.0,
+        retry_after: int = 1,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        max_response_bytes: int | None = None,
+        problem_type_base: str = problem.TYPE_BASE,
+    ) -> None:
+        _check(isinstance(idem, Idempotency), "idem", "an Idempotency", idem)
+        _check(callable(identity), "identity", "a function of the request", identity)
+        is_function = callable(required)
+        _check(
+            is_function or isinstance(required, bool), "required", "a bool or function", required
+        )
+        _check(callable(store_response), "store_response", "a function", store_response)
+        for name, value in (("retry_after", retry_after), ("max_body_bytes", max_body_bytes)):
+            _check(type(value) is int and value >= 0, name, "a whole number, 0 or more", value)
+        if max_response_bytes is None:
+            max_response_bytes = idem.settings.max_result_size
+        is_size = type(max_response_bytes) is int and max_response_bytes >= 0
+        _check(is_size, "max_response_bytes", "a whole number, 0 or more", max_response_bytes)
+        is_text = isinstance(problem_type_base, str)
+        _check(is_text, "problem_type_base", "text", problem_type_base)
+        self._app = app
+        self._idem = idem
+        self._identity = identity
+        self._methods = _checked_methods(methods)
+        self._required = required
+        self._store_response = store_response
+        # The middleware itself decides which ends are stored.
+        options = {"wait_timeout": wait_timeout, "replay_errors": ()}
+        self._settings = idem.settings_for(options, "IdempotencyMiddleware")
+        self._retry_after = retry_after
+        self._max_body_bytes = max_body_bytes
+        self._max_response_bytes = max_response_bytes
+        self._problem_type_base = problem_type_base
+
+    def _applies(self, method: str, has_key: bool) -> bool:
+        """Returns whether the request may be more than one to pass to the app."""
+        wanted = has_key or self._required is not False
+        return wanted and method in self._methods and self._settings.enabled
+
+    def _admit(self, request: Any, key_fields: list[str]) -> Admitted | Response | None:
+        """Returns the key of a request; or a refusal; or None if it needs no key and has none."""
+        if not key_fields:
+            required = self._required(request) if callable(self._required) else self._required
+            return self._refusal(problem.KEY_MISSING) if required else None
+        key = parse_key(key_fields)
+        if key is None:
+            return self._refusal(problem.KEY_INVALID)
+        identity = self._identity(request)
+        if not isinstance(identity, (str, type(None))):
+            raise TypeError(f"identity must return text or None, not {type(identity).__name__}")
+        return Admitted(identity, key) if identity else self._refusal(problem.IDENTITY_MISSING)
+
+    def _check_length(self, declared: str | None, received: int, *, ended: bool) -> Response | None:
+        """Returns a refusal if a body is too large or, at its end, incomplete.
+
+        Args:
+            declared: the field Content-Length.
+            received: bytes of the body until now.
+        """
+        length = 0
+        if declared:
+            if not _LENGTH.fullmatch(declared):
+                return self._refusal(problem.BODY_INCOMPLETE)
+            length = int(declared)
+        if ended and received < length:
+            return self._refusal(problem.BODY_INCOMPLETE)
+        if max(length, received) > self._max_body_bytes:
+            return self._refusal(problem.body_too_large(self._max_body_bytes))
+        return None
+
+    def _context(self, admitted: Admitted, fingerprint: Any) -> ExecutionContext:
+        """Returns the context manager of the request's execution."""
+        key = self._idem.key_of(("http", *admitted), fingerprint)
+        return ExecutionContext(self._idem, key, self._settings)
+
+    @contextmanager
+    def _refusing(self, exchange: Exchange) -> Iterator[None]:
+        """Answers with a problem document if the engine raises in the block."""
+        try:
+            yield
+        except IdempotencyError as error:
+            exchange.answer = self._refusal(error)
+
+    def _begun(self, exchange: Exchange, execution: BaseContextExecution) -> None:
+        """Answers a request that is not to be executed.
+
+        Raises:
+            IdempotencyError: if its record has no response.
+        """
+        exchange.execution = execution
+        if execution.decision is Decision.CONFLICT:
+            exchange.answer = self._refusal(problem.REQUEST_IN_PROGRESS)
+        elif execution.decision is Decision.REPLAY:
+            exchange.answer = self._replay(execution.replay)
+
+    def _completed(self, exchange: Exchange, stored: Any, returned: Any) -> None:
+        """Answers with the response of another execution, if that has completed first.
+
+        Args:
+            stored: what this execution was to store.
+            returned: what its completion returned.
+        """
+        if returned != stored:
+            exchange.answer = self._replay(returned)
+
+    def _replay(self, stored: Any) -> Response:
+        response = Response.from_record(stored)
+        return self._refusal(problem.RESPONSE_NOT_STORED) if response is None else response
+
+    def _to_store(self, response: Response, *, whole: bool = True) -> dict[str, Any] | None:
+        """Returns what to store of a response; None if a retry is to run the request again.
+
+        Args:
+            whole: False if `response` has only the beginning of the body.
+        """
+        if not self._store_response(response.status, [(n.lower(), v) for n, v in response.headers]):
+            return None
+        if whole and len(response.body) <= self._max_response_bytes:
+            return response.as_record()
+        return response.as_omission()
+
+    def _refusal(self, reason: Problem | IdempotencyError) -> Response:
+        """Returns the problem document for `reason`; raises an error that is not the client's."""
+        if isinstance(reason, IdempotencyError):
+            found = problem.problem_of(reason)
+            if found is None:
+                raise reason
+            if found.status == 500:
+                logger.error("A request with an Idempotency-Key is refused: %s", reason)
+            reason = found
+        return reason.response(self._problem_type_base, self._retry_after)
+
+
+def response_marks(exchange: Exchange) -> Headers:
+    """Returns the fields to add to the app's response."""
+    return [] if exchange.execution.protected else [(UNPROTECTED_HEADER, "true")]
+
+
+def _checked_methods(methods: Any) -> frozenset[str]:
+    is_list = isinstance(methods, Collection) and not isinstance(methods, str)
+    if not is_list or not all(isinstance(method, str) and method for method in methods):
+        _check(False, "methods", 'a list of HTTP methods, such as ["POST", "PATCH"]', methods)
+    upper = frozenset(method.upper() for method in methods)
+    for method in sorted(upper & _NEVER_KEYED):
+        raise SettingsError(f"IdempotencyMiddleware: methods cannot include {method}; remove it")
+    return upper
+
+
+def _check(valid: bool, name: str, kind: str, value: Any) -> None:
+    if not valid:
+        raise SettingsError(f"IdempotencyMiddleware: {name} must be {kind}, not {value!r}")

@@ -1,0 +1,86 @@
+"""A response, and which parts of it a record holds."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from celery_idempotent.errors import CorruptRecordError
+
+REPLAYED_HEADER = "Idempotency-Replayed"
+UNPROTECTED_HEADER = "Idempotency-Unprotected"
+
+#: Fields of one connection (RFC 9110, section 7.6.1), beside those that Connection names.
+_CONNECTION_FIELDS = frozenset(
+    {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+)
+#: Fields that are about one response: when and by whom it was sent, and to which session.
+_RESPONSE_FIELDS = frozenset(
+    {"age", "authentication-info", "date", "server", "set-cookie", "set-cookie2"}
+    | {REPLAYED_HEADER.lower(), UNPROTECTED_HEADER.lower()}
+)
+_NEVER_STORED = _CONNECTION_FIELDS | _RESPONSE_FIELDS
+
+Headers = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Response:
+    """A whole response; `reason` is the phrase of its status line, if it has one."""
+
+    status: int
+    headers: Headers
+    body: bytes = b""
+    reason: str = ""
+
+    def marked(self, header: str) -> Response:
+        """Returns the response with the field `header` set to true."""
+        return replace(self, headers=[*self.headers, (header, "true")])
+
+    def as_record(self) -> dict[str, Any]:
+        """Returns the parts that are stored, in a form that every serializer accepts."""
+        headers = [list(field) for field in _storable(self.headers, len(self.body))]
+        stored = {"status": self.status, "reason": self.reason, "headers": headers}
+        try:
+            return {**stored, "text": self.body.decode("utf-8")}
+        except UnicodeDecodeError:
+            return {**stored, "base64": b64encode(self.body).decode("ascii")}
+
+    def as_omission(self) -> dict[str, Any]:
+        """Returns what is stored of a response that is too large: that there was one."""
+        return {"status": self.status, "omitted": True}
+
+    @classmethod
+    def from_record(cls, stored: Any) -> Response | None:
+        """Returns a stored response, marked as a replay; None if it was too large to be stored.
+
+        Raises:
+            CorruptRecordError: if `stored` is not a response.
+        """
+        try:
+            if stored.get("omitted"):
+                return None
+            headers = [(str(name), str(value)) for name, value in stored["headers"]]
+            text = stored.get("text")
+            body = b64decode(stored["base64"]) if text is None else text.encode("utf-8")
+            response = cls(int(stored["status"]), headers, body, str(stored["reason"]))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise CorruptRecordError("the record of a request holds no response") from None
+        return response.marked(REPLAYED_HEADER)
+
+
+def _storable(headers: Sequence[tuple[str, str]], length: int) -> Headers:
+    """Returns the fields to store: all but those of one connection or of one response."""
+    dropped = set(_NEVER_STORED)
+    for name, value in headers:
+        if name.lower() == "connection":
+            dropped |= {option.strip().lower() for option in value.split(",")}
+    return [
+        (name, value)
+        for name, value in headers
+        if name.lower() not in dropped
+        and not name.lower().startswith("proxy-")
+        and (name.lower() != "content-length" or value == str(length))
+    ]

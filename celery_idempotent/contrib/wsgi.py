@@ -1,0 +1,210 @@
+"""Idempotency-Key middleware for Flask and other WSGI apps; see docs/http.md.
+
+The middleware reads the body of a request with a key, and sends no part of the response before it
+has stored the whole. Requests without a key are passed on as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import ExitStack
+from http.client import responses as phrases
+from io import BytesIO
+from itertools import chain
+from typing import Any
+
+from celery_idempotent.contrib.http import identity as identities
+from celery_idempotent.contrib.http import problem
+from celery_idempotent.contrib.http.fingerprint import fingerprint
+from celery_idempotent.contrib.http.identity import anonymous
+from celery_idempotent.contrib.http.key_header import KEY_HEADER
+from celery_idempotent.contrib.http.middleware import (
+    Admitted,
+    BaseMiddleware,
+    Exchange,
+    response_marks,
+    stored_by_default,
+)
+from celery_idempotent.contrib.http.response import Headers, Response
+
+__all__ = ["IdempotencyMiddleware", "anonymous", "by_cookie", "by_header", "stored_by_default"]
+
+Environ = MutableMapping[str, Any]
+StartResponse = Callable[..., Callable[[bytes], object]]
+
+READ_SIZE = 64 * 1024
+
+
+def by_header(name: str) -> Callable[[Environ], str | None]:
+    """Identifies a client by a header that only it can send, such as Authorization.
+
+    Raises:
+        ValueError: if `name` cannot be the name of a header.
+    """
+    name = identities.checked_name(name, "header")
+    return lambda environ: identities.of_header(name, _fields(environ, name))
+
+
+def by_cookie(name: str) -> Callable[[Environ], str | None]:
+    """Identifies a client by a cookie that only it has, such as that of its session.
+
+    Raises:
+        ValueError: if `name` cannot be the name of a cookie.
+    """
+    name = identities.checked_name(name, "cookie")
+    return lambda environ: identities.of_cookie(name, _fields(environ, "cookie"))
+
+
+class IdempotencyMiddleware(BaseMiddleware):
+    """The middleware as a WSGI app; `identity` and `required` get the environ."""
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Handles one request."""
+        keys = _fields(environ, KEY_HEADER)
+        admitted = None
+        if self._applies(environ["REQUEST_METHOD"], bool(keys)):
+            admitted = self._admit(environ, keys)
+        if admitted is None:
+            return self._app(environ, start_response)  # type: ignore[no-any-return]
+        if isinstance(admitted, Response):
+            return _respond(start_response, admitted)
+        return self._handle(admitted, environ, start_response)
+
+    def _handle(
+        self, admitted: Admitted, environ: Environ, start_response: StartResponse
+    ) -> Iterable[bytes]:
+        body = self._read_body(environ)
+        if isinstance(body, Response):
+            return _respond(start_response, body)
+        request = fingerprint(
+            environ["REQUEST_METHOD"],
+            environ.get("SCRIPT_NAME", ""),
+            environ.get("PATH_INFO", ""),
+            environ.get("QUERY_STRING", ""),
+            environ.get("CONTENT_TYPE", ""),
+            environ.get("HTTP_CONTENT_ENCODING", ""),
+            body,
+        )
+        environ["wsgi.input"], environ["wsgi.input_terminated"] = BytesIO(body), True
+        environ["CONTENT_LENGTH"] = str(len(body))
+        environ.pop("HTTP_TRANSFER_ENCODING", None)
+        exchange = Exchange()
+        with ExitStack() as block:
+            with self._refusing(exchange):
+                self._begun(exchange, block.enter_context(self._context(admitted, request)))
+            if exchange.answer is not None:
+                return _respond(start_response, exchange.answer)
+            held = _HeldResponse(start_response)
+            with held:
+                held.collect(self._app(environ, held.start_response), self._max_response_bytes)
+                stored = self._to_store(held.response, whole=held.whole)
+                with self._refusing(exchange):
+                    if stored is None:
+                        block.close()
+                    else:
+                        self._completed(exchange, stored, exchange.execution.complete(stored))
+                if exchange.answer is None:
+                    return held.release(response_marks(exchange))
+            return _respond(start_response, exchange.answer)
+
+    def _read_body(self, environ: Environ) -> bytes | Response:
+        """Returns the body, or a refusal."""
+        declared = environ.get("CONTENT_LENGTH") or ""
+        terminated = environ.get("wsgi.input_terminated", False)
+        if not declared and not terminated and environ.get("HTTP_TRANSFER_ENCODING"):
+            return self._refusal(problem.LENGTH_REQUIRED)
+        refusal = self._check_length(declared, 0, ended=False)
+        # Reading further than this would block at the end of a request.
+        left = self._max_body_bytes + 1 if terminated else int(declared or 0)
+        body = bytearray()
+        while left > 0 and refusal is None:
+            chunk = environ["wsgi.input"].read(min(left, READ_SIZE))
+            if not chunk:
+                break
+            body += chunk
+            left -= len(chunk)
+        return refusal or self._check_length(declared, len(body), ended=True) or bytes(body)
+
+
+class _HeldResponse:
+    """Holds back the app's response until it is settled."""
+
+    def __init__(self, start_response: StartResponse) -> None:
+        self._start_response = start_response
+        self._status = ""
+        self._headers: Headers = []
+        self._body = bytearray()
+        self._rest: Iterator[bytes] = iter(())
+        self._released = False
+        self._close: Callable[[], object] = lambda: None
+        #: Whether `response` has the whole body.
+        self.whole = False
+
+    def start_response(
+        self, status: str, headers: Headers, exc_info: Any = None
+    ) -> Callable[[bytes], object]:
+        """Is the `start_response` of the app."""
+        if self._released:
+            return self._start_response(status, headers, exc_info)
+        if exc_info is not None and self._body:
+            raise exc_info[1].with_traceback(exc_info[2])
+        if exc_info is None and self._status:
+            raise RuntimeError("the app has called start_response twice")
+        self._status, self._headers = status, list(headers)
+        return self._body.extend
+
+    def collect(self, chunks: Iterable[bytes], max_bytes: int) -> None:
+        """Takes the body, or so much of it that it is larger than `max_bytes`."""
+        self._close = getattr(chunks, "close", self._close)
+        self._rest = iter(chunks)
+        for chunk in self._rest:
+            self._body += chunk
+            if len(self._body) > max_bytes:
+                break
+        else:
+            self.whole = True
+        if not self._status:
+            raise RuntimeError("the app has not called start_response")
+
+    @property
+    def response(self) -> Response:
+        """The response so far."""
+        code, _, reason = self._status.partition(" ")
+        return Response(int(code), self._headers, bytes(self._body), reason)
+
+    def release(self, marks: Headers) -> Iterable[bytes]:
+        """Sends the response, with the fields `marks`, and then what the app has yet to return."""
+        self._released = True
+        self._start_response(self._status, [*self._headers, *marks])
+        return _Body(chain([bytes(self._body)], self._rest), self._close)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        """Closes the app's response, unless the server will."""
+        if not self._released:
+            self._close()
+
+
+class _Body:
+    """The body of the response, which the server closes when it has sent it."""
+
+    def __init__(self, chunks: Iterator[bytes], close: Callable[[], object]) -> None:
+        self._chunks = chunks
+        self.close = close
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._chunks
+
+
+def _respond(start_response: StartResponse, response: Response) -> list[bytes]:
+    reason = response.reason or phrases.get(response.status, "Unknown")
+    start_response(f"{response.status} {reason}", response.headers)
+    return [response.body]
+
+
+def _fields(environ: Environ, name: str) -> list[str]:
+    """Returns the fields `name`; the server has joined repeated ones with commas."""
+    value = environ.get("HTTP_" + name.upper().replace("-", "_"))
+    return [] if value is None else [value]

@@ -1,0 +1,1 @@
+"""The HTTP middleware: its rules, and its behaviour behind real servers."""

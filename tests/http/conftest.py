@@ -1,0 +1,63 @@
+"""A private Redis for the session, and a database with two users for the Django project."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import redis
+
+from celery_idempotent.testing.server import RedisServer
+from tests.http.servers import REPOSITORY
+
+CREATE_USERS = """
+import django
+django.setup()
+from django.contrib.auth.models import User
+from django.core.management import call_command
+call_command("migrate", verbosity=0)
+for name in ("alice", "bob"):
+    User.objects.create_user(name, password=name)
+"""
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RedisServer]:
+    with RedisServer.start(config={}) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture
+def key() -> str:
+    """A key that no other test uses."""
+    return uuid4().hex
+
+
+@pytest.fixture(scope="session")
+def site_environment(server: RedisServer) -> dict[str, str]:
+    return {"STORE_URL": server.url, "LEDGER_URL": server.url}
+
+
+@pytest.fixture(scope="session")
+def django_environment(
+    site_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    database: Path = tmp_path_factory.mktemp("django") / "site.sqlite3"
+    environment = site_environment | {
+        "DATABASE": str(database),
+        "DJANGO_SETTINGS_MODULE": "tests.http.django_site.settings",
+    }
+    command = [sys.executable, "-c", CREATE_USERS]
+    subprocess.run(command, cwd=REPOSITORY, env=os.environ | environment, check=True)
+    return environment

@@ -1,0 +1,1 @@
+"""A Django project with sessions, CSRF protection and the middleware."""

@@ -1,0 +1,90 @@
+"""The app with FastAPI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import BackgroundTasks, FastAPI, Header, Request, Response
+from fastapi.responses import StreamingResponse
+
+from celery_idempotent.contrib.asgi import IdempotencyMiddleware, by_header
+from tests.http.site import OPTIONS, chunks, count, idem, wait_for_release
+
+app = FastAPI()
+app.add_middleware(
+    IdempotencyMiddleware,
+    identity=by_header("authorization"),
+    required=lambda scope: scope["path"].startswith("/required"),
+    **OPTIONS,
+)
+
+
+async def order_of(request: Request) -> str:
+    order: str = (await request.json())["order"]
+    return order
+
+
+@app.post("/payments", status_code=201)
+@app.post("/required/payments", status_code=201)
+@app.get("/payments/{order}")
+async def pay(
+    request: Request,
+    response: Response,
+    background: BackgroundTasks,
+    order: str = "",
+    idempotency_key: Annotated[str | None, Header(description="Makes retries safe.")] = None,
+) -> dict[str, Any]:
+    order = order or await order_of(request)
+    number = await asyncio.to_thread(count, order)
+    background.add_task(count, f"{order}:after")
+    response.headers["location"] = f"/payments/{number}"
+    response.set_cookie("a", "1")
+    response.set_cookie("b", "2")
+    return {"payment": number, "attempt": getattr(idem.current, "attempt", 0)}
+
+
+@app.post("/slow")
+async def slow(request: Request) -> dict[str, int]:
+    order = await order_of(request)
+    number = await asyncio.to_thread(count, order)
+    await asyncio.to_thread(wait_for_release, order)
+    return {"payment": number}
+
+
+@app.post("/status/{status}")
+async def respond(status: int, request: Request) -> Response:
+    return Response(str(count(await order_of(request))), status)
+
+
+@app.post("/broken")
+async def broken(request: Request) -> None:
+    count(await order_of(request))
+    raise RuntimeError("broken")
+
+
+@app.post("/echo")
+async def echo(request: Request) -> Response:
+    return Response(await request.body(), media_type="application/octet-stream")
+
+
+@app.post("/chunks/{size}")
+async def stream(size: int, request: Request) -> StreamingResponse:
+    count(await order_of(request))
+    return StreamingResponse(chunks(size))
+
+
+@idem.idempotent(key="{order}", name="web.endless")
+async def endless(order: str) -> None:
+    count(order)
+    await asyncio.sleep(3600)
+
+
+@app.get("/endless/{order}")
+async def stream_endlessly(order: str) -> StreamingResponse:
+    async def lines() -> AsyncIterator[str]:
+        yield "started\n"
+        await endless(order)
+
+    return StreamingResponse(lines())

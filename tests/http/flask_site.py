@@ -1,0 +1,66 @@
+"""The app with Flask."""
+
+from __future__ import annotations
+
+from flask import Flask, Response, jsonify, request
+
+from celery_idempotent.contrib.wsgi import IdempotencyMiddleware, by_header
+from tests.http.site import OPTIONS, chunks, count, idem, wait_for_release
+
+app = Flask(__name__)
+app.wsgi_app = IdempotencyMiddleware(  # type: ignore[method-assign]
+    app.wsgi_app,
+    identity=by_header("Authorization"),
+    required=lambda environ: environ["PATH_INFO"].startswith("/required"),
+    **OPTIONS,
+)
+
+
+def order_in_body() -> str:
+    order: str = request.get_json()["order"]
+    return order
+
+
+@app.post("/payments")
+@app.post("/required/payments")
+@app.get("/payments/<order>")
+def pay(order: str = "") -> Response:
+    order = order or order_in_body()
+    number = count(order)
+    response = jsonify(payment=number, attempt=idem.current.attempt)
+    response.status_code = 201
+    response.headers["Location"] = f"/payments/{number}"
+    response.set_cookie("a", "1")
+    response.set_cookie("b", "2")
+    response.call_on_close(lambda: count(f"{order}:after"))
+    return response
+
+
+@app.post("/slow")
+def slow() -> Response:
+    order = order_in_body()
+    number = count(order)
+    wait_for_release(order)
+    return jsonify(payment=number)
+
+
+@app.post("/status/<int:status>")
+def respond(status: int) -> tuple[str, int]:
+    return str(count(order_in_body())), status
+
+
+@app.post("/broken")
+def broken() -> None:
+    count(order_in_body())
+    raise RuntimeError("broken")
+
+
+@app.post("/echo")
+def echo() -> Response:
+    return Response(request.get_data(), content_type="application/octet-stream")
+
+
+@app.post("/chunks/<int:size>")
+def stream(size: int) -> Response:
+    count(order_in_body())
+    return Response(chunks(size))

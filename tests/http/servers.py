@@ -1,0 +1,135 @@
+"""Web servers as processes that can be killed, and the clients of their users."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from celery_idempotent.testing.ports import Ports
+from tests.waiting import eventually
+
+REPOSITORY = Path(__file__).parents[2]
+
+#: Of the engine of each app, in seconds. Long enough for a busy machine, short enough to wait for
+#: its end.
+LEASE = 2.0
+#: Bytes of the largest body, of a request and of a stored response.
+MAX_BYTES = 100_000
+CHUNK = b"0123456789" * 1000
+
+UVICORN = ("uvicorn", "--log-level", "warning", "--port")
+GTHREAD = ("gunicorn", "--worker-class", "gthread", "--threads", "8", "--log-level", "error")
+UVICORN_WORKER = ("gunicorn", "--worker-class", "uvicorn.workers.UvicornWorker")
+
+
+class WebServer:
+    """A server process, with its workers, that serves an app on a port of its own."""
+
+    def __init__(
+        self, app: str, environment: Mapping[str, str], server: tuple[str, ...] = UVICORN
+    ) -> None:
+        self.server = server
+        self._ports = Ports(1)
+        (self.port,) = self._ports.numbers
+        self.url = f"http://127.0.0.1:{self.port}"
+        address = [str(self.port)] if server is UVICORN else ["--bind", f"127.0.0.1:{self.port}"]
+        self._command = [sys.executable, "-m", *server, *address, app]
+        self._environment = {**os.environ, **environment}
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command,
+            cwd=REPOSITORY,
+            env=self._environment,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,  # kill() kills the workers, too
+        )
+        eventually(self._responds, f"{self._command} responds")
+
+    def _responds(self) -> bool:
+        assert self._process.poll() is None, self.log()
+        try:
+            self.client.get("/")
+        except httpx.TransportError:
+            return False
+        return True
+
+    @property
+    def reads_no_chunked_body(self) -> bool:
+        """Django reads none under WSGI."""
+        return False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def log(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    def post(self, path: str, key: str | None, body: Any, **headers: str) -> httpx.Response:
+        """Sends a request of the user alice."""
+        return post(self.client, path, key, body, **{"Authorization": "Bearer alice", **headers})
+
+    def user(self, name: str) -> httpx.Client:
+        """Returns the client of a user who is logged in."""
+        headers = {"Authorization": f"Bearer {name}"}
+        return httpx.Client(base_url=self.url, timeout=60, headers=headers)
+
+    def kill(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+        self.client.close()
+        self._log.close()
+        self._ports.stop()
+
+
+class DjangoServer(WebServer):
+    """A server of the Django project, whose users log in with a form."""
+
+    @property
+    def reads_no_chunked_body(self) -> bool:
+        return self.server is GTHREAD
+
+    def user(self, name: str) -> httpx.Client:
+        client = httpx.Client(base_url=self.url, timeout=60)
+        client.headers["X-CSRFToken"] = client.get("/login").json()["token"]
+        token = client.post("/login", data={"name": name}).json()["token"]
+        client.headers["X-CSRFToken"] = token
+        return client
+
+
+def post(
+    client: httpx.Client, path: str, key: str | None, body: Any, **headers: str
+) -> httpx.Response:
+    if key is not None:
+        headers["Idempotency-Key"] = key
+    return client.post(path, json=body, headers=headers)
+
+
+@contextmanager
+def serving(
+    app: str, server: tuple[str, ...] = UVICORN, *, kind: type[WebServer] = WebServer, **env: str
+) -> Iterator[Any]:
+    web = kind(app, env, server)
+    try:
+        yield web
+    finally:
+        web.stop()
