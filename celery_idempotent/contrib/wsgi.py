@@ -114,16 +114,15 @@ class IdempotencyMiddleware(BaseMiddleware):
         if not declared and not terminated and environ.get("HTTP_TRANSFER_ENCODING"):
             return self._refusal(problem.LENGTH_REQUIRED)
         refusal = self._check_length(declared, 0, ended=False)
-        # Reading further than this would block at the end of a request.
+        if refusal is not None:
+            return refusal
+        # Without a mark at the end of the input, reading further than its length would block.
         left = self._max_body_bytes + 1 if terminated else int(declared or 0)
         body = bytearray()
-        while left > 0 and refusal is None:
-            chunk = environ["wsgi.input"].read(min(left, READ_SIZE))
-            if not chunk:
-                break
+        while left > 0 and (chunk := environ["wsgi.input"].read(min(left, READ_SIZE))):
             body += chunk
             left -= len(chunk)
-        return refusal or self._check_length(declared, len(body), ended=True) or bytes(body)
+        return self._check_length(declared, len(body), ended=True) or bytes(body)
 
 
 class _HeldResponse:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 import redis
 
+from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
-from tests.http.servers import REPOSITORY
+from tests.http.servers import LEASE, MAX_BYTES, REPOSITORY
 
 CREATE_USERS = """
 import django
@@ -61,3 +64,26 @@ def django_environment(
     command = [sys.executable, "-c", CREATE_USERS]
     subprocess.run(command, cwd=REPOSITORY, env=os.environ | environment, check=True)
     return environment
+
+
+@pytest.fixture
+def idem(server: RedisServer) -> Iterator[Idempotency]:
+    engine = Idempotency(server.url, key_prefix=uuid4().hex, lease=LEASE, max_result_size=MAX_BYTES)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def run(idem: Idempotency) -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    """Runs a coroutine in an event loop of its own, then closes the loop's connections."""
+
+    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        async def run_and_close() -> Any:
+            try:
+                return await coroutine
+            finally:
+                await idem.aclose()
+
+        return asyncio.run(run_and_close())
+
+    return run

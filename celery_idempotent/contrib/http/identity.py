@@ -15,8 +15,8 @@ _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
 def anonymous(request: Any) -> str:
-    """Identifies all clients as one: whoever guesses a key, and repeats its request, gets its
-    response.
+    """Identifies all clients as one, so that a client which guesses another one's key, and sends
+    the same request, gets its response.
     """
     return "anonymous"
 

@@ -1,0 +1,78 @@
+"""An ASGI server in the test's own process: sends one request, and collects what the app sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+Message = dict[str, Any]
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+DISCONNECT: Message = {"type": "http.disconnect"}
+
+
+def scope(key: str | None = None, headers: Iterable[tuple[str, str]] = (), **changes: Any) -> Any:
+    """Returns the scope of a POST request; `changes` replace its entries."""
+    fields = [*headers] if key is None else [*headers, ("Idempotency-Key", key)]
+    encoded = [(name.lower().encode(), value.encode("latin-1")) for name, value in fields]
+    default = {"path": "/pay", "root_path": "", "query_string": b"", "headers": encoded}
+    return {"type": "http", "method": "POST", **default, **changes}
+
+
+def body_messages(*chunks: bytes) -> list[Message]:
+    """Returns the messages of a body that arrives in chunks."""
+    more = [True] * (len(chunks) - 1) + [False]
+    return [
+        {"type": "http.request", "body": chunk, "more_body": more_body}
+        for chunk, more_body in zip(chunks, more, strict=True)
+    ]
+
+
+class Response:
+    """What an app has sent to one request."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    @property
+    def status(self) -> int:
+        return int(self.messages[0]["status"])
+
+    @property
+    def headers(self) -> dict[str, str]:
+        fields = self.messages[0]["headers"]
+        return {bytes(name).decode().lower(): bytes(value).decode() for name, value in fields}
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message["body"] for message in self.messages[1:])
+
+
+async def request(
+    app: App,
+    scope: Any,
+    body: bytes | list[Message] = b"",
+    send: Callable[[Message], Awaitable[None]] | None = None,
+) -> Response:
+    """Sends a request to an app, and returns when the app ends.
+
+    Args:
+        body: the body, or the messages that the app receives before the client waits.
+        send: what the server does with a message.
+    """
+    messages = body if isinstance(body, list) else body_messages(body)
+    response = Response()
+
+    async def receive() -> Message:
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop(0)
+
+    async def collect(message: Message) -> None:
+        response.messages.append(message)
+        if send is not None:
+            await send(message)
+
+    await app(scope, receive, collect)
+    return response

@@ -1,0 +1,379 @@
+"""The middleware as an ASGI app: which messages it passes, holds back and hides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+
+from celery_idempotent import Idempotency
+from celery_idempotent.contrib.asgi import IdempotencyMiddleware, anonymous
+from tests.http.asgi import DISCONNECT, Response, body_messages, request, scope
+from tests.http.servers import MAX_BYTES
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+MORE = {"type": "http.response.body", "body": b"1", "more_body": True}
+END = {"type": "http.response.body", "body": b"2"}
+
+
+class App:
+    """Counts its requests, and sends the messages of its response."""
+
+    def __init__(self, *messages: Any) -> None:
+        self.messages = messages or (START, END)
+        self.requests: list[Any] = []
+        self.arguments: Any = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.arguments = (scope, receive, send)
+        self.requests.append(await receive() if scope["type"] == "http" else None)
+        for message in self.messages:
+            if isinstance(message, Exception):
+                raise message
+            await send(message)
+
+
+def protect(app: Any, idem: Idempotency, **options: Any) -> IdempotencyMiddleware:
+    return IdempotencyMiddleware(app, idem, **{"identity": anonymous, **options})
+
+
+@pytest.mark.parametrize(
+    "untouched",
+    [
+        {"type": "lifespan"},
+        scope("key", type="websocket"),
+        scope("key", method="GET"),
+        scope("key", method="HEAD"),
+        scope("key", method="OPTIONS"),
+        scope(None),
+    ],
+    ids=lambda scope: scope["type"] + scope.get("method", ""),
+)
+def test_everything_else_is_passed_to_the_app_as_it_is(idem: Idempotency, untouched: Any) -> None:
+    app = App(START, MORE, END)
+
+    async def receive() -> Any:
+        return None
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    sent: list[Any] = []
+    asyncio.run(protect(app, idem)(untouched, receive, send))
+
+    assert app.arguments[0] is untouched
+    assert app.arguments[1:] == (receive, send)
+    assert sent == [START, MORE, END]
+
+
+def test_get_can_be_protected(idem: Idempotency, run: Run, key: str) -> None:
+    app = App()
+
+    async def send_requests() -> None:
+        for _ in range(2):
+            await request(protect(app, idem, methods=["get"]), scope(key, method="GET"))
+
+    run(send_requests())
+    assert len(app.requests) == 1
+
+
+def test_a_request_that_the_client_breaks_off_is_not_run(
+    idem: Idempotency, run: Run, key: str
+) -> None:
+    app = App()
+    messages = [*body_messages(b"{", b"}")[:1], DISCONNECT]
+
+    response = run(request(protect(app, idem), scope(key), messages))
+
+    assert app.requests == response.messages == []
+    assert list(idem.records()) == []
+
+
+def test_a_body_that_is_shorter_than_its_length_is_not_run(
+    idem: Idempotency, run: Run, key: str
+) -> None:
+    app = App()
+    response = run(request(protect(app, idem), scope(key, [("content-length", "9")]), b"short"))
+
+    assert (response.status, app.requests) == (400, [])
+    assert list(idem.records()) == []
+
+
+def test_an_app_that_stops_when_the_client_disconnects_releases_its_key(
+    idem: Idempotency, run: Run, key: str
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(START)
+        await send(MORE)
+        await receive()
+        assert await receive() is DISCONNECT
+
+    response = run(request(protect(app, idem), scope(key), [*body_messages(b""), DISCONNECT]))
+
+    assert response.messages == []
+    assert list(idem.records()) == []
+
+
+def test_a_response_is_stored_even_if_the_client_is_gone(
+    idem: Idempotency, run: Run, key: str
+) -> None:
+    app = App()
+
+    async def disconnected(message: Any) -> None:
+        raise OSError("the client is gone")
+
+    async def send_requests() -> Response:
+        with pytest.raises(OSError, match="gone"):
+            await request(protect(app, idem), scope(key), send=disconnected)
+        return await request(protect(app, idem), scope(key))
+
+    again: Response = run(send_requests())
+    assert (again.status, again.body) == (200, b"2")
+    assert again.headers["idempotency-replayed"] == "true"
+    assert len(app.requests) == 1
+
+
+def test_a_cancelled_request_releases_its_key(idem: Idempotency, run: Run, key: str) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(START)
+        started.set()
+        await asyncio.Event().wait()
+
+    async def cancel() -> None:
+        task = asyncio.ensure_future(request(protect(app, idem), scope(key)))
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    started = asyncio.Event()
+    run(cancel())
+    assert list(idem.records()) == []
+
+
+def test_an_app_that_raises_in_the_middle_of_its_response_releases_its_key(
+    idem: Idempotency, run: Run, key: str
+) -> None:
+    async def send_request() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await request(protect(App(START, MORE, ZeroDivisionError()), idem), scope(key))
+
+    run(send_request())
+    assert list(idem.records()) == []
+
+
+class TestExtensions:
+    @pytest.mark.parametrize("name", ["pathsend", "zerocopysend", "push", "early_hint", "trailers"])
+    def test_those_that_send_are_hidden(
+        self, idem: Idempotency, run: Run, key: str, name: str
+    ) -> None:
+        app = App()
+        extensions = {f"http.response.{name}": {}, "tls": {"client_cert_name": "alice"}}
+        outer = scope(key, extensions=extensions)
+        run(request(protect(app, idem), outer))
+
+        assert app.arguments[0]["extensions"] == {"tls": {"client_cert_name": "alice"}}
+        assert outer["extensions"] is extensions
+
+    @pytest.mark.parametrize("extensions", [{}, {"tls": {}}, None])
+    def test_the_scope_is_passed_as_it_is(
+        self, idem: Idempotency, run: Run, key: str, extensions: Any
+    ) -> None:
+        app = App()
+        outer = scope(key, extensions=extensions)
+        run(request(protect(app, idem), outer))
+
+        assert app.arguments[0] is outer
+
+    def test_an_app_that_uses_one_nonetheless_fails(
+        self, idem: Idempotency, run: Run, key: str
+    ) -> None:
+        message = {"type": "http.response.pathsend", "path": "/etc/hostname"}
+
+        async def send_request() -> None:
+            with pytest.raises(RuntimeError, match=r"http\.response\.pathsend"):
+                await request(protect(App(START, message), idem), scope(key))
+
+        run(send_request())
+        assert list(idem.records()) == []
+
+
+class TestStreams:
+    def test_a_small_stream_is_stored_and_sent_as_a_whole(
+        self, idem: Idempotency, run: Run, key: str
+    ) -> None:
+        app = App(START, MORE, MORE, END)
+
+        async def send_requests() -> list[Response]:
+            return [await request(protect(app, idem), scope(key)) for _ in range(2)]
+
+        first, again = run(send_requests())
+        assert first.messages[1:] == [
+            {"type": "http.response.body", "body": b"112", "more_body": False}
+        ]
+        assert again.body == b"112"
+        assert len(app.requests) == 1
+
+    def test_a_large_stream_is_not_held_back(self, idem: Idempotency, run: Run, key: str) -> None:
+        """The fact that there was a response is stored before its first byte is sent."""
+        chunk = {**MORE, "body": b"x" * (MAX_BYTES // 2)}
+        states_when_sent = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            for message in (START, chunk, chunk):
+                await send(message)
+                assert response.messages == []
+            await send(chunk)
+            assert len(response.body) == 3 * len(chunk["body"])
+            await send(MORE)
+            assert response.messages[-1] is MORE
+            await send(END)
+
+        async def look_up(message: Any) -> None:
+            response.messages.append(message)
+            states = [record.state.value for record in await asyncio.to_thread(list, records())]
+            states_when_sent.append(states)
+
+        async def send_requests() -> Response:
+            await request(protect(app, idem), scope(key), send=look_up)
+            return await request(protect(app, idem), scope(key))
+
+        response, records = Response(), idem.records
+        again: Response = run(send_requests())
+        assert states_when_sent == [["COMPLETED"]] * 4
+        assert again.status == 409
+        assert b"response-not-stored" in again.body
+
+    def test_a_large_error_is_sent_and_not_stored(
+        self, idem: Idempotency, run: Run, key: str
+    ) -> None:
+        app = App({**START, "status": 500}, {**MORE, "body": b"x" * (MAX_BYTES + 1)}, END)
+        response = run(request(protect(app, idem), scope(key)))
+
+        assert (response.status, len(response.body)) == (500, MAX_BYTES + 2)
+        assert list(idem.records()) == []
+
+
+def test_a_released_key_is_free_before_the_response_is_sent(
+    idem: Idempotency, run: Run, key: str
+) -> None:
+    """A client that retries at once does not meet its own first request."""
+
+    async def look_up(message: Any) -> None:
+        records.extend(await asyncio.to_thread(list, idem.records()))
+
+    records: list[Any] = []
+    app = App({**START, "status": 429}, END)
+    assert run(request(protect(app, idem), scope(key), send=look_up)).status == 429
+    assert records == []
+
+
+def test_what_the_app_does_after_its_response_delays_nobody(
+    idem: Idempotency, run: Run, key: str
+) -> None:
+    """A retry gets the response while the background task of the first request runs."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for message in (START, END):
+            await send(message)
+        again.append(await request(protect(app, idem), scope))
+
+    again: list[Response] = []
+    first = run(request(protect(app, idem), scope(key)))
+    assert first.body == again[0].body == b"2"
+
+
+class TestMounts:
+    """Two apps under different prefixes, with one engine, never answer for each other."""
+
+    @staticmethod
+    def app(name: str, idem: Idempotency) -> Any:
+        async def pay(request: Any) -> PlainTextResponse:
+            return PlainTextResponse(name)
+
+        return protect(Starlette(routes=[Route("/pay", pay, methods=["POST"])]), idem)
+
+    def test_of_starlette(self, idem: Idempotency, run: Run, key: str) -> None:
+        mounts = [Mount(f"/{name}", self.app(name, idem)) for name in ("a", "b")]
+
+        async def send_requests() -> list[Response]:
+            app = Starlette(routes=mounts)
+            paths = ("/a/pay", "/b/pay", "/a/pay")
+            return [await request(app, scope(key, path=path)) for path in paths]
+
+        first, other, again = run(send_requests())
+        assert (first.status, first.body) == (200, b"a")
+        assert (other.status, again.body) == (422, b"a")
+
+    def test_of_servers_whose_path_has_no_prefix(
+        self, idem: Idempotency, run: Run, key: str
+    ) -> None:
+        async def send_requests() -> list[Response]:
+            return [
+                await request(protect(App(), idem), scope(key, root_path=prefix))
+                for prefix in ("/a", "/b", "/a")
+            ]
+
+        assert [response.status for response in run(send_requests())] == [200, 422, 200]
+
+
+def test_a_multipart_body_is_the_same_with_another_boundary(
+    idem: Idempotency, run: Run, key: str
+) -> None:
+    app = App()
+
+    async def upload(boundary: str, content: str) -> int:
+        body = f"--{boundary}\r\nContent-Disposition: form-data; name=f\r\n\r\n{content}\r\n"
+        headers = [("content-type", f'multipart/form-data; boundary="{boundary}"')]
+        end = f"--{boundary}--\r\n"
+        return (
+            await request(protect(app, idem), scope(key, headers), (body + end).encode())
+        ).status
+
+    async def send_requests() -> list[int]:
+        return [await upload("one", "a"), await upload("two", "a"), await upload("one", "b")]
+
+    assert run(send_requests()) == [200, 200, 422]
+    assert len(app.requests) == 1
+
+
+@pytest.mark.parametrize("identity", [1, b"alice", ["alice"], True])
+def test_an_identity_that_is_not_text_is_an_error(
+    idem: Idempotency, run: Run, key: str, identity: Any
+) -> None:
+    async def send_request() -> None:
+        middleware = protect(App(), idem, identity=lambda scope: identity)
+        with pytest.raises(TypeError, match="identity must return text or None"):
+            await request(middleware, scope(key))
+
+    run(send_request())
+
+
+@pytest.mark.parametrize("identity", [None, ""])
+def test_no_identity_is_shared(idem: Idempotency, run: Run, key: str, identity: Any) -> None:
+    app = App()
+    middleware = protect(app, idem, identity=lambda scope: identity)
+    response = run(request(middleware, scope(key)))
+
+    assert (response.status, app.requests) == (400, [])
+    assert b"urn:celery-idempotent:identity-missing" in response.body
+
+
+def test_an_engine_that_is_not_enabled_lets_every_request_through(
+    server: Any, run: Run, key: str
+) -> None:
+    app = App()
+    middleware = protect(app, Idempotency(server.url, enabled=False), required=True)
+
+    async def send_requests() -> list[int]:
+        return [(await request(middleware, scope(k))).status for k in (key, key, None)]
+
+    assert run(send_requests()) == [200, 200, 200]
+    assert len(app.requests) == 3

@@ -1,0 +1,152 @@
+"""Two requests have one identity only if they present one credential."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_idempotent.contrib import asgi, wsgi
+from celery_idempotent.contrib.django import middleware as django
+from tests.http.asgi import scope
+
+
+def request_of(kind: str, headers: list[tuple[str, str]]) -> Any:
+    """Returns a request as the app gets it; WSGI servers join repeated fields."""
+    if kind == "asgi":
+        return scope(headers=headers)
+    environ: dict[str, str] = {}
+    for field, value in headers:
+        name = "HTTP_" + field.upper().replace("-", "_")
+        environ[name] = f"{environ[name]},{value}" if name in environ else value
+    return environ if kind == "wsgi" else SimpleNamespace(META=environ)
+
+
+MODULES = {"asgi": asgi, "wsgi": wsgi, "django": django}
+
+each_kind = pytest.mark.parametrize("kind", MODULES)
+
+
+def of_header(kind: str, *values: str) -> str | None:
+    identity = MODULES[kind].by_header("X-Api-Key")
+    return identity(request_of(kind, [("x-api-key", value) for value in values]))
+
+
+def of_cookie(kind: str, *fields: str) -> str | None:
+    identity = MODULES[kind].by_cookie("sid")
+    return identity(request_of(kind, [("cookie", field) for field in fields]))
+
+
+@each_kind
+def test_a_header_is_an_identity(kind: str) -> None:
+    assert of_header(kind, "a") == of_header(kind, "a")
+    assert of_header(kind, "a") not in (None, of_header(kind, "A"), of_header(kind, "a, b"))
+
+
+@each_kind
+def test_an_absent_or_empty_header_is_none(kind: str) -> None:
+    assert of_header(kind) is None
+    assert of_header(kind, "") is None
+
+
+def test_a_repeated_header_is_none() -> None:
+    assert of_header("asgi", "a", "b") is None
+    assert of_header("asgi", "a", "a") is None
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "field", ["sid=a", " sid=a ", "x=1; sid=a", "sid=a;", "sid = a", "sid=a; sid=a", "Sid=b; sid=a"]
+)
+def test_a_cookie_is_an_identity(kind: str, field: str) -> None:
+    assert of_cookie(kind, field) == of_cookie(kind, "sid=a") is not None
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "field",
+    ["", "sid", "sid=", "x=a", "sid2=a", "xsid=a", "SID=a", "sid=a; sid=b", 'sid=a; sid="a"'],
+)
+def test_a_cookie_that_is_absent_or_ambiguous_is_none(kind: str, field: str) -> None:
+    assert of_cookie(kind, field) is None
+
+
+@each_kind
+def test_a_quoted_cookie_is_another_one(kind: str) -> None:
+    assert of_cookie(kind, 'sid="a"') not in (None, of_cookie(kind, "sid=a"))
+    assert of_cookie(kind, "sid=a=b") not in (None, of_cookie(kind, "sid=a"))
+
+
+def test_cookie_fields_are_read_as_one() -> None:
+    assert of_cookie("asgi", "x=1", "sid=a") == of_cookie("asgi", "sid=a")
+    assert of_cookie("asgi", "sid=a", "sid=b") is None
+
+
+@each_kind
+def test_a_header_and_a_cookie_with_one_value_are_two_identities(kind: str) -> None:
+    assert of_header(kind, "a") != of_cookie(kind, "sid=a")
+
+
+TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=20)
+VALUES = st.lists(TEXT, max_size=3)
+
+
+@given(VALUES, VALUES)
+def test_two_credentials_in_headers_never_collide(one: list[str], other: list[str]) -> None:
+    if of_header("asgi", *one) == of_header("asgi", *other) is not None:
+        assert one == other
+    joined = (of_header("wsgi", *one), of_header("wsgi", *other))
+    if joined[0] == joined[1] is not None:  # the app gets the fields joined, too
+        assert ",".join(one) == ",".join(other)
+
+
+COOKIES = st.lists(
+    st.tuples(st.sampled_from(["sid", "sid ", "Sid", "x", ""]), TEXT).map("=".join), max_size=4
+).map("; ".join)
+
+
+@given(COOKIES, COOKIES)
+def test_two_credentials_in_cookies_never_collide(one: str, other: str) -> None:
+    def values(field: str) -> set[str]:
+        pairs = [pair.partition("=") for pair in field.split(";")]
+        return {value.strip() for name, equals, value in pairs if equals and name.strip() == "sid"}
+
+    if of_cookie("asgi", one) == of_cookie("asgi", other) is not None:
+        assert values(one) == values(other)
+        assert len(values(one)) == 1
+
+
+def test_anonymous_is_one_identity_for_all() -> None:
+    assert asgi.anonymous({}) == wsgi.anonymous({}) == django.anonymous(None) == "anonymous"
+
+
+@each_kind
+@pytest.mark.parametrize("name", ["", "a b", "a:", "a\r\nb", "é", None, b"a"])
+def test_an_impossible_name_is_refused(kind: str, name: Any) -> None:
+    for helper, what in (("by_header", "header"), ("by_cookie", "cookie")):
+        with pytest.raises(ValueError, match=rf"{helper} needs the name of a {what}"):
+            getattr(MODULES[kind], helper)(name)
+
+
+class User:
+    is_authenticated = True
+
+    def __init__(self, pk: Any) -> None:
+        self.pk = pk
+
+
+class Admin(User):
+    pass
+
+
+def test_a_user_is_an_identity() -> None:
+    def identity(user: Any) -> str | None:
+        return django.by_user(SimpleNamespace(user=user))
+
+    assert identity(User(1)) == identity(User(1)) is not None
+    assert len({identity(User(1)), identity(User(11)), identity(Admin(1))}) == 3
+    assert identity(User(None)) is None
+    assert identity(SimpleNamespace(is_authenticated=False, pk=1)) is None

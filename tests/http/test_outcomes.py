@@ -1,0 +1,305 @@
+"""What a client gets if the engine has no response for it: the same under ASGI and WSGI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+
+from celery_idempotent import Idempotency, KeyReusedError, LeaseLostError, signals
+from celery_idempotent.contrib import asgi, wsgi
+from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.testing.server import RedisServer
+from tests.http import asgi as asgi_server
+from tests.http import wsgi as wsgi_server
+from tests.waiting import eventually
+
+IDENTITY = "alice"
+#: Returns status, headers and body.
+Handler = Callable[[], tuple[int, list[tuple[str, str]], bytes]]
+
+
+class Site:
+    """An app behind the middleware, whose handler a test replaces at will."""
+
+    def __init__(self, kind: str, idem: Idempotency) -> None:
+        self.kind = kind
+        self.idem = idem
+        self.options: dict[str, Any] = {"identity": lambda request: IDENTITY}
+        self.requests = 0
+        self.handler: Handler = lambda: (200, [], b"ok")
+
+    def post(self, key: str, body: bytes = b"") -> Any:
+        """Sends a request; may be called by the handler."""
+        if self.kind == "wsgi":
+            app = wsgi.IdempotencyMiddleware(self._wsgi, self.idem, **self.options)
+            return wsgi_server.request(app, wsgi_server.environ(key, body))
+
+        async def send() -> Any:
+            middleware = asgi.IdempotencyMiddleware(self._asgi, self.idem, **self.options)
+            response = await asgi_server.request(middleware, asgi_server.scope(key), body)
+            await self.idem.aclose()
+            return response
+
+        return asyncio.run(send())
+
+    def _wsgi(self, environ: Any, start_response: Any) -> list[bytes]:
+        self.requests += 1
+        status, headers, body = self.handler()
+        start_response(f"{status} Any", [("Content-Type", "text/plain"), *headers])
+        return [body]
+
+    async def _asgi(self, scope: Any, receive: Any, send: Any) -> None:
+        self.requests += 1
+        # In a thread, so that the handler can send other requests.
+        status, headers, body = await asyncio.to_thread(self.handler)
+        encoded = [(name.lower().encode(), value.encode()) for name, value in headers]
+        await send({"type": "http.response.start", "status": status, "headers": encoded})
+        await send({"type": "http.response.body", "body": body})
+
+    def end_lease(self, key: str) -> None:
+        """Ends the lease of the running execution, as if its process had been frozen."""
+        (record,) = self.idem.records()
+        derived = self.idem.key_of(("http", IDENTITY, key))
+        abandon = commands.abandon(derived, record.task_id, record.worker, grace_ms=0)
+        assert run_sync(self.idem.executor.store.execute(abandon)).case == "ok"
+
+
+@pytest.fixture(params=["asgi", "wsgi"])
+def site(request: pytest.FixtureRequest, idem: Idempotency) -> Site:
+    return Site(request.param, idem)
+
+
+def problem(response: Any) -> str:
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.headers["content-length"] == str(len(response.body))
+    document = json.loads(response.body)
+    assert document["status"] == response.status
+    return str(document["type"])
+
+
+def test_503_if_the_store_is_unavailable(site: Site, key: str) -> None:
+    site.idem = Idempotency("redis://127.0.0.1:1")
+    response = site.post(key)
+
+    assert (response.status, site.requests) == (503, 0)
+    assert problem(response) == "urn:celery-idempotent:store-unavailable"
+    assert response.headers["retry-after"] == "1"
+
+
+def test_a_request_without_protection_is_marked(site: Site, key: str) -> None:
+    site.idem = Idempotency("redis://127.0.0.1:1", on_store_error="run")
+    response = site.post(key)
+
+    assert (response.status, response.body) == (200, b"ok")
+    assert response.headers["idempotency-unprotected"] == "true"
+
+
+def test_no_other_response_is_marked(site: Site, key: str) -> None:
+    assert "idempotency-unprotected" not in site.post(key).headers
+
+
+def test_500_if_the_record_is_damaged(
+    site: Site, server: RedisServer, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.post(key)
+    with server.client() as client:
+        (name,) = client.keys(f"{site.idem.settings.key_prefix}:*")
+        client.set(name, b"damaged")
+    response = site.post(key)
+
+    assert (response.status, site.requests) == (500, 1)
+    assert problem(response) == "urn:celery-idempotent:record-unreadable"
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "refused" in record.message
+    assert key not in record.message
+
+
+def test_500_if_the_record_holds_no_response(site: Site, key: str) -> None:
+    with site.idem.execution(("http", IDENTITY, key)) as execution:
+        execution.complete("something else")
+    response = site.post(key)
+
+    assert (response.status, site.requests) == (500, 0)
+    assert problem(response) == "urn:celery-idempotent:record-unreadable"
+
+
+def test_500_if_its_executions_have_crashed(site: Site, key: str) -> None:
+    def crash() -> Any:
+        site.end_lease(key)
+        later.append(site.post(key))
+        return 200, [], b"too late"
+
+    later: list[Any] = []
+    site.idem = Idempotency(site.idem.settings.redis_url, key_prefix=uuid4().hex, max_attempts=1)
+    site.handler = crash
+    responses = [site.post(key), *later, site.post(key)]
+
+    assert [response.status for response in responses] == [500] * 3
+    assert {problem(r) for r in responses} == {"urn:celery-idempotent:executions-crashed"}
+    assert site.requests == 1
+
+
+def test_409_if_another_execution_has_taken_over_and_runs(site: Site, key: str) -> None:
+    def first() -> Any:
+        site.end_lease(key)
+        site.handler = second
+        thread.start()
+        assert begun.wait(60)
+        return 200, [("Set-Cookie", "session=secret")], b"first"
+
+    def second() -> Any:
+        begun.set()
+        assert ended.wait(60)
+        return 200, [], b"second"
+
+    begun, ended, responses = threading.Event(), threading.Event(), []
+    thread = threading.Thread(target=lambda: responses.append(site.post(key)))
+    site.handler = first
+    refused = site.post(key)
+    ended.set()
+    thread.join()
+
+    assert refused.status == 409
+    assert problem(refused) == "urn:celery-idempotent:execution-replaced"
+    assert refused.headers["retry-after"] == "1"
+    assert "set-cookie" not in refused.headers
+    assert responses[0].body == site.post(key).body == b"second"
+
+
+def test_a_late_execution_gets_the_response_of_the_one_that_took_over(site: Site, key: str) -> None:
+    def first() -> Any:
+        site.end_lease(key)
+        site.handler = lambda: (200, [], b"second")
+        assert site.post(key).body == b"second"
+        return 200, [("Set-Cookie", "session=secret")], b"first"
+
+    site.handler = first
+    late = site.post(key)
+
+    assert late.body == site.post(key).body == b"second"
+    assert late.headers["idempotency-replayed"] == "true"
+    assert "set-cookie" not in late.headers
+
+
+def test_409_if_responses_are_not_stored(site: Site, key: str) -> None:
+    url = site.idem.settings.redis_url
+    site.idem = Idempotency(url, key_prefix=uuid4().hex, store_result=False)
+    first, again = site.post(key), site.post(key)
+
+    assert (first.status, again.status, site.requests) == (200, 409, 1)
+    assert problem(again) == "urn:celery-idempotent:response-not-stored"
+
+
+def test_the_limit_of_stored_responses_is_an_option(site: Site, key: str) -> None:
+    site.options["max_response_bytes"] = 1
+    first, again = site.post(key), site.post(key)
+
+    assert (first.status, first.body, again.status, site.requests) == (200, b"ok", 409, 1)
+    assert problem(again) == "urn:celery-idempotent:response-not-stored"
+
+
+@pytest.mark.parametrize("error", [KeyReusedError, LeaseLostError])
+def test_an_error_of_the_app_is_not_taken_for_one_of_the_middleware(
+    site: Site, key: str, error: type[Exception]
+) -> None:
+    """The app may use other keys, and these may be held or reused."""
+
+    def fail() -> Any:
+        raise error("of another key")
+
+    site.handler = fail
+    with pytest.raises(error, match="of another key"):
+        site.post(key)
+    assert list(site.idem.records()) == []
+
+
+def test_errors_to_replay_are_those_of_tasks(site: Site, key: str) -> None:
+    def fail() -> Any:
+        raise ZeroDivisionError
+
+    site.idem = Idempotency(
+        site.idem.settings.redis_url, key_prefix=uuid4().hex, replay_errors=(ZeroDivisionError,)
+    )
+    site.handler = fail
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            site.post(key)
+    assert site.requests == 2
+
+
+def test_store_response_decides_what_is_stored(site: Site, key: str) -> None:
+    seen = []
+
+    def store(status: int, headers: list[tuple[str, str]]) -> bool:
+        seen.append((status, dict(headers).get("x-final")))
+        return seen[-1][1] == "yes"
+
+    site.options["store_response"] = store
+    for final in ("no", "yes", "no"):
+        site.handler = lambda final=final: (500, [("X-Final", final)], final.encode())  # type: ignore[misc]
+        response = site.post(key)
+
+    assert seen == [(500, "no"), (500, "yes")]
+    assert response.body == b"yes"
+    assert response.headers["idempotency-replayed"] == "true"
+
+
+def test_a_request_waits_for_a_running_one(site: Site, key: str) -> None:
+    def slow() -> Any:
+        begun.set()
+        assert ended.wait(60)
+        return 200, [], b"slow"
+
+    def record_case(case: str, **_: Any) -> None:
+        cases.append(case)
+
+    begun, ended, responses, cases = threading.Event(), threading.Event(), [], []  # type: ignore[var-annotated]
+    signals.begin_replied.connect(record_case)
+    site.handler = slow
+    site.options["wait_timeout"] = 60
+    threads = [threading.Thread(target=lambda: responses.append(site.post(key))) for _ in range(2)]
+    threads[0].start()
+    assert begun.wait(60)
+    threads[1].start()
+    eventually(lambda: "held" in cases, "the second request waits")
+    ended.set()
+    for thread in threads:
+        thread.join()
+
+    assert [response.body for response in responses] == [b"slow", b"slow"]
+    assert site.requests == 1
+
+
+def test_types_and_retry_after_are_options(site: Site, key: str) -> None:
+    site.options |= {"problem_type_base": "https://docs.example/errors#", "retry_after": 7}
+    site.idem = Idempotency("redis://127.0.0.1:1")
+    response = site.post(key)
+
+    assert problem(response) == "https://docs.example/errors#store-unavailable"
+    assert response.headers["retry-after"] == "7"
+
+
+def test_the_limit_of_bodies_is_an_option(site: Site, key: str) -> None:
+    site.options["max_body_bytes"] = 3
+    assert [site.post(key, body).status for body in (b"1234", b"123")] == [413, 200]
+    assert site.requests == 1
+
+
+def test_neither_key_nor_identity_is_in_the_store(
+    site: Site, client: redis.Redis, key: str
+) -> None:
+    site.post(key)
+    (name,) = client.keys(f"{site.idem.settings.key_prefix}:*")
+    stored = name + client.get(name)
+
+    assert key.encode() not in stored
+    assert IDENTITY.encode() not in stored

@@ -1,0 +1,96 @@
+"""What a record holds of a response, and how it comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu import serialization
+
+from celery_idempotent import CorruptRecordError
+from celery_idempotent.contrib.http.response import Response
+
+NEVER_STORED = [
+    *("Age", "Authentication-Info", "Connection", "Date", "Idempotency-Replayed"),
+    *("Idempotency-Unprotected", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authentication-Info"),
+    *("Proxy-Connection", "Server", "Set-Cookie", "Set-Cookie2", "TE", "Trailer"),
+    *("Transfer-Encoding", "Upgrade"),
+]
+STORED = [
+    *("Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language"),
+    *("Content-Security-Policy", "Content-Type", "ETag", "Last-Modified", "Link", "Location"),
+    *("Retry-After", "Vary", "WWW-Authenticate", "X-Request-Id"),
+]
+
+
+def stored_names(*headers: tuple[str, str], body: bytes = b"") -> list[str]:
+    return [name for name, _ in Response(200, list(headers), body).as_record()["headers"]]
+
+
+@pytest.mark.parametrize("name", NEVER_STORED)
+def test_fields_of_one_connection_or_response_are_not_stored(name: str) -> None:
+    assert stored_names((name, "x"), (name.lower(), "x"), ("Link", "x")) == ["Link"]
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_all_other_fields_are_stored(name: str) -> None:
+    assert stored_names((name, "x"), (name, "y")) == [name, name]
+
+
+def test_a_field_that_connection_names_is_not_stored() -> None:
+    headers = [("Connection", "close, X-Hop ,Link"), ("x-hop", "1"), ("link", "1"), ("Vary", "1")]
+    assert stored_names(*headers) == ["Vary"]
+
+
+def test_a_content_length_is_stored_if_it_is_right() -> None:
+    assert stored_names(("Content-Length", "2"), body=b"ok") == ["Content-Length"]
+    assert stored_names(("Content-Length", "3"), body=b"ok") == []
+
+
+BODIES = st.binary(max_size=200) | st.text(max_size=200).map(str.encode)
+HEADERS = st.lists(
+    st.tuples(
+        st.sampled_from(["Link", "ETag", "Vary"]),
+        st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=20),
+    ),
+    max_size=4,
+)
+
+
+@pytest.mark.parametrize("serializer", ["json", "msgpack", "yaml", "pickle"])
+@given(status=st.integers(200, 599), headers=HEADERS, body=BODIES, reason=st.text(max_size=9))
+def test_a_response_survives_every_serializer(
+    serializer: str, status: int, headers: Any, body: bytes, reason: str
+) -> None:
+    response = Response(status, headers, body, reason)
+    content_type, encoding, data = serialization.dumps(response.as_record(), serializer)
+    stored = serialization.loads(data, content_type, encoding, accept={content_type})
+
+    assert stored == response.as_record()
+    assert Response.from_record(stored) == response.marked("Idempotency-Replayed")
+
+
+def test_a_text_is_readable_in_the_record() -> None:
+    assert Response(200, [], b'{"ok": "\xc3\xa9"}').as_record()["text"] == '{"ok": "é"}'
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        *(None, 1, "text", [], {}, {"status": 200}),
+        {"status": "x", "headers": [], "text": "", "reason": ""},
+        {"status": 200, "headers": [["a"]], "text": "", "reason": ""},
+        {"status": 200, "headers": [], "text": 1, "reason": ""},
+        {"status": 200, "headers": [], "base64": "x", "reason": ""},
+        {"status": 200, "headers": [], "reason": ""},
+    ],
+)
+def test_a_value_that_is_not_a_response_is_corrupt(stored: Any) -> None:
+    with pytest.raises(CorruptRecordError, match="holds no response"):
+        Response.from_record(stored)
+
+
+def test_an_omission_has_no_response() -> None:
+    assert Response.from_record(Response(200, [], b"large").as_omission()) is None
