@@ -87,3 +87,22 @@ def run(idem: Idempotency) -> Callable[[Coroutine[Any, Any, Any]], Any]:
         return asyncio.run(run_and_close())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def django_project(django_environment: dict[str, str]) -> None:
+    """Configures Django in this process, once, without variables that outlive the fixture."""
+    from django.conf import settings
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("STORE_URL", "LEDGER_URL", "DATABASE"):
+            patch.setenv(name, django_environment[name])
+        from tests.http import site  # noqa: F401
+        from tests.http.django_site import settings as module
+    settings.configure(
+        DEBUG_PROPAGATE_EXCEPTIONS=True,
+        **{name: value for name, value in vars(module).items() if name.isupper()},
+    )
+    import django
+
+    django.setup()

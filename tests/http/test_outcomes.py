@@ -1,4 +1,4 @@
-"""What a client gets if the engine has no response for it: the same under ASGI and WSGI."""
+"""What a client gets if the engine has no response for it: the same from every middleware."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 
@@ -23,6 +24,7 @@ from tests.http import wsgi as wsgi_server
 from tests.waiting import eventually
 
 IDENTITY = "alice"
+lock = threading.Lock()
 #: Returns status, headers and body.
 Handler = Callable[[], tuple[int, list[tuple[str, str]], bytes]]
 
@@ -39,17 +41,45 @@ class Site:
 
     def post(self, key: str, body: bytes = b"") -> Any:
         """Sends a request; may be called by the handler."""
-        if self.kind == "wsgi":
-            app = wsgi.IdempotencyMiddleware(self._wsgi, self.idem, **self.options)
-            return wsgi_server.request(app, wsgi_server.environ(key, body))
+        if self.kind.startswith("django"):
+            return self._post_django(key, body)
+        if self.kind == "asgi":
+            app = asgi.IdempotencyMiddleware(self._asgi, self.idem, **self.options)
+            return self._post_asgi(app, key, body)
+        return wsgi_server.request(
+            wsgi.IdempotencyMiddleware(self._wsgi, self.idem, **self.options),
+            wsgi_server.environ(key, body),
+        )
 
+    def _post_asgi(self, app: Any, key: str, body: bytes) -> Any:
         async def send() -> Any:
-            middleware = asgi.IdempotencyMiddleware(self._asgi, self.idem, **self.options)
-            response = await asgi_server.request(middleware, asgi_server.scope(key), body)
+            response = await asgi_server.request(app, asgi_server.scope(key), body)
             await self.idem.aclose()
             return response
 
-        return asyncio.run(send())
+        # In a thread of its own: Django runs the views of nested requests in one thread.
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(asyncio.run, send()).result()
+
+    def _post_django(self, key: str, body: bytes) -> Any:
+        from django.core.handlers.asgi import ASGIHandler
+        from django.core.handlers.wsgi import WSGIHandler
+        from django.test import override_settings
+
+        options = {name.upper(): value for name, value in self.options.items()}
+        # Settings belong to the process, and handlers send requests in other threads.
+        with lock, override_settings(IDEMPOTENCY_MIDDLEWARE={"ENGINE": self.idem, **options}):
+            handler = ASGIHandler() if self.kind == "django-asgi" else WSGIHandler()
+        if self.kind == "django-asgi":
+            return self._post_asgi(handler, key, body)
+        return wsgi_server.request(handler, wsgi_server.environ(key, body), validate=False)
+
+    def view(self, request: Any) -> Any:
+        from django.http import HttpResponse
+
+        self.requests += 1
+        status, headers, body = self.handler()
+        return HttpResponse(body, status=status, headers=dict(headers))
 
     def _wsgi(self, environ: Any, start_response: Any) -> list[bytes]:
         self.requests += 1
@@ -73,9 +103,22 @@ class Site:
         assert run_sync(self.idem.executor.store.execute(abandon)).case == "ok"
 
 
-@pytest.fixture(params=["asgi", "wsgi"])
-def site(request: pytest.FixtureRequest, idem: Idempotency) -> Site:
-    return Site(request.param, idem)
+@pytest.fixture(params=["asgi", "wsgi", "django-asgi", "django-wsgi"])
+def site(request: pytest.FixtureRequest, idem: Idempotency) -> Iterator[Site]:
+    site = Site(request.param, idem)
+    if not site.kind.startswith("django"):
+        yield site
+        return
+    request.getfixturevalue("django_project")
+    from django.test import override_settings
+    from django.urls import path
+
+    class Urls:
+        urlpatterns = (path("pay", site.view),)
+
+    middleware = "celery_idempotent.contrib.django.middleware.IdempotencyMiddleware"
+    with override_settings(ROOT_URLCONF=Urls, MIDDLEWARE=[middleware]):
+        yield site
 
 
 def problem(response: Any) -> str:
@@ -118,7 +161,11 @@ def test_500_if_the_record_is_damaged(
 
     assert (response.status, site.requests) == (500, 1)
     assert problem(response) == "urn:celery-idempotent:record-unreadable"
-    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    (record,) = [
+        record
+        for record in caplog.records
+        if record.levelno == logging.ERROR and record.name.startswith("celery_idempotent")
+    ]
     assert "refused" in record.message
     assert key not in record.message
 

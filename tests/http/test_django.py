@@ -1,0 +1,361 @@
+"""The Django middleware: settings, users, CSRF tokens, and middleware of both kinds around it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+
+from celery_idempotent import Idempotency
+from celery_idempotent.testing.server import RedisServer
+from tests.http import asgi as asgi_server
+from tests.http import wsgi as wsgi_server
+from tests.http.servers import CHUNK
+
+pytestmark = pytest.mark.usefixtures("django_project")
+
+MIDDLEWARE = "celery_idempotent.contrib.django.middleware.IdempotencyMiddleware"
+
+
+@pytest.fixture
+def alice() -> Any:
+    """A browser in which alice has logged in."""
+    return browser("alice")
+
+
+def browser(name: str) -> Any:
+    from django.test import Client
+
+    client = Client(enforce_csrf_checks=True, raise_request_exception=False)
+    token = client.get("/login").json()["token"]
+    response = client.post("/login", {"name": name}, headers={"X-CSRFToken": token})
+    client.token = response.json()["token"]
+    return client
+
+
+def post(client: Any, path: str, key: str | None, order: str, *, token: str | None = None) -> Any:
+    headers = {"X-CSRFToken": client.token if token is None else token}
+    if key is not None:
+        headers["Idempotency-Key"] = key
+    return client.post(path, {"order": order}, content_type="application/json", headers=headers)
+
+
+def records() -> list[Any]:
+    from tests.http.site import idem
+
+    return list(idem.records())
+
+
+def request_count(client: redis.Redis, order: str) -> int:
+    value: Any = client.get(f"requests:{order}")
+    return int(value or 0)
+
+
+class TestUsers:
+    def test_a_user_keeps_the_key_over_a_new_session(self, alice: Any, key: str) -> None:
+        first = post(alice, "/payments", key, key)
+        other_device = browser("alice")
+        again = post(other_device, "/payments", key, key)
+
+        assert first.content == again.content
+        assert {"a", "b", "sessionid"} <= first.cookies.keys()
+        assert again.cookies.keys() == set()
+
+    def test_a_user_who_is_not_logged_in_has_no_identity(
+        self, client: redis.Redis, key: str
+    ) -> None:
+        from django.test import Client
+
+        anonymous = Client()
+        anonymous.token = ""  # type: ignore[attr-defined]
+        responses = [post(anonymous, "/payments", k, key) for k in (key, None)]
+
+        assert [response.status_code for response in responses] == [400, 201]
+        assert b"identity-missing" in responses[0].content
+        assert request_count(client, key) == 1
+
+    def test_a_project_without_users_is_told_what_to_do(self, key: str) -> None:
+        from django.core.exceptions import ImproperlyConfigured
+        from django.test import RequestFactory
+
+        middleware = create()
+        request = RequestFactory().post("/payments", headers={"Idempotency-Key": key})
+        with pytest.raises(ImproperlyConfigured, match="below AuthenticationMiddleware"):
+            middleware(request)
+
+
+class TestCsrf:
+    def test_a_request_with_a_wrong_token_leaves_nothing(
+        self, alice: Any, client: redis.Redis, key: str
+    ) -> None:
+        forged = post(alice, "/payments", key, key, token="x" * 32)
+        genuine = post(alice, "/payments", key, key)
+
+        assert (forged.status_code, genuine.status_code) == (403, 201)
+        assert request_count(client, key) == 1
+
+    def test_a_replay_needs_a_token_too(self, alice: Any, key: str) -> None:
+        post(alice, "/payments", key, key)
+        assert post(alice, "/payments", key, key, token="x" * 32).status_code == 403
+
+    def test_a_path_without_a_view_leaves_nothing(self, alice: Any, key: str) -> None:
+        before = len(records())
+        assert post(alice, "/nonesuch", key, key).status_code == 404
+        assert len(records()) == before
+
+    def test_a_form_with_a_file_is_a_request_like_any_other(
+        self, alice: Any, client: redis.Redis, key: str
+    ) -> None:
+        """The token is a field of the form, so the form is parsed before the view is known."""
+        responses = []
+        for content in (b"file", b"file", b"other"):
+            form = {"order": key, "csrfmiddlewaretoken": alice.token, "f": io.BytesIO(content)}
+            responses.append(alice.post("/upload", form, headers={"Idempotency-Key": key}))
+
+        assert [response.status_code for response in responses] == [200, 200, 422]
+        assert responses[0].content == responses[1].content == b'{"payment": 1, "size": 4}'
+        assert request_count(client, key) == 1
+
+
+class TestViews:
+    def test_required_gets_the_name_of_the_view(self, alice: Any, key: str) -> None:
+        assert post(alice, "/required/payments", None, key).status_code == 400
+        assert post(alice, "/payments", None, key).status_code == 201
+
+    def test_a_streaming_response_is_not_held_back(self, alice: Any, key: str) -> None:
+        first = post(alice, "/chunks/3", key, key)
+        again = post(alice, "/chunks/3", key, key)
+
+        assert first.getvalue() == 3 * CHUNK
+        assert (again.status_code, b"response-not-stored" in again.content) == (409, True)
+
+    def test_a_response_without_a_content_type_is_replayed_without(self, key: str) -> None:
+        from django.http import HttpResponse
+        from django.test import RequestFactory
+
+        def view(request: Any) -> Any:
+            response = HttpResponse(status=204)
+            del response["Content-Type"]
+            return response
+
+        middleware = create(view, IDENTITY=lambda request: "alice")
+        for replayed in (None, "true"):
+            request = RequestFactory().post("/", headers={"Idempotency-Key": key})
+            response = middleware(request)
+            assert (response.status_code, response.get("Content-Type")) == (204, None)
+            assert response.get("Idempotency-Replayed") == replayed
+
+
+class Sync:
+    """A middleware that blocks."""
+
+    sync_capable, async_capable = True, False
+
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: Any) -> Any:
+        return self.get_response(request)
+
+
+class Async:
+    """A middleware for event loops alone."""
+
+    sync_capable, async_capable = False, True
+
+    def __init__(self, get_response: Any) -> None:
+        from asgiref.sync import markcoroutinefunction
+
+        self.get_response = get_response
+        markcoroutinefunction(self)
+
+    async def __call__(self, request: Any) -> Any:
+        return await self.get_response(request)
+
+
+@pytest.mark.parametrize("is_async_view", [False, True])
+@pytest.mark.parametrize("others", ["Sync", "Async", "Sync Async", "Async Sync", ""])
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+def test_all_kinds_of_middleware_and_views_work_together(
+    kind: str, others: str, is_async_view: bool, server: RedisServer, key: str
+) -> None:
+    from django.http import HttpResponse
+    from django.test import override_settings
+    from django.urls import path
+
+    executions = []
+
+    def view(request: Any) -> Any:
+        executions.append((idem.current.key, idem.current.protected))
+        return HttpResponse(f"{len(executions)}", status=statuses.pop(0))
+
+    async def async_view(request: Any) -> Any:
+        return view(request)
+
+    class Urls:
+        urlpatterns = (path("pay", async_view if is_async_view else view),)
+
+    statuses = [503, 200]
+    idem = Idempotency(server.url, key_prefix=uuid4().hex)
+    around = [f"{__name__}.{name}" for name in others.split()]
+    with override_settings(
+        ROOT_URLCONF=Urls,
+        MIDDLEWARE=[*around, MIDDLEWARE, *around],
+        IDEMPOTENCY_MIDDLEWARE={"ENGINE": idem, "IDENTITY": lambda request: "alice"},
+    ):
+        send = senders()[kind]
+        bodies = [send("/pay", key) for _ in range(3)]
+    idem.close()
+
+    assert bodies == [(503, b"1", None), (200, b"2", None), (200, b"2", "true")]
+    assert {protected for _, protected in executions} == {True}
+    assert len({execution_key for execution_key, _ in executions}) == 1
+
+
+def senders() -> dict[str, Callable[[str, str], tuple[int, bytes, str | None]]]:
+    from django.core.handlers.asgi import ASGIHandler
+    from django.test import Client
+
+    def by_wsgi(path: str, key: str) -> Any:
+        response = Client().post(path, headers={"Idempotency-Key": key})
+        return response.status_code, response.content, response.get("Idempotency-Replayed")
+
+    def by_asgi(path: str, key: str) -> Any:
+        request = asgi_server.request(ASGIHandler(), asgi_server.scope(key, path=path))
+        response = asyncio.run(request)
+        return response.status, response.body, response.headers.get("idempotency-replayed")
+
+    return {"wsgi": by_wsgi, "asgi": by_asgi}
+
+
+class TestBody:
+    def test_a_body_that_django_does_not_read_is_refused(self, key: str) -> None:
+        from django.test import RequestFactory, override_settings
+
+        with override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=3):
+            middleware = create(IDENTITY=lambda request: "alice")
+            for size, status in ((3, 200), (4, 413)):
+                request = RequestFactory().post(
+                    "/", b"x" * size, "text/plain", headers={"Idempotency-Key": key}
+                )
+                assert middleware(request).status_code == status
+
+    @pytest.mark.parametrize("length", ["9", "x"])
+    def test_a_body_that_is_incomplete_is_refused(self, key: str, length: str) -> None:
+        from django.core.handlers.wsgi import WSGIRequest
+
+        request = WSGIRequest(wsgi_server.environ(key, b"short", CONTENT_LENGTH=length))
+        response = create(IDENTITY=lambda request: "alice")(request)
+        assert (response.status_code, b"body-incomplete" in response.content) == (400, True)
+
+    def test_a_body_that_cannot_be_read_is_refused(self, key: str) -> None:
+        from django.core.handlers.wsgi import WSGIRequest
+
+        class Broken(io.BytesIO):
+            def read(self, *size: Any) -> bytes:
+                raise OSError("the client is gone")
+
+        stream = {"wsgi.input": Broken()}
+        request = WSGIRequest(wsgi_server.environ(key, b"body", **stream))
+        assert create(IDENTITY=lambda request: "alice")(request).status_code == 400
+
+
+def create(view: Any = None, **options: Any) -> Any:
+    """Returns the middleware around a view."""
+    from django.http import HttpResponse
+    from django.test import override_settings
+
+    from celery_idempotent.contrib.django.middleware import IdempotencyMiddleware
+    from tests.http.site import idem
+
+    def get_response(request: Any) -> Any:
+        return middleware.process_view(request, None, (), {}) or (
+            HttpResponse("ok") if view is None else view(request)
+        )
+
+    with override_settings(IDEMPOTENCY_MIDDLEWARE={"ENGINE": idem, **options}):
+        middleware = IdempotencyMiddleware(get_response)
+    return middleware
+
+
+class TestSettings:
+    @pytest.fixture(autouse=True)
+    def _restored(self) -> Iterator[None]:
+        from django.test import override_settings
+
+        with override_settings():
+            yield
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (None, "must be a dictionary whose ENGINE is an Idempotency"),
+            ("shop.celery.idem", "must be a dictionary whose ENGINE is an Idempotency"),
+            ({}, "must be a dictionary whose ENGINE is an Idempotency"),
+            ({"ENGINE": "redis://"}, r"\['ENGINE'\] cannot be imported"),
+            ({"ENGINE": "nonesuch.idem"}, r"\['ENGINE'\] cannot be imported: .*nonesuch"),
+            ({"ENGINE": "json.dumps"}, "ENGINE is an Idempotency"),
+            ({"IDENTITTY": 1}, "no option 'IDENTITTY'; did you mean IDENTITY?"),
+            ({"COLOUR": 1}, "no option 'COLOUR'; it has ENGINE, IDENTITY"),
+            ({1: 1}, "no option 1;"),
+            ({"IDENTITY": "json.nonesuch"}, r"\['IDENTITY'\] cannot be imported"),
+            ({"IDENTITY": None}, "identity must be a function"),
+            ({"METHODS": "POST"}, "methods must be a list"),
+            ({"REQUIRED": "json.nonesuch"}, r"\['REQUIRED'\] cannot be imported"),
+            ({"WAIT_TIMEOUT": "1"}, "wait_timeout must be"),
+            ({"MAX_BODY_BYTES": -1}, "max_body_bytes must be"),
+            ({"MAX_BODY_BYTES": 10**9}, "raise DATA_UPLOAD_MAX_MEMORY_SIZE"),
+        ],
+        ids=str,
+    )
+    def test_a_wrong_setting_is_named_in_one_line(self, options: Any, message: str) -> None:
+        from django.conf import settings
+        from django.core.exceptions import ImproperlyConfigured
+        from django.core.handlers.wsgi import WSGIHandler
+
+        if isinstance(options, dict) and options and "ENGINE" not in options:
+            options = {"ENGINE": "tests.http.site.idem", **options}
+        settings.IDEMPOTENCY_MIDDLEWARE = options
+        with pytest.raises(ImproperlyConfigured, match=message) as raised:
+            WSGIHandler()  # the project does not start
+        assert len(str(raised.value).splitlines()) == 1
+        assert str(raised.value).startswith("IDEMPOTENCY_MIDDLEWARE")
+
+    def test_a_project_without_the_setting_does_not_start(self) -> None:
+        from django.conf import settings
+        from django.core.exceptions import ImproperlyConfigured
+        from django.core.handlers.wsgi import WSGIHandler
+
+        del settings.IDEMPOTENCY_MIDDLEWARE
+        with pytest.raises(ImproperlyConfigured, match="must be a dictionary whose ENGINE"):
+            WSGIHandler()
+
+    def test_all_options_of_the_middleware_are_settings(self) -> None:
+        import inspect
+
+        from celery_idempotent.contrib.django.settings import _OPTIONS
+        from celery_idempotent.contrib.http.middleware import BaseMiddleware
+
+        arguments = set(inspect.signature(BaseMiddleware).parameters) - {"app"}
+        assert set(_OPTIONS.values()) == arguments
+        assert all(name == value.upper() for name, value in _OPTIONS.items() if value != "idem")
+
+
+def test_a_request_that_another_middleware_answers_leaves_nothing(key: str) -> None:
+    from django.http import HttpResponse
+    from django.test import RequestFactory
+
+    from celery_idempotent.contrib.django.middleware import IdempotencyMiddleware
+
+    before = len(records())
+    middleware = IdempotencyMiddleware(lambda request: HttpResponse("maintenance", status=200))
+    request = RequestFactory().post("/", headers={"Idempotency-Key": key})
+    request.user = SimpleNamespace(is_authenticated=True, pk=1)  # type: ignore[assignment]
+    assert middleware(request).content == b"maintenance"  # type: ignore[union-attr]
+    assert len(records()) == before
