@@ -27,8 +27,8 @@ MAX_BYTES = 100_000
 CHUNK = b"0123456789" * 1000
 
 UVICORN = ("uvicorn", "--log-level", "warning", "--port")
-GTHREAD = ("gunicorn", "--worker-class", "gthread", "--threads", "8", "--log-level", "error")
-UVICORN_WORKER = ("gunicorn", "--worker-class", "uvicorn.workers.UvicornWorker")
+GUNICORN = ("gunicorn", "--log-level", "error", "--graceful-timeout", "1", "--worker-class")
+GTHREAD = (*GUNICORN, "gthread", "--threads", "8")
 
 
 class WebServer:
@@ -73,6 +73,11 @@ class WebServer:
         return False
 
     @property
+    def stops_for_a_disconnect(self) -> bool:
+        """Django cancels an async view whose client is gone."""
+        return False
+
+    @property
     def pid(self) -> int:
         return self._process.pid
 
@@ -107,6 +112,10 @@ class DjangoServer(WebServer):
     @property
     def reads_no_chunked_body(self) -> bool:
         return self.server is GTHREAD
+
+    @property
+    def stops_for_a_disconnect(self) -> bool:
+        return self.server is UVICORN
 
     def user(self, name: str) -> httpx.Client:
         client = httpx.Client(base_url=self.url, timeout=60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -261,6 +262,47 @@ class TestRefusal:
             assert response.status_code == 413
             assert problem(response) == "body-too-large"
         assert request_count(client, key) == 0
+
+
+class TestDisconnect:
+    @staticmethod
+    def send(web: WebServer, client: httpx.Client, path: str, key: str, size: int) -> Any:
+        """Sends a request with the first `size` bytes of its body; returns the connection."""
+        headers = {"Idempotency-Key": key}
+        request = client.build_request("POST", path, json={"order": key}, headers=headers)
+        head = [f"POST {path} HTTP/1.1", *(": ".join(field) for field in request.headers.items())]
+        connection = socket.create_connection(("127.0.0.1", web.port))
+        connection.sendall("\r\n".join([*head, "", ""]).encode() + request.content[:size])
+        return connection
+
+    def test_in_the_middle_of_a_request(
+        self, web: WebServer, alice: httpx.Client, client: redis.Redis, key: str
+    ) -> None:
+        self.send(web, alice, "/payments", key, 5).close()
+        response = post(alice, "/payments", key, {"order": key})
+
+        assert response.status_code == 201
+        assert request_count(client, key) == 1
+
+    def test_in_the_middle_of_a_response(
+        self, web: WebServer, alice: httpx.Client, client: redis.Redis, key: str
+    ) -> None:
+        """The execution finishes, or the app stops it and it is released: a retry decides."""
+        connection = self.send(web, alice, "/slow", key, 1000)
+        eventually(lambda: request_count(client, key), "the request runs")
+        connection.close()
+        client.rpush(f"release:{key}", "go")
+
+        def retry() -> httpx.Response | None:
+            response = post(alice, "/slow", key, {"order": key})
+            return None if response.status_code == 409 else response
+
+        response = eventually(retry, "a retry gets a response")
+        assert response.json() == {"payment": request_count(client, key)}
+        if request_count(client, key) == 1:
+            assert response.headers["idempotency-replayed"] == "true"
+        else:
+            assert web.stops_for_a_disconnect
 
 
 def test_one_of_many_requests_at_once_is_executed(

@@ -1,0 +1,103 @@
+"""Attacks that an earlier version of the middleware fell for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from celery_idempotent import Idempotency
+from celery_idempotent.contrib import asgi, wsgi
+from tests.http import asgi as asgi_server
+from tests.http import wsgi as wsgi_server
+
+
+@pytest.fixture(params=["django", "asgi"])
+def shop(request: pytest.FixtureRequest, idem: Idempotency, django_project: None) -> Any:
+    """A Django app with cookie sessions, protected by either middleware."""
+    from django.core.handlers.asgi import ASGIHandler
+    from django.test import override_settings
+
+    if request.param == "django":
+        return ASGIHandler()
+    inner = "celery_idempotent.contrib.django.middleware.IdempotencyMiddleware"
+    from django.conf import settings
+
+    without = [name for name in settings.MIDDLEWARE if name != inner]
+    with override_settings(MIDDLEWARE=without):
+        handler = ASGIHandler()
+    return asgi.IdempotencyMiddleware(handler, idem, identity=asgi.by_cookie("sessionid"))
+
+
+def visit(shop: Any, idem: Idempotency, cookies: dict[str, str], key: str) -> Any:
+    """Sends the same order and key as everybody else, from a browser with these cookies."""
+    headers = [
+        ("cookie", "; ".join(f"{name}={value}" for name, value in cookies.items())),
+        ("x-csrftoken", cookies["csrftoken"]),
+        ("content-type", "application/json"),
+    ]
+    scope = asgi_server.scope(key, headers, path="/payments")
+
+    async def send() -> Any:
+        response = await asgi_server.request(shop, scope, b'{"order": "%s"}' % key.encode())
+        await idem.aclose()
+        return response
+
+    return asyncio.run(send())
+
+
+def test_one_customers_answer_and_session_cookie_given_to_another(
+    shop: Any, idem: Idempotency, key: str
+) -> None:
+    """Both send the same key, as a client that numbers its requests does."""
+    from django.test import Client
+
+    browsers = {}
+    for name in ("alice", "bob"):
+        client = Client()
+        client.post("/login", {"name": name})
+        client.get("/login")
+        browsers[name] = {cookie: morsel.value for cookie, morsel in client.cookies.items()}
+        browsers[name].setdefault("csrftoken", "x" * 32)
+
+    first, other, again = (visit(shop, idem, browsers[n], key) for n in ("alice", "bob", "alice"))
+    visitor = visit(shop, idem, {"csrftoken": "x" * 32}, key)
+
+    assert b'"user": "alice"' in first.body
+    assert b'"user": "bob"' in other.body
+    assert again.body == first.body
+    assert (visitor.status, b"identity-missing" in visitor.body) == (400, True)
+    for response in (other, again):
+        fields = [bytes(value).decode() for _, value in response.messages[0]["headers"]]
+        assert not any(browsers["alice"]["sessionid"] in field for field in fields)
+
+
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+def test_a_429_stored_and_replayed_for_ever(kind: str, idem: Idempotency, key: str) -> None:
+    statuses = [429, 429, 201]
+
+    def wsgi_app(environ: Any, start_response: Any) -> list[bytes]:
+        start_response(f"{statuses.pop(0)} Any", [("Retry-After", "0")])
+        return [b"done"]
+
+    async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
+        fields = [(b"retry-after", b"0")]
+        await send({"type": "http.response.start", "status": statuses.pop(0), "headers": fields})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    async def send_to_asgi() -> int:
+        middleware = asgi.IdempotencyMiddleware(asgi_app, idem, identity=asgi.anonymous)
+        response = await asgi_server.request(middleware, asgi_server.scope(key))
+        await idem.aclose()
+        return response.status
+
+    def send_to_wsgi() -> int:
+        middleware = wsgi.IdempotencyMiddleware(wsgi_app, idem, identity=wsgi.anonymous)
+        return wsgi_server.request(middleware, wsgi_server.environ(key), validate=False).status
+
+    responses = [
+        send_to_wsgi() if kind == "wsgi" else asyncio.run(send_to_asgi()) for _ in range(4)
+    ]
+    assert responses == [429, 429, 201, 201]
+    assert statuses == []

@@ -1,0 +1,123 @@
+"""Web processes that are killed while they run a request, and a store that is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from celery_idempotent.testing.server import RedisServer
+from tests.http.servers import GTHREAD, LEASE, UVICORN, WebServer, post, serving
+from tests.waiting import POLL_INTERVAL, eventually
+
+SITES = {
+    "uvicorn": ("tests.http.fastapi_site:app", UVICORN),
+    "gthread": ("tests.http.flask_site:app", GTHREAD),
+}
+AUTHORIZATION = {"Authorization": "Bearer alice"}
+
+
+def request_count(client: redis.Redis, order: str) -> int:
+    value: Any = client.get(f"requests:{order}")
+    return int(value or 0)
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_after_a_crash_another_process_runs_the_request_when_the_lease_ends(
+    site: str, site_environment: dict[str, str], client: redis.Redis, key: str
+) -> None:
+    body = {"order": key}
+    app, server = SITES[site]
+    with (
+        serving(app, server, **site_environment) as first,
+        serving(app, server, **site_environment) as second,
+        ThreadPoolExecutor(1) as threads,
+        httpx.Client(base_url=first.url, headers=AUTHORIZATION, timeout=60) as one,
+        httpx.Client(base_url=second.url, headers=AUTHORIZATION, timeout=60) as other,
+    ):
+        crashed = threads.submit(post, one, "/slow", key, body)
+        eventually(lambda: request_count(client, key), "the first process runs the request")
+        first.kill()
+        killed_at = time.monotonic()
+        with pytest.raises(httpx.TransportError):
+            crashed.result()
+        client.rpush(f"release:{key}", "go")
+        responses = [post(other, "/slow", key, body)]
+        while responses[-1].status_code == 409:
+            time.sleep(POLL_INTERVAL)
+            responses.append(post(other, "/slow", key, body))
+        waited = time.monotonic() - killed_at
+        again = post(other, "/slow", key, body)
+
+    assert len(responses) > 1
+    assert all(response.headers["retry-after"] == "1" for response in responses[:-1])
+    assert responses[-1].json() == again.json() == {"payment": 2}
+    assert request_count(client, key) == 2
+    # The heartbeat had at most just extended the lease.
+    assert waited > LEASE / 2
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[RedisServer]:
+    """The store; the ledger of the apps is another server."""
+    with RedisServer.start(config={"appendonly": "yes", "appendfsync": "always"}) as store:
+        yield store
+
+
+@pytest.fixture(scope="module", params=SITES)
+def web(
+    request: pytest.FixtureRequest, store: RedisServer, server: RedisServer
+) -> Iterator[WebServer]:
+    app, kind = SITES[request.param]
+    with serving(app, kind, STORE_URL=store.url, LEDGER_URL=server.url) as web:
+        yield web
+    if not store.running:
+        store.restart()
+
+
+@pytest.fixture
+def running(web: WebServer, client: redis.Redis, key: str) -> Iterator[Any]:
+    """A request that runs until the test releases it."""
+    with ThreadPoolExecutor(1) as threads, web.user("alice") as alice:
+        response = threads.submit(post, alice, "/slow", key, {"order": key})
+        eventually(lambda: request_count(client, key), "the request runs")
+        yield response
+        client.rpush(f"release:{key}", "go")
+
+
+def test_a_short_outage_is_unseen(
+    web: WebServer, store: RedisServer, running: Any, client: redis.Redis, key: str
+) -> None:
+    store.kill()
+    client.rpush(f"release:{key}", "go")
+    store.restart()
+
+    assert running.result().json() == {"payment": 1}
+    again = web.post("/slow", key, {"order": key})
+    assert again.json() == {"payment": 1}
+    assert again.headers["idempotency-replayed"] == "true"
+
+
+def test_a_long_outage_costs_no_response(
+    web: WebServer, store: RedisServer, running: Any, client: redis.Redis, key: str
+) -> None:
+    """The first client gets its response after one lease; another one gets 503 meanwhile."""
+    store.kill()
+    client.rpush(f"release:{key}", "go")
+    refused = web.post("/slow", key, {"order": key})
+
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"] == "1"
+    assert running.result().json() == {"payment": 1}
+    assert request_count(client, key) == 1
+    store.restart()
+    eventually(lambda: post_status(web, key) == 200, "the store is in use again")
+
+
+def post_status(web: WebServer, key: str) -> int:
+    return web.post("/status/200", f"{key}-after", {"order": f"{key}-after"}).status_code
