@@ -81,7 +81,7 @@ class IdempotencyMiddleware(BaseMiddleware):
             scope["method"],
             scope.get("root_path", ""),
             scope["path"],
-            scope["query_string"],
+            scope["query_string"].decode("latin-1"),
             _field(scope, "content-type"),
             _field(scope, "content-encoding"),
             body,

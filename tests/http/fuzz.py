@@ -16,9 +16,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from celery_idempotent.contrib.http.key_header import parse_key
-from celery_idempotent.contrib.http.middleware import stored_by_default
 
 MAX_BODY, MAX_RESPONSE = 64, 256
+#: Statuses below 500 that do not end a key.
+RETRIED = {401, 408, 409, 421, 423, 425, 429}
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class Execution:
     @property
     def is_final(self) -> bool:
         """Whether its response ends the key."""
-        return self.responded and stored_by_default(self.plan.status, [])
+        status = self.plan.status
+        return self.responded and status < 500 and status not in RETRIED
 
 
 @dataclass
@@ -114,7 +116,7 @@ class Journal:
         if plan.lie > 0 or plan.leaves_request_after is not None or len(plan.body) > MAX_BODY:
             self.faults.append(f"executed with a part of its body: {plan}")
         others = self.executions[plan.identity, plan.key]
-        if any(not other.ended for other in others):
+        if not all(other.ended or other.responded for other in others):
             self.faults.append(f"two executions at once: {plan}")
         if any(other.is_final for other in others):
             self.faults.append(f"executed after a final response: {plan}")
@@ -207,8 +209,8 @@ def plans(draw: st.DrawFn) -> Plan:
         leaves_request_after=draw(mostly(None, 0, 1)),
         leaves_response_after=draw(mostly(None, 0, 1, 2)),
         cancelled_after=draw(mostly(None, *range(12))),
-        status=draw(mostly([200, 404], 201, 429, 401, 500, 503)),
-        size=draw(mostly(40, 0, MAX_RESPONSE + 40)),
+        status=draw(mostly([200, 404], 201, *RETRIED, 500, 503)),
+        size=draw(mostly([40, 40, MAX_RESPONSE + 40], 0)),
         chunks=draw(st.integers(1, 3)),
         fails_at=draw(mostly(None, 0, 1)),
         pauses=draw(st.integers(0, 3)),

@@ -16,6 +16,7 @@ import redis
 
 from celery_idempotent import Idempotency, KeyReusedError, LeaseLostError, signals
 from celery_idempotent.contrib import asgi, wsgi
+from celery_idempotent.contrib.http.middleware import Admitted
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
@@ -98,7 +99,7 @@ class Site:
     def end_lease(self, key: str) -> None:
         """Ends the lease of the running execution, as if its process had been frozen."""
         (record,) = self.idem.records()
-        derived = self.idem.key_of(("http", IDENTITY, key))
+        derived = self.idem.key_of(Admitted(IDENTITY, key).record_key)
         abandon = commands.abandon(derived, record.task_id, record.worker, grace_ms=0)
         assert run_sync(self.idem.executor.store.execute(abandon)).case == "ok"
 
@@ -171,7 +172,7 @@ def test_500_if_the_record_is_damaged(
 
 
 def test_500_if_the_record_holds_no_response(site: Site, key: str) -> None:
-    with site.idem.execution(("http", IDENTITY, key)) as execution:
+    with site.idem.execution(Admitted(IDENTITY, key).record_key) as execution:
         execution.complete("something else")
     response = site.post(key)
 

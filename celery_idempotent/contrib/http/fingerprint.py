@@ -15,7 +15,7 @@ def fingerprint(
     method: str,
     prefix: str,
     path: str,
-    query: str | bytes,
+    query: str,
     content_type: str,
     content_encoding: str,
     body: bytes,

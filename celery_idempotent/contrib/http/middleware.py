@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from celery_idempotent.contrib.http import problem
@@ -42,6 +43,12 @@ class Admitted(NamedTuple):
 
     identity: str
     key: str
+
+    @property
+    def record_key(self) -> tuple[str, str, str]:
+        """The key for the engine; the identity, which may be a credential, is hashed."""
+        identity = blake2b(self.identity.encode("utf-8", "surrogatepass"), digest_size=32)
+        return "http", identity.hexdigest(), self.key
 
 
 @dataclass(slots=True)
@@ -161,7 +168,7 @@ class BaseMiddleware:
 
     def _context(self, admitted: Admitted, fingerprint: Any) -> ExecutionContext:
         """Returns the context manager of the request's execution."""
-        key = self._idem.key_of(("http", *admitted), fingerprint)
+        key = self._idem.key_of(admitted.record_key, fingerprint)
         return ExecutionContext(self._idem, key, self._settings)
 
     @contextmanager
