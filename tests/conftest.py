@@ -15,7 +15,9 @@ from tests.servers.redis_server import find_tls_servers
 TESTS = Path(__file__).parent
 #: Folders whose tests wait for servers and workers. They run first, so that none of them runs alone
 #: at the end.
-SLOW_FOLDERS = ("worker", "packaging", "servers", "examples", "functions", "labs", "monitoring")
+SLOW_FOLDERS = (
+    *("worker", "packaging", "servers", "examples", "functions", "http", "labs", "monitoring"),
+)
 
 
 #: For each mark: how to find its prerequisite, and the message if that is missing.

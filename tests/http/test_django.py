@@ -339,12 +339,12 @@ class TestSettings:
     def test_all_options_of_the_middleware_are_settings(self) -> None:
         import inspect
 
-        from celery_idempotent.contrib.django.settings import _OPTIONS
+        from celery_idempotent.contrib.django.settings import OPTIONS
         from celery_idempotent.contrib.http.middleware import BaseMiddleware
 
         arguments = set(inspect.signature(BaseMiddleware).parameters) - {"app"}
-        assert set(_OPTIONS.values()) == arguments
-        assert all(name == value.upper() for name, value in _OPTIONS.items() if value != "idem")
+        assert set(OPTIONS.values()) == arguments
+        assert all(name == value.upper() for name, value in OPTIONS.items() if value != "idem")
 
 
 def test_a_request_that_another_middleware_answers_leaves_nothing(key: str) -> None:

@@ -351,3 +351,12 @@ def test_neither_key_nor_identity_is_in_the_store(
 
     assert key.encode() not in stored
     assert IDENTITY.encode() not in stored
+
+
+def test_a_key_expires_with_the_engines_retention(
+    site: Site, client: redis.Redis, key: str
+) -> None:
+    assert site.idem.settings.result_ttl == 24 * 3600
+    site.post(key)
+    (name,) = client.keys(f"{site.idem.settings.key_prefix}:*")
+    assert 24 * 3600 - 60 < client.ttl(name) <= 24 * 3600

@@ -14,14 +14,22 @@ import click
 import celery_idempotent
 from celery_idempotent import errors, pytest_plugin, settings, signals
 from celery_idempotent.cli import idempotency
-from celery_idempotent.contrib import asgi, kombu
+from celery_idempotent.contrib import asgi, kombu, wsgi
+from celery_idempotent.contrib.django import middleware as django
 from celery_idempotent.executor.execution import AsyncExecution, Execution
 from celery_idempotent.functions.batch import AsyncBatch, Batch
 from celery_idempotent.functions.context import AsyncContextExecution, ContextExecution
 from celery_idempotent.monitoring import inspect_commands
 
 #: Public classes that users import from modules of their own.
-IMPORTED = (asgi.IdempotencyMiddleware, kombu.IdempotentConsumer)
+IMPORTED = (
+    asgi.IdempotencyMiddleware,
+    django.IdempotencyMiddleware,
+    wsgi.IdempotencyMiddleware,
+    kombu.IdempotentConsumer,
+)
+#: Modules with public functions for the options of these classes.
+HELPERS = (asgi, django, wsgi)
 #: Public classes that users do not instantiate.
 RETURNED = (
     Execution,
@@ -45,6 +53,9 @@ def _lines() -> Iterator[str]:
         yield from _describe(name, getattr(celery_idempotent, name))
     for cls in IMPORTED:
         yield from _describe(f"{cls.__module__}.{cls.__name__}", cls)
+    for module in HELPERS:
+        for name in sorted(set(module.__all__) - {"IdempotencyMiddleware"}):
+            yield f"{module.__name__}.{name}{_signature(getattr(module, name))}"
     for cls in RETURNED:
         yield cls.__name__
         yield from _attributes(cls)

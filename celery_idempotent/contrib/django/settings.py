@@ -15,7 +15,7 @@ from celery_idempotent.functions.engine import Idempotency
 SETTING = "IDEMPOTENCY_MIDDLEWARE"
 
 #: Each with the argument of the middleware that it gives.
-_OPTIONS = {
+OPTIONS = {
     "ENGINE": "idem",
     "IDENTITY": "identity",
     "METHODS": "methods",
@@ -46,11 +46,11 @@ def middleware_options() -> dict[str, Any]:
             'such as {"ENGINE": "shop.celery.idem"}'
         )
     for name in options:
-        if name not in _OPTIONS:
-            nearest = difflib.get_close_matches(str(name), _OPTIONS, 1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"it has {', '.join(_OPTIONS)}"
+        if name not in OPTIONS:
+            nearest = difflib.get_close_matches(str(name), OPTIONS, 1)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"it has {', '.join(OPTIONS)}"
             raise ImproperlyConfigured(f"{SETTING} has no option {name!r}; {hint}")
-    arguments = {_OPTIONS[name]: _imported(name, value) for name, value in options.items()}
+    arguments = {OPTIONS[name]: _imported(name, value) for name, value in options.items()}
     readable = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     if readable is not None:
         limit = arguments.setdefault("max_body_bytes", min(MAX_BODY_BYTES, readable))

@@ -21,7 +21,7 @@ _RESPONSE_FIELDS = frozenset(
     {"age", "authentication-info", "date", "server", "set-cookie", "set-cookie2"}
     | {REPLAYED_HEADER.lower(), UNPROTECTED_HEADER.lower()}
 )
-_NEVER_STORED = _CONNECTION_FIELDS | _RESPONSE_FIELDS
+NEVER_STORED = _CONNECTION_FIELDS | _RESPONSE_FIELDS
 
 Headers = list[tuple[str, str]]
 
@@ -73,7 +73,7 @@ class Response:
 
 def _storable(headers: Sequence[tuple[str, str]], length: int) -> Headers:
     """Returns the fields to store: all but those of one connection or of one response."""
-    dropped = set(_NEVER_STORED)
+    dropped = set(NEVER_STORED)
     for name, value in headers:
         if name.lower() == "connection":
             dropped |= {option.strip().lower() for option in value.split(",")}

@@ -1,0 +1,76 @@
+"""docs/http.md names the options, the problems, the headers and the tests that exist."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+
+from celery_idempotent.contrib.django import settings as django_settings
+from celery_idempotent.contrib.http import problem
+from celery_idempotent.contrib.http.middleware import RETRIED_STATUSES, BaseMiddleware
+from celery_idempotent.contrib.http.problem import Problem
+from celery_idempotent.contrib.http.response import NEVER_STORED
+from tests.docs.test_docs import ROOT, prose
+
+PAGE = prose(ROOT / "docs/http.md")
+
+
+def test_every_named_test_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", PAGE))
+    files = [*(ROOT / "tests/http").glob("test_*.py"), ROOT / "tests/docs/test_http_page.py"]
+    existing = {
+        name for file in files for name in re.findall(r"def (test_\w+)\(", file.read_text("utf-8"))
+    }
+    assert named
+    assert named - existing == set()
+
+
+def test_every_row_of_the_two_contracts_names_a_test() -> None:
+    contracts = PAGE[PAGE.index("## The IETF draft") :]
+    rows = re.findall(r"^\| .* \|$", contracts, flags=re.M)
+    heads = [row for row in rows if row.endswith("| test |")]
+    assert len(heads) == 2
+    assert [row for row in rows if row not in heads and not re.search(r"`test_\w+` \|$", row)] == []
+
+
+def test_every_problem_is_documented() -> None:
+    rows = re.findall(r"^\| `([\w-]+)` \| (\d{3})(, `Retry-After`)? \|", PAGE, flags=re.M)
+    problems = [p for p in vars(problem).values() if isinstance(p, Problem)]
+    problems.append(problem.body_too_large(1))
+    documented = {(name, int(status), bool(retry)) for name, status, retry in rows}
+
+    assert documented == {(p.name, p.status, p.retry) for p in problems}
+    assert len(rows) == len(problems)
+
+
+def test_every_option_is_documented_with_its_default() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `([A-Z_]+)` \| (.*?) \| ", PAGE, flags=re.M)
+    parameters = {
+        name: parameter
+        for name, parameter in inspect.signature(BaseMiddleware).parameters.items()
+        if name != "app"
+    }
+    assert {upper: name for name, upper, _ in rows} == django_settings.OPTIONS
+    assert [name for name, _, _ in rows] == list(parameters)
+    for name, _, documented in rows:
+        default = parameters[name].default
+        if default is inspect.Parameter.empty:
+            assert documented.startswith("required")
+        elif callable(default):
+            assert documented == f"`{default.__name__}`"
+        else:
+            assert ast.literal_eval(documented.strip("`")) == default
+
+
+def test_every_header_that_is_never_stored_is_documented() -> None:
+    paragraph = re.search(r"^\*\*Which headers\.\*\*.*?\n\n", PAGE, flags=re.M | re.S)
+    assert paragraph is not None
+    documented = {name.lower() for name in re.findall(r"`([\w-]+\*?)`", paragraph[0])}
+    assert documented - {"proxy-*", "content-length"} == NEVER_STORED
+
+
+def test_every_status_that_is_not_stored_is_documented() -> None:
+    sentence = re.search(r"except ([\d, and\n]+), which ask", PAGE)
+    assert sentence is not None
+    assert set(map(int, re.findall(r"\d+", sentence[1]))) == RETRIED_STATUSES
