@@ -255,6 +255,7 @@ class TestRefusal:
     ) -> None:
         body = b'{"order": "%s"}' % key.encode() + b" " * MAX_BYTES
         headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
+        headers["Connection"] = "close"  # a server closes it if much of a body is not read
         contents: list[Any] = [body, iter([body[:1000], body[1000:]])]
         for content in contents[: 1 if web.reads_no_chunked_body else 2]:
             response = alice.post("/payments", content=content, headers=headers)
@@ -262,6 +263,20 @@ class TestRefusal:
             assert response.status_code == 413
             assert problem(response) == "body-too-large"
         assert request_count(client, key) == 0
+
+    def test_a_refused_request_leaves_nothing(
+        self, alice: httpx.Client, client: redis.Redis, key: str
+    ) -> None:
+        body = {"order": key}
+        large = {**body, "padding": "x" * MAX_BYTES}
+        refused = [
+            post(alice, "/payments", key, large, Connection="close"),
+            post(alice, "/payments", f"{key}, {key}", body),
+        ]
+        first = post(alice, "/payments", key, body)
+
+        assert [response.status_code for response in [*refused, first]] == [413, 400, 201]
+        assert request_count(client, key) == 1
 
 
 class TestDisconnect:

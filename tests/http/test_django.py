@@ -80,7 +80,7 @@ class TestUsers:
         assert b"identity-missing" in responses[0].content
         assert request_count(client, key) == 1
 
-    def test_a_project_without_users_is_told_what_to_do(self, key: str) -> None:
+    def test_without_a_user_the_error_names_the_way_out(self, key: str) -> None:
         from django.core.exceptions import ImproperlyConfigured
         from django.test import RequestFactory
 
