@@ -140,7 +140,7 @@ class _HeldResponse:
         self._send = send
         self._settle = settle
         self._max_bytes = max_bytes
-        self._marks = [(name.encode(), value.encode()) for name, value in marks]
+        self._marks = _encoded(marks)
         self._start: Message = {}
         self._body = bytearray()
         self._settled = False
@@ -183,9 +183,13 @@ class _HeldResponse:
 
 
 async def _send(send: Send, response: Response) -> None:
-    headers = [[n.encode("latin-1"), v.encode("latin-1")] for n, v in response.headers]
+    headers = _encoded(response.headers)
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     await send({"type": "http.response.body", "body": response.body})
+
+
+def _encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
 def _fields(scope: Scope, name: str) -> list[str]:

@@ -173,8 +173,8 @@ class _HeldResponse:
 
     def release(self, marks: Headers) -> Iterable[bytes]:
         """Sends the response, with the fields `marks`, and then what the app has yet to return."""
-        self._released = True
         self._start_response(self._status, [*self._headers, *marks])
+        self._released = True
         return _Body(chain([bytes(self._body)], self._rest), self._close)
 
     def __enter__(self) -> None:

@@ -290,6 +290,26 @@ def test_what_the_app_does_after_its_response_delays_nobody(
     assert first.body == again[0].body == b"2"
 
 
+def test_header_names_are_in_lower_case(idem: Idempotency, run: Run, key: str) -> None:
+    """HTTP/2 allows no others; a record may have been stored under WSGI."""
+    app = App({**START, "headers": [(b"Content-Type", b"text/plain")]}, END)
+    open_engine = Idempotency("redis://127.0.0.1:1", on_store_error="run")
+
+    async def send_requests() -> list[Response]:
+        return [
+            await request(protect(app, idem), scope(key)),
+            await request(protect(app, idem), scope(key)),
+            await request(protect(app, idem), scope(key, path="/other")),
+            await request(protect(App(), open_engine), scope(key)),
+        ]
+
+    first, *others = run(send_requests())
+    assert first.messages[0]["headers"] == [(b"Content-Type", b"text/plain")]  # the app's own
+    names = [name for response in others for name, _ in response.messages[0]["headers"]]
+    assert {b"content-type", b"idempotency-replayed", b"idempotency-unprotected"} <= set(names)
+    assert all(name.islower() for name in names)
+
+
 class TestMounts:
     """Two apps under different prefixes, with one engine, never answer for each other."""
 

@@ -128,6 +128,10 @@ class TestViews:
         assert post(alice, "/required/payments", None, key).status_code == 400
         assert post(alice, "/payments", None, key).status_code == 201
 
+    @pytest.mark.parametrize("size", [10, 200_000])
+    def test_a_request_without_a_key_has_no_limit(self, alice: Any, key: str, size: int) -> None:
+        assert post(alice, "/payments", None, key + "x" * size).status_code == 201
+
     def test_a_streaming_response_is_not_held_back(self, alice: Any, key: str) -> None:
         first = post(alice, "/chunks/3", key, key)
         again = post(alice, "/chunks/3", key, key)

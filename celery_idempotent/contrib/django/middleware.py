@@ -150,6 +150,8 @@ class IdempotencyMiddleware(BaseMiddleware):
 
     def _begin(self, request: HttpRequest, *view: object) -> HttpResponse | None:
         """Is the hook `process_view`: returns a response, unless the view is to run."""
+        if not self._concerns(request):
+            return None
         exchange: _Exchange = getattr(request, _ATTRIBUTE)
         context = self._context_of(request, exchange)
         if context is not None:
@@ -158,6 +160,8 @@ class IdempotencyMiddleware(BaseMiddleware):
         return None if exchange.answer is None else _django_response(exchange.answer)
 
     async def _begin_async(self, request: HttpRequest, *view: object) -> HttpResponse | None:
+        if not self._concerns(request):
+            return None
         exchange: _Exchange = getattr(request, _ATTRIBUTE)
         # In a thread, because `identity` and `required` may query the database.
         context = await sync_to_async(self._context_of)(request, exchange)
@@ -166,20 +170,20 @@ class IdempotencyMiddleware(BaseMiddleware):
                 self._begun(exchange, await exchange.block.enter_async_context(context))
         return None if exchange.answer is None else _django_response(exchange.answer)
 
+    def _concerns(self, request: HttpRequest) -> bool:
+        return self._applies(request.method or "", bool(_fields(request, KEY_HEADER)))
+
     def _read(self, request: HttpRequest, block: ExitStack | AsyncExitStack) -> _Exchange:
         """Reads the body of a request with a key: once a form was parsed, it would be gone."""
         exchange = _Exchange(block=block)
         setattr(request, _ATTRIBUTE, exchange)
-        if not self._applies(request.method or "", bool(_fields(request, KEY_HEADER))):
+        if not _fields(request, KEY_HEADER) or not self._concerns(request):
             return exchange
         declared = request.META.get("CONTENT_LENGTH") or ""
         exchange.answer = self._check_length(declared, 0, ended=False)
-        if (
-            isinstance(request, WSGIRequest)
-            and not declared
-            and _fields(request, "transfer-encoding")
-        ):
-            exchange.answer = self._refusal(problem.LENGTH_REQUIRED)  # Django reads an empty body
+        is_chunked = bool(not declared and _fields(request, "transfer-encoding"))
+        if is_chunked and isinstance(request, WSGIRequest):  # Django would read an empty body
+            exchange.answer = self._refusal(problem.LENGTH_REQUIRED)
         if exchange.answer is None:
             try:
                 exchange.answer = self._check_length(declared, len(request.body), ended=True)
@@ -191,10 +195,7 @@ class IdempotencyMiddleware(BaseMiddleware):
 
     def _context_of(self, request: HttpRequest, exchange: _Exchange) -> ExecutionContext | None:
         """Returns the context of the request's execution, unless it has no key or an answer."""
-        keys = _fields(request, KEY_HEADER)
-        if not self._applies(request.method or "", bool(keys)):
-            return None
-        admitted = self._admit(request, keys)
+        admitted = self._admit(request, _fields(request, KEY_HEADER))
         if not isinstance(admitted, Admitted):
             exchange.answer = admitted
             return None

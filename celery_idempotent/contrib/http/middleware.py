@@ -103,10 +103,8 @@ class BaseMiddleware:
     ) -> None:
         _check(isinstance(idem, Idempotency), "idem", "an Idempotency", idem)
         _check(callable(identity), "identity", "a function of the request", identity)
-        is_function = callable(required)
-        _check(
-            is_function or isinstance(required, bool), "required", "a bool or function", required
-        )
+        is_valid = callable(required) or isinstance(required, bool)
+        _check(is_valid, "required", "True, False or a function of the request", required)
         _check(callable(store_response), "store_response", "a function", store_response)
         for name, value in (("retry_after", retry_after), ("max_body_bytes", max_body_bytes)):
             _check(type(value) is int and value >= 0, name, "a whole number, 0 or more", value)
