@@ -18,7 +18,7 @@ PAGE = prose(ROOT / "docs/http.md")
 
 def test_every_named_test_exists() -> None:
     named = set(re.findall(r"`(test_\w+)`", PAGE))
-    files = [*(ROOT / "tests/http").glob("test_*.py"), ROOT / "tests/docs/test_http_page.py"]
+    files = [*(ROOT / "tests/http").rglob("test_*.py"), ROOT / "tests/docs/test_http_page.py"]
     existing = {
         name for file in files for name in re.findall(r"def (test_\w+)\(", file.read_text("utf-8"))
     }

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from celery_idempotent.testing.server import RedisServer
-from tests.http.servers import REPOSITORY, WebServer, serving
+from tests.http.drivers.web_server import REPOSITORY, WebServer, serving
 
 WORKER = (sys.executable, "-m", "celery", "-A", "examples.fastapi_payments.tasks", "worker")
 BODY = {"account": "A-1", "amount": 999}

@@ -16,7 +16,7 @@ import redis
 
 from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
-from tests.http.servers import LEASE, MAX_BYTES, REPOSITORY
+from tests.http.drivers.web_server import LEASE, MAX_BYTES, REPOSITORY
 
 CREATE_USERS = """
 import django
@@ -59,7 +59,7 @@ def django_environment(
     database: Path = tmp_path_factory.mktemp("django") / "site.sqlite3"
     environment = site_environment | {
         "DATABASE": str(database),
-        "DJANGO_SETTINGS_MODULE": "tests.http.django_site.settings",
+        "DJANGO_SETTINGS_MODULE": "tests.http.sites.django_site.settings",
     }
     command = [sys.executable, "-c", CREATE_USERS]
     subprocess.run(command, cwd=REPOSITORY, env=os.environ | environment, check=True)
@@ -97,8 +97,8 @@ def django_project(django_environment: dict[str, str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("STORE_URL", "LEDGER_URL", "DATABASE"):
             patch.setenv(name, django_environment[name])
-        from tests.http import site  # noqa: F401
-        from tests.http.django_site import settings as module
+        from tests.http.sites import common  # noqa: F401
+        from tests.http.sites.django_site import settings as module
     settings.configure(
         DEBUG_PROPAGATE_EXCEPTIONS=True,
         **{name: value for name, value in vars(module).items() if name.isupper()},

@@ -13,8 +13,8 @@ from starlette.routing import Mount, Route
 
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib.asgi import IdempotencyMiddleware, anonymous
-from tests.http.asgi import DISCONNECT, Response, body_messages, request, scope
-from tests.http.servers import MAX_BYTES
+from tests.http.drivers.asgi import DISCONNECT, Response, body_messages, request, scope
+from tests.http.drivers.web_server import MAX_BYTES
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 

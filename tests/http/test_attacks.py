@@ -9,8 +9,8 @@ import pytest
 
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib import asgi, wsgi
-from tests.http import asgi as asgi_server
-from tests.http import wsgi as wsgi_server
+from tests.http.drivers import asgi as asgi_server
+from tests.http.drivers import wsgi as wsgi_server
 
 
 @pytest.fixture(params=["django", "asgi"])

@@ -14,9 +14,9 @@ import redis
 
 from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
-from tests.http import asgi as asgi_server
-from tests.http import wsgi as wsgi_server
-from tests.http.servers import CHUNK
+from tests.http.drivers import asgi as asgi_server
+from tests.http.drivers import wsgi as wsgi_server
+from tests.http.drivers.web_server import CHUNK
 
 pytestmark = pytest.mark.usefixtures("django_project")
 
@@ -47,7 +47,7 @@ def post(client: Any, path: str, key: str | None, order: str, *, token: str | No
 
 
 def records() -> list[Any]:
-    from tests.http.site import idem
+    from tests.http.sites.common import idem
 
     return list(idem.records())
 
@@ -276,7 +276,7 @@ def create(view: Any = None, **options: Any) -> Any:
     from django.test import override_settings
 
     from celery_idempotent.contrib.django.middleware import IdempotencyMiddleware
-    from tests.http.site import idem
+    from tests.http.sites.common import idem
 
     def get_response(request: Any) -> Any:
         return middleware.process_view(request, None, (), {}) or (
@@ -324,7 +324,7 @@ class TestSettings:
         from django.core.handlers.wsgi import WSGIHandler
 
         if isinstance(options, dict) and options and "ENGINE" not in options:
-            options = {"ENGINE": "tests.http.site.idem", **options}
+            options = {"ENGINE": "tests.http.sites.common.idem", **options}
         settings.IDEMPOTENCY_MIDDLEWARE = options
         with pytest.raises(ImproperlyConfigured, match=message) as raised:
             WSGIHandler()  # the project does not start

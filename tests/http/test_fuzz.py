@@ -22,8 +22,8 @@ from celery_idempotent.contrib import asgi, wsgi
 from celery_idempotent.contrib.http.middleware import Admitted
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
-from tests.http import asgi as asgi_server
-from tests.http import wsgi as wsgi_server
+from tests.http.drivers import asgi as asgi_server
+from tests.http.drivers import wsgi as wsgi_server
 from tests.http.fuzz import (
     MAX_BODY,
     MAX_RESPONSE,

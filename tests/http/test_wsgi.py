@@ -13,8 +13,8 @@ import pytest
 
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib.wsgi import IdempotencyMiddleware, anonymous
-from tests.http.servers import MAX_BYTES
-from tests.http.wsgi import environ, request
+from tests.http.drivers.web_server import MAX_BYTES
+from tests.http.drivers.wsgi import environ, request
 
 OK = ("200 OK", [("Content-Type", "text/plain")])
 

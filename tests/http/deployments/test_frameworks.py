@@ -12,7 +12,7 @@ import redis
 
 from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
-from tests.http.servers import GUNICORN, UVICORN, WebServer, serving
+from tests.http.drivers.web_server import GUNICORN, UVICORN, WebServer, serving
 from tests.waiting import eventually
 
 SERVERS = {
@@ -24,7 +24,7 @@ SERVERS = {
 @pytest.fixture(scope="module", params=SERVERS)
 def web(request: pytest.FixtureRequest, site_environment: dict[str, str]) -> Iterator[WebServer]:
     server = SERVERS[request.param]
-    with serving("tests.http.fastapi_site:app", server, **site_environment) as web:
+    with serving("tests.http.sites.fastapi_site:app", server, **site_environment) as web:
         yield web
 
 

@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpRe
 from django.middleware.csrf import get_token
 from django.urls import path
 
-from tests.http.site import chunks, count, idem, wait_for_release
+from tests.http.sites.common import chunks, count, idem, wait_for_release
 
 
 def requires_key(request: HttpRequest) -> bool:

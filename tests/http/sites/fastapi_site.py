@@ -10,7 +10,7 @@ from fastapi import BackgroundTasks, FastAPI, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
 from celery_idempotent.contrib.asgi import IdempotencyMiddleware, by_header
-from tests.http.site import OPTIONS, chunks, count, idem, wait_for_release
+from tests.http.sites.common import OPTIONS, chunks, count, idem, wait_for_release
 
 app = FastAPI()
 app.add_middleware(

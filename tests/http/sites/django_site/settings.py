@@ -6,7 +6,7 @@ import os
 
 SECRET_KEY = "for tests"
 ALLOWED_HOSTS = ["*"]
-ROOT_URLCONF = "tests.http.django_site.urls"
+ROOT_URLCONF = "tests.http.sites.django_site.urls"
 INSTALLED_APPS = [
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -30,7 +30,7 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 USE_TZ = True
 
 IDEMPOTENCY_MIDDLEWARE = {
-    "ENGINE": "tests.http.site.idem",
+    "ENGINE": "tests.http.sites.common.idem",
     "MAX_BODY_BYTES": 100_000,
-    "REQUIRED": "tests.http.django_site.urls.requires_key",
+    "REQUIRED": "tests.http.sites.django_site.urls.requires_key",
 }

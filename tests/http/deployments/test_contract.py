@@ -12,7 +12,7 @@ import httpx
 import pytest
 import redis
 
-from tests.http.servers import (
+from tests.http.drivers.web_server import (
     CHUNK,
     GTHREAD,
     MAX_BYTES,
@@ -25,10 +25,10 @@ from tests.http.servers import (
 from tests.waiting import eventually
 
 SITES = {
-    "fastapi-uvicorn": ("tests.http.fastapi_site:app", UVICORN, WebServer),
-    "flask-gthread": ("tests.http.flask_site:app", GTHREAD, WebServer),
-    "django-gthread": ("tests.http.django_site.wsgi", GTHREAD, DjangoServer),
-    "django-uvicorn": ("tests.http.django_site.asgi:application", UVICORN, DjangoServer),
+    "fastapi-uvicorn": ("tests.http.sites.fastapi_site:app", UVICORN, WebServer),
+    "flask-gthread": ("tests.http.sites.flask_site:app", GTHREAD, WebServer),
+    "django-gthread": ("tests.http.sites.django_site.wsgi", GTHREAD, DjangoServer),
+    "django-uvicorn": ("tests.http.sites.django_site.asgi:application", UVICORN, DjangoServer),
 }
 
 

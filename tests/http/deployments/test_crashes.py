@@ -12,12 +12,12 @@ import pytest
 import redis
 
 from celery_idempotent.testing.server import RedisServer
-from tests.http.servers import GTHREAD, LEASE, UVICORN, WebServer, post, serving
+from tests.http.drivers.web_server import GTHREAD, LEASE, UVICORN, WebServer, post, serving
 from tests.waiting import POLL_INTERVAL, eventually
 
 SITES = {
-    "uvicorn": ("tests.http.fastapi_site:app", UVICORN),
-    "gthread": ("tests.http.flask_site:app", GTHREAD),
+    "uvicorn": ("tests.http.sites.fastapi_site:app", UVICORN),
+    "gthread": ("tests.http.sites.flask_site:app", GTHREAD),
 }
 AUTHORIZATION = {"Authorization": "Bearer alice"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flask import Flask, Response, jsonify, request
 
 from celery_idempotent.contrib.wsgi import IdempotencyMiddleware, by_header
-from tests.http.site import OPTIONS, chunks, count, idem, wait_for_release
+from tests.http.sites.common import OPTIONS, chunks, count, idem, wait_for_release
 
 app = Flask(__name__)
 app.wsgi_app = IdempotencyMiddleware(  # type: ignore[method-assign]

@@ -17,7 +17,7 @@ import httpx
 from celery_idempotent.testing.ports import Ports
 from tests.waiting import eventually
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 #: Of the engine of each app, in seconds. Long enough for a busy machine, short enough to wait for
 #: its end.

@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from celery_idempotent import Idempotency
-from tests.http.servers import CHUNK, LEASE, MAX_BYTES
+from tests.http.drivers.web_server import CHUNK, LEASE, MAX_BYTES
 
 ledger = redis.Redis.from_url(os.environ["LEDGER_URL"])
 idem = Idempotency(

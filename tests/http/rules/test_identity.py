@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from celery_idempotent.contrib import asgi, wsgi
 from celery_idempotent.contrib.django import middleware as django
-from tests.http.asgi import scope
+from tests.http.drivers.asgi import scope
 
 
 def request_of(kind: str, headers: list[tuple[str, str]]) -> Any:

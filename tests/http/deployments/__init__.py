@@ -1,0 +1,1 @@
+"""The middleware behind real web servers."""

@@ -1,0 +1,1 @@
+"""What the middleware decides, without a server or a store."""
