@@ -13,31 +13,19 @@ from starlette.routing import Mount, Route
 
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib.asgi import IdempotencyMiddleware, anonymous
-from tests.http.drivers.asgi import DISCONNECT, Response, body_messages, request, scope
-from tests.http.drivers.web_server import MAX_BYTES
+from tests.http.drivers.asgi import (
+    DISCONNECT,
+    END,
+    MORE,
+    START,
+    App,
+    Response,
+    body_messages,
+    request,
+    scope,
+)
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
-
-START = {"type": "http.response.start", "status": 200, "headers": []}
-MORE = {"type": "http.response.body", "body": b"1", "more_body": True}
-END = {"type": "http.response.body", "body": b"2"}
-
-
-class App:
-    """Counts its requests, and sends the messages of its response."""
-
-    def __init__(self, *messages: Any) -> None:
-        self.messages = messages or (START, END)
-        self.requests: list[Any] = []
-        self.arguments: Any = None
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.arguments = (scope, receive, send)
-        self.requests.append(await receive() if scope["type"] == "http" else None)
-        for message in self.messages:
-            if isinstance(message, Exception):
-                raise message
-            await send(message)
 
 
 def protect(app: Any, idem: Idempotency, **options: Any) -> IdempotencyMiddleware:
@@ -205,62 +193,6 @@ class TestExtensions:
         assert list(idem.records()) == []
 
 
-class TestStreams:
-    def test_a_small_stream_is_stored_and_sent_as_a_whole(
-        self, idem: Idempotency, run: Run, key: str
-    ) -> None:
-        app = App(START, MORE, MORE, END)
-
-        async def send_requests() -> list[Response]:
-            return [await request(protect(app, idem), scope(key)) for _ in range(2)]
-
-        first, again = run(send_requests())
-        assert first.messages[1:] == [
-            {"type": "http.response.body", "body": b"112", "more_body": False}
-        ]
-        assert again.body == b"112"
-        assert len(app.requests) == 1
-
-    def test_a_large_stream_is_not_held_back(self, idem: Idempotency, run: Run, key: str) -> None:
-        """The fact that there was a response is stored before its first byte is sent."""
-        chunk = {**MORE, "body": b"x" * (MAX_BYTES // 2)}
-        states_when_sent = []
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            for message in (START, chunk, chunk):
-                await send(message)
-                assert response.messages == []
-            await send(chunk)
-            assert len(response.body) == 3 * len(chunk["body"])
-            await send(MORE)
-            assert response.messages[-1] is MORE
-            await send(END)
-
-        async def look_up(message: Any) -> None:
-            response.messages.append(message)
-            states = [record.state.value for record in await asyncio.to_thread(list, records())]
-            states_when_sent.append(states)
-
-        async def send_requests() -> Response:
-            await request(protect(app, idem), scope(key), send=look_up)
-            return await request(protect(app, idem), scope(key))
-
-        response, records = Response(), idem.records
-        again: Response = run(send_requests())
-        assert states_when_sent == [["COMPLETED"]] * 4
-        assert again.status == 409
-        assert b"response-not-stored" in again.body
-
-    def test_a_large_error_is_sent_and_not_stored(
-        self, idem: Idempotency, run: Run, key: str
-    ) -> None:
-        app = App({**START, "status": 500}, {**MORE, "body": b"x" * (MAX_BYTES + 1)}, END)
-        response = run(request(protect(app, idem), scope(key)))
-
-        assert (response.status, len(response.body)) == (500, MAX_BYTES + 2)
-        assert list(idem.records()) == []
-
-
 def test_a_released_key_is_free_before_the_response_is_sent(
     idem: Idempotency, run: Run, key: str
 ) -> None:
@@ -273,21 +205,6 @@ def test_a_released_key_is_free_before_the_response_is_sent(
     app = App({**START, "status": 429}, END)
     assert run(request(protect(app, idem), scope(key), send=look_up)).status == 429
     assert records == []
-
-
-def test_what_the_app_does_after_its_response_delays_nobody(
-    idem: Idempotency, run: Run, key: str
-) -> None:
-    """A retry gets the response while the background task of the first request runs."""
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        for message in (START, END):
-            await send(message)
-        again.append(await request(protect(app, idem), scope))
-
-    again: list[Response] = []
-    first = run(request(protect(app, idem), scope(key)))
-    assert first.body == again[0].body == b"2"
 
 
 def test_header_names_are_in_lower_case(idem: Idempotency, run: Run, key: str) -> None:

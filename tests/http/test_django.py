@@ -250,6 +250,15 @@ class TestBody:
                 )
                 assert middleware(request).status_code == status
 
+    def test_a_chunked_body_that_django_does_not_read_is_refused(self, key: str) -> None:
+        from django.core.handlers.asgi import ASGIRequest
+        from django.test import override_settings
+
+        with override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=3):
+            request = ASGIRequest(asgi_server.scope(key), io.BytesIO(b"four"))
+            response = create(IDENTITY=lambda request: "alice")(request)
+        assert (response.status_code, b"limited to 3 bytes" in response.content) == (413, True)
+
     @pytest.mark.parametrize("length", ["9", "x"])
     def test_a_body_that_is_incomplete_is_refused(self, key: str, length: str) -> None:
         from django.core.handlers.wsgi import WSGIRequest

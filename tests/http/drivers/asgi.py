@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 Message = dict[str, Any]
-App = Callable[[Any, Any, Any], Awaitable[None]]
+AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
 
 DISCONNECT: Message = {"type": "http.disconnect"}
 
@@ -50,7 +50,7 @@ class Response:
 
 
 async def request(
-    app: App,
+    app: AsgiApp,
     scope: Any,
     body: bytes | list[Message] = b"",
     send: Callable[[Message], Awaitable[None]] | None = None,
@@ -76,3 +76,25 @@ async def request(
 
     await app(scope, receive, collect)
     return response
+
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+MORE = {"type": "http.response.body", "body": b"1", "more_body": True}
+END = {"type": "http.response.body", "body": b"2"}
+
+
+class App:
+    """Counts its requests, and sends the messages of its response."""
+
+    def __init__(self, *messages: Any) -> None:
+        self.messages = messages or (START, END)
+        self.requests: list[Any] = []
+        self.arguments: Any = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.arguments = (scope, receive, send)
+        self.requests.append(await receive() if scope["type"] == "http" else None)
+        for message in self.messages:
+            if isinstance(message, Exception):
+                raise message
+            await send(message)
