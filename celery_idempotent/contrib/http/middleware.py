@@ -25,10 +25,9 @@ MAX_BODY_BYTES = 1024 * 1024
 
 _LENGTH = re.compile("[0-9]{1,18}")
 
-#: Statuses below 500 after which a client is meant to send the same request again: the credentials
-#: were not valid (any more), or the request came too late, too early or too often, or met a state
-#: that changes.
-RETRIED_STATUSES = frozenset({401, 408, 409, 421, 423, 425, 429})
+#: Statuses below 500 after which a client is meant to send the same request again: it came too
+#: late, too early or too often, or met a state that changes.
+RETRIED_STATUSES = frozenset({408, 409, 421, 423, 425, 429})
 #: Their responses are about the resource or the connection as it is now.
 _NEVER_KEYED = frozenset({"HEAD", "OPTIONS", "TRACE", "CONNECT"})
 
