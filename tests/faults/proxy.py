@@ -39,6 +39,8 @@ class _Fault:
     #: Bytes that identify the request.
     to: bytes
     seconds: float = 0.0
+    #: The delay begins when this is set.
+    after: threading.Event | None = None
 
 
 class Proxy(Stoppable):
@@ -82,9 +84,9 @@ class Proxy(Stoppable):
         """Drops the reply to the next request that contains `to`; its connection stays open."""
         self._plan(_Fault("swallow", to.encode()))
 
-    def delay_reply(self, to: str, seconds: float) -> None:
-        """Delays the reply to the next request that contains `to`."""
-        self._plan(_Fault("delay", to.encode(), seconds))
+    def delay_reply(self, to: str, seconds: float, after: threading.Event | None = None) -> None:
+        """Delays the reply to the next request that contains `to`, from `after` on."""
+        self._plan(_Fault("delay", to.encode(), seconds, after))
 
     # Faults of all connections
 
@@ -209,6 +211,8 @@ class Proxy(Stoppable):
                 if fault and fault.kind == "swallow":
                     continue
                 if fault:
+                    if fault.after is not None:
+                        fault.after.wait()
                     self._ended.wait(fault.seconds)
                     fault = None
                 self._open.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple
@@ -143,13 +144,22 @@ class RecordHarness:
         return self.observer.key_of(order)
 
     def delay_reply(self, script: str) -> Coroutine[Any, Any, Any]:
-        """Delays the next reply to `script`; the returned coroutine waits for the request."""
+        """Delays the next reply to `script`; the returned coroutine waits for the request.
+
+        The delay begins when that coroutine ends, so the call is always cancelled before the reply.
+        """
         sha = scripts.load(script).sha
         sent_before = len(self.proxy.requests_with(sha))
-        self.proxy.delay_reply(sha, REPLY_DELAY)
-        return eventually_async(
-            lambda: len(self.proxy.requests_with(sha)) > sent_before, f"{script} is sent"
-        )
+        seen = threading.Event()
+        self.proxy.delay_reply(sha, REPLY_DELAY, after=seen)
+
+        async def wait() -> None:
+            await eventually_async(
+                lambda: len(self.proxy.requests_with(sha)) > sent_before, f"{script} is sent"
+            )
+            seen.set()
+
+        return wait()
 
     def record(self, key: Key) -> Any:
         return run_sync(self.observer.executor.store.get(key))
