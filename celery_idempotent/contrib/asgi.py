@@ -39,8 +39,7 @@ def by_header(name: str) -> Callable[[Scope], str | None]:
     Raises:
         ValueError: if `name` cannot be the name of a header.
     """
-    name = identities.checked_name(name, "header").lower()
-    return lambda scope: identities.of_header(name, _fields(scope, name))
+    return identities.by_header(_fields, name)
 
 
 def by_cookie(name: str) -> Callable[[Scope], str | None]:
@@ -49,8 +48,7 @@ def by_cookie(name: str) -> Callable[[Scope], str | None]:
     Raises:
         ValueError: if `name` cannot be the name of a cookie.
     """
-    name = identities.checked_name(name, "cookie")
-    return lambda scope: identities.of_cookie(name, _fields(scope, "cookie"))
+    return identities.by_cookie(_fields, name)
 
 
 class IdempotencyMiddleware(BaseMiddleware):
@@ -193,7 +191,7 @@ def _encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
 
 
 def _fields(scope: Scope, name: str) -> list[str]:
-    wanted = name.encode("latin-1")
+    wanted = name.lower().encode("latin-1")
     return [value.decode("latin-1") for field, value in scope["headers"] if field.lower() == wanted]
 
 

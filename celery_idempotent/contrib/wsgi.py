@@ -6,7 +6,7 @@ has stored the whole. Requests without a key are passed on as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack
 from http.client import responses as phrases
 from io import BytesIO
@@ -41,8 +41,7 @@ def by_header(name: str) -> Callable[[Environ], str | None]:
     Raises:
         ValueError: if `name` cannot be the name of a header.
     """
-    name = identities.checked_name(name, "header")
-    return lambda environ: identities.of_header(name, _fields(environ, name))
+    return identities.by_header(fields_of, name)
 
 
 def by_cookie(name: str) -> Callable[[Environ], str | None]:
@@ -51,8 +50,7 @@ def by_cookie(name: str) -> Callable[[Environ], str | None]:
     Raises:
         ValueError: if `name` cannot be the name of a cookie.
     """
-    name = identities.checked_name(name, "cookie")
-    return lambda environ: identities.of_cookie(name, _fields(environ, "cookie"))
+    return identities.by_cookie(fields_of, name)
 
 
 class IdempotencyMiddleware(BaseMiddleware):
@@ -60,7 +58,7 @@ class IdempotencyMiddleware(BaseMiddleware):
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Handles one request."""
-        keys = _fields(environ, KEY_HEADER)
+        keys = fields_of(environ, KEY_HEADER)
         admitted = None
         if self._applies(environ["REQUEST_METHOD"], bool(keys)):
             admitted = self._admit(environ, keys)
@@ -203,7 +201,7 @@ def _respond(start_response: StartResponse, response: Response) -> list[bytes]:
     return [response.body]
 
 
-def _fields(environ: Environ, name: str) -> list[str]:
-    """Returns the fields `name`; the server has joined repeated ones with commas."""
+def fields_of(environ: Mapping[str, Any], name: str) -> list[str]:
+    """Returns the header fields `name`; the server has joined repeated ones with commas."""
     value = environ.get("HTTP_" + name.upper().replace("-", "_"))
     return [] if value is None else [value]

@@ -32,6 +32,7 @@ from celery_idempotent.contrib.http.middleware import (
     stored_by_default,
 )
 from celery_idempotent.contrib.http.response import Response
+from celery_idempotent.contrib.wsgi import fields_of
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.functions.context import ExecutionContext
 
@@ -68,8 +69,7 @@ def by_header(name: str) -> Callable[[HttpRequest], str | None]:
     Raises:
         ValueError: if `name` cannot be the name of a header.
     """
-    name = identities.checked_name(name, "header")
-    return lambda request: identities.of_header(name, _fields(request, name))
+    return identities.by_header(_fields, name)
 
 
 def by_cookie(name: str) -> Callable[[HttpRequest], str | None]:
@@ -78,8 +78,7 @@ def by_cookie(name: str) -> Callable[[HttpRequest], str | None]:
     Raises:
         ValueError: if `name` cannot be the name of a cookie.
     """
-    name = identities.checked_name(name, "cookie")
-    return lambda request: identities.of_cookie(name, _fields(request, "cookie"))
+    return identities.by_cookie(_fields, name)
 
 
 @dataclass(slots=True)
@@ -242,6 +241,5 @@ def _django_response(response: Response) -> HttpResponse:
 
 
 def _fields(request: HttpRequest, name: str) -> list[str]:
-    """Returns the fields `name`; Django has joined repeated ones with commas."""
-    value = request.META.get("HTTP_" + name.upper().replace("-", "_"))
-    return [] if value is None else [value]
+    """Returns the header fields `name`: under ASGI, too, Django has them as WSGI does."""
+    return fields_of(request.META, name)

@@ -8,8 +8,12 @@ and is stored nowhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
+
+#: Returns the values of the header fields with a name.
+FieldsOf = Callable[[Any, str], list[str]]
+Identity = Callable[[Any], str | None]
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
@@ -21,37 +25,48 @@ def anonymous(request: Any) -> str:
     return "anonymous"
 
 
-def checked_name(name: Any, kind: str) -> str:
-    """Returns `name` if it can be the name of a header or a cookie.
-
-    Raises:
-        ValueError: if it cannot; `kind` says which of the two it is.
-    """
-    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
-        raise ValueError(f"by_{kind} needs the name of a {kind}, not {name!r}")
-    return name
-
-
-def of_header(name: str, values: Sequence[str]) -> str | None:
-    """Returns the identity in a header field; None if it is absent, empty or repeated.
+def by_header(fields_of: FieldsOf, name: str) -> Identity:
+    """Identifies a client by a header field; not if it is absent, empty or repeated.
 
     Which one of two fields the app uses cannot be known here.
+
+    Raises:
+        ValueError: if `name` cannot be the name of a header.
     """
-    if len(values) != 1 or not values[0]:
-        return None
-    return f"header {name.lower()}: {values[0]}"
+    _check_name(name, "header")
+
+    def identity(request: Any) -> str | None:
+        values = fields_of(request, name)
+        if len(values) != 1 or not values[0]:
+            return None
+        return f"header {name.lower()}: {values[0]}"
+
+    return identity
 
 
-def of_cookie(name: str, cookie_fields: Iterable[str]) -> str | None:
-    """Returns the identity in a cookie; None if it is absent, empty or sent with several values.
+def by_cookie(fields_of: FieldsOf, name: str) -> Identity:
+    """Identifies a client by a cookie; not if it is absent, empty or sent with several values.
 
     Frameworks differ in which one of several they use.
+
+    Raises:
+        ValueError: if `name` cannot be the name of a cookie.
     """
-    values = set()
-    for pair in ";".join(cookie_fields).split(";"):
-        cookie, equals, value = pair.partition("=")
-        if equals and cookie.strip() == name:
-            values.add(value.strip())
-    if len(values) != 1 or not (value := values.pop()):
-        return None
-    return f"cookie {name}: {value}"
+    _check_name(name, "cookie")
+
+    def identity(request: Any) -> str | None:
+        values = set()
+        for pair in ";".join(fields_of(request, "cookie")).split(";"):
+            cookie, equals, value = pair.partition("=")
+            if equals and cookie.strip() == name:
+                values.add(value.strip())
+        if len(values) != 1 or not (value := values.pop()):
+            return None
+        return f"cookie {name}: {value}"
+
+    return identity
+
+
+def _check_name(name: Any, kind: str) -> None:
+    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+        raise ValueError(f"by_{kind} needs the name of a {kind}, not {name!r}")
