@@ -1,13 +1,19 @@
-"""Groups tests by module for pytest-xdist, and skips tests whose prerequisites are missing."""
+"""Groups tests by module for pytest-xdist, and skips tests whose prerequisites are missing.
+
+Also a fixture of all tests that have a fixture `idem`: their engine.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from celery_idempotent import Idempotency
 from tests.servers.clock import find_faketime
 from tests.servers.rabbitmq import find_rabbitmq
 from tests.servers.redis_server import find_tls_servers
@@ -49,3 +55,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             if os.environ.get("CI") == "true":
                 pytest.fail(message)
             pytest.skip(message)
+
+
+@pytest.fixture
+def run(idem: Idempotency) -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    """Runs a coroutine in an event loop of its own, then closes the loop's connections."""
+
+    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        async def run_and_close() -> Any:
+            try:
+                return await coroutine
+            finally:
+                await idem.aclose()
+
+        return asyncio.run(run_and_close())
+
+    return run

@@ -20,6 +20,8 @@ from celery.worker.request import Request
 
 import celery_idempotent
 from celery_idempotent import IdempotentTask
+from celery_idempotent.store import commands
+from celery_idempotent.store.scripts import Reply
 from celery_idempotent.task.message_headers import MessageHeaders
 
 PACKAGE = str(Path(celery_idempotent.__file__).parent)
@@ -79,6 +81,23 @@ class Deliveries:
     def unanswered_ids(self, message: Request) -> bytes:
         """The execution ids of begins without a reply that the message carries."""
         return MessageHeaders.read(self.task.name, message.id, message.request_dict).unanswered_ids
+
+
+def begin_elsewhere(task: IdempotentTask, order: str) -> Reply:
+    """Begins an execution of the key in another worker."""
+    return task.idempotency_configuration.execute(
+        commands.begin(
+            task.idempotency_key_of(order),
+            execution_id=b"the other",
+            unanswered_ids=b"",
+            task_id="the other",
+            worker="elsewhere/1",
+            lease_ms=60_000,
+            retention_ms=60_000,
+            max_attempts=5,
+            error_ms=60_000,
+        )
+    )
 
 
 class SignalAtLine:

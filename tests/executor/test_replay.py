@@ -13,6 +13,7 @@ from celery_idempotent.payload.codec import DELEGATED
 from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
+from tests.executor.deliveries import begin_elsewhere
 
 Make = Callable[..., IdempotentTask]
 
@@ -21,21 +22,8 @@ def complete_by_replacement(task: IdempotentTask, order: str) -> None:
     """Stores what a task stores that has replaced itself by the task "another"."""
     configuration = task.idempotency_configuration
     key = task.idempotency_key_of(order)
-    begun = configuration.execute(
-        commands.begin(
-            key,
-            execution_id=b"first",
-            unanswered_ids=b"",
-            task_id="first",
-            worker="elsewhere/1",
-            lease_ms=60_000,
-            retention_ms=60_000,
-            max_attempts=5,
-            error_ms=60_000,
-        )
-    )
+    token = layout.begun(begin_elsewhere(task, order).raw).token
     payload = Payload(DELEGATED, layout.write_replacement(1, "another", b""))
-    token = layout.begun(begun.raw).token
     assert configuration.execute(commands.complete(key, token, payload, 60_000)).case == "ok"
 
 

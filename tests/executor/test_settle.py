@@ -21,6 +21,7 @@ from celery_idempotent.store.commands import Command
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.testing.server import RedisServer
+from tests.executor.deliveries import begin_elsewhere
 
 Make = Callable[..., IdempotentTask]
 
@@ -35,22 +36,7 @@ def lose_to_another_that_completes(
 def lose_to_another_that_runs(task: IdempotentTask, order: str, idempotency: Idempotency) -> int:
     """Returns the token of the other execution."""
     idempotency.expire_lease(task, order)
-    configured = task.idempotency_configuration
-    begun = run_sync(
-        configured.executor.store.execute(
-            commands.begin(
-                task.idempotency_key_of(order),
-                execution_id=b"the other",
-                unanswered_ids=b"",
-                task_id="the other",
-                worker="elsewhere/1",
-                lease_ms=60_000,
-                retention_ms=60_000,
-                max_attempts=5,
-                error_ms=60_000,
-            )
-        )
-    )
+    begun = begin_elsewhere(task, order)
     assert begun.case == "begun"
     return layout.begun(begun.raw).token
 

@@ -13,10 +13,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_idempotent import ConflictError, IdempotentTask, State
 from celery_idempotent.lease.heartbeat import heartbeat
-from celery_idempotent.store import commands
-from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
-from tests.executor.deliveries import Deliveries, End, SignalAtLine
+from tests.executor.deliveries import Deliveries, End, SignalAtLine, begin_elsewhere
 
 Make = Callable[..., IdempotentTask]
 
@@ -54,22 +52,7 @@ class Story:
         return self.task.idempotency_record("1")
 
     def held_by_another(self) -> None:
-        store = self.task.idempotency_configuration.executor.store
-        run_sync(
-            store.execute(
-                commands.begin(
-                    self.task.idempotency_key_of("1"),
-                    execution_id=b"the other",
-                    unanswered_ids=b"",
-                    task_id="the other",
-                    worker="elsewhere/1",
-                    lease_ms=60_000,
-                    retention_ms=60_000,
-                    max_attempts=5,
-                    error_ms=60_000,
-                )
-            )
-        )
+        begin_elsewhere(self.task, "1")
 
     def forget(self) -> None:
         self.error = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 from uuid import uuid4
@@ -36,22 +35,6 @@ def idem(server: RedisServer) -> Iterator[Idempotency]:
     engine = Idempotency(server.url, key_prefix=uuid4().hex, lease=LEASE, wait_timeout=20)
     yield engine
     engine.close()
-
-
-@pytest.fixture
-def run(idem: Idempotency) -> Callable[[Coroutine[Any, Any, Any]], Any]:
-    """Runs a coroutine in an event loop of its own, then closes the loop's connections."""
-
-    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-        async def run_and_close() -> Any:
-            try:
-                return await coroutine
-            finally:
-                await idem.aclose()
-
-        return asyncio.run(run_and_close())
-
-    return run
 
 
 @pytest.fixture(params=["blocking", "async"])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -71,22 +69,6 @@ def idem(server: RedisServer) -> Iterator[Idempotency]:
     engine = Idempotency(server.url, key_prefix=uuid4().hex, lease=LEASE, max_result_size=MAX_BYTES)
     yield engine
     engine.close()
-
-
-@pytest.fixture
-def run(idem: Idempotency) -> Callable[[Coroutine[Any, Any, Any]], Any]:
-    """Runs a coroutine in an event loop of its own, then closes the loop's connections."""
-
-    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-        async def run_and_close() -> Any:
-            try:
-                return await coroutine
-            finally:
-                await idem.aclose()
-
-        return asyncio.run(run_and_close())
-
-    return run
 
 
 @pytest.fixture(scope="session")

@@ -84,19 +84,29 @@ def states(engine: Idempotency, journal: Journal, scenario: str) -> dict[Any, st
     return found
 
 
-class AsgiScenario:
-    """Runs a scenario with the ASGI middleware."""
+class Scenario:
+    """Requests of several clients to a middleware; identities begin with the scenario's name."""
+
+    #: Has the middleware and `by_header`.
+    module: Any
 
     def __init__(self, engine: Idempotency) -> None:
         self.name = uuid4().hex
         self.journal = Journal()
-        by_user = asgi.by_header("X-User")
+        by_user = self.module.by_header("X-User")
 
-        def identity(scope: Any) -> str | None:
-            user = by_user(scope)
+        def identity(request: Any) -> str | None:
+            user = by_user(request)
             return user and f"{self.name} {user}"
 
-        self.app = asgi.IdempotencyMiddleware(self.respond, engine, identity=identity, **OPTIONS)
+        middleware = self.module.IdempotencyMiddleware
+        self.app = middleware(self.respond, engine, identity=identity, **OPTIONS)
+
+
+class AsgiScenario(Scenario):
+    """Runs a scenario with the ASGI middleware."""
+
+    module = asgi
 
     async def respond(self, scope: Any, receive: Any, send: Any) -> None:
         plan: Plan = scope["plan"]
@@ -155,19 +165,10 @@ class AsgiScenario:
             await asyncio.gather(*(self.request(plan) for plan in plans))
 
 
-class WsgiScenario:
+class WsgiScenario(Scenario):
     """Runs a scenario with the WSGI middleware."""
 
-    def __init__(self, engine: Idempotency) -> None:
-        self.name = uuid4().hex
-        self.journal = Journal()
-        by_user = wsgi.by_header("X-User")
-
-        def identity(environ: Any) -> str | None:
-            user = by_user(environ)
-            return user and f"{self.name} {user}"
-
-        self.app = wsgi.IdempotencyMiddleware(self.respond, engine, identity=identity, **OPTIONS)
+    module = wsgi
 
     def respond(self, environ: Any, start_response: Any) -> Iterator[bytes]:
         plan: Plan = environ["test.plan"]

@@ -51,6 +51,20 @@ class App:
         return self.body
 
 
+def failing_after(chunk: bytes) -> Any:
+    """Returns an app that yields `chunk` and then passes its error to the server."""
+
+    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+        start_response(*OK)
+        yield chunk
+        try:
+            raise ZeroDivisionError
+        except ZeroDivisionError:
+            start_response("500 Error", OK[1], sys.exc_info())
+
+    return app
+
+
 def protect(app: Any, idem: Idempotency, **options: Any) -> Any:
     return IdempotencyMiddleware(validator(app), idem, **{"identity": anonymous, **options})
 
@@ -244,31 +258,15 @@ class TestErrors:
             assert (response.status, response.body) == (422, b"sorry")
 
     def test_exc_info_is_raised_once_a_part_was_sent(self, idem: Idempotency, key: str) -> None:
-        def app(environ: Any, start_response: Any) -> Iterator[bytes]:
-            start_response(*OK)
-            yield b"1"
-            try:
-                raise ZeroDivisionError
-            except ZeroDivisionError:
-                start_response("500 Error", OK[1], sys.exc_info())
-
         with pytest.raises(ZeroDivisionError):
-            request(protect(app, idem), environ(key))
+            request(protect(failing_after(b"1"), idem), environ(key))
         assert list(idem.records()) == []
 
     def test_exc_info_of_a_large_response_goes_to_the_server(
         self, idem: Idempotency, key: str
     ) -> None:
-        def app(environ: Any, start_response: Any) -> Iterator[bytes]:
-            start_response(*OK)
-            yield b"x" * (MAX_BYTES + 1)
-            try:
-                raise ZeroDivisionError
-            except ZeroDivisionError:
-                start_response("500 Error", OK[1], sys.exc_info())
-
         with pytest.raises(ZeroDivisionError):
-            request(protect(app, idem), environ(key))
+            request(protect(failing_after(b"x" * (MAX_BYTES + 1)), idem), environ(key))
 
     @pytest.mark.parametrize("calls", [0, 2])
     def test_start_response_is_called_once(self, idem: Idempotency, key: str, calls: int) -> None:
