@@ -33,8 +33,8 @@ _STYLES = {Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "r
 def doctor(obj: Any, fail_on: str, as_json: bool) -> None:
     """Find settings that weaken idempotency.
 
-    Checks the tasks, the broker and Redis. Each finding says what is wrong, why it matters, and how
-    to fix it.
+    Checks the tasks, the broker and Redis. Each finding states what is wrong, why it matters, and
+    how to fix it.
     """
     tasks = idempotent_tasks(obj.app)
     findings = doctor_checks.examine(obj.app)

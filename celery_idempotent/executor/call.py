@@ -97,7 +97,7 @@ class ExecutorCall(Protocol):
         """Publishes the message again, `seconds` from now; raises `reason` if there is none."""
 
     def ignore(self) -> NoReturn:
-        """Acknowledge the message without an outcome."""
+        """Acknowledges the message without an outcome."""
 
     def reject(self, reason: str) -> NoReturn:
         """Rejects the message, so that the broker dead-letters it."""

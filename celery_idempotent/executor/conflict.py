@@ -16,7 +16,7 @@ FIRST_REQUEUE_DELAY = 1.0
 
 
 def refuse(call: ExecutorCall, record: Record) -> NoReturn:
-    """Requeue, ignore or reject the duplicate `call`, or raise ConflictError, by its policy.
+    """Requeues, ignores or rejects the duplicate `call`, or raises ConflictError, by its policy.
 
     A copy of the message that runs is requeued under every policy. It has the same task id, so a
     state of its own would overwrite the running one's, and a broker may take its acknowledgement
@@ -49,7 +49,7 @@ def held(call: ExecutorCall, record: Record) -> ConflictError:
 
 
 def requeue(call: ExecutorCall, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
-    """Requeue `call`, with a delay that grows each time."""
+    """Requeues `call`, with a delay that grows each time."""
     delay = requeue_delay(call.requeue_count, call.settings.lease)
     call.requeue(delay, unanswered_ids, reason)
 

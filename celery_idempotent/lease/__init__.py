@@ -4,8 +4,8 @@ The record has the deadline, by the server's clock; before it, no other executio
 cannot read that clock. It uses its own (`lease.clock`) and takes the pessimistic view: a lease is
 *trusted until* the moment at which the request that granted it was **sent**, plus the length of the
 lease, minus a margin for clocks that run at different rates. While a lease is trusted, no other
-execution can have begun. Afterwards one may have, and only the server knows: it compares tokens and
-refuses a stale outcome.
+execution can have begun. Afterwards one may have, which only the server can detect: it compares
+tokens and refuses a stale outcome.
 
 If a virtual machine is paused by its host and its clocks stop as well, it trusts an expired lease
 until its next heartbeat. Only the fencing token protects then, in the system downstream.

@@ -69,7 +69,7 @@ class Leases(Generic[StoreT]):
 
 
 def by_store(leases: Iterable[Lease[StoreT]]) -> dict[StoreT, list[Lease[StoreT]]]:
-    """`leases` in groups that one round trip can extend."""
+    """Returns `leases` in groups that one round trip can extend."""
     groups: dict[StoreT, list[Lease[StoreT]]] = defaultdict(list)
     for lease in leases:
         groups[lease.store].append(lease)

@@ -1,6 +1,6 @@
 """Encodes results, errors and values of steps into payloads, and decodes them.
 
-The format of a payload says how to read its body, from the outside to the inside:
+The format of a payload describes how to read its body, from the outside to the inside:
 
 =============================  ================================================================
 ``json``                       serialized by kombu's serializer of that name
@@ -11,7 +11,7 @@ The format of a payload says how to read its body, from the outside to the insid
 ``=task``                      the result of another task counts; the body holds its id
                                (:func:`celery_idempotent.record.layout.write_replacement`)
 ``=ignored``                   … and that task ignores its result
-empty                          the value is not stored; the body says why
+empty                          the value is not stored; the body is the reason
 =============================  ================================================================
 """
 

@@ -48,7 +48,7 @@ def begin(
     max_attempts: int,
     error_ms: int,
 ) -> Command:
-    """Request the right to run; lua/begin.lua lists the replies."""
+    """Requests the right to run; lua/begin.lua lists the replies."""
     arguments = [
         execution_id,
         unanswered_ids,
@@ -110,7 +110,7 @@ def save_step(key: Key, token: int, entry: bytes, *, lease_ms: int, retention_ms
 
 
 def mark_continued(key: Key, task_id: str) -> Command:
-    """Note that the continuation of `task_id` was sent: ``ok`` or ``lost``."""
+    """Records that the continuation of `task_id` was sent: ``ok`` or ``lost``."""
     return Command(scripts.load("mark_continued"), key, [layout.write_task_id(task_id)])
 
 

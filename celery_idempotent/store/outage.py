@@ -32,7 +32,7 @@ class OutageLogger:
         return True
 
     def end(self) -> None:
-        """Note that a call got its reply."""
+        """Records that a call got its reply."""
         if not self.failed_calls:
             return
         calls, self.failed_calls = self.failed_calls, 0

@@ -117,8 +117,8 @@ class RecordStore:
         """
         transport = self._heartbeat_transport
         shorter = timeout is not None and timeout < self._heartbeat_timeout
-        # A transport with connections of its own is kept, and them with it, until a shorter timeout
-        # is needed.
+        # A transport with connections of its own is used until a shorter timeout is needed, since
+        # another one opens connections anew.
         if transport is None or shorter or self._transport.shares_connections:
             if timeout is not None:
                 self._heartbeat_timeout = min(timeout, self.config.timeout)

@@ -42,7 +42,7 @@ def wait_for_nothing() -> tuple[Any, ...]:
 
 
 def unable(error: Exception) -> str | None:
-    """Returns a message if `error` says that the server does not support WAITAOF, else None."""
+    """Returns a message if `error` means that the server does not support WAITAOF, else None."""
     if isinstance(error, ResponseError) and "WAITAOF" in str(error):
         return (
             "idempotency_wait_aof needs Redis 7.2 or Valkey, with appendonly yes; "
@@ -52,7 +52,7 @@ def unable(error: Exception) -> str | None:
 
 
 def check(config: StoreConfig, reply: Reply, waited: Any) -> None:
-    """Treat a write that too few replicas have as failed: the command can be sent again.
+    """Treats a write that too few replicas have as failed: the command can be sent again.
 
     Raises:
         StoreUnavailableError: with the number of replicas that have the write.

@@ -185,7 +185,7 @@ class IdempotentRequest(Request):
             settings = configuration.settings
             payload = None
             if final_error is not None:
-                # Only the child knows the token, and an offloaded payload needs a unique name.
+                # Only the child has the token, and an offloaded payload needs a unique name.
                 token = time.time_ns() // 1000
                 payload = run_sync(
                     configuration.executor.codec.encode_error(

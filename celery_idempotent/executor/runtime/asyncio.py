@@ -272,7 +272,7 @@ class TaskInterrupt:
         self._task = None
 
     def translate(self, error: BaseException) -> BaseException:
-        """`error`, or LeaseLostError if `error` is the cancellation by this interrupt."""
+        """Returns `error`, or LeaseLostError if `error` is the cancellation by this interrupt."""
         if not (self._triggered and isinstance(error, CancelledError)):
             return error
         # Python 3.11 counts cancellations: there may be another one.

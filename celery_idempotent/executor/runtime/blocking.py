@@ -45,11 +45,11 @@ class BlockingRuntime:
                 limit.phase = FLOW
 
     async def sleep(self, seconds: float) -> None:
-        """Block the thread."""
+        """Blocks the thread."""
         time.sleep(seconds)
 
     async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
-        """Block the thread, unless a soft time limit is reached first."""
+        """Blocks the thread, unless a soft time limit is reached first."""
         limit = innermost()
         try:
             if limit is not None:

@@ -153,7 +153,7 @@ class RecordReader:
 
 @contextmanager
 def _translated_errors() -> Iterator[None]:
-    """Translate the errors of redis-py inside the block."""
+    """Translates the errors of redis-py inside the block."""
     try:
         yield
     except CONNECTION_ERRORS as error:

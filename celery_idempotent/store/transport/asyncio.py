@@ -44,7 +44,7 @@ P = ParamSpec("P")
 
 
 def resends_once(send: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Decorate a method to resend what was sent on a connection that was closed at that moment."""
+    """Decorates a method: what was sent on a connection that was closing is sent once more."""
 
     @wraps(send)
     async def send_twice(*args: P.args, **kwargs: P.kwargs) -> T:

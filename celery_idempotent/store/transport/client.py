@@ -65,7 +65,7 @@ class ClientTransport:
         return self._call_again(call, followup) if followup else [reply]
 
     def _call_again(self, call: ScriptCall, followup: Sequence[Any]) -> list[Any]:
-        """Resend `call` with `followup` behind it, on one connection to the record's node.
+        """Resends `call` with `followup` behind it, on one connection to the record's node.
 
         The client has found the node and loaded the script by then. The script replies as it did
         the first time, and WAIT refers to the writes of its own connection.

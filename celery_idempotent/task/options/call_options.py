@@ -3,7 +3,7 @@
 Celery accepts an option of any name and passes it to the broker as a property of the message, which
 some brokers keep and others drop. The call would run under the key of the task's rule, so a key in
 a wrong place is an error: at publish, where the task is known, else in the worker, whose message
-says where the key was.
+names the place.
 """
 
 from __future__ import annotations
