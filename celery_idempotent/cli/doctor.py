@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TextIO
 
 import click
 
@@ -15,7 +16,7 @@ from celery_idempotent.cli.command import (
     print_json,
 )
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.doctor import Finding, Severity, versions
+from celery_idempotent.doctor import Finding, Severity, key_snapshot, versions
 
 _STYLES = {Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
@@ -28,16 +29,23 @@ _STYLES = {Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "r
     show_default=True,
     help="Exit with 1 if a finding has at least this severity.",
 )
+@click.option(
+    "--against",
+    "snapshot",
+    type=click.File(encoding="utf-8"),
+    help="Compare the keys with those of another version: the output of its command keys.",
+)
 @json_option
 @click.pass_obj
-def doctor(obj: Any, fail_on: str, as_json: bool) -> None:
+def doctor(obj: Any, fail_on: str, snapshot: TextIO | None, as_json: bool) -> None:
     """Find settings that weaken idempotency.
 
     Checks the tasks, the broker and Redis. Each finding states what is wrong, why it matters, and
     how to fix it.
     """
     tasks = idempotent_tasks(obj.app)
-    findings = doctor_checks.examine(obj.app)
+    before = None if snapshot is None else _read(snapshot)
+    findings = doctor_checks.examine(obj.app, before)
     stores = list(dict.fromkeys(str(store.config) for store in app_tasks.stores(tasks)))
     if as_json:
         print_json(
@@ -53,6 +61,16 @@ def doctor(obj: Any, fail_on: str, as_json: bool) -> None:
         finding.severity >= Severity[fail_on.upper()] for finding in findings
     )
     raise SystemExit(1 if failed else 0)
+
+
+def _read(snapshot: TextIO) -> Mapping[str, key_snapshot.Snapshot]:
+    try:
+        return key_snapshot.read(snapshot.read())
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{snapshot.name} was not written by 'celery idempotency keys': {error}",
+            param_hint="'--against'",
+        ) from None
 
 
 def _print(findings: list[Finding], stores: list[str]) -> None:

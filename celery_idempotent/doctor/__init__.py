@@ -6,13 +6,14 @@ those of the server and the broker when it starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from celery import Celery
 
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.doctor import broker, server, tasks, versions
+from celery_idempotent.doctor import broker, key_changes, server, tasks, versions
 from celery_idempotent.doctor.finding import Finding, Severity
+from celery_idempotent.doctor.key_snapshot import Snapshot
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.store.record_store import RecordStore
 
@@ -22,9 +23,15 @@ __all__ = ["Finding", "Severity", "check_at_start", "examine"]
 START_TIMEOUT = 2.0
 
 
-def examine(app: Celery) -> list[Finding]:
-    """Returns all findings, the most severe first."""
+def examine(app: Celery, before: Mapping[str, Snapshot] | None = None) -> list[Finding]:
+    """Returns all findings, the most severe first.
+
+    Args:
+        before: the keys of another version of the code, by task, to compare this one with.
+    """
     findings = [*versions.check(), *broker.check(app), *tasks.check(app), *_check_servers(app)]
+    if before is not None:
+        findings += key_changes.check(app, before)
     return sorted(findings, key=lambda finding: finding.severity, reverse=True)
 
 

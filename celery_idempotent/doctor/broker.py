@@ -8,6 +8,7 @@ from typing import Any
 from celery import Celery
 
 from celery_idempotent.configuration import app_tasks
+from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.configuration.broker import (
     AMQP,
     has_predefined_queues,
@@ -17,6 +18,7 @@ from celery_idempotent.configuration.broker import (
     visibility_timeout,
 )
 from celery_idempotent.doctor.finding import Finding, Severity
+from celery_idempotent.executor.conflict import FIRST_REQUEUE_DELAY
 
 #: Defaults of kombu's Redis transport, which sweeps for unacknowledged messages at an interval
 #: (seconds) times a throttle.
@@ -32,6 +34,8 @@ def check(app: Celery) -> Iterator[Finding]:
     """Yields all findings about the broker."""
     yield from check_visibility_timeout(app)
     yield from _check_recovery(app)
+    for task in app_tasks.enabled(app):
+        yield from _check_retention(app, task)
     yield from _check_publishers(app)
     for queue in quorum_queues(app):
         yield from _check_quorum_queue(queue)
@@ -79,6 +83,27 @@ def _check_recovery(app: Celery) -> Iterator[Finding]:
             f"it sweeps for messages to redeliver only every {sweep:g} s",
             "broker_transport_options['unacked_restore_throttle'] = 1",
             f"messages are redelivered later than the visibility timeout of {timeout:g} s suggests",
+        )  # fmt: skip
+
+
+def _check_retention(app: Celery, task: IdempotentTaskLike) -> Iterator[Finding]:
+    """Yields a finding if an outcome expires before a duplicate of its call may come back."""
+    settings = task.idempotency_configuration.settings
+    option, retention = "idempotency_result_ttl", settings.result_ttl
+    if settings.replay_errors and settings.error_ttl < retention:
+        option, retention = "idempotency_error_ttl", settings.error_ttl
+    timeout = visibility_timeout(app)
+    slowest, what = max(
+        (max(settings.lease, FIRST_REQUEUE_DELAY), "the back-off of its duplicates"),
+        (timeout + _sweep_interval(app) if timeout else 0.0, "the broker's redelivery"),
+    )
+    if retention < slowest:
+        yield Finding(
+            "result-ttl", Severity.WARNING, task.name,
+            f"{option} ({retention:g} s) is shorter than {what} (up to {slowest:g} s)",
+            f"{option} above {slowest:g}",
+            "a duplicate, or a dead worker's message, that comes back after the outcome has "
+            "expired runs again",
         )  # fmt: skip
 
 

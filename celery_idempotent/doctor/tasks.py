@@ -50,6 +50,12 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
             "reject_on_worker_lost is off", "reject_on_worker_lost = True",
             "a task whose process is killed is acknowledged as failed, and does not run again",
         )  # fmt: skip
+    if getattr(settings, "shadow", False):
+        yield Finding(
+            "shadow", Severity.WARNING, task.name,
+            "idempotency_shadow is on", "idempotency_shadow = False",
+            "every duplicate runs, and is only counted",
+        )  # fmt: skip
     if not settings.store_result:
         yield Finding(
             "store-result", Severity.NOTE, task.name,
@@ -89,7 +95,7 @@ def _check_canonical(task: IdempotentTaskLike) -> Iterator[Finding]:
     configuration = task.idempotency_configuration
     if configuration.settings.key is not None or getattr(task, "pydantic", False):
         return
-    hints = _type_hints(task)
+    hints = type_hints(task)
     for parameter in configuration.rule.signature.parameters.values():
         types = [hints.get(parameter.name)]
         if parameter.default is not inspect.Parameter.empty:
@@ -105,7 +111,8 @@ def _check_canonical(task: IdempotentTaskLike) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _type_hints(task: IdempotentTaskLike) -> dict[str, Any]:
+def type_hints(task: IdempotentTaskLike) -> dict[str, Any]:
+    """Returns the types of the task's parameters by name, as far as they can be resolved."""
     try:
         return typing.get_type_hints(getattr(task, "run", None))
     except Exception:  # a name that is imported for the type checker alone

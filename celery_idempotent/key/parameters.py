@@ -73,7 +73,7 @@ class Parameters:
     def _bind_by_signature(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         arguments = self.signature.bind(*args, **kwargs).arguments
         parameters = self.signature.parameters
-        return {_entry_name(parameters[name]): value for name, value in arguments.items()}
+        return {entry_name(parameters[name]): value for name, value in arguments.items()}
 
     def with_defaults(self, bound: Mapping[str, Any]) -> dict[str, Any]:
         """Returns every argument that a rule can name: also defaults and extra keywords."""
@@ -131,7 +131,8 @@ def _encode_name(name: str) -> bytes:
     return canonical(name)
 
 
-def _entry_name(parameter: Parameter) -> str:
+def entry_name(parameter: Parameter) -> str:
+    """Returns the name of a parameter, with the stars of a variadic one."""
     if parameter.kind is Parameter.VAR_POSITIONAL:
         return "*" + parameter.name
     if parameter.kind is Parameter.VAR_KEYWORD:

@@ -45,7 +45,14 @@ class KeyRule:
         self._rule = rule
         self._normalise = normalise
         self._parameters = Parameters(signature, lambda value: normalise((value,), {})[0][0])
-        self._encode, self._names = self._compile(rule)
+        #: The arguments that the rule uses; None if only its own code could answer.
+        self.names: Sequence[str] | None
+        self._encode, self.names = self._compile(rule)
+
+    @property
+    def description(self) -> str:
+        """The rule in words."""
+        return _describe(self._rule)
 
     def derive(
         self,
@@ -82,7 +89,7 @@ class KeyRule:
     ) -> Explanation:
         """Returns how :meth:`derive` derives its key; raises what that raises."""
         key = self.derive(args, kwargs, task_id=task_id, explicit=explicit)
-        names, rule = self._names, _describe(self._rule)
+        names, rule = self.names, self.description
         bound = {}
         if self._rule is TASK_ID and explicit is None:
             hashed = _encode_task_id(task_id)

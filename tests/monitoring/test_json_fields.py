@@ -35,6 +35,11 @@ FIELDS: dict[str, list[str]] = {
         *(f"findings.{n}" for n in ("name", "setting", "severity", "subject", "what", "why")),
         *("stores", "versions.*"),
     ],
+    "keys": [
+        *("celery_idempotent_keys", "tasks.*.rule", "tasks.*.prefix"),
+        *("tasks.*.parameters.default", "tasks.*.parameters.name"),
+        *(f"tasks.*.samples.{name}" for name in ("args", "digest", "fingerprint")),
+    ],
 }
 
 CALLS: dict[str, tuple[str, ...]] = {
@@ -45,6 +50,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "stats": ("stats", "--timeout", "0"),
     "explain": ("explain", "shop.charge", "[1, 999]"),
     "doctor": ("doctor",),
+    "keys": ("keys",),
 }
 
 

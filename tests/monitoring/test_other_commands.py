@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +13,10 @@ import pytest
 from celery_idempotent import IdempotentTask
 from celery_idempotent.testing.server import RedisServer
 from tests.monitoring.conftest import Shop, list_json
-from tests.monitoring.shop import make_app
+from tests.monitoring.shop import URL_VARIABLE, make_app
+from tests.waiting import SOON
+
+ROOT = Path(__file__).parents[2]
 
 
 class TestForget:
@@ -215,6 +220,50 @@ class TestDoctor:
         shop.celery("doctor", "--fail-on", "error")
         shop.celery("doctor", "--fail-on", "warning", code=1)
 
+
+class TestKeys:
+    def test_a_snapshot_is_compared_with_other_code(
+        self, shop: Shop, server: RedisServer, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "keys.json"
+        celery = [sys.executable, "-m", "celery", "-A", "tests.monitoring.shop", "idempotency"]
+        env = os.environ | {URL_VARIABLE: server.url}
+        with file.open("wb") as output:
+            subprocess.run(
+                [*celery, "keys"], cwd=ROOT, env=env, stdout=output, check=True, timeout=SOON
+            )
+
+        assert file.read_text("utf-8") == shop.celery("keys"), "the same in another process"
+        same = shop.json("doctor", "--against", str(file), "--fail-on", "never")["findings"]
+        assert {finding["name"] for finding in same}.isdisjoint(CHANGES)
+
+        shop.app.tasks.pop("shop.charge")
+
+        @shop.app.task(base=IdempotentTask, name="shop.charge", shared=False, lazy=False)
+        def charge(order_id: int, amount: int, currency: str = "EUR") -> None: ...
+
+        shop.app.tasks.pop("shop.tidy")
+        findings = shop.json("doctor", "--against", str(file), code=1)["findings"]
+        changed = {f["name"]: f["subject"] for f in findings if f["name"] in CHANGES}
+        assert changed == {"keys-changed": "shop.charge", "task-removed": "shop.tidy"}
+        assert "shop.charge: its keys differ" in shop.celery(
+            "doctor", "--against", str(file), code=1
+        )
+
+    def test_another_file_is_refused_in_one_line(self, shop: Shop, tmp_path: Path) -> None:
+        file = tmp_path / "keys.json"
+        file.write_text('{"orders": []}')
+
+        output = shop.celery("doctor", "--against", str(file), code=2)
+
+        assert "was not written by 'celery idempotency keys'" in output.splitlines()[-1]
+        assert "No such file" in shop.celery("doctor", "--against", str(tmp_path / "none"), code=2)
+
+
+CHANGES = {
+    *("keys-changed", "fingerprints-changed", "calls-refused", "defaults-changed"),
+    *("keys-unknown", "task-removed", "task-added"),
+}
 
 FINDING = {"name", "severity", "subject", "what", "setting", "why"}
 

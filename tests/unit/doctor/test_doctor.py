@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from celery import Celery
 from kombu import Exchange, Queue
 
-from celery_idempotent import TASK_ID, IdempotentTask
+from celery_idempotent import TASK_ID
 from celery_idempotent.doctor import Finding, broker, server, tasks, versions
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.store.inspection.server_info import ServerInfo
+from tests.unit.doctor.apps import add, shop
 
 #: A server without findings but for its replicas, which are not reported.
 SOUND = ServerInfo(
@@ -82,21 +82,6 @@ class TestServer:
         assert (finding.name, str(finding.severity)) == ("replicas", "error")
 
 
-def shop(broker_url: str = "redis://localhost:1/0", **settings: Any) -> Celery:
-    app = Celery("shop", set_as_current=False)
-    app.finalized = True  # without the shared tasks of other tests
-    app.conf.update(broker_url=broker_url, result_backend="redis://localhost:1/0", **settings)
-    return app
-
-
-def add(app: Celery, function: Any = None, *, name: str = "shop.charge", **options: Any) -> None:
-    def charge(order_id: int, amount: int = 0) -> None: ...
-
-    app.task(
-        function or charge, base=IdempotentTask, name=name, lazy=False, shared=False, **options
-    )
-
-
 class TestBroker:
     def test_a_visibility_timeout_below_the_longest_lease_is_found(self) -> None:
         app = shop(broker_transport_options={"visibility_timeout": 30})
@@ -134,6 +119,38 @@ class TestBroker:
         assert "none for 300 s" in only(broker.check(default)).why
         assert "none for 20 s" in only(broker.check(tuned)).why
         assert "unacked_mutex_expire" in only(broker.check(tuned)).setting
+
+    @pytest.mark.parametrize(
+        ("options", "what"),
+        [
+            ({"result_ttl": 4000}, None),
+            ({"result_ttl": 3600}, "idempotency_result_ttl (3600 s) is shorter than the broker's"),
+            ({"result_ttl": 4000, "lease": 5000}, "than the back-off of its duplicates (up to 50"),
+            ({"result_ttl": 4000, "error_ttl": 60}, None),
+            ({"error_ttl": 60, "replay_errors": (OSError,)}, "idempotency_error_ttl (60 s)"),
+        ],
+    )
+    def test_a_retention_shorter_than_the_way_back_of_a_duplicate_is_found(
+        self, options: dict[str, Any], what: str | None
+    ) -> None:
+        app = shop()
+        add(app, **{f"idempotency_{name}": value for name, value in options.items()})
+
+        found = [finding for finding in broker.check(app) if finding.name == "result-ttl"]
+
+        assert [what in finding.what for finding in found if what] == [True] * bool(what)
+        assert bool(found) == bool(what)
+
+    def test_without_a_visibility_timeout_the_back_off_alone_counts(self) -> None:
+        app = shop("amqp://guest:secret@localhost//")
+        add(app, idempotency_result_ttl=60)
+        add(app, name="shop.ship", idempotency_result_ttl=59)
+
+        (finding,) = (finding for finding in broker.check(app) if finding.name == "result-ttl")
+        assert (finding.subject, finding.setting) == (
+            "shop.ship",
+            "idempotency_result_ttl above 60",
+        )
 
     def test_a_broker_without_a_visibility_timeout_has_no_recovery_time(self) -> None:
         app = shop("amqp://guest:secret@localhost//")

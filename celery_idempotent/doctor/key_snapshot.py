@@ -1,0 +1,228 @@
+"""Snapshots of the key rules of an app, to compare the keys of two versions of its code.
+
+A snapshot holds sample calls of each task and their keys. The samples are made of the parameters'
+types, never of real calls, so a snapshot contains nothing of the users, and no value of a default,
+but its digest. Equal code yields equal snapshots.
+"""
+
+from __future__ import annotations
+
+import json
+import typing
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from inspect import Parameter
+from typing import Any, NamedTuple
+
+from kombu.utils import json as kombu_json
+
+from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.configuration.configuration import TaskConfiguration
+from celery_idempotent.doctor.tasks import type_hints
+from celery_idempotent.errors import KeyRuleError
+from celery_idempotent.key.canonical import NotCanonicalError, canonical, digest
+from celery_idempotent.key.key import Key
+from celery_idempotent.key.parameters import entry_name
+from celery_idempotent.key.rule import KeyRule
+
+#: Of the document; other versions are refused.
+VERSION = 1
+
+#: A sample for each type; a parameter of another type, or of none, gets the text.
+_SAMPLES: dict[type, Any] = {
+    int: 7,
+    float: 0.5,
+    str: "sample",
+    bytes: b"sample",
+    Decimal: Decimal("0.5"),
+    datetime: datetime(2000, 1, 2, 3, 4, 5, tzinfo=timezone.utc),
+    date: date(2000, 1, 2),
+    uuid.UUID: uuid.UUID(int=7),
+    list: ["sample"],
+    tuple: ["sample"],
+    dict: {"sample": 7},
+}
+_DEFAULT_BYTES = 8
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+class Call(NamedTuple):
+    """A sample call."""
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+class Snapshot(NamedTuple):
+    """The rule of one task, and the keys of its sample calls."""
+
+    #: As in the result of `explain`.
+    rule: str
+    #: First part of the names in Redis.
+    prefix: str
+    #: The parameters by name, with the digest of the default; None if it has none.
+    parameters: Mapping[str, str | None]
+    #: The calls, and the key of each. Empty if the rule raised for each of them.
+    samples: Sequence[tuple[Call, Key]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the snapshot as a JSON object."""
+        return {
+            "rule": self.rule,
+            "prefix": self.prefix,
+            "parameters": [{"name": n, "default": d} for n, d in self.parameters.items()],
+            "samples": [
+                {
+                    # kombu's JSON, as in a message, represents dates, decimals and UUIDs, too.
+                    "args": json.loads(kombu_json.dumps(call.args)),
+                    "kwargs": json.loads(kombu_json.dumps(call.kwargs)),
+                    "digest": key.digest,
+                    "fingerprint": key.fingerprint.hex(),
+                }
+                for call, key in self.samples
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, task: str, document: Any) -> Snapshot:
+        """Reads what :meth:`to_json` returned; raises one of many errors for anything else."""
+        samples = [
+            (
+                Call(*(kombu_json.loads(json.dumps(sample[n])) for n in ("args", "kwargs"))),
+                Key(task, sample["digest"], bytes.fromhex(sample["fingerprint"])),
+            )
+            for sample in document["samples"]
+        ]
+        parameters = {p["name"]: p["default"] for p in document["parameters"]}
+        return cls(str(document["rule"]), str(document["prefix"]), parameters, samples)
+
+
+def of_task(task: IdempotentTaskLike) -> Snapshot:
+    """Returns the snapshot of one task."""
+    configuration = task.idempotency_configuration
+    rule = configuration.rule
+    return Snapshot(
+        rule.description,
+        configuration.settings.key_prefix,
+        {
+            entry_name(parameter): _default_digest(parameter)
+            for parameter in rule.signature.parameters.values()
+        },
+        list(_samples(task)),
+    )
+
+
+def document_of(tasks: Sequence[IdempotentTaskLike]) -> dict[str, Any]:
+    """Returns the snapshots of `tasks` as one JSON document."""
+    return {
+        "celery_idempotent_keys": VERSION,
+        "tasks": {task.name: of_task(task).to_json() for task in tasks},
+    }
+
+
+def read(text: str) -> dict[str, Snapshot]:
+    """Returns the snapshots in a document, by task.
+
+    Raises:
+        ValueError: if `text` is not such a document.
+    """
+    try:
+        document = json.loads(text)
+        if document["celery_idempotent_keys"] != VERSION:
+            raise ValueError(f"version {document['celery_idempotent_keys']!r} is not {VERSION}")
+        return {
+            task: Snapshot.from_json(task, snapshot) for task, snapshot in document["tasks"].items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def key_of(rule: KeyRule, call: Call) -> Key:
+    """Returns the key of a sample call.
+
+    Raises:
+        KeyRuleError: if the rule derives none.
+        TypeError: if the call does not fit the task.
+    """
+    return rule.derive(call.args, call.kwargs, task_id="sample")
+
+
+def _samples(task: IdempotentTaskLike) -> Iterator[tuple[Call, Key]]:
+    """Yields a call with the required arguments alone, and one with all of them."""
+    configuration = task.idempotency_configuration
+    parameters = configuration.rule.signature.parameters.values()
+    named = [parameter for parameter in parameters if parameter.kind not in _VARIADIC]
+    required = [parameter for parameter in named if parameter.default is Parameter.empty]
+    for chosen in (required, named) if required != named else (named,):
+        for of_unknown_type in (str, _Mapping):
+            call = _call(task, chosen, of_unknown_type)
+            try:
+                if of_unknown_type is _Mapping:
+                    call = _with_items(configuration, call)
+                yield call, key_of(configuration.rule, call)
+            except (KeyRuleError, TypeError):
+                continue  # the rule expects arguments of other types
+            break
+
+
+def _call(task: IdempotentTaskLike, parameters: Sequence[Parameter], of_unknown_type: type) -> Call:
+    rule, hints = task.idempotency_configuration.rule, type_hints(task)
+    args, kwargs = [], {}
+    for number, parameter in enumerate(parameters):
+        value = _value(parameter, hints.get(parameter.name), of_unknown_type)
+        # Different values, so that keys differ between two parameters of one type.
+        if type(value) in (int, str):
+            value += type(value)(number)
+        if parameter.kind in _POSITIONAL:
+            args.append(value)
+        else:
+            kwargs[parameter.name] = value
+    extra = (name for name in rule.names or () if name not in rule.signature.parameters)
+    return Call(args, kwargs | dict.fromkeys(extra, "sample"))
+
+
+def _value(parameter: Parameter, hint: Any, of_unknown_type: type) -> Any:
+    if hint is None and parameter.default is not Parameter.empty:
+        hint = type(parameter.default)
+    if hint is bool:
+        return parameter.default is not True  # never the default, which takes no part in a key
+    for kind in (hint, typing.get_origin(hint), *typing.get_args(hint)):
+        if isinstance(kind, type) and kind in _SAMPLES:
+            return _SAMPLES[kind]
+    return _SAMPLES.get(of_unknown_type, of_unknown_type())
+
+
+class _Mapping(dict[str, Any]):
+    """Gets each item that a rule reads of it."""
+
+    def __missing__(self, name: str) -> str:
+        self[name] = "sample"
+        return "sample"
+
+
+def _with_items(configuration: TaskConfiguration, call: Call) -> Call:
+    """Returns `call` with the items that the rule reads of its mappings."""
+    rule = configuration.rule
+    # Without a serializer, which would copy the mappings.
+    recording = KeyRule(rule.task, configuration.settings.key, rule.signature, lambda *call: call)
+    key_of(recording, call)
+    return Call(
+        [_plain(value) for value in call.args],
+        {name: _plain(value) for name, value in call.kwargs.items()},
+    )
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, _Mapping) else value
+
+
+def _default_digest(parameter: Parameter) -> str | None:
+    if parameter.default is Parameter.empty:
+        return None
+    try:
+        return digest(b"default" + canonical(parameter.default), _DEFAULT_BYTES).hex()
+    except NotCanonicalError:
+        return "?"
