@@ -89,6 +89,8 @@ class Settings:
     #: What a worker does if Redis is unavailable when it starts; None: ``continue`` if
     #: `on_store_error` is ``run``, else ``wait``.
     on_store_unavailable_at_start: str | None = None
+    #: Template of a readable name, which is stored and shown beside the key; None: there is none.
+    label: str | None = None
 
     @cached_property
     def lease_ms(self) -> int:
@@ -276,6 +278,7 @@ _VALIDATORS: Mapping[str, _Validator] = {
     "breaker_threshold": _whole(1, 1_000_000),
     "breaker_max_delay": _seconds(0.01),
     "on_store_unavailable_at_start": _one_of(*ON_STORE_UNAVAILABLE_AT_START),
+    "label": _text("a template such as 'order {order_id}'"),
 }
 
 

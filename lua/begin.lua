@@ -20,7 +20,7 @@
 --   unanswered_ids     execution ids of earlier deliveries of this message that got no reply, or ''
 --   task_id            id of the task
 --   generation         of the message, among those of its task id
---   fingerprint        of all arguments, or ''
+--   fingerprint        of all arguments, then the label; or ''
 --   worker             the process that runs the task
 --   lease_ms           right to run without a heartbeat
 --   ttl_ms             lease_ms plus the time for which a dead execution is remembered

@@ -127,8 +127,15 @@ local function with_time(raw, at)
   return string.sub(raw, 1, 9) .. struct.pack('>I6', at) .. string.sub(raw, 16)
 end
 
+-- Whether two fingerprints, each with the label that follows its 8 bytes, are of different arguments.
+-- Zeros are no fingerprint.
 local function differ(fingerprint, other)
-  return fingerprint ~= '' and other ~= '' and fingerprint ~= other
+  if fingerprint == '' or other == '' or fingerprint == other then
+    return false
+  end
+  local none = '\0\0\0\0\0\0\0\0'
+  fingerprint, other = string.sub(fingerprint, 1, 8), string.sub(other, 1, 8)
+  return fingerprint ~= none and other ~= none and fingerprint ~= other
 end
 
 -- Builds a reply: the case, the server time that the script used, and a record. The time is included

@@ -4,7 +4,7 @@
 --   record             the key's record
 -- ARGV
 --   task_id            of the task to publish
---   fingerprint        of all arguments, or ''
+--   fingerprint        of all arguments, then the label; or ''
 --   hold_ms            how long the reservation lasts if no execution begins; 0 gives it back
 -- REPLIES
 --   reserved           publish the task

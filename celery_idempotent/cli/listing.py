@@ -45,6 +45,8 @@ _COLUMNS = (
     ("UNTIL", 28, 110),
     ("TASK ID", 36, 150),
 )
+#: Columns of a label; a longer one is cut.
+_LABEL_WIDTH = 24
 #: Rows of the first printed chunk, and of each later one.
 _FIRST_CHUNK, _CHUNK = 10, 100
 
@@ -72,7 +74,8 @@ def list_records(
     as_json: bool,
 ) -> None:
     """List records, one per line. With --json, one JSON object per line."""
-    stores = app_tasks.stores(idempotent_tasks(obj.app))
+    tasks = idempotent_tasks(obj.app)
+    stores = app_tasks.stores(tasks)
     record_filter = make_filter(state, task, older_than)
     if watch is not None:
         if as_json:
@@ -85,28 +88,34 @@ def list_records(
         for view in views:
             print_json(json_format.view_fields(view), indent=None)
     else:
-        _print(views)
+        _print(views, any(task.idempotency_configuration.label for task in tasks))
 
 
-def _print(views: Iterator[RecordView]) -> None:
+def _print(views: Iterator[RecordView], labelled: bool) -> None:
     """Prints a table in chunks, so that `list | head` ends after the first rows."""
     out = console.create()
     size, printed = _FIRST_CHUNK, False
     while chunk := list(islice(views, size)):
-        out.print(_table(chunk, out.width, show_header=not printed), crop=False)
+        if not printed:
+            labelled = labelled or any(map(_label, chunk))
+        out.print(_table(chunk, out.width, labelled, show_header=not printed), crop=False)
         size, printed = _CHUNK, True
     if not printed:
         out.print("No matching records.")
 
 
-def _table(views: Iterable[RecordView], width: int, *, show_header: bool = True) -> Table:
+def _table(
+    views: Iterable[RecordView], width: int, labelled: bool, *, show_header: bool = True
+) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     columns = [(name, size) for name, size, least in _COLUMNS if width >= least]
+    if labelled:
+        columns.append(("LABEL", _LABEL_WIDTH))
     table = Table(box=None, show_header=show_header, pad_edge=False, header_style="bold")
     for name, size in columns:
-        table.add_column(name, width=size, no_wrap=True)
+        table.add_column(name, width=size, no_wrap=True, overflow="ellipsis")
     table.add_column("KEY", no_wrap=True, overflow="ellipsis")
     for view in views:
         cells = _cells(view)
@@ -121,14 +130,19 @@ def _table(views: Iterable[RecordView], width: int, *, show_header: bool = True)
 def _cells(view: RecordView) -> dict[str, str]:
     record = view.record
     if record is None:
-        return {name: "" for name, _, _ in _COLUMNS} | {"STATE": "CORRUPT"}
+        return {name: "" for name, _, _ in _COLUMNS} | {"STATE": "CORRUPT", "LABEL": ""}
     return {
         "STATE": record.state.value,
         "ATTEMPT": str(record.attempt or ""),
         "SINCE": formatting.relative_time(since(record), view.now),
         "UNTIL": _until(record, view),
         "TASK ID": record.task_id,
+        "LABEL": record.label,
     }
+
+
+def _label(view: RecordView) -> str:
+    return "" if view.record is None else view.record.label
 
 
 def _until(record: Record, view: RecordView) -> str:
@@ -172,7 +186,8 @@ def _newest(
 
     # The header, the caption and the prompt take lines, too.
     rows = limit or max(1, shutil.get_terminal_size().lines - 4)
-    table = _table(heapq.nlargest(rows, readable_views(), key=_since), width)
+    newest = heapq.nlargest(rows, readable_views(), key=_since)
+    table = _table(newest, width, any(map(_label, newest)))
     table.caption = f"{strftime('%H:%M:%S')}  " + (
         ", ".join(f"{number:,} {state}" for state, number in sorted(numbers.items()))
         or "no records"

@@ -60,6 +60,7 @@ def _fields(view: RecordView) -> list[tuple[str, str]]:
         ]
     fields = [
         ("key", str(view.key)),
+        *([("label", record.label)] if record.label else []),
         ("state", record.state.value),
         ("task id", record.task_id),
         ("worker", record.worker or "–"),

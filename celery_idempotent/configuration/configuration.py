@@ -21,6 +21,7 @@ from celery_idempotent.configuration.arguments import normaliser
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.executor.executor import Executor
+from celery_idempotent.key.label import Label
 from celery_idempotent.key.rule import KeyRule
 from celery_idempotent.payload import encryption_keys, offload_storage
 from celery_idempotent.payload.backend_result_codec import BackendResultCodec
@@ -67,6 +68,8 @@ class TaskConfiguration:
             self.rule = KeyRule(
                 task.name, options.key, _signature_of(task), normaliser(task.serializer)
             )
+            #: None without ``idempotency_label``.
+            self.label = Label(self.rule, options.label) if options.label else None
         except SettingsError as error:
             raise ConfigurationError(str(error)) from None
 

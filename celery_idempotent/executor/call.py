@@ -50,6 +50,8 @@ class ExecutorCall(Protocol):
     #: Sender of the signals: the task or function.
     sender: Any
     key: Key
+    #: Shown beside the key; empty without ``idempotency_label``.
+    label: str
     task_id: str
     #: ``nodename/pid`` of this process.
     worker: str

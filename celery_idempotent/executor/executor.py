@@ -235,7 +235,7 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
         if reply.case == "reused":
             if call.generation and record.task_id == call.task_id:
                 # A task that has replaced itself has other arguments under the same key.
-                call.key = call.key.with_fingerprint(b"")
+                call.key, call.label = call.key.with_fingerprint(b""), ""
                 continue
             refusal = conflict.reused(record)
             logger.warning("Task %s is refused: %s", call.task_id, refusal)
@@ -261,6 +261,7 @@ def begin_command(call: ExecutorCall, execution_id: bytes) -> Command:
     settings = call.settings
     return commands.begin(
         call.key,
+        label=call.label,
         execution_id=execution_id,
         unanswered_ids=call.unanswered_ids,
         task_id=call.task_id,

@@ -218,9 +218,10 @@ class ExecutionContext:
     interrupted when its lease is lost.
     """
 
-    def __init__(self, engine: Idempotency, key: Key, settings: Settings) -> None:
+    def __init__(self, engine: Idempotency, key: Key, settings: Settings, label: str = "") -> None:
         self._engine = engine
-        self._call = DirectCall(engine, key, replace(settings, on_lease_lost="finish"))
+        settings = replace(settings, on_lease_lost="finish")
+        self._call = DirectCall(engine, key, settings, label=label)
         self._execution: Any = None
 
     def __enter__(self) -> ContextExecution:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.executor import returned
 from celery_idempotent.functions.direct_call import AsyncDirectCall, DirectCall
+from celery_idempotent.key.label import Label
 from celery_idempotent.key.rule import TASK_ID, KeyRule
 from celery_idempotent.payload.value_codec import ValueCodec
 
@@ -23,6 +24,7 @@ def idempotent_function(
     func: Callable[..., Any],
     name: str | None,
     key: Any,
+    label: str | None,
     options: Mapping[str, Any],
 ) -> Callable[..., Any]:
     """Returns `func`, wrapped so that duplicate calls get the outcome of the first one.
@@ -42,6 +44,7 @@ def idempotent_function(
         )
     # No serializer changes the arguments between the caller and the function.
     rule = KeyRule(name, key, inspect.signature(func), lambda args, kwargs: (args, kwargs))
+    labels = None if label is None else Label(rule, label)
 
     def restored(value: Any) -> Any:
         """Returns what a call with a record would return."""
@@ -52,14 +55,16 @@ def idempotent_function(
         if not settings.enabled:
             return restored(await func(*args, **kwargs))
         work = functools.partial(func, *args, **kwargs)
-        call = AsyncDirectCall(func, rule.derive(args, kwargs), settings, work)
+        label = labels.of(args, kwargs) if labels else ""
+        call = AsyncDirectCall(func, rule.derive(args, kwargs), settings, work, label)
         return await engine.async_executor.enter(call)
 
     def call_blocking(*args: Any, **kwargs: Any) -> Any:
         if not settings.enabled:
             return restored(func(*args, **kwargs))
         work = functools.partial(func, *args, **kwargs)
-        call = DirectCall(func, rule.derive(args, kwargs), settings, work)
+        label = labels.of(args, kwargs) if labels else ""
+        call = DirectCall(func, rule.derive(args, kwargs), settings, work, label)
         return engine.executor.enter(call)
 
     wrapper: Any = call_async if inspect.iscoroutinefunction(func) else call_blocking

@@ -32,6 +32,7 @@ class DirectCall:
     Args:
         sender: the sender of the call's signals.
         work: runs the function; None for a block or a batch, whose caller runs the code.
+        label: shown beside the key.
     """
 
     unanswered_ids = b""
@@ -44,10 +45,16 @@ class DirectCall:
     dropped_continuation = False
 
     def __init__(
-        self, sender: Any, key: Key, settings: Settings, work: Callable[[], Any] | None = None
+        self,
+        sender: Any,
+        key: Key,
+        settings: Settings,
+        work: Callable[[], Any] | None = None,
+        label: str = "",
     ) -> None:
         self.sender = sender
         self.key = key
+        self.label = label
         self.settings = settings
         #: Unique, because no other call is a redelivery of this one.
         self.task_id = str(uuid4())

@@ -31,6 +31,7 @@ from celery_idempotent.payload.backend_result_codec import BackendResultCodec
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.payload.plain_result_codec import PlainResultCodec
 from celery_idempotent.payload.value_codec import ValueCodec
+from celery_idempotent.printable import printable
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import PREFIX, Settings
 from celery_idempotent.store.inspection.record_query import records
@@ -42,7 +43,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: The values that apply outside tasks; the other ones requeue or reject a message.
 _ALLOWED_POLICIES = {"on_conflict": ("wait", "raise"), "on_store_error": ("raise", "run")}
-_TASK_OPTIONS = ("key", "dedupe_publish", "on_store_unavailable_at_start")
+_TASK_OPTIONS = ("key", "label", "dedupe_publish", "on_store_unavailable_at_start")
 _OPTIONS = tuple(field.name for field in fields(Settings) if field.name not in _TASK_OPTIONS)
 #: Options of the engine that a function or a block cannot override.
 _STORE_OPTIONS = frozenset(
@@ -104,11 +105,24 @@ class Idempotency:
 
     @overload
     def idempotent(
-        self, /, *, key: Any = None, name: str | None = None, **options: Any
+        self,
+        /,
+        *,
+        key: Any = None,
+        name: str | None = None,
+        label: str | None = None,
+        **options: Any,
     ) -> Callable[[F], F]: ...
 
     def idempotent(
-        self, func: F | None = None, /, *, key: Any = None, name: str | None = None, **options: Any
+        self,
+        func: F | None = None,
+        /,
+        *,
+        key: Any = None,
+        name: str | None = None,
+        label: str | None = None,
+        **options: Any,
     ) -> Any:
         """Decorates a function or coroutine function; duplicate calls get the first one's outcome.
 
@@ -121,6 +135,7 @@ class Idempotency:
                 a tuple of argument names, or a callable.
             name: the function's name in keys and records; by default its module and qualified
                 name, so that moving the function changes its keys.
+            label: a template, as ``idempotency_label`` of a task.
             options: the engine's options, for this function.
 
         Raises:
@@ -130,15 +145,18 @@ class Idempotency:
         result_codec = PlainResultCodec() if self._app is None else BackendResultCodec(self._app)
         values = ValueCodec(result_codec, self._accept)
         if func is not None:
-            return idempotent_function(self, values, func, name, key, options)
-        return lambda func: idempotent_function(self, values, func, name, key, options)
+            return idempotent_function(self, values, func, name, key, label, options)
+        return lambda func: idempotent_function(self, values, func, name, key, label, options)
 
-    def execution(self, key: Any, *, fingerprint: Any = None, **options: Any) -> ExecutionContext:
+    def execution(
+        self, key: Any, *, fingerprint: Any = None, label: str = "", **options: Any
+    ) -> ExecutionContext:
         """Returns the context manager of a code block, for ``with`` or ``async with``.
 
         Args:
             key: as in :meth:`key_of`.
             fingerprint: as in :meth:`key_of`.
+            label: readable text, which is stored and shown beside the key.
             options: the engine's options, for this block.
 
         Raises:
@@ -146,7 +164,9 @@ class Idempotency:
             KeyRuleError: if `key` cannot be used as a key.
         """
         block_settings = self.settings_for(options, self.name)
-        return ExecutionContext(self, self.key_of(key, fingerprint), block_settings)
+        return ExecutionContext(
+            self, self.key_of(key, fingerprint), block_settings, printable(str(label))
+        )
 
     def begin_many(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None

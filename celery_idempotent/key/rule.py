@@ -107,6 +107,15 @@ class KeyRule:
         arguments = tuple(self._parameters.explain(bound, names))
         return Explanation(rule, arguments, hashed, key)
 
+    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arguments of a call by name, those at their default included.
+
+        Raises:
+            TypeError: if the arguments do not fit the task, as calling it would.
+        """
+        args, kwargs = self._normalise(args, kwargs)
+        return self._parameters.with_defaults(self._parameters.bind(args, kwargs))
+
     def of_text(self, text: Any) -> Key:
         """Returns the key of the calls whose caller brings the key `text`, without fingerprint."""
         return Key.of(self.task, self._encode_explicit(text), explicit=True)
@@ -121,13 +130,13 @@ class KeyRule:
             return (lambda bound, args, kwargs: b""), ()
         if isinstance(rule, str):
             template = Template(self.task, rule)
-            self._check_names(template.names)
+            self.check_names(template.names)
             return (
                 lambda bound, args, kwargs: template.encode(parameters.with_defaults(bound)),
                 template.names,
             )
         if isinstance(rule, (tuple, list)) and rule and all(isinstance(n, str) for n in rule):
-            self._check_names(rule)
+            self.check_names(rule)
             return lambda bound, args, kwargs: self._encode_named(rule, bound), rule
         if callable(rule):
             return lambda bound, args, kwargs: self._encode_returned(rule, args, kwargs), None
@@ -136,12 +145,20 @@ class KeyRule:
             f"a callable or TASK_ID, not {type(rule).__name__}"
         )
 
-    def _check_names(self, names: Sequence[str]) -> None:
+    def check_names(self, names: Sequence[str], option: str = "idempotency_key") -> None:
+        """Rejects names that are not arguments of the task.
+
+        Args:
+            option: that has the names, for the error.
+
+        Raises:
+            SettingsError: naming the first one, and the arguments that there are.
+        """
         for name in names:
             if not self._parameters.accepts(name):
                 takes = ", ".join(self.signature.parameters) or "none"
                 raise SettingsError(
-                    f"{self.task}: idempotency_key names {name!r}, which the task does not take "
+                    f"{self.task}: {option} names {name!r}, which the task does not take "
                     f"(it takes: {takes})"
                 )
 

@@ -1,4 +1,4 @@
-"""Key rules written as a template: ``"order:{order_id}"``."""
+"""Templates of keys and labels: ``"order:{order_id}"``."""
 
 from __future__ import annotations
 
@@ -19,43 +19,53 @@ class Template:
     inside a value), the lengths of the values are hashed too, so different values never share a
     key.
 
+    Args:
+        option: that has the template, for errors.
+
     Raises:
-        SettingsError: if the template cannot make a key.
+        SettingsError: if the template cannot be filled.
     """
 
     _formatter = Formatter()
 
-    def __init__(self, task: str, template: str) -> None:
-        self._task = task
+    def __init__(self, task: str, template: str, option: str = "idempotency_key") -> None:
+        self._subject = f"{task}: {option}"
+        where = f"{self._subject} {template!r}"
         try:
             self._pieces = tuple(self._formatter.parse(template))
         except ValueError as error:
-            raise SettingsError(f"{task}: idempotency_key {template!r}: {error}") from None
+            raise SettingsError(f"{where}: {error}") from None
         fields = [field for _, field, _, _ in self._pieces if field is not None]
         if not fields:
             raise SettingsError(
-                f"{task}: idempotency_key {template!r} has no field, so every call would share "
-                "one key; write the argument that matters in braces"
+                f"{where} has no field, so it would be the same for every call; write the argument "
+                "that matters in braces"
             )
         #: The arguments that the template uses.
         self.names = [field.replace("[", ".").split(".", 1)[0] for field in fields]
         if any(not name or name.isdigit() for name in self.names):
-            raise SettingsError(
-                f"{task}: idempotency_key {template!r}: name the argument in each field"
-            )
+            raise SettingsError(f"{where}: name the argument in each field")
         if any(conversion not in (None, "r", "s", "a") for _, _, _, conversion in self._pieces):
-            raise SettingsError(
-                f"{task}: idempotency_key {template!r}: conversions are !s, !r and !a"
-            )
+            raise SettingsError(f"{where}: conversions are !s, !r and !a")
         if any("{" in (spec or "") for _, _, spec, _ in self._pieces):
-            raise SettingsError(
-                f"{task}: idempotency_key {template!r}: nested format fields are not supported"
-            )
+            raise SettingsError(f"{where}: nested format fields are not supported")
         literals = [literal for literal, field, _, _ in self._pieces if field is not None]
         self._separators = literals[1:]
 
     def encode(self, values: Mapping[str, Any]) -> bytes:
         """Returns the canonical bytes of the template filled with `values`.
+
+        Raises:
+            KeyRuleError: naming the field that cannot be filled.
+        """
+        text, filled = self.fill(values)
+        encoded = b"key" + canonical(text)
+        if self._is_ambiguous(filled):
+            encoded += canonical([len(part) for part in filled])
+        return encoded
+
+    def fill(self, values: Mapping[str, Any]) -> tuple[str, list[str]]:
+        """Returns the template filled with `values`, and the text of each field.
 
         Raises:
             KeyRuleError: naming the field that cannot be filled.
@@ -66,10 +76,7 @@ class Template:
             if field is not None:
                 filled.append(self._fill(field, spec or "", conversion, values))
                 text.append(filled[-1])
-        encoded = b"key" + canonical("".join(text))
-        if self._is_ambiguous(filled):
-            encoded += canonical([len(part) for part in filled])
-        return encoded
+        return "".join(text), filled
 
     def _is_ambiguous(self, filled: Sequence[str]) -> bool:
         if not all(self._separators):
@@ -90,9 +97,7 @@ class Template:
             return format(value, spec)
         except Exception as error:
             reason = error if isinstance(error, NotCanonicalError) else type(error).__name__
-            raise KeyRuleError(
-                f"{self._task}: idempotency_key cannot fill {{{field}}}: {reason}"
-            ) from None
+            raise KeyRuleError(f"{self._subject} cannot fill {{{field}}}: {reason}") from None
 
 
 def _check_text_is_stable(value: Any, conversion: str | None) -> None:

@@ -164,6 +164,7 @@ def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
         "task_id": call.request.id,
         "pid": call.request.worker_pid,
         "key": record.key,
+        "label": record.label,
     }
     if record.state is not State.STARTED or record.task_id != call.task_id:
         return fields | {

@@ -25,6 +25,7 @@ def record_fields(record: Record) -> dict[str, Any]:
     """Returns all fields but the outcome. Times are ISO 8601 in UTC."""
     return {
         "key": record.key,
+        "label": record.label,
         "explicit": record.explicit,
         "task": record.task,
         "state": record.state.value,

@@ -7,7 +7,7 @@ letter           1  R, S, C, D, F, G or E: the state; other letters are of newer
 attempt          1
 token            7  big-endian
 at_ms            6  big-endian, milliseconds
-fingerprint    1 +  length, then bytes
+fingerprint    1 +  length, then 8 bytes (zeros: none) and the label in UTF-8; empty: neither
 task_id        2 +  length, then bytes; a UUID is a zero byte and its 16 bytes
 worker         1 +  length, then UTF-8
 owner          1 +  length, then, if STARTED: the execution id; if RESERVED: the generation of the
@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError
+from celery_idempotent.printable import printable
 from celery_idempotent.record.record import Record, State
 
 _STATES = {
@@ -52,6 +53,9 @@ _FIXED = 15
 _MAX_TASK_ID = 2**16 - 2
 #: As `str` formats a UUID; `UUID` would accept other forms, too.
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_FINGERPRINT_BYTES = 8
+#: In place of a fingerprint, before a label.
+_NO_FINGERPRINT = bytes(_FINGERPRINT_BYTES)
 #: Later times (year 6429) are damage.
 _MAX_MS = 2**47
 
@@ -110,7 +114,8 @@ def read(
             attempt=attempt,
             continuation_sent=letter in _CONTINUED,
             at_ms=at_ms,
-            fingerprint=fingerprint,
+            fingerprint=fingerprint[:_FINGERPRINT_BYTES].removeprefix(_NO_FINGERPRINT),
+            label=_read_label(fingerprint),
             format=encoding.decode("ascii"),
             traceparent=traceparent.decode("ascii"),
             body=body,
@@ -119,6 +124,18 @@ def read(
         )
     except (IndexError, KeyError, ValueError):
         raise corrupt(key) from None
+
+
+def write_fingerprint(fingerprint: bytes, label: str) -> bytes:
+    """Returns the field of a fingerprint and a label, which :func:`printable` has returned."""
+    return (fingerprint or _NO_FINGERPRINT) + label.encode() if label else fingerprint
+
+
+def _read_label(field: bytes) -> str:
+    if len(field) <= _FINGERPRINT_BYTES:
+        return ""
+    # Escaped again, since other programs can write to Redis.
+    return printable(field[_FINGERPRINT_BYTES:].decode(errors="replace"))
 
 
 def is_absent(raw: bytes) -> bool:

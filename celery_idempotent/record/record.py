@@ -55,6 +55,8 @@ class Record:
     #: Whether callbacks, the rest of a chain or a chord's count have been sent already.
     continuation_sent: bool = field(default=False, repr=False)
     fingerprint: bytes = field(default=b"", repr=False)
+    #: A readable name of the call, by ``idempotency_label``; empty without.
+    label: str = field(default="", repr=False)
     #: Encoding of `body` (serializer, compression); empty if no value is stored.
     format: str = field(default="", repr=False)
     #: The W3C traceparent of the execution that stored the outcome; empty without tracing.

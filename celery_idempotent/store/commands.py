@@ -38,6 +38,7 @@ class Extension(NamedTuple):
 def begin(
     key: Key,
     *,
+    label: str = "",
     execution_id: bytes,
     unanswered_ids: bytes,
     task_id: str,
@@ -54,7 +55,7 @@ def begin(
         unanswered_ids,
         layout.write_task_id(task_id),
         generation,
-        key.fingerprint,
+        layout.write_fingerprint(key.fingerprint, label) if label else key.fingerprint,
         _worker(worker),
         lease_ms,
         lease_ms + retention_ms,
@@ -138,9 +139,10 @@ def abandon(
     return Command(scripts.load("abandon"), key, arguments)
 
 
-def reserve(key: Key, task_id: str, hold_ms: int) -> Command:
+def reserve(key: Key, task_id: str, hold_ms: int, label: str = "") -> Command:
     """Reserves the key for a task to be published; lua/reserve.lua lists the replies."""
-    arguments = [layout.write_task_id(task_id), key.fingerprint, hold_ms]
+    fingerprint = layout.write_fingerprint(key.fingerprint, label)
+    arguments = [layout.write_task_id(task_id), fingerprint, hold_ms]
     return Command(scripts.load("reserve"), key, arguments)
 
 

@@ -41,6 +41,7 @@ class TaskCall:
     returns_restored = False
     #: False if the soft limit of the message covers more than this call.
     has_own_soft_limit = True
+    label = ""
 
     @staticmethod
     def of(request: Context | None) -> TaskCall | None:

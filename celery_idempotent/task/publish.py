@@ -68,7 +68,8 @@ def publish(
     }
     store = configuration.executor.store
     hold = hold_for({"expires": task.expires, **options}, configuration.settings.lease)
-    reserve = commands.reserve(key, task_id, hold_ms=round(hold * 1000))
+    label = configuration.label.of(args or (), kwargs or {}) if configuration.label else ""
+    reserve = commands.reserve(key, task_id, hold_ms=round(hold * 1000), label=label)
     try:
         reply = configuration.execute(reserve)
         if reply.case in ("held", "reused"):

@@ -95,6 +95,7 @@ class IdempotentTask(Task):
     idempotency_breaker_threshold: int | None = None
     idempotency_breaker_max_delay: float | None = None
     idempotency_on_store_unavailable_at_start: str | None = None
+    idempotency_label: str | None = None
 
     _configuration: TaskConfiguration | None = None
 
@@ -164,6 +165,8 @@ class IdempotentTask(Task):
         call = new_call(
             self, request, args, kwargs, key, headers, configuration.settings, item_id or request.id
         )
+        if configuration.label is not None:
+            call.label = configuration.label.of(args, kwargs)
         return current_call.run_in_executor(
             configuration.executor, call, eager=bool(request.is_eager)
         )

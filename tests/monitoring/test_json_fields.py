@@ -10,7 +10,7 @@ import pytest
 from tests.monitoring.conftest import Shop
 
 RECORD = [
-    *("key", "explicit", "task", "state", "task_id", "worker", "token", "attempt"),
+    *("key", "label", "explicit", "task", "state", "task_id", "worker", "token", "attempt"),
     *("started_at", "finished_at", "deadline", "expires_at"),
 ]
 TASK = [

@@ -116,12 +116,14 @@ class RecordHarness:
         worker: str = WORKER,
         lease_ms: int = LEASE_MS,
         max_attempts: int = 5,
+        label: str = "",
     ) -> RecordReply:
         return self._answer(
             run_sync(
                 self.store.execute(
                     commands.begin(
                         key or self.key,
+                        label=label,
                         execution_id=execution_id or os.urandom(16),
                         unanswered_ids=unanswered_ids,
                         task_id=task_id,
@@ -229,10 +231,15 @@ class RecordHarness:
         )
 
     def reserve(
-        self, task_id: str = FIRST, *, key: Key | None = None, hold_ms: int = HOLD_MS
+        self,
+        task_id: str = FIRST,
+        *,
+        key: Key | None = None,
+        hold_ms: int = HOLD_MS,
+        label: str = "",
     ) -> RecordReply:
         return self._answer(
-            run_sync(self.store.execute(commands.reserve(key or self.key, task_id, hold_ms)))
+            run_sync(self.store.execute(commands.reserve(key or self.key, task_id, hold_ms, label)))
         )
 
     def forget(self, shown: Record | str | None = None) -> RecordReply:

@@ -57,6 +57,7 @@ TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("breaker_threshold", 2, [1, 1_000_000], [0, 1.5, "2", None, True]),
     ("breaker_max_delay", 30.0, [0.01, 5, YEAR], [0, -1, "5", None, True]),
     ("on_store_unavailable_at_start", None, ["continue", "exit", "wait"], ["stop", "go", "", True]),
+    ("label", None, [None, "order {order_id}"], ["", 5, b"order", True]),
 ]
 
 VALID = [(f"idempotency_{name}", value) for name, _, valid, _ in TABLE for value in valid]

@@ -37,6 +37,17 @@ def test_every_field_is_read_from_its_position() -> None:
     )
 
 
+@pytest.mark.parametrize("fingerprint", [b"8 bytes!", b""])
+@pytest.mark.parametrize("label", ["", "order 42", "Straße 東京"])
+def test_a_label_follows_the_fingerprint(fingerprint: bytes, label: str) -> None:
+    field = layout.write_fingerprint(fingerprint, label)
+
+    record = read(raw_record(fingerprint=field))
+
+    assert (record.fingerprint, record.label) == (fingerprint, label)
+    assert label or field == fingerprint
+
+
 def test_an_outcome_is_read_with_its_format() -> None:
     record = read(raw_record(b"C", execution_id=b"", form=b"json+gzip", body=b"\0binary\xff"))
 

@@ -1,0 +1,116 @@
+"""``idempotency_label``: a readable name beside the key, wherever people look at records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from celery_idempotent import Idempotency, IdempotentTask
+from celery_idempotent.testing.server import RedisServer
+from tests.monitoring.conftest import Shop, list_json
+from tests.monitoring.shop import make_app
+
+
+@pytest.fixture
+def shop(server: RedisServer, client: Redis) -> Iterator[Shop]:
+    app = make_app(server.url)
+
+    def refund(order_id: Any, amount: int = 0) -> int:
+        return amount
+
+    app.task(
+        refund,
+        base=IdempotentTask,
+        name="shop.refund",
+        shared=False,
+        lazy=False,
+        idempotency_key="refund:{order_id}",
+        idempotency_label="order {order_id}",
+    )
+    yield Shop(app, client)
+    app.close()
+
+
+def reconfigure(task: Any, **options: Any) -> None:
+    for name, value in options.items():
+        setattr(type(task), name, value)
+    type(task)._configuration = None
+
+
+def test_list_has_a_column_of_labels(shop: Shop) -> None:
+    shop.app.tasks["shop.refund"].apply((42,))
+    shop.charge.apply((1, 999))
+
+    header, *lines = shop.celery("list").splitlines()
+
+    column = header.index("LABEL")
+    assert sorted(line[column:].split("  ")[0].strip() for line in lines) == ["", "order 42"]
+    assert [len(line[: line.index("shop.")]) for line in lines] == [header.index("KEY")] * 2
+
+
+def test_list_and_show_print_labels_as_json(shop: Shop) -> None:
+    shop.app.tasks["shop.refund"].apply((42,))
+    shop.charge.apply((1, 999))
+
+    assert {record["task"]: record["label"] for record in list_json(shop)} == {
+        "shop.refund": "order 42",
+        "shop.charge": "",
+    }
+    assert shop.json("show", "shop.refund", "[42]")["label"] == "order 42"
+    assert shop.json("explain", "shop.refund", "[42]")["record"]["label"] == "order 42"
+    assert ["label", "order", "42"] in [
+        line.split() for line in shop.celery("show", "shop.refund", "[42]").splitlines()
+    ]
+    assert "label" not in shop.celery("show", "shop.charge", "[1, 999]")
+
+
+def test_a_hostile_label_reaches_no_terminal(shop: Shop) -> None:
+    shop.app.tasks["shop.refund"].apply(("\x1b]0;owned\x07\nSTATE[bold]<b>",))
+
+    for output in (
+        shop.celery("list"),
+        shop.celery("show", "shop.refund", json.dumps(["\x1b]0;owned\x07\nSTATE[bold]<b>"])),
+    ):
+        assert "order \\x1b]0;owned\\x07" in output
+        assert "\x1b" not in output
+        assert "\x07" not in output
+
+
+def test_a_label_that_cannot_be_made_fails_no_call(shop: Shop) -> None:
+    refund = shop.app.tasks["shop.refund"]
+    reconfigure(refund, idempotency_label="{order_id:d}")
+
+    assert refund.apply(("not a number", 5)).get() == 5
+    assert refund.idempotency_record("not a number", 5).label == ""
+
+
+def test_functions_and_blocks_have_labels(shop: Shop) -> None:
+    idem = Idempotency(shop.app)
+
+    @idem.idempotent(name="shop.ship", key="{order[id]}", label="parcel {order[id]}")
+    def ship(order: dict[str, int], express: bool = False) -> int:
+        return order["id"]
+
+    ship({"id": 7})
+    with idem.execution("req-1", label="request\n1") as execution:
+        execution.complete(1)
+
+    assert {record.task: record.label for record in idem.records()} == {
+        "shop.ship": "parcel 7",
+        "calls": "request\\x0a1",
+    }
+    idem.close()
+
+
+def test_a_reservation_has_its_label(shop: Shop) -> None:
+    shop.app.conf.task_always_eager = False
+    refund = shop.app.tasks["shop.refund"]
+    reconfigure(refund, idempotency_dedupe_publish=True)
+
+    refund.delay(42)
+
+    assert refund.idempotency_record(42).label == "order 42"
