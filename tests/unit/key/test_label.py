@@ -87,5 +87,10 @@ def test_an_argument_that_the_task_does_not_take_is_refused_when_the_task_is_def
 
     with pytest.raises(SettingsError, match=r"idempotency_label names 'ordr', .*it takes: order"):
         app.task(
-            charge, base=IdempotentTask, name="shop.charge", idempotency_label="{ordr}", lazy=False
+            charge,
+            base=IdempotentTask,
+            name="shop.charge",
+            lazy=False,
+            shared=False,
+            idempotency_label="{ordr}",
         )
