@@ -58,6 +58,11 @@ store_unavailable = _signal("store_unavailable", "error", "policy")
 #: round trip).
 begin_replied = _signal("begin_replied", "case", "seconds")
 
+#: A person has forgotten a record, by the command line or the dashboard; sent in that process.
+#: ``user`` (str). ``sender`` is None if the app has no such task; ``task_id`` is empty if the
+#: record could not be read.
+forgotten = _signal("forgotten", "user")
+
 #: Every outcome of a call: counted in each worker.
 ALL: Final = (
     begun,

@@ -42,9 +42,7 @@ def idempotent_tasks(app: Celery) -> list[IdempotentTaskLike]:
     Raises:
         ClickException: if the app has none, most often because `-A` is missing.
     """
-    app.loader.import_default_modules()
-    app.finalize()
-    tasks = app_tasks.tasks(app)
+    tasks = app_tasks.load(app)
     if not tasks:
         raise click.ClickException(
             f"the app {app.main!r} has no idempotent task; "

@@ -16,14 +16,8 @@ from celery_idempotent.cli.command import (
     parse_arguments,
     print_json,
 )
-from celery_idempotent.cli.target import read_view
-from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.key.explanation import Argument, Explanation
-from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.rule import TASK_ID
-from celery_idempotent.monitoring import json_format
-from celery_idempotent.monitoring.prediction import Prediction, predict
-from celery_idempotent.store.inspection.record_query import RecordView
+from celery_idempotent.monitoring.explained_call import ExplainedCall, explain_call, text_of
 
 #: What follows from an explicit key.
 _NAMESPACE = ", which never equals a key that the task's rule derives"
@@ -56,87 +50,41 @@ def explain(
     if task not in tasks:
         raise click.ClickException(f"{task!r} is not an idempotent task of this app")
     args, kwargs = parse_arguments(arguments)
-    configuration = tasks[task].idempotency_configuration
-    if configuration.settings.key is TASK_ID and not (own_key or task_id):
+    settings = tasks[task].idempotency_configuration.settings
+    if settings.key is TASK_ID and not (own_key or task_id):
         raise click.UsageError(f"the key rule of {task} is TASK_ID: give --task-id")
     try:
-        explicit = None if own_key is None else message_form(task, own_key)
-        explanation = configuration.rule.explain(args, kwargs, task_id=task_id, explicit=explicit)
+        explained = explain_call(tasks[task], args, kwargs, own_key=own_key, task_id=task_id)
     except TypeError as error:
         raise click.UsageError(f"the arguments do not fit {task}: {error}") from None
-    store = configuration.executor.store
-    view = read_view(store, explanation.key)
-    prediction = predict(explanation.key, configuration.settings, view)
-    redis_name = store.name(explanation.key)
     if as_json:
-        print_json(_document(tasks[task], explanation, redis_name, view, prediction))
+        print_json(explained.to_json())
     else:
-        _print(tasks[task], explanation, redis_name, prediction)
+        _print(explained)
 
 
-def _document(
-    task: IdempotentTaskLike,
-    explanation: Explanation,
-    redis_name: str,
-    view: RecordView | None,
-    prediction: Prediction,
-) -> dict[str, Any]:
-    return {
-        "task": task.name,
-        "rule": explanation.rule,
-        "arguments": [
-            {
-                "name": argument.name,
-                "canonical": _text(argument.canonical_bytes),
-                "at_default": argument.at_default,
-                "in_key": argument.in_key,
-            }
-            for argument in explanation.arguments
-        ],
-        "form": _text(explanation.canonical_bytes),
-        "key": str(explanation.key),
-        "explicit": explanation.key.explicit,
-        "fingerprint": explanation.key.fingerprint.hex(),
-        "redis_name": redis_name,
-        "record": None if view is None else json_format.view_fields(view),
-        "prediction": prediction._asdict(),
-    }
-
-
-def _print(
-    task: IdempotentTaskLike, explanation: Explanation, redis_name: str, prediction: Prediction
-) -> None:
+def _print(explained: ExplainedCall) -> None:
     out = console.create()
     from rich.text import Text
 
-    if explanation.arguments:
+    key = explained.explanation.key
+    if explained.explanation.arguments:
         table = console.table("ARGUMENT", "CANONICAL FORM", "IN KEY", "IN FINGERPRINT")
-        for argument in explanation.arguments:
-            form = _text(argument.canonical_bytes) or "none"
-            in_key, in_fingerprint = _participation(argument, explanation)
+        for argument in explained.explanation.arguments:
+            form = text_of(argument.canonical_bytes) or "none"
+            in_key, in_fingerprint = explained.participation(argument)
             table.add_row(Text(argument.name), Text(form), in_key, in_fingerprint)
         out.print(table)
     grid = console.field_grid()
     fields = (
-        ("task", task.name),
-        ("rule", explanation.rule + (_NAMESPACE if explanation.key.explicit else "")),
-        ("form", _text(explanation.canonical_bytes) or ""),
-        ("key", str(explanation.key)),
-        ("fingerprint", explanation.key.fingerprint.hex() or "none: the key covers all arguments"),
-        ("in Redis", redis_name),
-        ("prediction", prediction.sentence),
+        ("task", explained.task),
+        ("rule", explained.explanation.rule + (_NAMESPACE if key.explicit else "")),
+        ("form", text_of(explained.explanation.canonical_bytes) or ""),
+        ("key", str(key)),
+        ("fingerprint", key.fingerprint.hex() or "none: the key covers all arguments"),
+        ("in Redis", explained.redis_name),
+        ("prediction", explained.prediction.sentence),
     )
     for label, text in fields:
         grid.add_row(label, Text(text))
     out.print(grid)
-
-
-def _participation(argument: Argument, explanation: Explanation) -> tuple[str, str]:
-    in_key = {True: "yes", False: "no", None: "decided by the callable"}[argument.in_key]
-    if explanation.key.fingerprint:
-        return in_key, "no: at its default" if argument.at_default else "yes"
-    return ("no: at its default" if argument.at_default and argument.in_key else in_key), "no"
-
-
-def _text(form: bytes | None) -> str | None:
-    return None if form is None else form.decode(errors="backslashreplace")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 from collections import Counter
 from datetime import timedelta
 from typing import Any
 
 import click
 
-from celery_idempotent.cli import formatting
 from celery_idempotent.cli.command import (
     FriendlyCommand,
     OwnKey,
@@ -18,14 +19,11 @@ from celery_idempotent.cli.command import (
     own_key_option,
     print_json,
 )
-from celery_idempotent.cli.target import RECORD_HELP, make_filter, read_view, resolve_records
+from celery_idempotent.cli.target import RECORD_HELP, make_filter, resolve_records
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.executor.executor import Executor
-from celery_idempotent.record.record import State
-from celery_idempotent.store.commands import UNREADABLE
+from celery_idempotent.monitoring import forgetting, formatting
+from celery_idempotent.monitoring.forgetting import ABSENT, CHANGED, FORGOTTEN, RUNNING
 from celery_idempotent.store.inspection.record_query import RecordView, record_views
-
-FORGOTTEN, RUNNING, CHANGED, ABSENT = "forgotten", "running", "changed", "absent"
 
 _MESSAGES = {
     FORGOTTEN: "forgotten",
@@ -79,9 +77,10 @@ def forget(
         views = [view for page in pages for view in page]
     if views and not yes:
         click.confirm(_question(views), abort=True, err=True)
-    executors = [task.idempotency_configuration.executor for task in tasks]
-    by_store = {executor.store: executor for executor in executors}
-    cases = {str(view.key): _forget(view, by_store[view.store], force=force) for view in views}
+    user = _user()
+    cases = {
+        str(view.key): forgetting.forget(view, tasks, user=user, force=force) for view in views
+    }
     if as_json:
         print_json([{"key": key, "case": case} for key, case in cases.items()])
     else:
@@ -97,23 +96,11 @@ def _question(views: list[RecordView]) -> str:
     return f"Forget {view.key} ({state})?"
 
 
-def _forget(view: RecordView, executor: Executor, *, force: bool) -> str:
-    if not force and _is_started(view):
-        # A heartbeat extends the lease without changing the token, so read the lease again.
-        current = read_view(view.store, view.key) or view
-        if _is_started(current) and _has_valid_lease(current):
-            return RUNNING
-    case = executor.forget(view.key, UNREADABLE if view.record is None else view.record)
-    return {"ok": FORGOTTEN, "changed": CHANGED, "absent": ABSENT}[case]
-
-
-def _is_started(view: RecordView) -> bool:
-    return view.record is not None and view.record.state is State.STARTED
-
-
-def _has_valid_lease(view: RecordView) -> bool:
-    deadline = None if view.record is None else view.record.deadline
-    return deadline is not None and deadline > view.now
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return f"uid {os.getuid()}"
 
 
 def _print(cases: dict[str, str]) -> None:

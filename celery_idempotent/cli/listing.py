@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_idempotent.cli import console, formatting
+from celery_idempotent.cli import console
 from celery_idempotent.cli.command import (
     FriendlyCommand,
     filter_options,
@@ -24,7 +24,7 @@ from celery_idempotent.cli.command import (
 )
 from celery_idempotent.cli.target import make_filter
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.monitoring import json_format
+from celery_idempotent.monitoring import formatting, json_format
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store.inspection.record_query import (
     RecordFilter,

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from celery_idempotent.cli import console, formatting
+from celery_idempotent.cli import console
 from celery_idempotent.cli.command import (
     FriendlyCommand,
     OwnKey,
@@ -17,7 +17,7 @@ from celery_idempotent.cli.command import (
 )
 from celery_idempotent.cli.target import RECORD_HELP, resolve_records
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.monitoring import json_format
+from celery_idempotent.monitoring import formatting, json_format
 from celery_idempotent.record import steps
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store.inspection.record_query import RecordView

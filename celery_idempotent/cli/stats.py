@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from celery_idempotent.cli import console, formatting
+from celery_idempotent.cli import console
 from celery_idempotent.cli.command import (
     FriendlyCommand,
     idempotent_tasks,
@@ -19,7 +19,7 @@ from celery_idempotent.cli.command import (
 )
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.monitoring import inspect_commands
+from celery_idempotent.monitoring import formatting, inspect_commands
 from celery_idempotent.monitoring.statistics import TaskStatistics, collect
 
 _STATES = ("RESERVED", "STARTED", "COMPLETED", "FAILED")

@@ -10,11 +10,14 @@ import click
 from celery_idempotent.cli.command import OwnKey, parse_arguments
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
-from celery_idempotent.store.inspection.record_query import RecordFilter, RecordView, record_views
-from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.inspection.record_query import (
+    RecordFilter,
+    RecordView,
+    read_view,
+    record_views,
+)
 
 RECORD_HELP = """\b
 RECORD is one of:
@@ -84,16 +87,3 @@ def _find(tasks: Sequence[IdempotentTaskLike], name: str) -> RecordView:
     raise click.ClickException(
         f"no record has the task id {name}, and no task of this app has that name"
     )
-
-
-def read_view(store: RecordStore, key: Key) -> RecordView | None:
-    """Reads the record of `key`; None if it is absent."""
-    with store.open_reader() as reader:
-        found = reader.get([key]).get(key)
-        if found is None:
-            return None
-        try:
-            record = reader.read(found)
-        except CorruptRecordError:
-            record = None
-        return RecordView(key, record, found.now, store)

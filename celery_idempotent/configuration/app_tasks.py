@@ -45,6 +45,13 @@ def tasks(app: Celery) -> list[IdempotentTaskLike]:
     return [named[name] for name in sorted(named)]
 
 
+def load(app: Celery) -> list[IdempotentTaskLike]:
+    """Loads the app's task modules, as a worker does, and returns its idempotent tasks."""
+    app.loader.import_default_modules()
+    app.finalize()
+    return tasks(app)
+
+
 def enabled(app: Celery) -> list[IdempotentTaskLike]:
     """Returns the idempotent tasks that are protected."""
     return [task for task in tasks(app) if task.idempotency_configuration.settings.enabled]

@@ -88,26 +88,33 @@ def counts(app: Celery, timeout: float) -> dict[str, Counter[str]] | None:
     Args:
         timeout: seconds to wait for the workers.
     """
+    replies = ask(app, idempotency_counts.__name__, timeout)
+    totals: dict[str, Counter[str]] = defaultdict(Counter)
+    for by_task in replies.values():
+        for task, counter in by_task.items() if "error" not in by_task else ():
+            totals[task].update(counter)
+    return dict(totals) if replies else None
+
+
+def ask(app: Celery, command: str, timeout: float) -> dict[str, Any]:
+    """Returns the reply of each worker to one of the commands; {} if none replies in time.
+
+    Args:
+        timeout: seconds to wait for the workers.
+    """
     replies: list[dict[str, Any]] = []
 
     def broadcast() -> None:
         try:
-            replies.extend(
-                app.control.broadcast("idempotency_counts", reply=True, timeout=timeout) or ()
-            )
+            replies.extend(app.control.broadcast(command, reply=True, timeout=timeout) or ())
         except Exception as error:
-            logger.debug("The workers' counters could not be requested: %s", error)
+            logger.debug("The workers could not be asked for %s: %s", command, error)
 
     # In a thread, because a broker that accepts the connection and never replies would block.
-    thread = Thread(target=broadcast, name="idempotency counts", daemon=True)
+    thread = Thread(target=broadcast, name=command, daemon=True)
     thread.start()
     thread.join(timeout + BROKER_TIMEOUT)
-    totals: dict[str, Counter[str]] = defaultdict(Counter)
-    for reply in tuple(replies):
-        for by_task in reply.values():
-            for task, counter in by_task.items() if "error" not in by_task else ():
-                totals[task].update(counter)
-    return dict(totals) if replies else None
+    return {worker: reply for by_worker in tuple(replies) for worker, reply in by_worker.items()}
 
 
 def _active_calls(request: Any) -> list[_ActiveCall]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import socket
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_idempotent import IdempotentTask
+from celery_idempotent import IdempotentTask, signals
 from celery_idempotent.testing.server import RedisServer
 from tests.monitoring.conftest import Shop, list_json
 from tests.monitoring.shop import URL_VARIABLE, make_app
@@ -28,6 +29,31 @@ class TestForget:
         assert shop.charge.idempotency_record(42, 999) is not None
         assert "forgotten" in shop.celery(*command, answer="y\n")
         assert shop.charge.idempotency_record(42, 999) is None
+
+    def test_is_logged_and_sends_a_signal(
+        self, shop: Shop, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        shop.charge.apply((42, 999))
+        record = shop.charge.idempotency_record(42, 999)
+        received: list[dict[str, object]] = []
+
+        def receive(**details: object) -> None:
+            received.append(details)
+
+        caplog.set_level("INFO", "celery_idempotent")
+        signals.forgotten.connect(receive)
+        try:
+            shop.celery("forget", record.key, "--yes")
+            shop.celery("forget", record.key, code=1)
+        finally:
+            signals.forgotten.disconnect(receive)
+
+        (details,) = received
+        user = getpass.getuser()
+        assert (details["sender"], details["user"]) == (shop.charge, user)
+        assert (details["key"], details["task_id"]) == (record.key, record.task_id)
+        (line,) = [line for line in caplog.messages if "forgotten" in line]
+        assert line.startswith(f"{user!r} has forgotten the record {record.key} (COMPLETED")
 
     def test_keeps_a_running_record_unless_forced(self, shop: Shop) -> None:
         key = str(shop.begin(shop.charge, 42, 999))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from typing import NamedTuple
 
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record, State
+from celery_idempotent.store.inspection.record_reader import START, RecordReader
+from celery_idempotent.store.inspection.scan import ScannedRecord
 from celery_idempotent.store.record_store import RecordStore
 
 logger = logging.getLogger(__name__)
@@ -48,6 +53,19 @@ def since(record: Record) -> datetime:
     return record.finished_at or datetime.fromtimestamp(record.token / 1e6, tz=timezone.utc)
 
 
+def read_view(store: RecordStore, key: Key) -> RecordView | None:
+    """Reads the record of `key`; None if it is absent."""
+    with store.open_reader() as reader:
+        found = reader.get([key]).get(key)
+        if found is None:
+            return None
+        try:
+            record = reader.read(found)
+        except CorruptRecordError:
+            record = None
+        return RecordView(key, record, found.now, store)
+
+
 def record_views(
     stores: Iterable[RecordStore], record_filter: RecordFilter, *, expiry: bool = True
 ) -> Iterator[list[RecordView]]:
@@ -61,17 +79,80 @@ def record_views(
     for store in stores:
         with store.open_reader() as reader:
             for page in reader.scan(record_filter.task, expiry=expiry):
-                views = []
-                for scanned in page:
-                    try:
-                        record = reader.read(scanned)
-                    except CorruptRecordError:
-                        if record_filter.state is None and record_filter.older_than is None:
-                            views.append(RecordView(scanned.key, None, scanned.now, store))
-                        continue
-                    if record_filter.matches(record, scanned.now):
-                        views.append(RecordView(scanned.key, record, scanned.now, store))
-                yield views
+                yield list(_matching(page, reader, store, record_filter))
+
+
+class RecordPage(NamedTuple):
+    """Some of the records that a filter selects."""
+
+    views: list[RecordView]
+    #: Where the next page begins, for :func:`record_page`; empty after the last one.
+    cursor: str
+
+
+#: The beginning: store, primary and cursor of SCAN.
+_FIRST = "0.0.0"
+_CURSOR = re.compile(r"\d{1,4}\.\d{1,4}\.\d{1,20}")
+
+
+def record_page(
+    stores: Sequence[RecordStore],
+    record_filter: RecordFilter,
+    cursor: str = "",
+    *,
+    limit: int = 50,
+    seconds: float = 0.25,
+) -> RecordPage:
+    """Returns about `limit` records and the cursor of the next page, after a scan of bounded time.
+
+    A page may have fewer records, or none, before the last one: records are not indexed, so a scan
+    ends when its time is over. As SCAN documents, a record may be on two pages.
+
+    Args:
+        cursor: of the previous page; empty for the first one.
+        limit: pages may have a few more.
+        seconds: after which no further records are scanned.
+
+    Raises:
+        ValueError: if `cursor` is not a cursor.
+        StoreUnavailableError: if Redis does not reply.
+    """
+    if not _CURSOR.fullmatch(cursor or _FIRST):
+        raise ValueError(f"{cursor!r} is not a cursor")
+    first, *position = map(int, (cursor or _FIRST).split("."))
+    if position[1] >= 2**64:
+        raise ValueError(f"{cursor!r} is not a cursor")
+    views: list[RecordView] = []
+    end = time.monotonic() + seconds
+    for number in range(first, len(stores)):
+        store = stores[number]
+        start = (position[0], position[1]) if number == first else START
+        with store.open_reader() as reader:
+            for following, page in reader.scan_from(start, record_filter.task, count=limit):
+                views += _matching(page, reader, store, record_filter)
+                if len(views) >= limit or time.monotonic() > end:
+                    if following is not None:
+                        return RecordPage(views, f"{number}.{following[0]}.{following[1]}")
+                    more = number + 1 < len(stores)
+                    return RecordPage(views, f"{number + 1}.0.0" if more else "")
+    return RecordPage(views, "")
+
+
+def _matching(
+    page: Iterable[ScannedRecord],
+    reader: RecordReader,
+    store: RecordStore,
+    record_filter: RecordFilter,
+) -> Iterator[RecordView]:
+    for scanned in page:
+        try:
+            record = reader.read(scanned)
+        except CorruptRecordError:
+            if record_filter.state is None and record_filter.older_than is None:
+                yield RecordView(scanned.key, None, scanned.now, store)
+            continue
+        if record_filter.matches(record, scanned.now):
+            yield RecordView(scanned.key, record, scanned.now, store)
 
 
 def records(

@@ -13,13 +13,17 @@ from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.inspection import scan, server_info
-from celery_idempotent.store.inspection.scan import ScannedRecord
+from celery_idempotent.store.inspection.scan import PAGE, ScannedRecord
 from celery_idempotent.store.inspection.server_info import ServerInfo
 from celery_idempotent.store.transport.connection import (
     CONNECTION_ERRORS,
     close_client,
     translate_error,
 )
+
+#: Where a scan stands: the number of the primary, and its cursor.
+Position = tuple[int, int]
+START: Position = (0, 0)
 
 
 class RecordReader:
@@ -68,14 +72,33 @@ class RecordReader:
 
         A page may be empty, because SCAN also passes names that are not records.
         """
+        for _, page in self.scan_from(START, task, expiry=expiry):
+            yield page
+
+    def scan_from(
+        self,
+        start: Position,
+        task: str | None = None,
+        *,
+        expiry: bool = True,
+        count: int = PAGE,
+    ) -> Iterator[tuple[Position | None, list[ScannedRecord]]]:
+        """Returns the records from a position on, in pages of about `count` names.
+
+        Each page comes with the position after it, which is None after the last one.
+        """
         match = scan.pattern(self._prefix, task)
         with _translated_errors():
-            for node in self._primaries():
-                for names in scan.names(node, match):
+            nodes = list(self._primaries())
+            for number, node in list(enumerate(nodes))[start[0] :]:
+                first = start[1] if number == start[0] else 0
+                for cursor, names in scan.names(node, match, first, count):
                     texts = [(name, name.decode(errors="replace")) for name in names]
                     keys = [(name, scan.key_of_name(text, self._prefix)) for name, text in texts]
                     ours = [(name, key) for name, key in keys if key is not None]
-                    yield scan.heads(node, ours, expiry=expiry)
+                    end = (number, cursor) if cursor else (number + 1, 0)
+                    page = scan.heads(node, ours, expiry=expiry)
+                    yield (end if end[0] < len(nodes) else None), page
 
     def get(self, keys: Iterable[Key]) -> dict[Key, ScannedRecord]:
         """Returns the records of `keys` that exist, in one round trip to each node."""
@@ -137,7 +160,8 @@ class RecordReader:
         if not hasattr(self._client, "get_primaries"):
             yield self._client
             return
-        for node in self._client.get_primaries():
+        # In an order that another connection to the cluster has, too.
+        for node in sorted(self._client.get_primaries(), key=lambda node: str(node.name)):
             yield self._client.get_redis_connection(node)
 
     def _by_node(self, keys: Iterable[Key]) -> Iterable[tuple[Any, list[Key]]]:

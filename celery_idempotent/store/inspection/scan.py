@@ -64,12 +64,16 @@ def pattern(prefix: str, task: str | None) -> str:
     return f"{escaped}:{'*' if task is None else quote(task, safe='') + ':*'}"
 
 
-def names(node: Any, match: str) -> Iterator[list[bytes]]:
-    """Returns the names on one node that match, in pages, which may be empty."""
-    cursor = 0
+def names(
+    node: Any, match: str, cursor: int = 0, count: int = PAGE
+) -> Iterator[tuple[int, list[bytes]]]:
+    """Returns the names on one node that match, in pages, which may be empty.
+
+    Each page comes with the cursor of the next one, which is 0 after the last.
+    """
     while True:
-        cursor, page = node.scan(cursor, match=match, count=PAGE)
-        yield page
+        cursor, page = node.scan(cursor, match=match, count=count)
+        yield cursor, page
         if cursor == 0:
             return
 
