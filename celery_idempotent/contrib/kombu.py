@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kombu.connection import Connection
@@ -23,6 +22,7 @@ from kombu.message import Message
 from kombu.messaging import Producer
 from kombu.mixins import ConsumerMixin
 
+from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import (
     CorruptRecordError,
     IdempotencyError,

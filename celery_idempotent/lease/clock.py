@@ -6,15 +6,17 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from celery_idempotent.clock import monotonic as process_clock
+
 
 def _clock() -> Callable[[], float]:
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     if boottime is None:
-        return time.monotonic
+        return process_clock
     try:
         time.clock_gettime(boottime)
     except OSError:  # some kernels and sandboxes do not have it
-        return time.monotonic
+        return process_clock
     return partial(time.clock_gettime, boottime)
 
 

@@ -9,6 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from celery_idempotent.clock import monotonic
+
 #: Seconds that `disarm` waits at most for an error that is being raised.
 LONGEST_WAIT = 1.0
 
@@ -39,8 +41,8 @@ class Interrupt:
         """
         if self._take_turn():
             return
-        give_up_at = time.monotonic() + LONGEST_WAIT
-        while not self._raised and time.monotonic() < give_up_at:
+        give_up_at = monotonic() + LONGEST_WAIT
+        while not self._raised and monotonic() < give_up_at:
             time.sleep(0)
 
     def _take_turn(self) -> bool:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Awaitable, Callable
-from time import monotonic
 
+from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import StoreUnavailableError
 
 #: Seconds before the first probe.

@@ -7,8 +7,8 @@ all other log lines.
 from __future__ import annotations
 
 import logging
-from time import monotonic
 
+from celery_idempotent.clock import monotonic
 from celery_idempotent.store.config import StoreConfig
 
 logger = logging.getLogger(__name__)

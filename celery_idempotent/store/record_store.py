@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 from redis.exceptions import ClusterError, ResponseError
 
@@ -48,12 +49,16 @@ class RecordStore:
         SettingsError: if the config is invalid.
     """
 
+    #: The stores of this process; tests move them to a server of their own.
+    instances: ClassVar[WeakSet[RecordStore]] = WeakSet()
+
     def __init__(
         self,
         config: StoreConfig,
         decode: Callable[[Record], Any],
         transport: Transport | None = None,
     ) -> None:
+        self.instances.add(self)
         self.config = config
         self.breaker = Breaker(config.breaker_threshold, config.breaker_max_delay, self._probe)
         self.outage = OutageLogger(config)

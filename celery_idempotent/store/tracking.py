@@ -10,10 +10,10 @@ An invalidation can be lost with its connection, so callers also poll at interva
 from __future__ import annotations
 
 import logging
-import time
 from collections import defaultdict
 from typing import Any
 
+from celery_idempotent.clock import monotonic
 from celery_idempotent.store.transport.connection import CONNECTION_ERRORS
 from celery_idempotent.store.transport.transport import Scope, ServerConnection, Transport
 
@@ -45,13 +45,13 @@ class InvalidationListener:
 
         Where the server sends no invalidations it returns after `POLL_INTERVAL`.
         """
-        if time.monotonic() >= self._unavailable_until:
+        if monotonic() >= self._unavailable_until:
             try:
                 return await self._wait(name, seen, seconds)
             except CONNECTION_ERRORS as error:
                 # The server is unreachable, or its user may not use CLIENT TRACKING.
                 logger.debug("Waiting calls poll every %g s: %s", POLL_INTERVAL, error)
-                self._unavailable_until = time.monotonic() + RETRY_TRACKING_AFTER
+                self._unavailable_until = monotonic() + RETRY_TRACKING_AFTER
         await self._transport.sleep(min(seconds, POLL_INTERVAL))
         return None
 
@@ -94,12 +94,12 @@ class TrackedConnection:
         await self._reader.request("CLIENT", "TRACKING", "ON", "REDIRECT", client_id)
 
     async def wait_for_change(self, name: str, seen: bytes, seconds: float) -> None:
-        until = time.monotonic() + seconds
+        until = monotonic() + seconds
         while await self._receiver.read(0) is not None:
             pass  # the invalidation of a record that an earlier caller waited for
         if await self._reader.request("GETRANGE", name, 0, HEAD - 1) != seen[:HEAD]:
             return
-        while (left := until - time.monotonic()) > 0:
+        while (left := until - monotonic()) > 0:
             message = await self._receiver.read(left)
             if message is not None and is_invalidation(message, name):
                 return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import lru_cache
-from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import Task
@@ -13,6 +12,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.states import FAILURE, SUCCESS
 from celery.utils.nodenames import gethostname
 
+from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.executor.call import Delegate, Disposition, Fail, Release
 from celery_idempotent.executor.execution import Execution

@@ -18,6 +18,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_idempotent import shared_counters
+from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration import broker
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class RequeuePause:
 
     def __init__(self, task: Task, request: Context, began_at: float) -> None:
         self._seconds = _pause(task, request, began_at)
-        self._ends_at = time.monotonic() + self._seconds
+        self._ends_at = monotonic() + self._seconds
 
     def wait(self, error: BaseException) -> bool:
         """Sleeps until the next attempt to publish; returns False to requeue the message now.
@@ -58,7 +59,7 @@ class RequeuePause:
         Args:
             error: of the last attempt.
         """
-        left = self._ends_at - time.monotonic()
+        left = self._ends_at - monotonic()
         counters = shared_counters.current
         shutting_down = counters is not None and counters.shutting_down
         if isinstance(error, SoftTimeLimitExceeded) or shutting_down or left <= 0:
@@ -76,7 +77,7 @@ def _pause(task: Task, request: Context, began_at: float) -> float:
     hard_limit = (request.timelimit or (None,))[0] or task.time_limit
     if hard_limit:
         # The worker acknowledges the message of a process that it kills at the hard limit.
-        pause = min(pause, (began_at + hard_limit - time.monotonic()) / 2)
+        pause = min(pause, (began_at + hard_limit - monotonic()) / 2)
     return min(pause, LONGEST_PAUSE, longest_wait(task.app))
 
 

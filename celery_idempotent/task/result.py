@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 from celery.result import AsyncResult, assert_will_not_block
 from celery.states import FAILURE, PENDING, READY_STATES, SUCCESS
 
+from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import NotReadyError, ResultNotStoredError, StoreUnavailableError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State

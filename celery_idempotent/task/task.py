@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from time import monotonic
 from typing import Any
 
 from celery import Celery, Task
@@ -14,6 +13,7 @@ from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
 from kombu.exceptions import EncodeError
 
+from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import IdempotencyError, KeyRuleError
 from celery_idempotent.executor.execution import Execution, unprotected

@@ -26,6 +26,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from typing_extensions import Self
 
+from celery_idempotent.clock import monotonic
+from celery_idempotent.store.transport.url import redacted
 from celery_idempotent.testing.discovery import (
     Binary,
     External,
@@ -52,7 +54,7 @@ class RedisServer(Stoppable):
         url: the URL for Celery's broker or result backend; unchanged by a restart.
         version: version of the server, such as "9.1.2".
         flavour: "valkey" or "redis".
-        owned: False for REDIS_URL: such a server is never stopped, paused or emptied.
+        owned: False for a server that runs already (REDIS_URL): it is never stopped or paused.
     """
 
     url: str
@@ -169,15 +171,15 @@ class RedisServer(Stoppable):
     def _owned_program(self) -> Program:
         if self._program is None:
             raise RedisServerError(
-                "REDIS_URL names a server that this process does not own, so it cannot be stopped "
-                "or paused: unset REDIS_URL, or start the server with config={}."
+                f"{redacted(self.url)} is not owned by this process, so it cannot be stopped or "
+                "paused: start a private server, with config={}."
             )
         if not self._discard.alive:
             raise RedisServerError("This server was stopped and its data removed: start a new one.")
         return self._program
 
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = monotonic() + _START_SECONDS
         options = {"retry": Retry(NoBackoff(), 0), "socket_timeout": _START_SECONDS}
         with self.client(**options) as client:
             while True:
@@ -187,8 +189,10 @@ class RedisServer(Stoppable):
                     break
                 except redis.RedisError as error:  # not listening yet, or still loading its data
                     if self._program is None:
-                        raise RedisServerError(f"REDIS_URL does not reply: {error}") from error
-                    if self._program.ended() or time.monotonic() > deadline:
+                        raise RedisServerError(
+                            f"{redacted(self.url)} does not reply: {error}"
+                        ) from error
+                    if self._program.ended() or monotonic() > deadline:
                         output = self._program.output_tail()
                         raise RedisServerError(f"The server did not start: {output}") from error
                 time.sleep(_POLL_SECONDS)

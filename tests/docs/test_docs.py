@@ -43,6 +43,12 @@ def python_blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), flags=re.S | re.M)
 
 
+def block_with(page: Path, text: str) -> str:
+    """Returns the only Python block of the page that contains this text."""
+    (block,) = [block for block in python_blocks(page) if text in block]
+    return block
+
+
 @each_page
 def test_links_lead_to_existing_files_and_titles(page: Path) -> None:
     broken = []

@@ -10,14 +10,9 @@ import pytest
 
 from celery_idempotent import KeyReusedError
 from celery_idempotent.testing.server import RedisServer
-from tests.docs.test_docs import ROOT, python_blocks
+from tests.docs.test_docs import ROOT, block_with
 
-BLOCKS = python_blocks(ROOT / "README.md")
-
-
-def block_with(text: str) -> str:
-    (block,) = [block for block in BLOCKS if text in block]
-    return block
+README = ROOT / "README.md"
 
 
 @pytest.fixture
@@ -36,7 +31,7 @@ def names(charged: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
 
     names: dict[str, Any] = {"__name__": "shop", "gateway": SimpleNamespace(charge=charge)}
     with RedisServer.start(config={}) as server:
-        example = block_with('Celery("shop"').replace('"redis://"', repr(server.url))
+        example = block_with(README, 'Celery("shop"').replace('"redis://"', repr(server.url))
         example = example.replace("backend=", "set_as_current=False, backend=")
         exec(example.replace("@app.task(", "@app.task(shared=False, "), names)
         names["app"].conf.update(task_always_eager=True, task_eager_propagates=True)
@@ -47,7 +42,7 @@ def names(charged: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
 def test_a_duplicate_gets_the_first_result(
     names: dict[str, Any], charged: list[tuple[int, int]]
 ) -> None:
-    first, duplicate, reused = block_with("# another task id, the same result").splitlines()
+    first, duplicate, reused = block_with(README, "# another task id, the same result").splitlines()
 
     assert eval(first, names) == "charged"
     assert eval(duplicate, names) == "charged"
@@ -62,7 +57,7 @@ def test_a_record_is_read_and_forgotten(
 ) -> None:
     names["charge"].delay(42, amount=999)
 
-    exec(block_with("charge.idempotency_record(42, amount=999)  #"), names)
+    exec(block_with(README, "charge.idempotency_record(42, amount=999)  #"), names)
     assert names["record"].result == "charged"
 
     names["charge"].delay(42, amount=999)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_idempotent.pytest_plugin import Idempotency
+from celery_idempotent.testing import IsolatedRecords
 from celery_idempotent.testing.server import RedisServer
 from examples.fencing import tasks
 from examples.fencing.tasks import StaleWriteError, app, read, total, write
@@ -27,7 +27,7 @@ def _eager(
 
 
 @pytest.fixture
-def lease_is_lost(monkeypatch: pytest.MonkeyPatch, idempotency: Idempotency) -> None:
+def lease_is_lost(monkeypatch: pytest.MonkeyPatch, idempotency: IsolatedRecords) -> None:
     """The first execution loses its lease while it computes, and a second one completes."""
     amounts = iter([1, 2])
 

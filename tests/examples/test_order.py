@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.pytest_plugin import Idempotency
+from celery_idempotent.testing import IsolatedRecords
 from celery_idempotent.testing.server import RedisServer
 from examples.order import tasks
 from examples.order.tasks import app, ship
@@ -47,7 +47,7 @@ def fail(*_: Any) -> None:
 
 
 def test_each_step_runs_once_for_all_duplicates(
-    idempotency: Idempotency, done: list[str], order: int
+    idempotency: IsolatedRecords, done: list[str], order: int
 ) -> None:
     first, second = (ship.delay(order, amount=999).get() for _ in range(2))
 

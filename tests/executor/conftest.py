@@ -10,6 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask, signals
+from celery_idempotent.testing import IsolatedRecords
 from celery_idempotent.testing.server import RedisServer
 
 
@@ -58,6 +59,12 @@ def task(app: Celery) -> Callable[..., IdempotentTask]:
         return made
 
     return make
+
+
+@pytest.fixture
+def idempotency(server: RedisServer) -> IsolatedRecords:
+    """Simulates faults on the records of `app`, whose server and prefix these tests access."""
+    return IsolatedRecords(server.url, "idem", {})
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from celery_idempotent import (
     State,
     StoreUnavailableError,
 )
-from celery_idempotent.pytest_plugin import Idempotency
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
+from celery_idempotent.testing import IsolatedRecords
 
 Make = Callable[..., IdempotentTask]
 
@@ -162,7 +162,7 @@ def test_an_error_that_ends_the_key_is_offloaded(offloading: Make, directory: Pa
 
 
 def test_a_result_that_is_refused_leaves_no_object(
-    offloading: Make, directory: Path, idempotency: Idempotency
+    offloading: Make, directory: Path, idempotency: IsolatedRecords
 ) -> None:
     def body(self: IdempotentTask, order: str) -> str:
         if self.idempotency.recovered:

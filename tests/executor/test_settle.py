@@ -13,13 +13,13 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_idempotent import IdempotentTask, LeaseLostError, State, StoreUnavailableError
 from celery_idempotent.payload.codec import DELEGATED
-from celery_idempotent.pytest_plugin import Idempotency
 from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
+from celery_idempotent.testing import IsolatedRecords
 from celery_idempotent.testing.server import RedisServer
 from tests.executor.deliveries import begin_elsewhere
 
@@ -27,13 +27,15 @@ Make = Callable[..., IdempotentTask]
 
 
 def lose_to_another_that_completes(
-    task: IdempotentTask, order: str, idempotency: Idempotency
+    task: IdempotentTask, order: str, idempotency: IsolatedRecords
 ) -> None:
     idempotency.expire_lease(task, order)
     assert task.delay(order).get() == "the other's"
 
 
-def lose_to_another_that_runs(task: IdempotentTask, order: str, idempotency: Idempotency) -> int:
+def lose_to_another_that_runs(
+    task: IdempotentTask, order: str, idempotency: IsolatedRecords
+) -> int:
     """Returns the token of the other execution."""
     idempotency.expire_lease(task, order)
     begun = begin_elsewhere(task, order)
@@ -42,7 +44,7 @@ def lose_to_another_that_runs(task: IdempotentTask, order: str, idempotency: Ide
 
 
 def lose_to_another_that_is_replaced(
-    task: IdempotentTask, order: str, idempotency: Idempotency
+    task: IdempotentTask, order: str, idempotency: IsolatedRecords
 ) -> None:
     token = lose_to_another_that_runs(task, order, idempotency)
     delegated = commands.complete(
@@ -65,7 +67,7 @@ def wait_for_loss(task: IdempotentTask) -> None:
 
 class TestAnotherExecutionHasCompleted:
     def test_a_late_result_gives_way(
-        self, task: Make, idempotency: Idempotency, sent_signals: list[str]
+        self, task: Make, idempotency: IsolatedRecords, sent_signals: list[str]
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             if self.idempotency.recovered:
@@ -78,7 +80,7 @@ class TestAnotherExecutionHasCompleted:
         assert slow.delay("1").get() == "the other's"
         assert sent_signals == ["begun", "begun", "completed", "lease_lost"]
 
-    def test_a_late_error_gives_way(self, task: Make, idempotency: Idempotency) -> None:
+    def test_a_late_error_gives_way(self, task: Make, idempotency: IsolatedRecords) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             if self.idempotency.recovered:
                 return "the other's"
@@ -90,7 +92,7 @@ class TestAnotherExecutionHasCompleted:
         assert slow.delay("1").get() == "the other's"
 
     def test_a_late_error_that_would_end_the_key_gives_way(
-        self, task: Make, idempotency: Idempotency, sent_signals: list[str]
+        self, task: Make, idempotency: IsolatedRecords, sent_signals: list[str]
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             if self.idempotency.recovered:
@@ -104,7 +106,7 @@ class TestAnotherExecutionHasCompleted:
         assert "failed" not in sent_signals
 
     def test_an_execution_that_checks_stops_and_gets_the_others_result(
-        self, task: Make, idempotency: Idempotency
+        self, task: Make, idempotency: IsolatedRecords
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             if self.idempotency.recovered:
@@ -121,7 +123,7 @@ class TestAnotherExecutionHasCompleted:
 class TestAnotherExecutionRuns:
     @pytest.mark.parametrize("end", ["returns", "raises", "checks"])
     def test_the_late_one_comes_back_for_its_outcome(
-        self, task: Make, idempotency: Idempotency, end: str
+        self, task: Make, idempotency: IsolatedRecords, end: str
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             lose_to_another_that_runs(slow, order, idempotency)
@@ -141,7 +143,7 @@ class TestAnotherExecutionRuns:
         assert (record.state, record.task_id) == (State.STARTED, "the other")
 
     def test_the_result_of_a_replacement_is_awaited(
-        self, app: Celery, task: Make, idempotency: Idempotency
+        self, app: Celery, task: Make, idempotency: IsolatedRecords
     ) -> None:
         app.conf.task_store_eager_result = True  # else Celery would rather not be asked for any
 
@@ -154,7 +156,7 @@ class TestAnotherExecutionRuns:
         with pytest.raises(LeaseLostError):
             slow.delay("1")
 
-    def test_an_exit_is_not_argued_with(self, task: Make, idempotency: Idempotency) -> None:
+    def test_an_exit_is_not_argued_with(self, task: Make, idempotency: IsolatedRecords) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             lose_to_another_that_runs(slow, order, idempotency)
             raise SystemExit(3)
@@ -193,7 +195,7 @@ class TestNobodyHolds:
         assert server.client().get(f"idem:{slow.idempotency_key_of('1')}") == b"something else"
 
     def test_an_execution_that_was_abandoned_and_stops_frees_nothing(
-        self, task: Make, idempotency: Idempotency
+        self, task: Make, idempotency: IsolatedRecords
     ) -> None:
         def body(self: IdempotentTask, order: str) -> str:
             if self.idempotency.recovered:

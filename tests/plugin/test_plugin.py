@@ -1,86 +1,265 @@
-"""Tests of the fixtures of the pytest plugin."""
+"""The records of a test: isolated from all others, on a server for tests."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
+from freezegun import freeze_time
 
-from celery_idempotent import IdempotentTask, State
-from celery_idempotent.pytest_plugin import Idempotency
+from celery_idempotent import ConflictError, Idempotency, IdempotentTask, State, signals
+from celery_idempotent.testing import IsolatedRecords, isolated_records
 from celery_idempotent.testing.server import RedisServer
+
+#: No server listens there: a test that passes has not used it.
+ELSEWHERE = "redis://127.0.0.1:1/0"
+
+MakeTask = Callable[..., Any]
 
 
 @pytest.fixture
-def charge(idempotency_server: RedisServer) -> Any:
-    app = Celery("plugin", backend=idempotency_server.url, set_as_current=False)
-    app.conf.task_always_eager = True
-    app.conf.task_eager_propagates = True
-
-    @app.task(base=IdempotentTask, bind=True, shared=False, name="plugin.charge")
-    def charge(self: IdempotentTask, order: str, fail: bool = False) -> int:
-        if fail:
-            raise ValueError(order)
-        return self.idempotency.attempt
-
-    return charge
+def app() -> Celery:
+    """An eager app that is configured for production."""
+    app = Celery("plugin", broker=ELSEWHERE, backend=ELSEWHERE, set_as_current=False)
+    app.conf.update(task_always_eager=True, task_eager_propagates=True)
+    return app
 
 
-@pytest.fixture(autouse=True)
-def _clean(idempotency_server: RedisServer) -> None:
-    idempotency_server.client().flushall()
+@pytest.fixture
+def runs() -> list[str]:
+    """The orders of the executions, in order."""
+    return []
 
 
-def test_a_crash_leaves_no_outcome_and_the_next_call_takes_over(
-    idempotency: Idempotency, charge: Any
-) -> None:
-    idempotency.crash(charge, "one")
-    assert charge.idempotency_record("one").state is State.STARTED
-    assert charge.delay("one").get() == 2
+@pytest.fixture
+def make_task(app: Celery, runs: list[str]) -> MakeTask:
+    def make_task(**options: Any) -> Any:
+        @app.task(base=IdempotentTask, bind=True, shared=False, name="plugin.charge", **options)
+        def charge(self: IdempotentTask, order: str) -> int:
+            runs.append(order)
+            return self.idempotency.attempt
+
+        return charge
+
+    return make_task
 
 
-def test_an_expired_lease_is_taken_over_from_a_running_execution(
-    idempotency: Idempotency, charge: Any
-) -> None:
-    app = charge.app
-
-    @app.task(base=IdempotentTask, bind=True, shared=False, name="plugin.slow")
-    def slow(self: IdempotentTask, nested: bool) -> tuple[int, bool]:
-        if self.idempotency.attempt == 1:
-            idempotency.expire_lease(slow, nested)
-            inner = slow.delay(nested).get()
-            return ("stale", *inner)
-        return ("winner", self.idempotency.recovered)
-
-    assert slow.delay(True).get() == ["winner", True]
+@pytest.fixture
+def charge(make_task: MakeTask) -> Any:
+    return make_task()
 
 
-def test_a_call_that_ran_once_passes(idempotency: Idempotency, charge: Any) -> None:
-    charge.delay("two")
-    charge.delay("two")
-    idempotency.assert_ran_once(charge, "two")
+class TestFaults:
+    def test_a_crash_leaves_no_outcome_and_the_next_call_takes_over(
+        self, idempotency: IsolatedRecords, charge: Any
+    ) -> None:
+        idempotency.crash(charge, "1")
+        assert charge.idempotency_record("1").state is State.STARTED
+        assert charge.delay("1").get() == 2
+
+    def test_an_expired_lease_is_taken_over_from_a_running_execution(
+        self, idempotency: IsolatedRecords, app: Celery
+    ) -> None:
+        @app.task(base=IdempotentTask, bind=True, shared=False, name="plugin.slow")
+        def slow(self: IdempotentTask) -> str:
+            if self.idempotency.recovered:
+                return "winner"
+            idempotency.expire_lease(slow)
+            assert slow.delay().get() == "winner"
+            return "stale"
+
+        assert slow.delay().get() == "winner"
+
+    def test_a_key_without_a_lease_cannot_expire(
+        self, idempotency: IsolatedRecords, charge: Any
+    ) -> None:
+        with pytest.raises(AssertionError, match="is absent"):
+            idempotency.expire_lease(charge, "1")
+
+    def test_a_finished_call_cannot_crash(self, idempotency: IsolatedRecords, charge: Any) -> None:
+        charge.delay("1")
+        with pytest.raises(AssertionError, match="begin replied 'finished'"):
+            idempotency.crash(charge, "1")
 
 
-def test_a_call_that_never_ran_does_not_pass(idempotency: Idempotency, charge: Any) -> None:
-    with pytest.raises(pytest.fail.Exception, match="absent after 0 executions"):
-        idempotency.assert_ran_once(charge, "three")
+class TestAssertRanOnce:
+    def test_a_call_that_ran_once_passes(self, idempotency: IsolatedRecords, charge: Any) -> None:
+        charge.delay("1")
+        charge.delay("1")
+        idempotency.assert_ran_once(charge, "1")
+
+    def test_without_a_call_it_fails(self, idempotency: IsolatedRecords, charge: Any) -> None:
+        with pytest.raises(AssertionError, match="absent after 0 executions"):
+            idempotency.assert_ran_once(charge, "1")
+
+    def test_after_two_executions_it_fails(self, idempotency: IsolatedRecords, charge: Any) -> None:
+        charge.delay("1")
+        charge.idempotency_forget("1")
+        charge.delay("1")
+        with pytest.raises(AssertionError, match="COMPLETED after 2 executions"):
+            idempotency.assert_ran_once(charge, "1")
+
+    def test_after_a_crash_it_fails(self, idempotency: IsolatedRecords, charge: Any) -> None:
+        idempotency.crash(charge, "1")
+        charge.delay("1")
+        with pytest.raises(AssertionError, match="COMPLETED after 2 executions"):
+            idempotency.assert_ran_once(charge, "1")
+
+    def test_a_record_of_another_test_does_not_count(self, charge: Any) -> None:
+        with isolated_records():
+            charge.delay("1")
+        with (
+            isolated_records() as records,
+            pytest.raises(AssertionError, match="absent after 0 executions"),
+        ):
+            records.assert_ran_once(charge, "1")
+
+    def test_it_names_the_option_that_disables_the_task(
+        self, idempotency: IsolatedRecords, make_task: MakeTask
+    ) -> None:
+        charge = make_task(idempotency_enabled=False)
+        charge.delay("1")
+        with pytest.raises(AssertionError, match="idempotency_enabled is False for this task"):
+            idempotency.assert_ran_once(charge, "1")
 
 
-def test_a_call_that_ran_twice_does_not_pass(idempotency: Idempotency, charge: Any) -> None:
-    charge.delay("four")
-    charge.idempotency_forget("four")
-    charge.delay("four")
-    with pytest.raises(pytest.fail.Exception, match="COMPLETED after 2 executions"):
-        idempotency.assert_ran_once(charge, "four")
+class TestIsolation:
+    def test_each_test_begins_without_records(self, charge: Any, runs: list[str]) -> None:
+        for _ in range(2):
+            with isolated_records():
+                charge.delay("1")
+                charge.delay("1")
+        assert runs == ["1", "1"]
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"idempotency_redis_url": "sentinel://127.0.0.1:1/0"},
+            {"idempotency_redis_url": "redis+cluster://127.0.0.1:1"},
+            {"idempotency_redis_client": lambda: redis.Redis.from_url(ELSEWHERE)},
+            {"idempotency_redis_options": {"ssl": True}},
+            {"idempotency_wait_replicas": 2, "idempotency_wait_aof": True},
+            {"result_backend": "cache+memory://", "broker_url": "memory://"},
+        ],
+        ids=["sentinel", "cluster", "client", "tls", "replicas", "no Redis"],
+    )
+    def test_the_deployment_of_the_app_is_not_used(
+        self, app: Celery, charge: Any, runs: list[str], options: dict[str, Any]
+    ) -> None:
+        app.conf.update(options)
+        with isolated_records() as records:
+            charge.delay("1")
+            charge.delay("1")
+            records.assert_ran_once(charge, "1")
+        assert runs == ["1"]
+
+    def test_engines_are_isolated_as_well(
+        self, app: Celery, idempotency_server: RedisServer, runs: list[str]
+    ) -> None:
+        engines = [Idempotency(app), Idempotency(ELSEWHERE), Idempotency(idempotency_server.url)]
+
+        def check() -> None:
+            for engine in [*engines, Idempotency(app)]:
+                with isolated_records():
+                    run_twice(engine)
+
+        def run_twice(engine: Idempotency) -> None:
+            @engine.idempotent(name="plugin.pack")
+            def pack() -> None:
+                runs.append("blocking")
+
+            @engine.idempotent(name="plugin.apack")
+            async def apack() -> None:
+                runs.append("async")
+
+            for _ in range(2):
+                pack()
+                asyncio.run(apack())
+
+        check()
+        check()
+        assert runs == ["blocking", "async"] * 8
+
+    def test_afterwards_a_store_continues_with_its_own_records(
+        self, app: Celery, charge: Any, runs: list[str], idempotency_server: RedisServer
+    ) -> None:
+        app.conf.idempotency_redis_url = idempotency_server.url
+        charge.delay("1")
+        with isolated_records():
+            charge.delay("1")
+        charge.delay("1")
+        assert runs == ["1", "1"]
+        assert charge.idempotency_configuration.executor.store.config.prefix == "idem"
+
+    def test_an_app_with_these_settings_has_the_same_records(
+        self, make_task: MakeTask, runs: list[str]
+    ) -> None:
+        with isolated_records() as records:
+            make_task().delay("1")
+        other = Celery("other", set_as_current=False)
+        other.conf.update(task_always_eager=True, **records.settings)
+
+        @other.task(base=IdempotentTask, shared=False, name="plugin.charge")
+        def charge(order: str) -> None:
+            runs.append(order)
+
+        assert charge.delay("1").get() == 1
+        assert runs == ["1"]
 
 
-def test_a_key_without_a_lease_cannot_expire(idempotency: Idempotency, charge: Any) -> None:
-    with pytest.raises(pytest.fail.Exception, match="is absent"):
-        idempotency.expire_lease(charge, "five")
+class TestDisabledApps:
+    def test_a_disabled_app_runs_every_call_without_redis(
+        self, app: Celery, charge: Any, runs: list[str]
+    ) -> None:
+        app.conf.idempotency_enabled = False
+        charge.delay("1")
+        charge.delay("1")
+        assert runs == ["1", "1"]
+
+    def test_isolated_records_enable_it_for_their_test(
+        self, app: Celery, charge: Any, runs: list[str]
+    ) -> None:
+        app.conf.idempotency_enabled = False
+        charge.delay("1")
+        with isolated_records():
+            charge.delay("1")
+            charge.delay("1")
+        charge.delay("1")
+        assert runs == ["1"] * 3
 
 
-def test_a_finished_call_cannot_crash(idempotency: Idempotency, charge: Any) -> None:
-    charge.delay("six")
-    with pytest.raises(pytest.fail.Exception, match="begin replied 'finished'"):
-        idempotency.crash(charge, "six")
+class TestFrozenTime:
+    @freeze_time("2020-02-29")
+    def test_a_wait_ends(
+        self, idempotency: IsolatedRecords, make_task: MakeTask, runs: list[str]
+    ) -> None:
+        charge = make_task(idempotency_on_conflict="wait", idempotency_wait_timeout=0.1)
+
+        def call_duplicate(**_: Any) -> None:
+            with pytest.raises(ConflictError):
+                charge.delay("1")
+            runs.append("waited")
+
+        signals.begun.connect(call_duplicate, weak=False)
+        try:
+            charge.delay("1")
+        finally:
+            signals.begun.disconnect(call_duplicate)
+        assert runs == ["waited", "1"]
+
+    @freeze_time("2020-02-29")
+    def test_a_lease_lasts_when_the_time_is_moved(
+        self, idempotency: IsolatedRecords, app: Celery
+    ) -> None:
+        @app.task(base=IdempotentTask, bind=True, shared=False, name="plugin.slow")
+        def slow(self: IdempotentTask) -> int:
+            with freeze_time("2030-01-01"):
+                self.idempotency.check()
+            return self.idempotency.attempt
+
+        assert slow.delay().get() == 1
+        idempotency.assert_ran_once(slow)

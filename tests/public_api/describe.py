@@ -20,6 +20,7 @@ from celery_idempotent.executor.execution import AsyncExecution, Execution
 from celery_idempotent.functions.batch import AsyncBatch, Batch
 from celery_idempotent.functions.context import AsyncContextExecution, ContextExecution
 from celery_idempotent.monitoring import inspect_commands
+from celery_idempotent.testing import IdempotencyTestMixin, IsolatedRecords, isolated_records
 
 #: Public classes that users import from modules of their own.
 IMPORTED = (
@@ -38,7 +39,7 @@ RETURNED = (
     AsyncContextExecution,
     Batch,
     AsyncBatch,
-    pytest_plugin.Idempotency,
+    IsolatedRecords,
 )
 
 
@@ -75,7 +76,9 @@ def _lines() -> Iterator[str]:
     yield "# Command line"
     yield from _commands(idempotency, "celery idempotency")
     yield from sorted(inspect_commands.COMMANDS)
-    yield "# pytest fixtures"
+    yield "# Testing"
+    for value in (IdempotencyTestMixin, isolated_records):
+        yield from _describe(f"celery_idempotent.testing.{value.__name__}", value)
     for name, value in sorted(vars(pytest_plugin).items()):
         if type(value).__name__ == "FixtureFunctionDefinition":
             yield name
@@ -83,7 +86,7 @@ def _lines() -> Iterator[str]:
 
 def _describe(name: str, value: Any) -> Iterator[str]:
     if not inspect.isclass(value):
-        yield name
+        yield name + (_signature(value) if inspect.isfunction(value) else "")
         return
     yield name + ("" if issubclass(value, (Exception, Enum)) else _signature(value))
     if issubclass(value, Enum):

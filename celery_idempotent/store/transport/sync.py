@@ -17,6 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from celery_idempotent.clock import monotonic
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.transport.connection import close_client, connect
 from celery_idempotent.store.transport.per_process import PerProcess
@@ -95,14 +96,14 @@ class SyncTransport:
         Raises:
             RedisError, OSError: if a reply is missing after all resends.
         """
-        started_at = time.monotonic()
+        started_at = monotonic()
         for delay in (*RESEND_DELAYS, None):
             try:
                 return self._send_once(commands)
             except (RedisConnectionError, RedisTimeoutError, ReadOnlyError):
                 # The other idle connections have most likely been lost with this one.
                 self._idle.clear()
-                if delay is None or time.monotonic() - started_at > 0.6 * self._timeout:
+                if delay is None or monotonic() - started_at > 0.6 * self._timeout:
                     raise
                 time.sleep(delay)
         raise AssertionError("unreachable")

@@ -1,0 +1,132 @@
+"""The records of one test: simulates crashes, and counts executions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from celery_idempotent import signals
+from celery_idempotent.record.record import State
+from celery_idempotent.store import commands
+from celery_idempotent.task.task import IdempotentTask
+from celery_idempotent.testing.isolation import isolated_stores
+from celery_idempotent.testing.server import RedisServer
+
+
+@cache
+def private_server() -> RedisServer:
+    """Starts the server of this process at the first call; it ends with the process."""
+    return RedisServer.start(config={})
+
+
+@contextmanager
+def isolated_records(url: str | None = None) -> Iterator[IsolatedRecords]:
+    """Isolates the records of all tasks and engines of this process until the block ends.
+
+    Args:
+        url: a Redis server for tests; None: a private server, which is started at first use.
+
+    Raises:
+        RedisServerError: no server is installed; the message says how to install one.
+    """
+    url = url or private_server().url
+    executions: Counter[str] = Counter()
+
+    def count(key: str, **_: Any) -> None:
+        executions[key] += 1
+
+    with isolated_stores(url) as prefix:
+        signals.begun.connect(count, weak=False)
+        try:
+            yield IsolatedRecords(url, prefix, executions)
+        finally:
+            signals.begun.disconnect(count)
+
+
+class IsolatedRecords:
+    """The records of one test. A call is named by its task and its arguments.
+
+    Attributes:
+        settings: Celery settings with which a worker in another process uses the same records.
+    """
+
+    def __init__(self, url: str, prefix: str, executions: Mapping[str, int]) -> None:
+        self.settings: dict[str, Any] = {
+            "idempotency_enabled": True,
+            "idempotency_redis_url": url,
+            "idempotency_key_prefix": prefix,
+        }
+        self._executions = executions
+
+    def expire_lease(self, task: IdempotentTask, *args: Any, **kwargs: Any) -> None:
+        """Ends the lease of the running execution, as if its process had been frozen.
+
+        The next begin takes over; the outcome of the first execution is then rejected.
+
+        Raises:
+            AssertionError: if the call is not running.
+        """
+        record = task.idempotency_record(*args, **kwargs)
+        if record is None or record.state is not State.STARTED:
+            state = "absent" if record is None else record.state.value
+            raise AssertionError(f"{task.name} is {state} for these arguments: it has no lease")
+        task.idempotency_configuration.execute(
+            commands.abandon(
+                task.idempotency_key_of(*args, **kwargs),
+                record.task_id,
+                record.worker,
+                grace_ms=0,
+            )
+        )
+
+    def crash(self, task: IdempotentTask, *args: Any, **kwargs: Any) -> None:
+        """Stores the record that a crash during this call leaves: STARTED, the lease expired.
+
+        Raises:
+            AssertionError: if the call has finished, or is running.
+        """
+        settings = task.idempotency_configuration.settings
+        reply = task.idempotency_configuration.execute(
+            commands.begin(
+                task.idempotency_key_of(*args, **kwargs),
+                execution_id=b"crashed execution",
+                unanswered_ids=b"",
+                task_id="crashed-task",
+                worker="crashed-worker/0",
+                lease_ms=settings.lease_ms,
+                retention_ms=settings.result_ms,
+                max_attempts=settings.max_attempts,
+                error_ms=settings.error_ms,
+            )
+        )
+        if reply.case != "begun":
+            raise AssertionError(
+                f"{task.name} cannot crash: begin replied {reply.case!r} for these arguments"
+            )
+        self.expire_lease(task, *args, **kwargs)
+
+    def assert_ran_once(self, task: IdempotentTask, *args: Any, **kwargs: Any) -> None:
+        """Asserts that this call has completed in this test, after exactly one execution.
+
+        Executions are counted in this process (an eager app, or a worker in a thread); for those of
+        other processes the record's `attempt` is used, which counts crashes only.
+
+        Raises:
+            AssertionError: with the state of the call and the number of its executions.
+        """
+        record = task.idempotency_record(*args, **kwargs)
+        key = str(task.idempotency_key_of(*args, **kwargs))
+        state = "absent" if record is None else record.state.value
+        attempt = 0 if record is None else record.attempt
+        executions = max(self._executions.get(key, 0), attempt)
+        if state == "COMPLETED" and executions == 1:
+            return
+        hint = ""
+        if not task.idempotency_configuration.settings.enabled:
+            hint = "; idempotency_enabled is False for this task, so nothing is recorded"
+        raise AssertionError(
+            f"{task.name} is {state} after {executions} executions, not COMPLETED after one{hint}"
+        )
