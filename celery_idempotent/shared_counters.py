@@ -1,4 +1,4 @@
-"""Counters of signals by task, in memory that all processes of a worker share.
+"""Counters of decisions and outcomes by task, in memory that all processes of a worker share.
 
 Records do not count their replays, since that would cost each replay another round trip. Instead,
 each process of the pool increments counters in a row of its own, and readers add up the rows. A
@@ -11,7 +11,6 @@ import mmap
 import threading
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 from billiard.process import current_process
 
@@ -26,12 +25,12 @@ class SharedCounters:
     """Counters of one worker. Must be created in its main process, before the pool starts.
 
     Args:
-        tasks: names of the tasks whose signals are counted.
+        tasks: names of the tasks whose calls are counted.
     """
 
     def __init__(self, tasks: Iterable[str]) -> None:
         self._tasks = tuple(tasks)
-        names = [(task, signal.name) for task in self._tasks for signal in signals.ALL]
+        names = [(task, name) for task in self._tasks for name in signals.COUNTED]
         self._columns = {name: column for column, name in enumerate(names)}
         # Behind the rows are two more cells, the flags below.
         cells = len(names) * MAX_PROCESSES + 2
@@ -46,20 +45,20 @@ class SharedCounters:
         # A forked process may have inherited the lock while a thread held it.
         self._lock = threading.Lock()
 
-    def count(self, signal: Any, sender: Any) -> None:
-        """Increments the counter of `signal` for the task `sender`."""
-        column = self._columns.get((getattr(sender, "name", ""), signal.name))
+    def count(self, name: str, task: str) -> None:
+        """Increments the counter `name` of `task`."""
+        column = self._columns.get((task, name))
         if column is not None and self._row_start is not None:
             with self._lock:
                 self._cells[self._row_start + column] += 1
 
     def totals(self) -> dict[str, Counter[str]]:
-        """Returns the sums over all processes, by task and signal; zeros are left out."""
+        """Returns the sums over all processes, by task and name; zeros are left out."""
         totals: dict[str, Counter[str]] = {task: Counter() for task in self._tasks}
-        for (task, signal), column in self._columns.items():
-            cells = range(column, len(self._columns) * MAX_PROCESSES, len(self._columns))
-            if number := sum(self._cells[cell] for cell in cells):
-                totals[task][signal.removeprefix(signals.PREFIX)] = number
+        rows_end = len(self._columns) * MAX_PROCESSES
+        for (task, name), column in self._columns.items():
+            if number := sum(self._cells[column : rows_end : len(self._columns)]):
+                totals[task][name] = number
         return {task: counter for task, counter in totals.items() if counter}
 
     # Flags that the main process sets and all processes read.
@@ -90,6 +89,8 @@ current: SharedCounters | None = None
 def start(tasks: Iterable[str]) -> SharedCounters:
     """Starts counting in this process and in those that it forks."""
     global current
+    if current is not None:
+        signals.counters.remove(current.count)
     current = SharedCounters(tasks)
-    signals.counter = current.count
+    signals.counters.append(current.count)
     return current

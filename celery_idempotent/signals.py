@@ -1,4 +1,4 @@
-"""Celery signals for everything that happens to a call of an idempotent task.
+"""Celery signals for everything that happens to a call of an idempotent task, and what is counted.
 
 Connect to them as to Celery's own: ``sender`` is the task, every other argument is passed by
 keyword. Each signal has ``task_id`` (str) and ``key`` (str, as :attr:`Record.key`); the comment
@@ -51,6 +51,19 @@ lease_lost = _signal("lease_lost", "token", "attempt")
 #: ``token``, ``attempt``, ``error``.
 outcome_unsaved = _signal("outcome_unsaved", "token", "attempt", "error")
 
+#: A call cannot run and has no outcome either: its rule, its task or its record has to be mended.
+#: ``reason`` (str, one of `REASONS`), ``error`` (the exception that the call raises), ``at``
+#: (``"begin"``, or ``"publish"`` if `apply_async` raises it). ``key`` is empty if there is none.
+refused = _signal("refused", "reason", "error", "at")
+
+#: A call is not published, because another one has its key (``idempotency_dedupe_publish``).
+#: ``record``: of that call. Sent by the publisher; ``task_id`` is the one that is not used.
+deduplicated = _signal("deduplicated", "record")
+
+#: The task has completed, or failed for good, and its outcome has no value: duplicates will get
+#: ResultNotStoredError. ``token``, ``attempt``, ``reason`` (str).
+not_stored = _signal("not_stored", "token", "attempt", "reason")
+
 #: Redis was unavailable at a begin. ``error``, ``policy`` (what happens to the message).
 store_unavailable = _signal("store_unavailable", "error", "policy")
 
@@ -63,27 +76,62 @@ begin_replied = _signal("begin_replied", "case", "seconds")
 #: record could not be read.
 forgotten = _signal("forgotten", "user")
 
-#: Every outcome of a call: counted in each worker.
-ALL: Final = (
-    begun,
-    taken_over,
-    completed,
-    failed,
-    released,
-    replayed,
-    conflicted,
-    lease_lost,
-    outcome_unsaved,
-    store_unavailable,
+#: What can be decided about a call. Each pass of a call through the executor (a delivery of its
+#: message, an item of ``map``, a call of a function) has exactly one decision, unless its process
+#: dies before it: ``run`` (its body begins), ``takeover`` (its body begins, after an execution that
+#: died), ``replay``, ``conflict``, ``refused``, ``store_unavailable`` (it has to come again),
+#: ``unprotected`` (its body begins without a record, as Redis is unavailable), ``interrupted`` (a
+#: soft time limit, a shutdown, a cancellation or an unexpected error came first).
+DECISIONS: Final = (
+    "run",
+    "takeover",
+    "replay",
+    "conflict",
+    "refused",
+    "store_unavailable",
+    "unprotected",
+    "interrupted",
 )
 
-#: Called with each signal and its sender, even if the signal has no receivers. Workers set it.
-counter: Callable[[Signal, Any], None] | None = None
+#: How executions end. One that ends may have several of these.
+OUTCOMES: Final = (
+    "completed",
+    "failed",
+    "released",
+    "lease_lost",
+    "outcome_unsaved",
+    "not_stored",
+)
+
+#: Why calls are refused. ``invalid``: the arguments do not fit the signature, or the task's id does
+#: not fit into a record.
+REASONS: Final = (
+    "key_rule",
+    "invalid",
+    "reused",
+    "poisoned",
+    "corrupt",
+    "not_stored",
+    "store_unavailable",
+)
+
+#: Before a reason: the name under which refusals for it are counted, at a begin or at a publish.
+REFUSED: Final = "refused_"
+
+#: All names that are counted. ``deduplicated`` counts calls that were not published.
+COUNTED: Final = (*DECISIONS, *OUTCOMES, "deduplicated", *(REFUSED + reason for reason in REASONS))
+
+#: Called with each counted name and the name of the task or function.
+counters: list[Callable[[str, str], None]] = []
+
+
+def count(name: str, task: str) -> None:
+    """Counts `name`, one of `COUNTED`, for a task or function."""
+    for counter in counters:
+        counter(name, task)
 
 
 def send(signal: Signal, sender: Any, **details: Any) -> None:
-    """Counts `signal`, and sends it if it has receivers."""
-    if counter is not None:
-        counter(signal, sender)
+    """Sends `signal`, if it has receivers."""
     if signal.receivers:
         signal.send(sender=sender, **details)

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from celery_idempotent import signals
 from celery_idempotent.cli import console
 from celery_idempotent.cli.command import (
     FriendlyCommand,
@@ -68,8 +69,9 @@ def stats(obj: Any, sample: int, timeout: float, as_json: bool) -> None:
 
 def hit_ratio(counter: Mapping[str, int]) -> float | None:
     """Returns the share of calls that were replayed; None if there were no calls."""
-    calls = counter.get("begun", 0) + counter.get("replayed", 0)
-    return counter.get("replayed", 0) / calls if calls else None
+    replays = counter.get("replay", 0)
+    calls = counter.get("run", 0) + counter.get("takeover", 0) + replays
+    return replays / calls if calls else None
 
 
 @contextmanager
@@ -109,8 +111,22 @@ def _document(statistics: TaskStatistics, counter: Mapping[str, int]) -> dict[st
         "retention": statistics.retention,
         "bytes_projected": statistics.bytes_projected,
         "counts": dict(counter),
+        "decisions": sum(counter.get(decision, 0) for decision in signals.DECISIONS),
+        "refused": _refusals(counter),
         "hit_ratio": hit_ratio(counter),
     }
+
+
+def _refusals(counter: Mapping[str, int]) -> dict[str, int]:
+    """Returns the number of refusals by reason."""
+    counts = {reason: counter.get(signals.REFUSED + reason, 0) for reason in signals.REASONS}
+    return {reason: number for reason, number in counts.items() if number}
+
+
+def _reasons(counter: Mapping[str, int]) -> str:
+    refusals = _refusals(counter)
+    listed = ", ".join(f"{reason} {number:,}" for reason, number in refusals.items())
+    return f" ({listed})" if listed else ""
 
 
 def _print(
@@ -165,10 +181,13 @@ def _summary(
     if workers_replied:
         counter: Counter[str] = sum((counter for _, counter in rows.values()), Counter())
         yield (
-            f"Since the workers started: {formatting.plural(counter['begun'], 'execution')}, "
-            f"{formatting.plural(counter['replayed'], 'replay')}, "
-            f"{formatting.plural(counter['conflicted'], 'conflict')}, "
-            f"{formatting.plural(counter['taken_over'], 'takeover')}."
+            "Since the workers started: "
+            f"{formatting.plural(counter['run'] + counter['takeover'], 'execution')}, "
+            f"{formatting.plural(counter['replay'], 'replay')}, "
+            f"{formatting.plural(counter['conflict'], 'conflict')}, "
+            f"{formatting.plural(counter['takeover'], 'takeover')}, "
+            f"{formatting.plural(counter['refused'], 'refusal')}{_reasons(counter)}, "
+            f"{counter['deduplicated']:,} not published as duplicates."
         )
     else:
         yield "No worker replied, so HIT RATIO (the share of calls that were replayed) is unknown."

@@ -88,6 +88,11 @@ def _store_unavailable(key: str, policy: str, **_: Any) -> None:
     _set_attributes(decision="store_unavailable", key=key, policy=policy)
 
 
+def _refused(key: str, reason: str, at: str, **_: Any) -> None:
+    if at == "begin":
+        _set_attributes(decision="refused", key=key, reason=reason)
+
+
 def _ended(signal: Any, **_: Any) -> None:
     _set_attributes(outcome=signal.name.removeprefix(signals.PREFIX))
 
@@ -98,9 +103,11 @@ _HANDLERS = (
     (signals.replayed, _replayed),
     (signals.conflicted, _conflicted),
     (signals.store_unavailable, _store_unavailable),
+    (signals.refused, _refused),
     (signals.completed, _ended),
     (signals.failed, _ended),
     (signals.released, _ended),
     (signals.lease_lost, _ended),
     (signals.outcome_unsaved, _ended),
+    (signals.not_stored, _ended),
 )

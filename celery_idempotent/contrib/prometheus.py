@@ -1,8 +1,8 @@
-"""Prometheus metrics of a worker and all processes of its pool.
+"""Prometheus metrics of a worker and all processes of its pool, or of another process.
 
 The setting ``idempotency_metrics`` enables them: a port, or ``"127.0.0.1:9808"``. The pool's
 processes write their values to files (prometheus_client's multiprocess mode), and the main process
-serves the sums.
+serves the sums. Other programs call :func:`connect`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from celery_idempotent.errors import SettingsError
 from celery_idempotent.lease.heartbeat import heartbeat
 
 if TYPE_CHECKING:
-    from prometheus_client import Metric
+    from prometheus_client import CollectorRegistry, Metric
 
 logger = logging.getLogger(__name__)
 
@@ -52,23 +52,38 @@ def address(setting: Any) -> tuple[str, int]:
 
 
 class Metrics:
-    """The metrics of a worker. Created before the pool, whose processes inherit the object."""
+    """The metrics of a process.
 
-    def __init__(self) -> None:
+    Those of a worker are created before the pool, whose processes inherit the object.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-        # A registry that is never served: the values are served from the files.
-        registry = CollectorRegistry()
+        # By default one that is never served: a worker serves the values from the files.
+        registry = registry or CollectorRegistry()
         self._decisions = Counter(
             "celery_idempotent_decisions",
-            "Decisions about calls: run, takeover, replay, conflict, store_unavailable.",
+            f"Decisions about calls: {', '.join(signals.DECISIONS)}.",
             ["task", "decision"],
             registry=registry,
         )
         self._outcomes = Counter(
             "celery_idempotent_outcomes",
-            "Ends of executions: completed, failed, released, lease_lost, outcome_unsaved.",
+            f"Ends of executions: {', '.join(signals.OUTCOMES)}.",
             ["task", "outcome"],
+            registry=registry,
+        )
+        self._refused = Counter(
+            "celery_idempotent_refused",
+            f"Calls that were refused, at a begin or a publish: {', '.join(signals.REASONS)}.",
+            ["task", "reason"],
+            registry=registry,
+        )
+        self._deduplicated = Counter(
+            "celery_idempotent_deduplicated",
+            "Calls that were not published, because another one has their key.",
+            ["task"],
             registry=registry,
         )
         self._begin_seconds = Histogram(
@@ -97,31 +112,20 @@ class Metrics:
         signals.begun.connect(self._on_begun, weak=False)
         signals.taken_over.connect(self._on_taken_over, weak=False)
         signals.begin_replied.connect(self._on_begin_replied, weak=False)
-        for signal, decision in (
-            (signals.replayed, "replay"),
-            (signals.conflicted, "conflict"),
-            (signals.store_unavailable, "store_unavailable"),
-        ):
-            signal.connect(self._count(self._decisions, decision), weak=False)
-        for signal in (
-            signals.completed,
-            signals.failed,
-            signals.released,
-            signals.lease_lost,
-            signals.outcome_unsaved,
-        ):
-            name = signal.name.removeprefix(signals.PREFIX)
-            signal.connect(self._count(self._outcomes, name), weak=False)
+        signals.counters.append(self._count)
         task_postrun.connect(self._on_task_end, weak=False)
 
-    def _count(self, counter: Any, label: str) -> Any:
-        def count(key: str, **_: Any) -> None:
-            counter.labels(_task_name(key), label).inc()
+    def _count(self, name: str, task: str) -> None:
+        if name in signals.DECISIONS:
+            self._decisions.labels(task, name).inc()
+        elif name in signals.OUTCOMES:
+            self._outcomes.labels(task, name).inc()
+        elif name.startswith(signals.REFUSED):
+            self._refused.labels(task, name.removeprefix(signals.REFUSED)).inc()
+        else:
+            self._deduplicated.labels(task).inc()
 
-        return count
-
-    def _on_begun(self, key: str, attempt: int, **_: Any) -> None:
-        self._decisions.labels(_task_name(key), "takeover" if attempt > 1 else "run").inc()
+    def _on_begun(self, **_: Any) -> None:
         self._leases_held.set(len(heartbeat.held()))
 
     def _on_task_end(self, **_: Any) -> None:
@@ -159,6 +163,23 @@ class _PoolCollector:
             if match and not _is_alive(int(match[1])):
                 mark_process_dead(int(match[1]), self._directory)
         yield from self._collector.collect()
+
+
+def connect(registry: CollectorRegistry | None = None) -> None:
+    """Starts counting the calls of this process, which is not a worker.
+
+    A program that publishes calls, or uses `Idempotency`, serves the registry itself.
+
+    Args:
+        registry: by default, prometheus_client's own.
+
+    Raises:
+        ValueError: if the registry has these metrics already.
+        ImportError: if prometheus_client is not installed.
+    """
+    from prometheus_client import REGISTRY
+
+    Metrics(registry or REGISTRY).connect()
 
 
 def start(setting: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from celery_idempotent import signals
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
+from celery_idempotent.executor import decision
 from celery_idempotent.executor.call import ExecutorCall, Release
 from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.executor.steps import Steps
@@ -84,6 +85,10 @@ class ActiveExecution:
                 self.execution.attempt,
             )
             self.send(signals.taken_over, orphaned_seconds=self._orphaned_seconds)
+
+    def decide(self) -> None:
+        """Counts the decision: the call runs."""
+        decision.decide(self.call, "takeover" if self.execution.attempt > 1 else "run")
 
     def finish(self) -> None:
         """Stops renewing the lease. May be called again after a signal handler has raised in it."""
@@ -180,11 +185,11 @@ class ActiveExecution:
                 self.execution.key,
                 self.call.task_id,
             )
-            self.send(signals.lease_lost)
+            self.report(signals.lease_lost)
 
     def send(self, signal: Any, **details: Any) -> None:
         """Sends `signal` with the arguments that all signals of an execution have."""
-        if signals.counter is not None or signal.receivers:
+        if signal.receivers:
             signals.send(
                 signal,
                 self.call.sender,
@@ -194,3 +199,8 @@ class ActiveExecution:
                 attempt=self.execution.attempt,
                 **details,
             )
+
+    def report(self, signal: Any, **details: Any) -> None:
+        """Counts and sends `signal`, which is about an outcome."""
+        signals.count(signal.name.removeprefix(signals.PREFIX), self.call.key.task)
+        self.send(signal, **details)

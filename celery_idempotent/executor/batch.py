@@ -9,14 +9,17 @@ from typing import Any
 
 from celery_idempotent import signals
 from celery_idempotent.errors import (
+    ConflictError,
     CorruptRecordError,
     IdempotencyError,
     LeaseLostError,
+    PoisonedTaskError,
     StoreUnavailableError,
 )
 from celery_idempotent.executor import conflict
 from celery_idempotent.executor.active_execution import WRITE_RETRY_INTERVAL, ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
+from celery_idempotent.executor.decision import decide, decide_by, refuse, replayed
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.executor import EXECUTION_ID_BYTES, begin_command, without_store
 from celery_idempotent.executor.outcome import Failure, Outcome
@@ -25,7 +28,7 @@ from celery_idempotent.executor.settle import complete_command, report_unsaved
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.payload.codec import PayloadCodec, not_stored
 from celery_idempotent.record import layout
-from celery_idempotent.record.record import Record
+from celery_idempotent.record.record import Record, State
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
 
@@ -43,6 +46,17 @@ async def begin_many(
     Raises:
         StoreUnavailableError: if no server of Redis replies, and the policy is ``raise``.
     """
+    try:
+        return await _begin_many(calls, runtime, codec)
+    except BaseException as error:
+        for call in calls:
+            decide_by(call, error)
+        raise
+
+
+async def _begin_many(
+    calls: Sequence[ExecutorCall], runtime: Runtime, codec: PayloadCodec
+) -> list[Admission]:
     begins = [begin_command(call, os.urandom(EXECUTION_ID_BYTES)) for call in calls]
     admissions: list[Admission] = []
     for _ in range(2):  # again if the process was suspended until the leases had expired
@@ -50,15 +64,18 @@ async def begin_many(
         try:
             replies = await runtime.execute_all(begins)
         except StoreUnavailableError as error:
-            return [
-                without_store(call, runtime, codec, call.unanswered_ids, error) for call in calls
-            ]
+            admissions = [_without_reply(call, runtime, codec, error) for call in calls]
+            if refusals := [each for each in admissions if isinstance(each, IdempotencyError)]:
+                raise refusals[0] from None
+            return admissions
         admissions = [
             _admission(call, reply, runtime, codec, sent_at)
             for call, reply in zip(calls, replies, strict=True)
         ]
         if all(each.lease.trusted for each in admissions if isinstance(each, ActiveExecution)):
             break
+    for call, admission in zip(calls, admissions, strict=True):
+        _report(call, admission)
     if not any(isinstance(admission, StoreUnavailableError) for admission in admissions):
         runtime.store.outage.end()
         return admissions
@@ -68,6 +85,20 @@ async def begin_many(
         else admission
         for call, admission in zip(calls, admissions, strict=True)
     ]
+
+
+def _report(call: ExecutorCall, admission: Admission) -> None:
+    """Reports the decision about `call`, unless there was no reply."""
+    if isinstance(admission, ActiveExecution):
+        admission.decide()
+    elif isinstance(admission, Record):
+        replayed(call, admission)
+    elif isinstance(admission, ConflictError):
+        decide(call, "conflict")
+    elif isinstance(admission, IdempotencyError) and not isinstance(
+        admission, StoreUnavailableError
+    ):
+        refuse(call, admission)
 
 
 def _without_reply(
@@ -99,7 +130,16 @@ def _admission(
         return error
     if reply.case == "reused":
         return conflict.reused(record)
-    return record if reply.case == "finished" else conflict.held(call, record)
+    if reply.case == "finished":
+        return _poisoned(record) or record
+    return conflict.held(call, record)
+
+
+def _poisoned(record: Record) -> PoisonedTaskError | None:
+    if record.state is not State.FAILED or record.format:
+        return None
+    error = record.outcome()  # no error is stored, only why
+    return error if isinstance(error, PoisonedTaskError) else None
 
 
 async def complete_many(
@@ -120,7 +160,7 @@ async def complete_many(
             errors.append(reply)
         elif reply.case == "ok":
             active.call.own_outcome = True
-            active.send(signals.completed)
+            active.report(signals.completed)
             if active.has_steps:
                 await active.steps.discard()
             errors.append(_not_stored(active, outcome))
@@ -187,6 +227,6 @@ async def release_many(
         if isinstance(reply, IdempotencyError):
             logger.warning("%s cannot be released: %s", active.execution.key, reply)
         elif reply.case == "ok":
-            active.send(signals.released, error=reason, reserved_seconds=None)
+            active.report(signals.released, error=reason, reserved_seconds=None)
         else:
             active.report_lease_lost()

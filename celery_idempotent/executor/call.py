@@ -66,6 +66,8 @@ class ExecutorCall(Protocol):
     returns_restored: bool
     #: Set by the executor: the record's outcome belongs to this task id.
     own_outcome: bool
+    #: Set by the executor: what was decided about this pass, one of `signals.DECISIONS`; or empty.
+    decision: str
     #: The soft time limit of this call alone; None if it covers more than this call.
     soft_limit: SoftLimit | None
     #: Set by the body: it has scheduled the call again, so its value is not the outcome.

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable
 from typing import NoReturn
 
-from celery_idempotent import signals
 from celery_idempotent.errors import ConflictError, KeyReusedError
 from celery_idempotent.executor.call import ExecutorCall
+from celery_idempotent.executor.decision import conflicted
 from celery_idempotent.record.record import Record
 
 #: Seconds before a message is requeued for the first time.
@@ -24,14 +24,7 @@ def refuse(call: ExecutorCall, record: Record) -> NoReturn:
     """
     is_copy = record.task_id == call.task_id
     policy = "retry" if is_copy else call.settings.on_conflict
-    signals.send(
-        signals.conflicted,
-        call.sender,
-        task_id=call.task_id,
-        key=str(call.key),
-        record=record,
-        policy=policy,
-    )
+    conflicted(call, record, policy)
     _POLICIES[policy](call, record)
 
 

@@ -18,6 +18,7 @@ from celery_idempotent.errors import (
 from celery_idempotent.executor import conflict
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
+from celery_idempotent.executor.decision import decide, decide_by, refuse
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.outcome import Outcome, Result
 from celery_idempotent.executor.replay import replay
@@ -77,11 +78,13 @@ async def execute(call: ExecutorCall, runtime: Runtime, codec: PayloadCodec) -> 
         request.unanswered = False  # a begin that Redis has granted is recognised by its id
         await request.give_back()
         error = interrupted.error
+        decide_by(call, interrupted)
         logger.warning("%s: task %s is requeued: %r", call.key, call.task_id, error)
         conflict.requeue(call, request.unanswered_ids, error)
     except GeneratorExit:
         raise  # the event loop is closed: nothing can be awaited
-    except BaseException:
+    except BaseException as error:
+        decide_by(call, error)
         await request.give_back()
         raise
     finally:
@@ -216,15 +219,14 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
                 late = StoreUnavailableError("Redis replies later than idempotency_lease allows")
                 return without_store(call, runtime, request.codec, request.unanswered_ids, late)
             if active.lease.trusted:
+                active.decide()
                 return active
             # The process was suspended. A begin with the same id returns the state of the key.
             logger.warning("%s: the lease expired before task %s ran", call.key, call.task_id)
             announced_token, request.active = active.execution.token, None
             active.finish()
             continue
-        if reply.case == "corrupt":
-            raise layout.corrupt(str(call.key))
-        record = runtime.store.record(call.key, reply.raw)
+        record = _record_in(reply, call, runtime)
         if reply.case == "finished":
             try:
                 return await replay(call, record, request.codec)
@@ -237,15 +239,24 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
                 # A task that has replaced itself has other arguments under the same key.
                 call.key, call.label = call.key.with_fingerprint(b""), ""
                 continue
-            refusal = conflict.reused(record)
-            logger.warning("Task %s is refused: %s", call.task_id, refusal)
-            raise refusal
+            raise refuse(call, conflict.reused(record))
         waits = call.settings.on_conflict == "wait"
         left = since + call.wait_timeout - monotonic() if waits else 0.0
         if left <= 0:
             conflict.refuse(call, record)
         interval = min(left, _wait_interval(record, reply.now_ms))
         await runtime.wait_for_change(call.key, reply.raw, interval)
+
+
+def _record_in(reply: Reply, call: ExecutorCall, runtime: Runtime) -> Record:
+    """The record in the reply to a begin that was not granted."""
+    try:
+        if reply.case == "corrupt":
+            raise layout.corrupt(str(call.key))
+        return runtime.store.record(call.key, reply.raw)
+    except CorruptRecordError as error:
+        refuse(call, error)
+        raise
 
 
 def _wait_interval(record: Record, now_ms: int) -> float:
@@ -278,7 +289,8 @@ def _requeue_without_offload(call: ExecutorCall, error: StoreUnavailableError) -
     """The outcome exists and cannot be fetched: requeue or fail, but never run."""
     logger.error("%s: the outcome for task %s is unavailable: %s", call.key, call.task_id, error)
     if call.settings.on_store_error == "raise":
-        raise error
+        raise refuse(call, error)
+    decide(call, "store_unavailable")
     conflict.requeue(call, call.unanswered_ids, error)
 
 
@@ -309,11 +321,13 @@ def without_store(
         policy=policy,
     )
     if policy == "run":
+        decide(call, "unprotected")
         key = str(call.key)
         return runtime.execution(
             key, _restore_step=partial(restore_step, call.settings, codec.values, key)
         )
     if policy == "raise":
-        raise error
+        raise refuse(call, error)
+    decide(call, "store_unavailable")
     delay = conflict.requeue_delay(call.requeue_count, call.settings.breaker_max_delay)
     call.requeue(delay, unanswered_ids, error)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from celery_idempotent import signals
-from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
+from celery_idempotent.errors import CorruptRecordError, PoisonedTaskError, ResultNotStoredError
 from celery_idempotent.executor.call import ExecutorCall
+from celery_idempotent.executor.decision import refuse, replayed
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record.record import Record
@@ -26,7 +26,14 @@ async def replay(call: ExecutorCall, record: Record, codec: PayloadCodec) -> Out
     except (ResultNotStoredError, CorruptRecordError) as error:
         # First, since the continuation is sent once, whatever recover_result raises.
         call.replayed(record)
-        outcome, failed = call.recover_result(record, error), False
+        try:
+            outcome, failed = call.recover_result(record, error), False
+        except (ResultNotStoredError, CorruptRecordError) as refusal:
+            refuse(call, refusal)
+            raise
     call.replayed(record)
-    signals.send(signals.replayed, call.sender, task_id=call.task_id, key=record.key, record=record)
+    if failed and isinstance(outcome, PoisonedTaskError) and not record.format:
+        refuse(call, outcome)
+    else:
+        replayed(call, record)
     return Failure(outcome) if failed else Result(outcome)

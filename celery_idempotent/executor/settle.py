@@ -90,7 +90,7 @@ async def _complete(active: ActiveExecution, value: Any) -> Outcome:
     active.call.own_outcome = True
     if active.call.dropped_continuation:
         await _mark_continued(active)
-    active.send(signals.completed)
+    active.report(signals.completed)
     if active.has_steps:
         await active.steps.discard()
     return outcome
@@ -130,7 +130,7 @@ async def _fail(active: ActiveExecution, outcome: Failure) -> Outcome:
         await active.discard_outcome()
         return await _resolve_lost_lease(active, reply, outcome)
     call.own_outcome = True
-    active.send(signals.failed, error=outcome.error)
+    active.report(signals.failed, error=outcome.error)
     if active.has_steps:
         await active.steps.discard()
     return outcome
@@ -160,7 +160,7 @@ async def _delegate(active: ActiveExecution, outcome: Failure, disposition: Dele
     )
     if reply is not None and reply.case == "ok":
         await _mark_continued(active)
-        active.send(signals.completed)
+        active.report(signals.completed)
     return outcome
 
 
@@ -182,7 +182,7 @@ async def _release(active: ActiveExecution, outcome: Outcome, disposition: Relea
         return outcome
     if reply.case == "ok":
         active.call.own_outcome = disposition.final
-        active.send(signals.released, error=error, reserved_seconds=disposition.hold or None)
+        active.report(signals.released, error=error, reserved_seconds=disposition.hold or None)
         return outcome
     await active.discard_outcome()
     if disposition.hold or not isinstance(error, Exception):
@@ -222,13 +222,15 @@ async def _mark_continued(active: ActiveExecution) -> None:
 
 
 def _report_not_stored(active: ActiveExecution, payload: Payload, field: str) -> None:
+    reason = payload.body.decode()
     logger.error(
         "%s: the %s of task %s is not stored: %s; duplicates will get ResultNotStoredError",
         active.execution.key,
         field,
         active.call.task_id,
-        payload.body.decode(),
+        reason,
     )
+    active.report(signals.not_stored, reason=reason)
 
 
 def report_unsaved(active: ActiveExecution, error: Exception) -> None:
@@ -239,7 +241,7 @@ def report_unsaved(active: ActiveExecution, error: Exception) -> None:
         active.call.task_id,
         error,
     )
-    active.send(signals.outcome_unsaved, error=error)
+    active.report(signals.outcome_unsaved, error=error)
 
 
 async def _resolve_lost_lease(active: ActiveExecution, reply: Reply, outcome: Outcome) -> Outcome:

@@ -11,7 +11,6 @@ from celery_idempotent.errors import (
     IdempotencyError,
     KeyReusedError,
     KeyRuleError,
-    PoisonedTaskError,
 )
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.async_executor import AsyncExecutor
@@ -25,7 +24,7 @@ from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.functions.asyncio_flow import drive_begin, drive_end
 from celery_idempotent.functions.decision import Decision
 from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.record.record import Record, State
+from celery_idempotent.record.record import Record
 
 
 class Entry:
@@ -54,8 +53,6 @@ class Entry:
             self.error = admission
             conflict = isinstance(admission, ConflictError)
             self.decision = Decision.CONFLICT if conflict else Decision.REJECTED
-        elif (poisoned := _poisoned(admission)) is not None:
-            self.decision, self.error = Decision.REJECTED, poisoned
         else:
             self.decision, self.record = Decision.REPLAY, admission
 
@@ -78,13 +75,6 @@ class Entry:
     def attempt(self) -> int:
         """Under RUN 1, plus 1 for each execution that died before; else 0."""
         return 0 if self._execution is None else self._execution.attempt
-
-
-def _poisoned(record: Record) -> PoisonedTaskError | None:
-    if record.state is not State.FAILED or record.format:
-        return None
-    error = record.outcome()  # no error is stored, only why
-    return error if isinstance(error, PoisonedTaskError) else None
 
 
 class BaseBatch(Sequence[Entry]):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_idempotent.errors import ConflictError, IdempotencyError, LeaseLostError
 from celery_idempotent.executor.active_execution import ActiveExecution
+from celery_idempotent.executor.decision import decide_by
 from celery_idempotent.executor.execution import AsyncExecution, BaseExecution, Execution
 from celery_idempotent.executor.executor import BeginRequest, begin
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
@@ -98,7 +99,8 @@ class BaseContextExecution:
             return
         except GeneratorExit:
             raise  # nothing can be awaited: the event loop is closed
-        except BaseException:
+        except BaseException as error:
+            decide_by(self._call, error)
             await request.give_back()
             raise
         if isinstance(admission, ActiveExecution):

@@ -7,9 +7,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from celery_idempotent.errors import SettingsError
+from celery_idempotent.errors import KeyRuleError, SettingsError
 from celery_idempotent.executor import returned
+from celery_idempotent.executor.decision import refuse_without_key
 from celery_idempotent.functions.direct_call import AsyncDirectCall, DirectCall
+from celery_idempotent.key.key import Key
 from celery_idempotent.key.label import Label
 from celery_idempotent.key.rule import TASK_ID, KeyRule
 from celery_idempotent.payload.value_codec import ValueCodec
@@ -51,12 +53,19 @@ def idempotent_function(
         _, outcome = returned.restored(value, settings, values, key=name)
         return outcome.get()
 
+    def derive(args: Any, kwargs: Any) -> Key:
+        try:
+            return rule.derive(args, kwargs)
+        except KeyRuleError as error:
+            refuse_without_key(func, name, "", error)
+            raise
+
     async def call_async(*args: Any, **kwargs: Any) -> Any:
         if not settings.enabled:
             return restored(await func(*args, **kwargs))
         work = functools.partial(func, *args, **kwargs)
         label = labels.of(args, kwargs) if labels else ""
-        call = AsyncDirectCall(func, rule.derive(args, kwargs), settings, work, label)
+        call = AsyncDirectCall(func, derive(args, kwargs), settings, work, label)
         return await engine.async_executor.enter(call)
 
     def call_blocking(*args: Any, **kwargs: Any) -> Any:
@@ -64,7 +73,7 @@ def idempotent_function(
             return restored(func(*args, **kwargs))
         work = functools.partial(func, *args, **kwargs)
         label = labels.of(args, kwargs) if labels else ""
-        call = DirectCall(func, rule.derive(args, kwargs), settings, work, label)
+        call = DirectCall(func, derive(args, kwargs), settings, work, label)
         return engine.executor.enter(call)
 
     wrapper: Any = call_async if inspect.iscoroutinefunction(func) else call_blocking

@@ -61,6 +61,7 @@ class DirectCall:
         self.worker = worker_name(None, os.getpid())
         self.wait_timeout = settings.wait_timeout
         self.own_outcome = False
+        self.decision = ""
         self._work: Any = work
 
     def run(self, execution: BaseExecution) -> Any:

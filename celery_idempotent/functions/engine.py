@@ -17,6 +17,7 @@ from celery_idempotent.configuration import app_tasks, configuration
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
 from celery_idempotent.executor.async_executor import AsyncExecutor
+from celery_idempotent.executor.decision import refuse_without_key
 from celery_idempotent.executor.execution import BaseExecution, unprotected
 from celery_idempotent.executor.executor import Executor
 from celery_idempotent.functions.batch import AsyncBatch, Batch
@@ -164,9 +165,12 @@ class Idempotency:
             KeyRuleError: if `key` cannot be used as a key.
         """
         block_settings = self.settings_for(options, self.name)
-        return ExecutionContext(
-            self, self.key_of(key, fingerprint), block_settings, printable(str(label))
-        )
+        try:
+            derived = self.key_of(key, fingerprint)
+        except KeyRuleError as error:
+            refuse_without_key(self, self.name, "", error)
+            raise
+        return ExecutionContext(self, derived, block_settings, printable(str(label)))
 
     def begin_many(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None

@@ -1,4 +1,4 @@
-"""Celery events for replays, conflicts and takeovers, shown by Flower and ``celery events``.
+"""Celery events for decisions about calls, shown by Flower and ``celery events``.
 
 The process that runs the task sends them while the worker's task events are enabled (``-E``,
 ``celery control enable_events``, Flower). A monitor shows the event's name as the task's state
@@ -21,6 +21,7 @@ def connect() -> None:
     signals.replayed.connect(_on_replayed, weak=False)
     signals.conflicted.connect(_on_conflicted, weak=False)
     signals.taken_over.connect(_on_taken_over, weak=False)
+    signals.refused.connect(_on_refused, weak=False)
 
 
 def _on_replayed(sender: Any, key: str, record: Record, **_: Any) -> None:
@@ -33,6 +34,11 @@ def _on_conflicted(sender: Any, key: str, record: Record, policy: str, **_: Any)
 
 def _on_taken_over(sender: Any, key: str, attempt: int, **_: Any) -> None:
     _send(sender, "task-taken-over", key=key, attempt=attempt)
+
+
+def _on_refused(sender: Any, key: str, reason: str, at: str, **_: Any) -> None:
+    if at == "begin":
+        _send(sender, "task-refused", key=key, reason=reason)
 
 
 def _send(task: Any, name: str, **fields: Any) -> None:

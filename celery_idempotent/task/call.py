@@ -71,6 +71,7 @@ class TaskCall:
         if self.has_own_soft_limit and not request.is_eager:
             self.soft_limit = current_call.soft_limit_of(request)
         self.own_outcome = False
+        self.decision = ""
         self.rescheduled: Release | None = None
         #: Set if the task has replaced itself: another task has its id and its continuation.
         self.replaced: Delegate | None = None

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from celery.result import AsyncResult
 from celery.states import REVOKED
 
-from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
+from celery_idempotent import signals
+from celery_idempotent.errors import IdempotencyError, KeyRuleError, StoreUnavailableError
 from celery_idempotent.executor import conflict
+from celery_idempotent.executor.decision import ErrorT, report_refusal
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
@@ -57,9 +59,13 @@ def publish(
     configuration = task.idempotency_configuration
     if not configuration.settings.dedupe_publish or any(map(options.get, _CANVAS_OPTIONS)):
         return send(options)
-    key, headers = resolve_key(
-        configuration, task_id, options.get("headers"), args or (), kwargs or {}
-    )
+    try:
+        key, headers = resolve_key(
+            configuration, task_id, options.get("headers"), args or (), kwargs or {}
+        )
+    except KeyRuleError as error:
+        refuse(task, task_id, "", error)
+        raise
     if key is None or headers.key is not None:
         return send(options)
     options = {
@@ -84,7 +90,7 @@ def publish(
     if reply.case == "expired":
         return send(options)
     if reply.case == "corrupt":
-        raise layout.corrupt(str(key))
+        raise refuse(task, task_id, key, layout.corrupt(str(key)))
     if reply.case == "reserved":
         try:
             return send(options)
@@ -93,8 +99,16 @@ def publish(
             raise
     record = store.record(key, reply.raw)
     if reply.case == "reused":
-        raise conflict.reused(record)
+        raise refuse(task, task_id, key, conflict.reused(record))
+    signals.count("deduplicated", task.name)
+    signals.send(signals.deduplicated, task, task_id=task_id, key=str(key), record=record)
     return RecordResult(record.task_id, key, task.backend, task.app)
+
+
+def refuse(task: IdempotentTask, task_id: str, key: str, error: ErrorT) -> ErrorT:
+    """Reports that a call is not published, and returns `error`, which the caller raises."""
+    report_refusal(task, task.name, task_id, str(key), error, at="publish")
+    return error
 
 
 def _is_revoked(task: IdempotentTask, record: Record) -> bool:

@@ -15,7 +15,8 @@ from kombu.exceptions import EncodeError
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration.configuration import TaskConfiguration
-from celery_idempotent.errors import IdempotencyError, KeyRuleError
+from celery_idempotent.errors import ConflictError, IdempotencyError, KeyRuleError
+from celery_idempotent.executor.decision import refuse_without_key
 from celery_idempotent.executor.execution import Execution, unprotected
 from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.key import Key
@@ -58,8 +59,8 @@ class IdempotentTask(Task):
     acks_late = True
     reject_on_worker_lost = True
 
-    #: Celery logs these errors in one line, without a traceback.
-    throws = (IdempotencyError,)
+    #: Celery logs these errors in one line, without a traceback, and Sentry leaves them out.
+    throws = (ConflictError,)
 
     #: The message in the worker's main process, which observes how a pool child ends.
     Request = "celery_idempotent.task.request:IdempotentRequest"
@@ -134,26 +135,11 @@ class IdempotentTask(Task):
     ) -> Any:
         request.idempotency_without_body = True
         configuration = self._configuration or self.idempotency_configuration
-        enabled = configuration.settings.enabled
-        if enabled:
-            call_options.check_message(configuration.rule, request, kwargs)
-        if request.headers:
-            # The body may forward them, and a key that was published by name is not bound yet.
-            try:
-                request.headers = message_headers.bind(self.name, request.id, request.headers)
-            except KeyRuleError:
-                if enabled:
-                    raise
-                request.headers = message_headers.without_keys(request.headers)
-        key, headers = resolve_key(
-            configuration,
-            request.id,
-            request.headers,
-            args,
-            kwargs,
-            request=request,
-            item_id=item_id,
-        )
+        try:
+            key, headers = self._resolve_key(configuration, request, args, kwargs, item_id)
+        except (KeyRuleError, TypeError) as error:
+            refuse_without_key(self, self.name, item_id or request.id, error)
+            raise
         if key is None:
             request.idempotency_without_body = False
             if item_id is not None:
@@ -169,6 +155,35 @@ class IdempotentTask(Task):
             call.label = configuration.label.of(args, kwargs)
         return current_call.run_in_executor(
             configuration.executor, call, eager=bool(request.is_eager)
+        )
+
+    def _resolve_key(
+        self,
+        configuration: TaskConfiguration,
+        request: Context,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        item_id: str | None,
+    ) -> tuple[Key | None, MessageHeaders]:
+        enabled = configuration.settings.enabled
+        if enabled:
+            call_options.check_message(configuration.rule, request, kwargs)
+        if request.headers:
+            # The body may forward them, and a key that was published by name is not bound yet.
+            try:
+                request.headers = message_headers.bind(self.name, request.id, request.headers)
+            except KeyRuleError:
+                if enabled:
+                    raise
+                request.headers = message_headers.without_keys(request.headers)
+        return resolve_key(
+            configuration,
+            request.id,
+            request.headers,
+            args,
+            kwargs,
+            request=request,
+            item_id=item_id,
         )
 
     @property
@@ -222,8 +237,13 @@ class IdempotentTask(Task):
                 arguments.
         """
         task_id = task_id or uuid()
-        self._check_call("apply_async", kwargs, options)
-        options = self._bind_headers(task_id, options) | {"link": link, "link_error": link_error}
+        try:
+            self._check_call("apply_async", kwargs, options)
+            options = self._bind_headers(task_id, options)
+        except KeyRuleError as error:
+            publish.refuse(self, task_id, "", error)
+            raise
+        options |= {"link": link, "link_error": link_error}
         publish_now = super().apply_async
 
         def send(options: dict[str, Any]) -> AsyncResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -10,20 +11,32 @@ pytest.importorskip("prometheus_client")
 
 from celery.signals import task_postrun
 
-from celery_idempotent import Idempotency, signals
+from celery_idempotent import Idempotency, KeyReusedError, KeyRuleError, signals
 from celery_idempotent.contrib.prometheus import Metrics
 
 
 @pytest.fixture
 def metrics() -> Iterator[Metrics]:
-    connected = [*signals.ALL, signals.begin_replied, task_postrun]
+    connected = [signals.begun, signals.taken_over, signals.begin_replied, task_postrun]
     receivers = [list(signal.receivers) for signal in connected]
+    counters = list(signals.counters)
     metrics = Metrics()
     metrics.connect()
     yield metrics
     for signal, before in zip(connected, receivers, strict=True):
         signal.receivers = before
         signal.sender_receivers_cache.clear()
+    signals.counters[:] = counters
+
+
+def values(counter: Any) -> dict[tuple[str, ...], float]:
+    """The values of a counter by its labels."""
+    return {
+        tuple(sample.labels.values()): sample.value
+        for metric in counter.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    }
 
 
 def test_functions_and_blocks_are_counted_by_name(
@@ -38,15 +51,50 @@ def test_functions_and_blocks_are_counted_by_name(
     with idem.execution(key) as execution:
         execution.complete()
 
-    decisions = metrics._decisions
-    samples = {
-        tuple(sample.labels.values()): sample.value
-        for metric in decisions.collect()
-        for sample in metric.samples
-        if sample.name.endswith("_total")
-    }
-    assert samples == {
+    assert values(metrics._decisions) == {
         ("shop.charge", "run"): 1,
         ("shop.charge", "replay"): 1,
         ("calls", "run"): 1,
+    }
+
+
+def test_refusals_are_counted_by_reason(idem: Idempotency, metrics: Metrics, key: str) -> None:
+    @idem.idempotent(name="shop.refund", key=lambda order: order["id"])
+    def refund(order: dict[str, str]) -> None: ...
+
+    with pytest.raises(KeyRuleError) as refusal:
+        refund({})
+    with idem.execution(key, fingerprint=1) as execution:
+        execution.complete()
+    with pytest.raises(KeyReusedError), idem.execution(key, fingerprint=2):
+        pass
+    with pytest.raises(KeyRuleError):
+        idem.execution(object())
+
+    assert isinstance(refusal.value.__cause__, KeyError)
+    assert values(metrics._refused) == {
+        ("shop.refund", "key_rule"): 1,
+        ("calls", "reused"): 1,
+        ("calls", "key_rule"): 1,
+    }
+    assert values(metrics._decisions) == {
+        ("shop.refund", "refused"): 1,
+        ("calls", "run"): 1,
+        ("calls", "refused"): 2,
+    }
+
+
+def test_each_entry_of_a_batch_has_one_decision(
+    idem: Idempotency, metrics: Metrics, key: str
+) -> None:
+    keys = [f"{key} {number}" for number in range(4)]
+    with idem.execution(keys[0]) as execution:
+        execution.complete()
+    with idem.execution(keys[1]), idem.begin_many(keys) as batch:
+        batch.complete_many()
+
+    assert values(metrics._decisions) == {
+        ("calls", "run"): 4,
+        ("calls", "replay"): 1,
+        ("calls", "conflict"): 1,
     }

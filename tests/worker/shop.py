@@ -36,6 +36,9 @@ SIGNALS = (
     "lease_lost",
     "outcome_unsaved",
     "store_unavailable",
+    "refused",
+    "deduplicated",
+    "not_stored",
 )
 
 

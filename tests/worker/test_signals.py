@@ -151,9 +151,13 @@ def test_begin_replied(order: str) -> None:
         assert details.keys() == {"signal", "task_id", "key"}
 
 
-def test_rejected_reuse_of_a_key_sends_none(ledger: Ledger, order: str) -> None:
+def test_refused(ledger: Ledger, order: str) -> None:
     charge.delay(order, 1).get(timeout=SOON)
-    rejected = charge.delay(order, 2)
-    rejected.get(timeout=SOON, propagate=False)
+    refused = charge.delay(order, 2)
+    refused.get(timeout=SOON, propagate=False)
 
-    assert ledger.signals(rejected.id) == []
+    (signal,) = ledger.signals(refused.id)
+    assert signal.name == "refused"
+    assert signal.details["key"] == str(charge.idempotency_key_of(order, 1))
+    assert (signal.details["reason"], signal.details["at"]) == ("reused", "begin")
+    assert signal.details["error"][0] == "KeyReusedError"

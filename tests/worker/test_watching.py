@@ -181,7 +181,7 @@ class TestInspect:
 
         after = Counter(inspect(shop, "idempotency_counts")["shop.charge"])
 
-        assert after - before == {"begun": 1, "completed": 1, "replayed": 4}
+        assert after - before == {"run": 1, "completed": 1, "replay": 4}
 
     def test_counts_continue_after_a_process_has_died(self, shop: Shop, order: str) -> None:
         before = Counter(inspect(shop, "idempotency_counts").get("shop.pack", {}))
@@ -194,7 +194,7 @@ class TestInspect:
 
         after = Counter(inspect(shop, "idempotency_counts")["shop.pack"])
 
-        assert after - before == {"begun": 2, "completed": 1, "taken_over": 1}
+        assert after - before == {"run": 1, "completed": 1, "takeover": 1}
 
     def test_returns_findings(self, shop: Shop) -> None:
         names = {finding["name"] for finding in inspect(shop, "idempotency_doctor")}

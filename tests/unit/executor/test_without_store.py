@@ -7,6 +7,7 @@ from typing import Any
 
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
 from celery_idempotent.executor import executor
+from celery_idempotent.key.key import Key
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.outage import OutageLogger
@@ -16,7 +17,8 @@ class Message:
     """A message that was requeued often."""
 
     sender = None
-    key = "shop.charge:digest"
+    key = Key("shop.charge", "digest")
+    decision = ""
     task_id = "1"
     unanswered_ids = b""
     requeue_count = 20

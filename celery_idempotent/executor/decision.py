@@ -1,0 +1,105 @@
+"""The decision about a call. Each pass has exactly one, the first: it is counted here.
+
+A process that dies before it leaves none. :data:`celery_idempotent.signals.DECISIONS` describes
+them.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, TypeVar
+
+from celery_idempotent import signals
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    IdempotencyError,
+    KeyReusedError,
+    KeyRuleError,
+    PoisonedTaskError,
+    ResultNotStoredError,
+    StoreUnavailableError,
+)
+from celery_idempotent.executor.call import ExecutorCall
+from celery_idempotent.record.record import Record
+
+logger = logging.getLogger(__name__)
+
+ErrorT = TypeVar("ErrorT", bound=Exception)
+
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (KeyRuleError, "key_rule"),
+    (KeyReusedError, "reused"),
+    (PoisonedTaskError, "poisoned"),
+    (CorruptRecordError, "corrupt"),
+    (ResultNotStoredError, "not_stored"),
+    (StoreUnavailableError, "store_unavailable"),
+    (Exception, "invalid"),
+)
+
+
+def decide(call: ExecutorCall, decision: str) -> None:
+    """Counts `decision`, unless the call has one already."""
+    if not call.decision:
+        call.decision = decision
+        signals.count(decision, call.key.task)
+
+
+def refuse(call: ExecutorCall, error: ErrorT) -> ErrorT:
+    """Reports that `call` is refused, and returns `error`, which the caller raises."""
+    decide(call, "refused")
+    report_refusal(call.sender, call.key.task, call.task_id, str(call.key), error, at="begin")
+    return error
+
+
+def decide_by(call: ExecutorCall, error: BaseException) -> None:
+    """Counts the decision of a call that `error` has ended before there was another one."""
+    if not call.decision:
+        if isinstance(error, IdempotencyError):
+            refuse(call, error)
+        else:
+            decide(call, "interrupted")
+
+
+def refuse_without_key(sender: Any, task: str, task_id: str, error: Exception) -> None:
+    """Reports that a call is refused for which no key can be derived."""
+    signals.count("refused", task)
+    report_refusal(sender, task, task_id, "", error, at="begin")
+
+
+def report_refusal(
+    sender: Any, task: str, task_id: str, key: str, error: Exception, *, at: str
+) -> None:
+    """Logs, counts and signals that a call is refused; not its decision.
+
+    It is logged as a warning: whoever gets the error logs it as one, Celery with its traceback.
+
+    Args:
+        task: its name.
+        key: empty if none can be derived.
+        at: ``begin`` or ``publish``.
+    """
+    reason = next(reason for kind, reason in _REASONS if isinstance(error, kind))
+    logger.warning("%s: task %s is refused (%s): %s", key or task, task_id, reason, error)
+    signals.count(signals.REFUSED + reason, task)
+    signals.send(
+        signals.refused, sender, task_id=task_id, key=key, reason=reason, error=error, at=at
+    )
+
+
+def replayed(call: ExecutorCall, record: Record) -> None:
+    """Reports that `call` gets the outcome of `record`."""
+    decide(call, "replay")
+    signals.send(signals.replayed, call.sender, task_id=call.task_id, key=record.key, record=record)
+
+
+def conflicted(call: ExecutorCall, record: Record, policy: str) -> None:
+    """Reports that another call holds the key, and which policy applies to `call`."""
+    decide(call, "conflict")
+    signals.send(
+        signals.conflicted,
+        call.sender,
+        task_id=call.task_id,
+        key=str(call.key),
+        record=record,
+        policy=policy,
+    )
