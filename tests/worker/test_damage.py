@@ -81,7 +81,9 @@ def damaged(shop: Shop, task: Any, damage: str, *args: Any) -> str:
 def log_of_task(worker: Worker, task_id: str) -> str:
     """Waits for the log line about the error of a task; returns what follows its message."""
     eventually(
-        lambda: any(task_id in line and "raised" in line for line in worker.logs().splitlines()),
+        lambda: any(
+            task_id in line and "raised unexpected" in line for line in worker.logs().splitlines()
+        ),
         f"{worker.name()} logs the error of task {task_id}",
     )
     return worker.logs().split(task_id, 1)[1]
