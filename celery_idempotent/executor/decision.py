@@ -71,7 +71,8 @@ def report_refusal(
 ) -> None:
     """Logs, counts and signals that a call is refused; not its decision.
 
-    It is logged as a warning: whoever gets the error logs it as one, Celery with its traceback.
+    It is logged as a warning, since the error itself is logged where it is raised to, by Celery with
+    its traceback.
 
     Args:
         task: its name.
