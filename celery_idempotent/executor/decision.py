@@ -71,8 +71,8 @@ def report_refusal(
 ) -> None:
     """Logs, counts and signals that a call is refused; not its decision.
 
-    It is logged as a warning, since the error itself is logged where it is raised to, by Celery with
-    its traceback.
+    The line is a warning: the caller that the error is raised to logs it as an error. Celery does,
+    with its traceback.
 
     Args:
         task: its name.
