@@ -53,7 +53,10 @@ lint: .venv/dev  ## Check style, types, import contracts and private words
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy --strict tests/typing
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/codespell celery_idempotent lua examples tests docs .github README.md CHANGELOG.md Makefile
 
 .PHONY: clean

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 from celery_idempotent.errors import LeaseLostError
 from celery_idempotent.lease.lease import Lease
@@ -99,6 +99,14 @@ class Execution(BaseExecution):
 
 class AsyncExecution(BaseExecution):
     """One execution on an event loop."""
+
+    @overload
+    async def step(
+        self, name: str, func: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any
+    ) -> T: ...
+
+    @overload
+    async def step(self, name: str, func: Callable[..., T], /, *args: Any, **kwargs: Any) -> T: ...
 
     async def step(self, name: str, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """As :meth:`Execution.step`; an awaitable that `func` returns is awaited."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from celery_idempotent.errors import ConflictError, IdempotencyError, LeaseLostError
 from celery_idempotent.executor.active_execution import ActiveExecution
@@ -196,6 +196,14 @@ class AsyncContextExecution(BaseContextExecution):
         """As :meth:`ContextExecution.complete`."""
         outcome = await self._runtime.drive(self._complete(value))
         return outcome.get()
+
+    @overload
+    async def step(
+        self, name: str, func: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any
+    ) -> T: ...
+
+    @overload
+    async def step(self, name: str, func: Callable[..., T], /, *args: Any, **kwargs: Any) -> T: ...
 
     async def step(self, name: str, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """As :meth:`AsyncExecution.step`."""

@@ -46,6 +46,13 @@ def test_the_wheel_contains_the_package_its_scripts_and_its_types(built: Path) -
     assert not [name for name in names if name.startswith(("tests", "examples", "lua"))]
 
 
+def test_the_metadata_is_valid_and_the_description_renders(built: Path) -> None:
+    check = [sys.executable, "-m", "twine", "check", "--strict", *built.iterdir()]
+    result = subprocess.run(check, capture_output=True, text=True, check=False)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 def test_the_demo_runs_with_the_wheel_only(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
     environment = {

@@ -1,0 +1,1 @@
+"""Code of a user, checked by mypy and pyright in `make lint`; nothing here is run."""
