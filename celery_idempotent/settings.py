@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +27,8 @@ class Settings:
 
     #: False: calls run without any protection.
     enabled: bool = True
+    #: True: every call runs as a plain task, and what would have become of it is counted.
+    shadow: bool = False
     #: None: all arguments. Else a template, argument names, a callable or TASK_ID.
     key: Any = None
     #: Time after which the key of a dead execution can be taken over; renewed every third of it.
@@ -108,6 +110,11 @@ class Settings:
         return round(self.error_ttl * 1000)
 
 
+#: Ends the prefix of the records that calls in shadow leave: they never meet the real ones.
+SHADOW_SUFFIX = "-shadow"
+#: Seconds that a command of a call in shadow may take.
+SHADOW_TIMEOUT = 0.5
+
 OPTIONS: tuple[str, ...] = tuple(PREFIX + option.name for option in fields(Settings))
 
 #: Options whose values are never part of an error message.
@@ -152,6 +159,23 @@ def _check_wait_timeout(given: Mapping[str, Any], where: str) -> None:
             f"{where}: idempotency_wait_replicas_timeout must be at most half of "
             f"idempotency_redis_timeout ({settings.redis_timeout:g} s)"
         )
+
+
+def in_shadow(settings: Settings) -> Settings:
+    """Returns `settings` for ``idempotency_shadow``: records hold facts only, and nothing waits."""
+    return replace(
+        settings,
+        key_prefix=settings.key_prefix + SHADOW_SUFFIX,
+        store_result=False,
+        offload_backend=None,
+        encryption_keys=None,
+        redis_timeout=min(settings.redis_timeout, SHADOW_TIMEOUT),
+        redis_connect_timeout=min(settings.redis_connect_timeout, SHADOW_TIMEOUT / 2),
+        wait_replicas=0,
+        wait_aof=False,
+        breaker_threshold=1,
+        on_store_unavailable_at_start="continue",
+    )
 
 
 def check_names(names: Iterable[str], where: str, known: Collection[str] = OPTIONS) -> None:
@@ -243,6 +267,7 @@ _FLAG: _Validator = (lambda value: isinstance(value, bool), "True or False")
 
 _VALIDATORS: Mapping[str, _Validator] = {
     "enabled": _FLAG,
+    "shadow": _FLAG,
     "lease": _seconds(0.5),
     "result_ttl": _seconds(1),
     "error_ttl": _seconds(1),

@@ -76,12 +76,44 @@ begin_replied = _signal("begin_replied", "case", "seconds")
 #: record could not be read.
 forgotten = _signal("forgotten", "user")
 
+# Each call in shadow sends one of the following before it runs, unless Redis is unavailable. `key`
+# is empty where none could be derived.
+
+#: It would have run. ``attempt`` is 1.
+would_run = _signal("would_run", "attempt")
+
+#: It would have taken over an expired lease. ``attempt``, ``orphaned_seconds``.
+would_take_over = _signal("would_take_over", "attempt", "orphaned_seconds")
+
+#: It would have been a replay. ``record``, which has no result.
+would_replay = _signal("would_replay", "record")
+
+#: It would have found its key held by another execution. ``record``, ``policy``.
+would_conflict = _signal("would_conflict", "record", "policy")
+
+#: It would have failed. ``reason`` (one of `REASONS`), ``error``.
+would_refuse = _signal("would_refuse", "reason", "error")
+
+#: It would not have been published (``idempotency_dedupe_publish``); sent in the worker.
+would_deduplicate = _signal("would_deduplicate")
+
+#: Decisions about calls in shadow, which are counted as the signals are named.
+SHADOW: Final = (
+    "would_run",
+    "would_take_over",
+    "would_replay",
+    "would_conflict",
+    "would_refuse",
+    "would_deduplicate",
+)
+
 #: What can be decided about a call. Each pass of a call through the executor (a delivery of its
 #: message, an item of ``map``, a call of a function) has exactly one decision, unless its process
 #: dies before it: ``run`` (its body begins), ``takeover`` (its body begins, after an execution that
 #: died), ``replay``, ``conflict``, ``refused``, ``store_unavailable`` (it has to come again),
 #: ``unprotected`` (its body begins without a record, as Redis is unavailable), ``interrupted`` (a
-#: soft time limit, a shutdown, a cancellation or an unexpected error came first).
+#: soft time limit, a shutdown, a cancellation or an unexpected error came first), or one of
+#: `SHADOW`.
 DECISIONS: Final = (
     "run",
     "takeover",
@@ -91,6 +123,7 @@ DECISIONS: Final = (
     "store_unavailable",
     "unprotected",
     "interrupted",
+    *SHADOW,
 )
 
 #: How executions end. One that ends may have several of these.
@@ -117,9 +150,15 @@ REASONS: Final = (
 
 #: Before a reason: the name under which refusals for it are counted, at a begin or at a publish.
 REFUSED: Final = "refused_"
+#: Before a reason: the name under which calls in shadow that would be refused for it are counted.
+WOULD_REFUSE: Final = "would_refuse_"
 
 #: All names that are counted. ``deduplicated`` counts calls that were not published.
-COUNTED: Final = (*DECISIONS, *OUTCOMES, "deduplicated", *(REFUSED + reason for reason in REASONS))
+COUNTED: Final = (
+    *(*DECISIONS, *OUTCOMES, "deduplicated"),
+    *(REFUSED + reason for reason in REASONS),
+    *(WOULD_REFUSE + reason for reason in REASONS),
+)
 
 #: Called with each counted name and the name of the task or function.
 counters: list[Callable[[str, str], None]] = []

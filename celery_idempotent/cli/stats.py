@@ -21,7 +21,7 @@ from celery_idempotent.cli.command import (
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.monitoring import formatting, inspect_commands
-from celery_idempotent.monitoring.statistics import TaskStatistics, collect
+from celery_idempotent.monitoring.statistics import TaskStatistics, collect, double_executions
 
 _STATES = ("RESERVED", "STARTED", "COMPLETED", "FAILED")
 _NUMBERS = (*_STATES, "TAKEOVERS", "LEASE EXPIRED")
@@ -113,6 +113,7 @@ def _document(statistics: TaskStatistics, counter: Mapping[str, int]) -> dict[st
         "counts": dict(counter),
         "decisions": sum(counter.get(decision, 0) for decision in signals.DECISIONS),
         "refused": _refusals(counter),
+        "double_executions": double_executions(counter),
         "hit_ratio": hit_ratio(counter),
     }
 
@@ -149,8 +150,24 @@ def _print(
             "–" if ratio is None else f"{ratio:.1%}",
         )
     out.print(table)
+    _print_shadow({name: counter for name, (_, counter) in rows.items()}, out)
     for line in _summary(rows, workers_replied=workers_replied):
         out.print(line)
+
+
+def _print_shadow(counters: Mapping[str, Mapping[str, int]], out: Any) -> None:
+    """Shows what would have become of the calls of each task in shadow."""
+    from rich.text import Text
+
+    names = signals.SHADOW
+    headings = (f">{name.removeprefix('would_').replace('_', ' ').upper()}" for name in names)
+    table = console.table("IN SHADOW, WOULD", *headings, ">DOUBLE EXECUTIONS")
+    for task, counter in counters.items():
+        if any(counter.get(name) for name in names):
+            numbers = (f"{counter.get(name, 0):,}" for name in names)
+            table.add_row(Text(task), *numbers, f"{double_executions(counter):,}")
+    if table.row_count:
+        out.print(table)
 
 
 def _numbers(statistics: TaskStatistics) -> list[str]:
@@ -189,6 +206,11 @@ def _summary(
             f"{formatting.plural(counter['refused'], 'refusal')}{_reasons(counter)}, "
             f"{counter['deduplicated']:,} not published as duplicates."
         )
+        if doubles := double_executions(counter):
+            yield (
+                f"{formatting.plural(doubles, 'call')} in shadow ran although another call of the "
+                "same key had run, was running or was queued."
+            )
     else:
         yield "No worker replied, so HIT RATIO (the share of calls that were replayed) is unknown."
     corrupt = sum(statistics.states["CORRUPT"] for statistics in all_statistics)

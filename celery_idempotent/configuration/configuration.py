@@ -64,7 +64,9 @@ class TaskConfiguration:
             if options.enabled:
                 _check_call(task)
                 _check_body(task)
-            self.settings = options
+            #: Whether every call runs as a plain task, and is only counted.
+            self.in_shadow = options.shadow and options.enabled
+            self.settings = settings.in_shadow(options) if self.in_shadow else options
             self.rule = KeyRule(
                 task.name, options.key, _signature_of(task), normaliser(task.serializer)
             )

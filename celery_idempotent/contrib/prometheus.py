@@ -122,7 +122,7 @@ class Metrics:
             self._outcomes.labels(task, name).inc()
         elif name.startswith(signals.REFUSED):
             self._refused.labels(task, name.removeprefix(signals.REFUSED)).inc()
-        else:
+        elif name == "deduplicated":
             self._deduplicated.labels(task).inc()
 
     def _on_begun(self, **_: Any) -> None:

@@ -121,25 +121,13 @@ class ActiveExecution:
             StoreUnavailableError: if Redis is unavailable. The lease expires then.
         """
         try:
-            reply = await self.runtime.execute(self.release_command(disposition, error))
+            command = release_command(self.call, self.execution.token, disposition, error)
+            reply = await self.runtime.execute(command)
         except IdempotencyError:
             self.settled = True
             raise
         self.settled = True
         return reply
-
-    def release_command(self, disposition: Release = FREE, error: Payload | None = None) -> Command:
-        """The command that gives the key back."""
-        settings = self.call.settings
-        return commands.release(
-            self.call.key,
-            self.execution.token,
-            hold_ms=round(disposition.hold * 1000),
-            retention_ms=settings.result_ms,
-            generation=self.call.generation if error else disposition.awaited,
-            error=error,
-            error_ms=settings.error_ms,
-        )
 
     async def persist(self, command: Command) -> Reply:
         """Writes to the record; repeats while Redis is unavailable and `should_retry` allows it.
@@ -204,3 +192,19 @@ class ActiveExecution:
         """Counts and sends `signal`, which is about an outcome."""
         signals.count(signal.name.removeprefix(signals.PREFIX), self.call.key.task)
         self.send(signal, **details)
+
+
+def release_command(
+    call: ExecutorCall, token: int, disposition: Release = FREE, error: Payload | None = None
+) -> Command:
+    """The command by which the execution of `call` under `token` gives its key back."""
+    settings = call.settings
+    return commands.release(
+        call.key,
+        token,
+        hold_ms=round(disposition.hold * 1000),
+        retention_ms=settings.result_ms,
+        generation=call.generation if error else disposition.awaited,
+        error=error,
+        error_ms=settings.error_ms,
+    )

@@ -17,7 +17,11 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.executor import conflict
-from celery_idempotent.executor.active_execution import WRITE_RETRY_INTERVAL, ActiveExecution
+from celery_idempotent.executor.active_execution import (
+    WRITE_RETRY_INTERVAL,
+    ActiveExecution,
+    release_command,
+)
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.decision import decide, decide_by, refuse, replayed
 from celery_idempotent.executor.execution import BaseExecution
@@ -217,7 +221,9 @@ async def release_many(
         # First, so that the heartbeat does not take a released key for a lost lease.
         active.finish()
     try:
-        replies = await runtime.execute_all([active.release_command() for active in executions])
+        replies = await runtime.execute_all(
+            [release_command(active.call, active.execution.token) for active in executions]
+        )
     except StoreUnavailableError as error:
         logger.warning(
             "%d keys cannot be released: %s; their leases will expire", len(executions), error

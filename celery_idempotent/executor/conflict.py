@@ -22,10 +22,15 @@ def refuse(call: ExecutorCall, record: Record) -> NoReturn:
     state of its own would overwrite the running one's, and a broker may take its acknowledgement
     for both, which loses the task if the running one dies.
     """
-    is_copy = record.task_id == call.task_id
-    policy = "retry" if is_copy else call.settings.on_conflict
+    policy = policy_for(call, record)
     conflicted(call, record, policy)
     _POLICIES[policy](call, record)
+
+
+def policy_for(call: ExecutorCall, record: Record) -> str:
+    """What happens to `call` while `record` is held."""
+    is_copy = record.task_id == call.task_id
+    return "retry" if is_copy else call.settings.on_conflict
 
 
 def reused(record: Record) -> KeyReusedError:

@@ -79,12 +79,17 @@ def report_refusal(
         key: empty if none can be derived.
         at: ``begin`` or ``publish``.
     """
-    reason = next(reason for kind, reason in _REASONS if isinstance(error, kind))
+    reason = reason_of(error)
     logger.warning("%s: task %s is refused (%s): %s", key or task, task_id, reason, error)
     signals.count(signals.REFUSED + reason, task)
     signals.send(
         signals.refused, sender, task_id=task_id, key=key, reason=reason, error=error, at=at
     )
+
+
+def reason_of(error: Exception) -> str:
+    """The one of `signals.REASONS` for which a call with `error` is refused."""
+    return next(reason for kind, reason in _REASONS if isinstance(error, kind))
 
 
 def replayed(call: ExecutorCall, record: Record) -> None:

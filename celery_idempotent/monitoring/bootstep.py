@@ -80,6 +80,8 @@ def describe_settings(tasks: list[IdempotentTaskLike]) -> Iterator[str]:
         if not settings.enabled:
             yield f"{task.name}: unprotected (idempotency_enabled is False)"
             continue
+        if settings.shadow:
+            yield f"{task.name}: in shadow (idempotency_shadow is True): every call runs"
         different = {name: text for name, text in _texts(settings).items() if common[name] != text}
         if different:
             yield f"{task.name}: {_join(different)}"

@@ -22,6 +22,9 @@ def connect() -> None:
     signals.conflicted.connect(_on_conflicted, weak=False)
     signals.taken_over.connect(_on_taken_over, weak=False)
     signals.refused.connect(_on_refused, weak=False)
+    for name in signals.SHADOW:
+        if name != "would_run":
+            getattr(signals, name).connect(_on_shadow, weak=False)
 
 
 def _on_replayed(sender: Any, key: str, record: Record, **_: Any) -> None:
@@ -39,6 +42,11 @@ def _on_taken_over(sender: Any, key: str, attempt: int, **_: Any) -> None:
 def _on_refused(sender: Any, key: str, reason: str, at: str, **_: Any) -> None:
     if at == "begin":
         _send(sender, "task-refused", key=key, reason=reason)
+
+
+def _on_shadow(signal: Any, sender: Any, key: str, **_: Any) -> None:
+    name = signal.name.removeprefix(signals.PREFIX).replace("_", "-")
+    _send(sender, f"task-{name}", key=key)
 
 
 def _send(task: Any, name: str, **fields: Any) -> None:

@@ -31,6 +31,13 @@ def predict(key: Key, settings: Settings, view: RecordView | None) -> Prediction
     """Predicts the reply of lua/begin.lua to a call with `key`, and what follows from it."""
     if not settings.enabled:
         return Prediction("unprotected", "runs unprotected: idempotency_enabled is False")
+    prediction = _predict(key, settings, view)
+    if settings.shadow:
+        return prediction._replace(sentence=f"runs in shadow; otherwise: {prediction.sentence}")
+    return prediction
+
+
+def _predict(key: Key, settings: Settings, view: RecordView | None) -> Prediction:
     if view is None:
         return Prediction("run", "runs: there is no record")
     record = view.record

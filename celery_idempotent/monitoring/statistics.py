@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -50,6 +50,12 @@ class TaskStatistics:
         if self.bytes_per_record is None or self.retention is None:
             return None
         return self.per_second * self.retention * self.bytes_per_record
+
+
+def double_executions(counter: Mapping[str, int]) -> int:
+    """Returns how many calls in shadow ran, and would have got another call's outcome."""
+    names = ("would_replay", "would_conflict", "would_deduplicate")
+    return sum(counter.get(name, 0) for name in names)
 
 
 def collect(

@@ -11,6 +11,7 @@ has one `SoftLimit` from the start of its task to the end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from celery_idempotent.executor import soft_limit
 from celery_idempotent.executor.soft_limit import BODY, SoftLimit
 
 if TYPE_CHECKING:
-    from celery_idempotent.executor.executor import Executor
     from celery_idempotent.task.call import TaskCall
 
 _call_of_context: ContextVar[TaskCall | None] = ContextVar("idempotent_call", default=None)
@@ -30,14 +30,14 @@ _call_of_context: ContextVar[TaskCall | None] = ContextVar("idempotent_call", de
 _running: set[TaskCall] = set()
 
 
-def run_in_executor(executor: Executor, call: TaskCall, *, eager: bool) -> Any:
-    """Runs `call` in the executor, where `call_in_context` finds it."""
+def run_in_executor(enter: Callable[[TaskCall], Any], call: TaskCall, *, eager: bool) -> Any:
+    """Runs `call` by `enter` of an executor, where `call_in_context` finds it."""
     outer_call = _call_of_context.get()
     try:
         _call_of_context.set(call)
         if not eager:
             _running.add(call)
-        return executor.enter(call)
+        return enter(call)
     finally:
         _running.discard(call)
         _call_of_context.set(outer_call)

@@ -10,14 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery.app.task import Context
+from celery.canvas import Signature
 
-from celery_idempotent.errors import KeyRuleError
+from celery_idempotent.errors import IdempotencyError, KeyRuleError
 from celery_idempotent.key.key import Key
-from celery_idempotent.task import canvas
+from celery_idempotent.task import canvas, message_headers, shadow_message
 from celery_idempotent.task.message_headers import NO_HEADERS, MessageHeaders
+from celery_idempotent.task.options import call_options
 
 if TYPE_CHECKING:
     from celery_idempotent.configuration.configuration import TaskConfiguration
+    from celery_idempotent.task.task import IdempotentTask
 
 
 def resolve_key(
@@ -67,3 +70,60 @@ def resolve_key(
     if request is not None and request.headers:
         key = canvas.key_in_canvas(key, request, call_id)
     return key, parsed
+
+
+def resolve_received_key(
+    configuration: TaskConfiguration,
+    request: Context,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    item_id: str | None,
+) -> tuple[Key | None, MessageHeaders]:
+    """As :func:`resolve_key`, for a message that a worker runs; binds its headers.
+
+    Raises:
+        KeyRuleError: also if the publisher has put a key where it is not read.
+        TypeError: if the arguments do not fit the task's signature.
+    """
+    task, enabled = configuration.rule.task, configuration.settings.enabled
+    if enabled:
+        call_options.check_message(configuration.rule, request, kwargs)
+        if configuration.in_shadow:
+            shadow_message.check(task, request)
+    if request.headers:
+        # The body may forward them, and a key that was published by name is not bound yet.
+        try:
+            request.headers = message_headers.bind(task, request.id, request.headers)
+        except KeyRuleError:
+            if enabled:
+                raise
+            request.headers = message_headers.without_keys(request.headers)
+    return resolve_key(
+        configuration,
+        request.id,
+        request.headers,
+        args,
+        kwargs,
+        request=request,
+        item_id=item_id,
+    )
+
+
+def completes_key(task: IdempotentTask, sig: Signature, key: Key) -> bool:
+    """Returns whether `sig`, which replaces the running task under its id, will complete `key`."""
+    if sig.task != task.name:
+        return False
+    request = task.request
+    try:
+        headers = task._bind_headers(request.id, dict(sig.options)).get("headers")  # noqa: SLF001
+        sig_key, _ = resolve_key(
+            task.idempotency_configuration,
+            request.id,
+            headers,
+            sig.args,
+            sig.kwargs,
+            request=request,
+        )
+    except (IdempotencyError, TypeError):
+        return False  # its own execution will raise the error
+    return sig_key is not None and sig_key.digest == key.digest

@@ -17,7 +17,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
-from celery_idempotent.task import message_headers
+from celery_idempotent.task import message_headers, shadow_message
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.requeue import hold_for
 from celery_idempotent.task.result import RecordResult
@@ -59,6 +59,8 @@ def publish(
     configuration = task.idempotency_configuration
     if not configuration.settings.dedupe_publish or any(map(options.get, _CANVAS_OPTIONS)):
         return send(options)
+    if configuration.in_shadow:
+        return send(_marked(task, args, kwargs, task_id, options))
     try:
         key, headers = resolve_key(
             configuration, task_id, options.get("headers"), args or (), kwargs or {}
@@ -109,6 +111,33 @@ def refuse(task: IdempotentTask, task_id: str, key: str, error: ErrorT) -> Error
     """Reports that a call is not published, and returns `error`, which the caller raises."""
     report_refusal(task, task.name, task_id, str(key), error, at="publish")
     return error
+
+
+def _marked(
+    task: IdempotentTask, args: Any, kwargs: Any, task_id: str, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the options of a message in shadow, marked if it would not have been published."""
+    configuration = task.idempotency_configuration
+    try:
+        key, parsed = resolve_key(
+            configuration, task_id, options.get("headers"), args or (), kwargs or {}
+        )
+        if key is None or parsed.key is not None:
+            return options
+        hold = hold_for({"expires": task.expires, **options}, configuration.settings.lease)
+        reply = configuration.execute(commands.reserve(key, task_id, hold_ms=round(hold * 1000)))
+        if reply.case not in ("held", "finished"):
+            return options
+        record = configuration.executor.store.record(key, reply.raw)
+    except Exception as error:
+        logger.debug("%s: in shadow: task %s is published uncounted: %s", task.name, task_id, error)
+        return options
+    logger.info(
+        "%s: in shadow: task %s is published; it would not have been, because of task %s",
+        *(key, task_id, record.task_id),
+    )
+    headers = shadow_message.mark(options.get("headers"), shadow_message.DEDUPLICATED, task_id)
+    return {**options, "headers": headers}
 
 
 def _is_revoked(task: IdempotentTask, record: Record) -> bool:

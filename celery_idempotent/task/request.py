@@ -52,7 +52,7 @@ class IdempotentRequest(Request):
         failed in its chord, and acknowledge the copy, which may be the last one if the execution
         dies. The executor requeues the copy instead, or replays the outcome.
         """
-        if self._has_begun():
+        if not self._in_shadow and self._has_begun():
             return False
         revoked: bool = super().revoked()
         if revoked:
@@ -118,7 +118,8 @@ class IdempotentRequest(Request):
             final_error: Any = error if is_final else None
             if return_ok:
                 # The child is alive: it has replayed this error, and has sent the continuation.
-                canvas.drop_continuation(self._context)
+                if not self._in_shadow:
+                    canvas.drop_continuation(self._context)
             elif self._abandon(0.0, final_error):
                 result = super().on_failure(exc_info, send_failed_event, return_ok)
                 self._mark_errbacks_sent()
@@ -141,6 +142,10 @@ class IdempotentRequest(Request):
         if has_error:
             self._mark_errbacks_sent()
         return result
+
+    @property
+    def _in_shadow(self) -> bool:
+        return bool(self.task.idempotency_configuration.in_shadow)
 
     def idempotency_key(self) -> Key | None:
         """Returns the key of this message, None if it is not protected.
@@ -203,7 +208,7 @@ class IdempotentRequest(Request):
                     error_ms=settings.error_ms,
                 )
             )
-            return final_error is not None and reply.case == "ok"
+            return final_error is not None and reply.case == "ok" and not self._in_shadow
         except Exception as error:
             # The lease expires by itself, and the message has to be redelivered in any case.
             logger.warning(

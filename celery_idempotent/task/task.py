@@ -15,7 +15,8 @@ from kombu.exceptions import EncodeError
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration.configuration import TaskConfiguration
-from celery_idempotent.errors import ConflictError, IdempotencyError, KeyRuleError
+from celery_idempotent.errors import ConflictError, KeyRuleError
+from celery_idempotent.executor import shadow
 from celery_idempotent.executor.decision import refuse_without_key
 from celery_idempotent.executor.execution import Execution, unprotected
 from celery_idempotent.key.explicit import message_form
@@ -31,9 +32,10 @@ from celery_idempotent.task import (
     message_headers,
     publish,
     republish,
+    shadow_message,
 )
 from celery_idempotent.task.call import TaskCall
-from celery_idempotent.task.key_resolution import resolve_key
+from celery_idempotent.task.key_resolution import completes_key, resolve_received_key
 from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.options import call_options
 from celery_idempotent.task.options.signatures import (
@@ -66,6 +68,7 @@ class IdempotentTask(Task):
     Request = "celery_idempotent.task.request:IdempotentRequest"
 
     idempotency_enabled: bool | None = None
+    idempotency_shadow: bool | None = None
     idempotency_key: Any = None
     idempotency_lease: float | None = None
     idempotency_result_ttl: float | None = None
@@ -135,56 +138,40 @@ class IdempotentTask(Task):
     ) -> Any:
         request.idempotency_without_body = True
         configuration = self._configuration or self.idempotency_configuration
+        in_shadow = configuration.in_shadow
         try:
-            key, headers = self._resolve_key(configuration, request, args, kwargs, item_id)
+            key, headers = resolve_received_key(configuration, request, args, kwargs, item_id)
         except (KeyRuleError, TypeError) as error:
+            if in_shadow:
+                shadow.refuse_without_key(self, self.name, item_id or request.id, error)
+                return self._run_plain(request, args, kwargs, item_id)
             refuse_without_key(self, self.name, item_id or request.id, error)
             raise
         if key is None:
-            request.idempotency_without_body = False
-            if item_id is not None:
-                return super().__call__(*args, **kwargs)
-            current_call.stop_deferring_soft_limit(request)
-            self.before_start(request.id, args, kwargs)
-            return self.run(*args, **kwargs)
+            return self._run_plain(request, args, kwargs, item_id)
         new_call = TaskCall if item_id is None else map_item.MapItemCall
         call = new_call(
             self, request, args, kwargs, key, headers, configuration.settings, item_id or request.id
         )
         if configuration.label is not None:
             call.label = configuration.label.of(args, kwargs)
-        return current_call.run_in_executor(
-            configuration.executor, call, eager=bool(request.is_eager)
+        enter = (
+            shadow_message.enter_of(configuration.executor, request)
+            if in_shadow
+            else configuration.executor.enter
         )
+        return current_call.run_in_executor(enter, call, eager=bool(request.is_eager))
 
-    def _resolve_key(
-        self,
-        configuration: TaskConfiguration,
-        request: Context,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        item_id: str | None,
-    ) -> tuple[Key | None, MessageHeaders]:
-        enabled = configuration.settings.enabled
-        if enabled:
-            call_options.check_message(configuration.rule, request, kwargs)
-        if request.headers:
-            # The body may forward them, and a key that was published by name is not bound yet.
-            try:
-                request.headers = message_headers.bind(self.name, request.id, request.headers)
-            except KeyRuleError:
-                if enabled:
-                    raise
-                request.headers = message_headers.without_keys(request.headers)
-        return resolve_key(
-            configuration,
-            request.id,
-            request.headers,
-            args,
-            kwargs,
-            request=request,
-            item_id=item_id,
-        )
+    def _run_plain(
+        self, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any], item_id: str | None
+    ) -> Any:
+        """Runs the body without a record."""
+        request.idempotency_without_body = False
+        if item_id is not None:
+            return super().__call__(*args, **kwargs)
+        current_call.stop_deferring_soft_limit(request)
+        self.before_start(request.id, args, kwargs)
+        return self.run(*args, **kwargs)
 
     @property
     def idempotency(self) -> Execution:
@@ -261,17 +248,22 @@ class IdempotentTask(Task):
         configuration = self.idempotency_configuration
         call_options.check(function, options)
         call_options.check_arguments(configuration.rule, kwargs)
-        if configuration.settings.enabled:
+        if configuration.settings.enabled and not configuration.in_shadow:
             call_options.check_headers(self.name, options.get("headers"))
 
     def _bind_headers(self, task_id: str, options: dict[str, Any]) -> dict[str, Any]:
         """Moves ``idempotency_key`` into the headers, and binds them to this call."""
         key, headers = options.pop("idempotency_key", None), options.get("headers")
-        if key is not None:
-            options["headers"] = message_headers.with_explicit_key(self.name, task_id, headers, key)
-        elif headers:
-            options["headers"] = message_headers.bind(self.name, task_id, headers)
-        return options
+        try:
+            if key is not None:
+                headers = message_headers.with_explicit_key(self.name, task_id, headers, key)
+            elif headers:
+                headers = message_headers.bind(self.name, task_id, headers)
+        except KeyRuleError:
+            if not self.idempotency_configuration.in_shadow:
+                raise
+            headers = shadow_message.mark(headers, shadow_message.REFUSED, task_id)
+        return {**options, "headers": headers} if headers else options
 
     def retry(self, *args: Any, **options: Any) -> Any:
         """Retries the task, as Celery does, without losing it if the retry cannot be published.
@@ -283,6 +275,7 @@ class IdempotentTask(Task):
         """
         call_options.check("retry", options, known=())
         call = TaskCall.of(self.request)
+        in_shadow = self.idempotency_configuration.in_shadow
         pause = RequeuePause(self, self.request, call.began_at if call else monotonic())
         retry = None
         while True:
@@ -293,8 +286,8 @@ class IdempotentTask(Task):
                 retry = raised
                 raise
             except Reject as rejected:
-                if isinstance(rejected.reason, EncodeError):
-                    raise  # these arguments can never be published
+                if in_shadow or isinstance(rejected.reason, EncodeError):
+                    raise  # as Celery does; such arguments can never be published
                 if not pause.wait(rejected.reason):
                     raise Reject(rejected.reason, requeue=True) from None
             finally:
@@ -306,6 +299,9 @@ class IdempotentTask(Task):
     ) -> Signature:
         """Returns the signature of a retry, as Celery does, and keeps the key of the message."""
         request = self.request if request is None else request
+        if self.idempotency_configuration.in_shadow:
+            options = shadow_message.retry_options(self, request, options)
+            return super().signature_from_request(request, *args, **options)
         call = TaskCall.of(request)
         new_headers = options.get("headers")
         if MessageHeaders.read(self.name, request.id, new_headers).key is None:
@@ -344,7 +340,7 @@ class IdempotentTask(Task):
         canvas.mark_replaced(sig, call.key, self.request)
         last = canvas.last_signature(sig)
         reports_result = (
-            last is None or not canvas.ignores_result(last) or self._completes_key(last, call.key)
+            last is None or not canvas.ignores_result(last) or completes_key(self, last, call.key)
         )
         try:
             return super().replace(sig)
@@ -352,25 +348,6 @@ class IdempotentTask(Task):
             # Celery raises Ignore after it has published the replacement.
             call.replaced_by_canvas(reports_result)
             raise
-
-    def _completes_key(self, sig: Signature, key: Key) -> bool:
-        """Returns whether `sig`, with this task's id, will complete `key`."""
-        if sig.task != self.name:
-            return False
-        try:
-            task_id = self.request.id
-            headers = self._bind_headers(task_id, dict(sig.options)).get("headers")
-            sig_key, _ = resolve_key(
-                self.idempotency_configuration,
-                task_id,
-                headers,
-                sig.args,
-                sig.kwargs,
-                request=self.request,
-            )
-        except (IdempotencyError, TypeError):
-            return False  # its own execution will raise the error
-        return sig_key is not None and sig_key.digest == key.digest
 
     def idempotency_record(self, *args: Any, **kwargs: Any) -> Record | None:
         """Returns the record of a call with these arguments, or None.

@@ -17,6 +17,7 @@ YEAR = 366 * 86400
 #: Option, default, valid values, invalid values.
 TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("enabled", True, [True, False], [None, 1, 0, "yes"]),
+    ("shadow", False, [True, False], [None, 1, "yes"]),
     ("key", None, [None, "order:{order_id}", ("order_id",), len, TASK_ID], []),
     ("lease", 60.0, [0.5, 1, 60, YEAR], [0.49, 0, -1, YEAR + 1, "60", None, True, float("nan")]),
     ("result_ttl", 86400.0, [1, 3600.5, YEAR], [0.9, -1, float("inf"), "1", None, False]),

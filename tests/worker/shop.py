@@ -39,6 +39,12 @@ SIGNALS = (
     "refused",
     "deduplicated",
     "not_stored",
+    "would_run",
+    "would_take_over",
+    "would_replay",
+    "would_conflict",
+    "would_refuse",
+    "would_deduplicate",
 )
 
 

@@ -30,8 +30,13 @@ KEY_OPTION = "idempotency_key"
 CALL_OPTIONS = (KEY_OPTION,)
 #: Names the options that the publisher has misplaced.
 MISPLACED_HEADER = "idempotency_misplaced"
+#: What the publisher of a call in shadow has found out.
+SHADOW_HEADER = "idempotency_shadow"
 
-_HEADERS = (EXPLICIT_KEY_HEADER, DERIVED_KEY_HEADER, REPLACED_HEADER, MISPLACED_HEADER)
+_HEADERS = (
+    *(EXPLICIT_KEY_HEADER, DERIVED_KEY_HEADER, REPLACED_HEADER),
+    *(MISPLACED_HEADER, SHADOW_HEADER),
+)
 #: From this similarity on, 1 being equality, a name is a misspelt ``idempotency_key``.
 _SIMILAR = 0.88
 #: Characters of the longest name that is compared.

@@ -9,6 +9,7 @@ from typing import Any
 
 from celery.canvas import Signature, chunks, xmap, xstarmap
 
+from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.explicit import message_form
 from celery_idempotent.task.options import call_options
 
@@ -26,8 +27,14 @@ class CallSignature(Signature):
         call_options.check("set", options)
         key = options.get(call_options.KEY_OPTION)
         if key is not None and key is not False:
-            # Not every serializer of tasks writes a UUID.
-            options[call_options.KEY_OPTION] = message_form(self.task, key)
+            try:
+                # Not every serializer of tasks writes a UUID.
+                key = message_form(self.task, key)
+            except KeyRuleError:
+                if not self.type.idempotency_configuration.in_shadow:
+                    raise
+                key = ""  # counted as refused in the worker
+            options[call_options.KEY_OPTION] = key
         return super().set(immutable, **options)
 
 

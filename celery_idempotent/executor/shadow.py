@@ -1,0 +1,227 @@
+"""Shadow mode: every call runs, and what its record would have made of it is counted.
+
+The same scripts decide under the same keys, behind a prefix of their own. The call that begins
+first holds the lease and completes the record; the others run without one. Nothing that goes wrong
+here reaches the call: if Redis does not reply in time, the call runs and is not counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import partial
+from typing import Any
+
+from celery_idempotent import signals
+from celery_idempotent.clock import monotonic
+from celery_idempotent.errors import (
+    IdempotencyError,
+    PoisonedTaskError,
+    StoreUnavailableError,
+)
+from celery_idempotent.executor import conflict
+from celery_idempotent.executor.active_execution import release_command
+from celery_idempotent.executor.call import Delegate, Disposition, ExecutorCall, Fail
+from celery_idempotent.executor.decision import decide, reason_of
+from celery_idempotent.executor.executor import EXECUTION_ID_BYTES, Executor, begin_command
+from celery_idempotent.executor.outcome import Failure, Outcome, Result
+from celery_idempotent.executor.runtime.run_flow import run_flow
+from celery_idempotent.executor.runtime.runtime import Runtime
+from celery_idempotent.executor.soft_limit import Interrupted
+from celery_idempotent.lease.lease import Lease
+from celery_idempotent.payload.codec import NOT_STORED, RESULT_IGNORED
+from celery_idempotent.record import layout
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.record import Record, State
+from celery_idempotent.store import commands
+from celery_idempotent.store.commands import Command, Extension
+from celery_idempotent.store.scripts import Reply
+
+logger = logging.getLogger(__name__)
+
+#: In the place of a result or an error.
+_FACT = Payload("", NOT_STORED)
+
+
+def enter(executor: Executor, call: ExecutorCall, *, deduplicated: bool = False) -> Any:
+    """The result of the body of `call`, whatever its record is.
+
+    Args:
+        deduplicated: the call would not have been published.
+    """
+    flow = partial(_execute, call, executor.runtime, deduplicated)
+    outcome = run_flow(flow, call.soft_limit)
+    return outcome.value if type(outcome) is Result else outcome.get()
+
+
+async def _execute(call: ExecutorCall, runtime: Runtime, deduplicated: bool) -> Outcome:
+    lease = None
+    if deduplicated:
+        _report(signals.would_deduplicate, call)
+    else:
+        lease = await _begin(call, runtime)
+    try:
+        outcome = await runtime.run(partial(call.run, runtime.execution(str(call.key))))
+    except Interrupted as interrupted:
+        # A soft time limit that was reached before the body: as if at its first line.
+        await _end(call, runtime, lease, Failure(interrupted.error))
+        raise
+    finally:
+        if lease is not None:
+            runtime.stop_renewal(lease)
+    await _end(call, runtime, lease, outcome)
+    return outcome
+
+
+async def _begin(call: ExecutorCall, runtime: Runtime) -> Lease[Any] | None:
+    """Counts what would have become of the call. Returns the lease if it holds the key."""
+    try:
+        sent_at = monotonic()
+        reply = await _decide(call, runtime)
+        runtime.store.outage.end()
+        if reply.case == "begun":
+            begun = layout.begun(reply.raw)
+            settings = call.settings
+            extension = Extension(call.key, begun.token, settings.lease_ms, settings.result_ms)
+            lease: Lease[Any] = Lease(runtime.store, extension, sent_at, _ignore_loss)
+            runtime.start_renewal(lease)
+            _count_execution(call, begun)
+            return lease
+        if reply.case == "corrupt":
+            raise layout.corrupt(str(call.key))
+        _count_duplicate(call, reply.case, runtime.store.record(call.key, reply.raw))
+    except StoreUnavailableError as error:
+        _report_outage(call, runtime, error)
+    except IdempotencyError as error:
+        _refuse(call, error)
+    except Exception:
+        decide(call, "unprotected")
+        logger.exception("%s: in shadow: task %s runs uncounted", call.key, call.task_id)
+    return None
+
+
+async def _decide(call: ExecutorCall, runtime: Runtime) -> Reply:
+    """The reply to the begin of `call`."""
+    command = begin_command(call, os.urandom(EXECUTION_ID_BYTES))
+    reply = await runtime.execute(command)
+    if reply.case == "reused" and call.generation:
+        record = runtime.store.record(call.key, reply.raw)
+        if record.task_id == call.task_id:
+            # A task that has replaced itself has other arguments under the same key.
+            call.key, call.label = call.key.with_fingerprint(b""), ""
+            return await _decide(call, runtime)
+    return reply
+
+
+def _ignore_loss() -> None:
+    """Another execution has taken over, as it would have: it completes the record."""
+
+
+def _count_execution(call: ExecutorCall, begun: layout.Begun) -> None:
+    details: dict[str, Any] = {"attempt": begun.attempt}
+    if begun.attempt == 1:
+        _report(signals.would_run, call, **details)
+        return
+    logger.info(
+        "%s: in shadow: task %s runs; it would have taken over from an execution that died",
+        call.key,
+        call.task_id,
+    )
+    _report(signals.would_take_over, call, **details, orphaned_seconds=begun.orphaned_seconds)
+
+
+def _count_duplicate(call: ExecutorCall, case: str, record: Record) -> None:
+    """Counts a call that runs, and would not have run."""
+    if case == "reused":
+        _refuse(call, conflict.reused(record))
+    elif case != "finished":
+        policy = conflict.policy_for(call, record)
+        logger.info(
+            "%s: in shadow: task %s runs; it would have met a conflict (%s): task %s holds the key",
+            *(record.key, call.task_id, policy, record.task_id),
+        )
+        _report(signals.would_conflict, call, record=record, policy=policy)
+    elif record.state is State.FAILED and isinstance(error := record.result, PoisonedTaskError):
+        _refuse(call, error)
+    else:
+        logger.info(
+            "%s: in shadow: task %s runs; it would have been a replay of task %s",
+            *(record.key, call.task_id, record.task_id),
+        )
+        _report(signals.would_replay, call, record=record)
+
+
+def refuse_without_key(sender: Any, task: str, task_id: str, error: Exception) -> None:
+    """Counts a call that runs, although no key can be derived."""
+    signals.count("would_refuse", task)
+    _report_refusal(sender, task, task_id, "", error)
+
+
+def _refuse(call: ExecutorCall, error: IdempotencyError) -> None:
+    decide(call, "would_refuse")
+    _report_refusal(call.sender, call.key.task, call.task_id, str(call.key), error)
+
+
+def _report_refusal(sender: Any, task: str, task_id: str, key: str, error: Exception) -> None:
+    reason = reason_of(error)
+    logger.info(
+        "%s: in shadow: task %s runs; it would have failed: %s", key or task, task_id, error
+    )
+    signals.count(signals.WOULD_REFUSE + reason, task)
+    signals.send(signals.would_refuse, sender, task_id=task_id, key=key, reason=reason, error=error)
+
+
+def _report_outage(call: ExecutorCall, runtime: Runtime, error: StoreUnavailableError) -> None:
+    first = runtime.store.outage.another_call()
+    logger.log(
+        logging.ERROR if first else logging.DEBUG,
+        "%s: %s; in shadow: task %s runs uncounted",
+        *(call.key, error, call.task_id),
+    )
+    decide(call, "unprotected")
+    _send(signals.store_unavailable, call, error=error, policy="shadow")
+
+
+def _report(signal: Any, call: ExecutorCall, **details: Any) -> None:
+    """Counts what would have become of `call`, and sends `signal`, which has its name."""
+    decide(call, signal.name.removeprefix(signals.PREFIX))
+    _send(signal, call, **details)
+
+
+def _send(signal: Any, call: ExecutorCall, **details: Any) -> None:
+    signals.send(signal, call.sender, task_id=call.task_id, key=str(call.key), **details)
+
+
+async def _end(
+    call: ExecutorCall, runtime: Runtime, lease: Lease[Any] | None, outcome: Outcome
+) -> None:
+    """Writes the fact that the execution has ended, if it holds the key; tries once."""
+    if lease is None:
+        return
+    try:
+        await runtime.store.breaker.check()
+        await runtime.execute(_end_command(call, lease.token, outcome))
+    except StoreUnavailableError as error:
+        logger.info(
+            "%s: in shadow: the end of task %s is not stored: %s", call.key, call.task_id, error
+        )
+    except Exception:
+        logger.exception("%s: in shadow: the end of task %s is not stored", call.key, call.task_id)
+
+
+def _end_command(call: ExecutorCall, token: int, outcome: Outcome) -> Command:
+    """The command that ends the execution as `settle` would have."""
+    settings = call.settings
+    disposition: Disposition | None = call.rescheduled
+    if isinstance(outcome, Failure):
+        disposition = call.disposition(outcome.error)
+    if disposition is None:
+        return commands.complete(call.key, token, _FACT, settings.result_ms)
+    if isinstance(disposition, Fail):
+        return commands.fail(call.key, token, _FACT, settings.error_ms)
+    if isinstance(disposition, Delegate):
+        body = layout.write_replacement(disposition.awaited, call.task_id, b"")
+        result = Payload(RESULT_IGNORED, body)
+        return commands.complete(call.key, token, result, settings.result_ms)
+    error = _FACT if disposition.final else None
+    return release_command(call, token, disposition, error)

@@ -1,0 +1,286 @@
+"""``idempotency_shadow``: every call runs, and what would have become of it is counted."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from celery_idempotent import State
+from celery_idempotent.monitoring.inspect_commands import counts
+from celery_idempotent.monitoring.statistics import double_executions
+from tests.waiting import SOON, eventually
+from tests.worker.failing_tasks import EXITS, OutOfStockError, final, flaky, leaving, try_later
+from tests.worker.harness import Shop
+from tests.worker.ledger import Ledger
+from tests.worker.tasks import charge, frail, misruled, pack, raising, reserved, waiting
+
+pytestmark = pytest.mark.worker
+
+#: The signals of calls that are not in shadow.
+REAL = (
+    *("begun", "taken_over", "completed", "failed", "released", "replayed", "conflicted"),
+    *("lease_lost", "outcome_unsaved"),
+)
+
+
+@pytest.fixture(scope="module")
+def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    with open_shop(idempotency_shadow=True) as shop:
+        shop.start_worker(concurrency=4)
+        yield shop
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_real_record(shop: Shop) -> Iterator[None]:
+    """Whatever a call in shadow does, the real records stay untouched."""
+    yield
+    assert list(shop.redis.scan_iter("idem:*")) == []
+
+
+def decisions(ledger: Ledger, task_id: str) -> list[str]:
+    """What would have become of the passes of a message."""
+    assert ledger.signals(task_id, *REAL) == []
+    return [received.name for received in ledger.signals(task_id)]
+
+
+class TestDuplicate:
+    @pytest.mark.core
+    def test_runs_after_the_completion_and_is_counted_as_a_replay(
+        self, ledger: Ledger, order: str
+    ) -> None:
+        first, duplicate = pack.delay(order), None
+        receipt = first.get(timeout=SOON)
+        duplicate = pack.delay(order)
+
+        assert duplicate.get(timeout=SOON) != receipt
+        assert len(ledger.runs(order)) == 2
+        assert decisions(ledger, first.id) == ["would_run"]
+        (received,) = ledger.signals(duplicate.id)
+        assert received.name == "would_replay"
+        assert received.details["record"]["task_id"] == first.id
+
+    def test_runs_at_once_during_the_first_execution(self, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        first = pack.delay(order)
+        ledger.wait_for_run(order)
+        duplicate, copy = pack.delay(order), pack.apply_async((order,), task_id=first.id)
+        ledger.wait_for_run(order, number=3)
+        ledger.release(order)
+
+        receipts = [result.get(timeout=SOON)["receipt"] for result in (first, duplicate)]
+        assert len(set(receipts)) == 2
+        eventually(lambda: all(run.end for run in ledger.runs(order)), "all have returned")
+        assert copy.id == first.id
+        assert decisions(ledger, duplicate.id) == ["would_conflict"]
+        assert decisions(ledger, first.id) == ["would_run", "would_conflict"]
+        _, copy_signal = ledger.signals(first.id)
+        assert copy_signal.details["policy"] == "retry"
+
+    @pytest.mark.parametrize("task", [raising, pack], ids=["raise", "retry"])
+    def test_policy_is_named_and_not_applied(
+        self, ledger: Ledger, order: str, task: object
+    ) -> None:
+        ledger.hold(order)
+        first = task.delay(order)
+        ledger.wait_for_run(order)
+        duplicate = task.delay(order)
+        received = ledger.wait_for_signal(duplicate.id, "would_conflict")
+        ledger.release(order)
+
+        assert received.details["policy"] == task.idempotency_configuration.settings.on_conflict
+        assert duplicate.get(timeout=SOON)["receipt"] != first.get(timeout=SOON)["receipt"]
+
+    def test_record_holds_the_fact_only(self, shop: Shop, order: str) -> None:
+        receipt = pack.delay(order).get(timeout=SOON)["receipt"]
+
+        record = eventually(lambda: pack.idempotency_record(order), "the record")
+        assert record.state is State.COMPLETED
+        (name,) = shop.redis.scan_iter(f"idem-shadow:{record.key}")
+        assert receipt.encode() not in shop.redis.get(name)
+        assert record.format == ""
+
+    def test_execution_is_unprotected_and_has_its_key(self, ledger: Ledger, order: str) -> None:
+        pack.delay(order).get(timeout=SOON)
+
+        (run,) = ledger.runs(order)
+        assert (run.key, run.protected) == (str(pack.idempotency_key_of(order)), False)
+        assert (run.token, run.attempt, run.recovered) == (0, 1, False)
+
+
+class TestPublisher:
+    def test_deduplicated_call_is_published_and_counted_once(
+        self, ledger: Ledger, order: str
+    ) -> None:
+        ledger.hold(order)
+        first, duplicate = reserved.delay(order), reserved.delay(order)
+        ledger.wait_for_run(order, number=2)
+        ledger.release(order)
+
+        assert duplicate.id != first.id
+        assert first.get(timeout=SOON) != duplicate.get(timeout=SOON)
+        assert decisions(ledger, first.id) == ["would_run"]
+        assert decisions(ledger, duplicate.id) == ["would_deduplicate"]
+        _, run = sorted(ledger.runs(order), key=lambda run: run.task_id == duplicate.id)
+        assert run.key == str(reserved.idempotency_key_of(order))
+
+    def test_mark_of_a_forwarded_message_is_ignored(self, ledger: Ledger, order: str) -> None:
+        headers = {"idempotency_shadow": "deduplicated of-another-task"}
+        result = pack.apply_async((order,), headers=headers)
+
+        assert result.get(timeout=SOON)
+        assert decisions(ledger, result.id) == ["would_run"]
+
+    @pytest.mark.parametrize("key", ["", object(), ["a", ""], "x" * 1000])
+    def test_unusable_key_of_a_call_is_refused_in_the_count_only(
+        self, ledger: Ledger, order: str, key: object
+    ) -> None:
+        results = [
+            pack.apply_async((order,), idempotency_key=key),
+            pack.s(order).set(idempotency_key=key).apply_async(),
+        ]
+
+        for result in results:
+            assert result.get(timeout=SOON)["receipt"]
+            (received,) = ledger.signals(result.id)
+            assert (received.name, received.details["reason"]) == ("would_refuse", "key_rule")
+
+    def test_unprotected_call_is_not_counted(self, ledger: Ledger, order: str) -> None:
+        result = pack.apply_async((order,), idempotency_key=False)
+
+        assert result.get(timeout=SOON)["receipt"]
+        assert decisions(ledger, result.id) == []
+
+    def test_message_by_name_with_a_key_in_a_wrong_place_runs(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        result = shop.app.send_task("shop.pack", (order,), idempotency_key="mine")
+
+        assert result.get(timeout=SOON)["receipt"]
+        assert decisions(ledger, result.id) == ["would_refuse"]
+
+
+class TestRefusal:
+    def test_other_arguments(self, ledger: Ledger, order: str) -> None:
+        charge.delay(order, amount=1).get(timeout=SOON)
+        result = charge.delay(order, amount=2)
+
+        assert result.get(timeout=SOON)["amount"] == 2
+        (received,) = ledger.signals(result.id)
+        assert (received.name, received.details["reason"]) == ("would_refuse", "reused")
+        assert received.details["error"][0] == "KeyReusedError"
+
+    @pytest.mark.parametrize("fault", ["raises", "none", "object", "nan"])
+    def test_key_rule_that_fails(self, ledger: Ledger, order: str, fault: str) -> None:
+        result = misruled.delay(fault, order)
+
+        assert result.get(timeout=SOON)
+        (received,) = ledger.signals(result.id)
+        assert (received.name, received.details["reason"]) == ("would_refuse", "key_rule")
+        assert received.details["key"] == ""
+
+    def test_damaged_record(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        shop.redis.set(f"idem-shadow:{pack.idempotency_key_of(order)}", b"?", ex=60)
+        result = pack.delay(order)
+
+        assert result.get(timeout=SOON)
+        (received,) = ledger.signals(result.id)
+        assert (received.name, received.details["reason"]) == ("would_refuse", "corrupt")
+
+    def test_value_of_another_type(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        shop.redis.lpush(f"idem-shadow:{pack.idempotency_key_of(order)}", b"?")
+        result = pack.delay(order)
+
+        assert result.get(timeout=SOON)
+        (received,) = ledger.signals(result.id)
+        assert (received.name, received.details["reason"]) == ("would_refuse", "corrupt")
+
+    def test_wrong_arguments_raise_as_in_plain_celery(self, shop: Shop) -> None:
+        result = shop.app.send_task("shop.pack", (), {"no": "order"})
+
+        with pytest.raises(TypeError):
+            result.get(timeout=SOON)
+
+
+class TestEnds:
+    def test_error_reaches_the_caller_and_frees_the_key(self, ledger: Ledger, order: str) -> None:
+        failed = flaky.delay(order, times=1)
+        with pytest.raises(OutOfStockError):
+            failed.get(timeout=SOON)
+        again, copy = flaky.delay(order, times=1), None
+
+        assert again.get(timeout=SOON) == "found one"
+        assert decisions(ledger, again.id) == ["would_run"]
+        copy = flaky.apply_async((order,), {"times": 1}, task_id=failed.id)
+        ledger.wait_for_signal(copy.id, "would_replay")
+
+    def test_error_that_ends_the_key(self, ledger: Ledger, order: str) -> None:
+        for number in range(2):
+            result = final.delay(order, times=1)
+            if number == 0:
+                with pytest.raises(OutOfStockError):
+                    result.get(timeout=SOON)
+        assert result.get(timeout=SOON) == "found one"
+        assert decisions(ledger, result.id) == ["would_replay"]
+
+    def test_retry_runs_and_holds_the_key(self, ledger: Ledger, order: str) -> None:
+        result = try_later.delay(order, countdown=1)
+        eventually(lambda: ledger.runs(order) and ledger.runs(order)[0].end, "it has retried")
+        duplicate = try_later.delay(order, countdown=1)
+
+        assert result.get(timeout=SOON)
+        assert duplicate.get(timeout=SOON)
+        assert decisions(ledger, result.id) == ["would_run", "would_run"]
+        assert decisions(ledger, duplicate.id)[0] == "would_conflict"
+
+    @pytest.mark.parametrize("way", sorted(EXITS.keys() - {"SystemExit", "KeyboardInterrupt"}))
+    def test_ends_as_in_plain_celery(
+        self, shop: Shop, ledger: Ledger, order: str, way: str
+    ) -> None:
+        result = leaving.delay(order, way)
+        run = ledger.wait_for_run(order)
+        if way == "requeue":
+            assert result.get(timeout=SOON) == "back"
+        eventually(lambda: ledger.runs(order)[0].end, "the first execution has ended")
+        shop.wait_until_empty()
+
+        assert run.task_id == result.id
+        passes = 2 if way == "requeue" else 1
+        assert decisions(ledger, result.id) == ["would_run"] * passes
+
+
+class TestCrash:
+    def test_is_counted_as_a_takeover(self, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        result = pack.delay(order)
+        os.kill(ledger.wait_for_run(order).pid, signal.SIGKILL)
+        ledger.wait_for_run(order, number=2)
+        ledger.release(order)
+
+        assert result.get(timeout=SOON)["receipt"]
+        assert decisions(ledger, result.id) == ["would_run", "would_take_over"]
+        assert [run.attempt for run in ledger.runs(order)] == [1, 1]
+
+    def test_poisoned_task_runs(self, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        result = frail.delay(order)
+        os.kill(ledger.wait_for_run(order).pid, signal.SIGKILL)
+        ledger.wait_for_run(order, number=2)
+        ledger.release(order)
+
+        assert result.get(timeout=SOON)["receipt"]
+        assert decisions(ledger, result.id) == ["would_run", "would_refuse"]
+        (refused,) = ledger.signals(result.id, "would_refuse")
+        assert refused.details["reason"] == "poisoned"
+
+
+def test_worker_counts_by_task(shop: Shop, ledger: Ledger, order: str) -> None:
+    for result in [waiting.delay(order) for _ in range(3)]:
+        result.get(timeout=SOON)
+
+    counter = counts(shop.app, timeout=5.0)["shop.waiting"]
+    assert counter.pop("would_run") == 1
+    assert counter.keys() <= {"would_replay", "would_conflict"}
+    assert double_executions(counter) == sum(counter.values()) == 2
