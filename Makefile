@@ -59,6 +59,10 @@ lint: .venv/dev  ## Check style, types, import contracts and private words
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/codespell celery_idempotent lua examples tests docs .github README.md CHANGELOG.md Makefile
 
+.PHONY: docs
+docs: .venv/docs  ## Build the documentation site into dist/docs
+	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs dist/docs
+
 .PHONY: clean
 clean:  ## Remove everything that these commands create
 	rm -rf .venv .chaos .matrix dist build htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
@@ -66,7 +70,7 @@ clean:  ## Remove everything that these commands create
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp file per extra, renewed when pyproject.toml changes. dev includes test, and test includes demo.
-.venv/demo .venv/test .venv/dev .venv/peers .venv/bench .venv/chaos .venv/proof: pyproject.toml | $(BIN)/python
+.venv/demo .venv/test .venv/dev .venv/docs .venv/peers .venv/bench .venv/chaos .venv/proof: pyproject.toml | $(BIN)/python
 	@echo "installing .[$(@F)] into .venv"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(@F)]'
 	@touch $(if $(filter dev,$(@F)),.venv/demo .venv/test) $(if $(filter test,$(@F)),.venv/demo) $@

@@ -25,11 +25,11 @@ ON_STORE_UNAVAILABLE_AT_START = ("wait", "exit", "continue")
 class Settings:
     """The options of a task. Times are in seconds, sizes in bytes."""
 
-    #: False: calls run without any protection.
+    #: Whether calls are protected at all.
     enabled: bool = True
-    #: True: every call runs as a plain task, and what would have become of it is counted.
+    #: Whether every call runs as a plain task, while what would have become of it is counted.
     shadow: bool = False
-    #: None: all arguments. Else a template, argument names, a callable or TASK_ID.
+    #: A template, argument names, a callable or TASK_ID; by default all arguments.
     key: Any = None
     #: Time after which the key of a dead execution can be taken over; renewed every third of it.
     lease: float = 60.0
@@ -51,9 +51,9 @@ class Settings:
     on_lease_lost: str = "finish"
     #: Whether publishing reserves the key.
     dedupe_publish: bool = False
-    #: False: only the fact that the key completed is stored.
+    #: Whether the result is stored, or only the fact that the key completed.
     store_result: bool = True
-    #: kombu serializer; None: the app's result_serializer.
+    #: kombu serializer; by default the app's result_serializer.
     serializer: str | None = None
     #: kombu compression.
     compression: str | None = None
@@ -65,12 +65,12 @@ class Settings:
     max_result_size: int = 1024 * 1024
     #: URL of a Celery key-value backend for values above `max_result_size`.
     offload_backend: str | None = field(default=None, repr=False)
-    #: None: the result backend, else the broker, if that is Redis.
+    #: By default the result backend, else the broker, if that is Redis.
     redis_url: str | None = field(default=None, repr=False)
     #: First part of every name in Redis.
     key_prefix: str = "idem"
-    #: Options of the client, such as master_name, sentinel_kwargs or ssl_ca_certs; None: those of
-    #: the result backend or the broker, whichever gave the URL.
+    #: Options of the client, such as master_name, sentinel_kwargs or ssl_ca_certs; by default those
+    #: of the result backend or the broker, whichever gave the URL.
     redis_options: Mapping[str, Any] | None = field(default=None, repr=False)
     #: A redis-py client, a function that returns one, or the dotted path of either.
     redis_client: Any = field(default=None, repr=False)
@@ -88,10 +88,10 @@ class Settings:
     breaker_threshold: int = 2
     #: Longest time between two attempts to reach Redis while the breaker is open.
     breaker_max_delay: float = 30.0
-    #: What a worker does if Redis is unavailable when it starts; None: ``continue`` if
+    #: What a worker does if Redis is unavailable when it starts; by default ``continue`` if
     #: `on_store_error` is ``run``, else ``wait``.
     on_store_unavailable_at_start: str | None = None
-    #: Template of a readable name, which is stored and shown beside the key; None: there is none.
+    #: Template of a readable name, which is stored and shown beside the key.
     label: str | None = None
 
     @cached_property

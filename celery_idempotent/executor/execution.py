@@ -27,9 +27,9 @@ class Protection(Protocol):
 class BaseExecution:
     """One execution of a key."""
 
-    #: ``task:digest``: the same for every duplicate; fit as an idempotency key downstream.
+    #: The same for every duplicate (``task:digest``); fit as an idempotency key downstream.
     key: str
-    #: Fencing token: pass it to the system downstream, and have that refuse smaller ones.
+    #: Fencing token. Pass it to the system downstream, and have that refuse smaller ones.
     token: int = 0
     #: 1 for the first execution, one more for each that died before this one.
     attempt: int = 1

@@ -1,0 +1,79 @@
+"""The documentation site: `make docs` builds it into dist/docs."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import celery_idempotent
+
+_SOURCE = "https://github.com/celery-idempotent/celery-idempotent"
+
+project = "celery-idempotent"
+author = "The celery-idempotent developers"
+release = celery_idempotent.__version__
+language = "en"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx_click",
+    "sphinx_copybutton",
+]
+html_theme = "furo"
+html_title = f"{project} {release}"
+html_theme_options = {
+    "source_repository": _SOURCE,
+    "source_branch": "main",
+    "source_directory": "docs",
+}
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4  # the anchors that GitHub derives from titles
+# Console transcripts, Lua and other blocks that Pygments has no exact lexer for stay as they are.
+suppress_warnings = ["misc.highlighting_failure"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_default_options = {"show-inheritance": True}
+napoleon_google_docstring = True
+copybutton_prompt_text = "$ "
+
+# Fetched where the site is published; a build without a network does without them.
+intersphinx_mapping = (
+    {
+        "celery": ("https://docs.celeryq.dev/en/stable", None),
+        "kombu": ("https://docs.celeryq.dev/projects/kombu/en/stable", None),
+        "python": ("https://docs.python.org/3", None),
+        "redis": ("https://redis.readthedocs.io/en/stable", None),
+    }
+    if "READTHEDOCS" in os.environ
+    else {}
+)
+# DOIs and RFC trackers refuse clients that are not browsers.
+linkcheck_ignore = [r"https://doi\.org/.*", rf"{re.escape(_SOURCE)}.*"]
+
+
+def _link_to_source(app: object, docname: str, content: list[str]) -> None:
+    """Makes links that leave docs/ lead to the repository, where README.md is read, too."""
+    folder = (Path(__file__).parent / docname).parent
+    root = Path(__file__).parents[1]
+
+    def replaced(match: re.Match[str]) -> str:
+        path, _, anchor = match[1].partition("#")
+        target = Path(os.path.normpath(folder / path))
+        if root / "docs" in target.parents or not target.exists():
+            return match[0]
+        kind = "tree" if target.is_dir() else "blob"
+        url = f"{_SOURCE}/{kind}/main/{target.relative_to(root).as_posix()}"
+        return f"]({url}{'#' + anchor if anchor else ''})"
+
+    content[0] = re.sub(r"\]\((?!https?://|#|mailto:)([^)\s]+)\)", replaced, content[0])
+
+
+def setup(app: object) -> None:
+    """Registers the handler of sources."""
+    app.connect("source-read", _link_to_source)  # type: ignore[attr-defined]
