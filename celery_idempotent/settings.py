@@ -15,6 +15,7 @@ PREFIX = "idempotency_"
 #: Begins misspelt names, too, such as ``idempotent_key``.
 SIMILAR_PREFIX = "idem"
 
+UNTIL = ("expired", "finished", "started")
 ON_CONFLICT = ("retry", "wait", "raise", "ignore", "reject")
 ON_STORE_ERROR = ("retry", "run", "raise")
 ON_LEASE_LOST = ("finish", "abort")
@@ -31,6 +32,9 @@ class Settings:
     shadow: bool = False
     #: A template, argument names, a callable or TASK_ID; by default all arguments.
     key: Any = None
+    #: When a key may run again: once its record has ``expired``, or once its run has ``finished``;
+    #: ``started`` is like ``finished``, and one call waits while another one runs.
+    until: str = "expired"
     #: Time after which the key of a dead execution can be taken over; renewed every third of it.
     lease: float = 60.0
     #: How long a result is stored.
@@ -51,6 +55,8 @@ class Settings:
     on_lease_lost: str = "finish"
     #: Whether publishing reserves the key.
     dedupe_publish: bool = False
+    #: How long a published message may wait in its queue before the next publish goes through.
+    reservation_ttl: float = 3600.0
     #: Whether the result is stored, or only the fact that the key completed.
     store_result: bool = True
     #: kombu serializer; by default the app's result_serializer.
@@ -103,6 +109,17 @@ class Settings:
     def result_ms(self) -> int:
         """Returns the retention of a result in milliseconds."""
         return round(self.result_ttl * 1000)
+
+    @cached_property
+    def runs_again(self) -> bool:
+        """Returns whether a key may run again after its end."""
+        return self.until != "expired"
+
+    @cached_property
+    def wait_ms(self) -> int:
+        """Returns how long a message that waits for the next turn has it reserved; 0: none does."""
+        # A message that is put back returns within a lease.
+        return round(max(self.reservation_ttl, self.lease) * 1000) if self.until == "started" else 0
 
     @cached_property
     def error_ms(self) -> int:
@@ -268,6 +285,7 @@ _FLAG: _Validator = (lambda value: isinstance(value, bool), "True or False")
 _VALIDATORS: Mapping[str, _Validator] = {
     "enabled": _FLAG,
     "shadow": _FLAG,
+    "until": _one_of(*UNTIL),
     "lease": _seconds(0.5),
     "result_ttl": _seconds(1),
     "error_ttl": _seconds(1),
@@ -278,6 +296,7 @@ _VALIDATORS: Mapping[str, _Validator] = {
     "on_store_error": _one_of(*ON_STORE_ERROR),
     "on_lease_lost": _one_of(*ON_LEASE_LOST),
     "dedupe_publish": _FLAG,
+    "reservation_ttl": _seconds(1),
     "store_result": _FLAG,
     "serializer": _text("the name of a kombu serializer"),
     "compression": _text("the name of a kombu compression"),

@@ -9,7 +9,8 @@
 -- get the error, as after `release`. It still counts as a death.
 --
 -- KEYS
---   record             the key's record
+--   record             the key's record; if the key may run again, the message's
+--   turn               the key's record, if the key may run again
 -- ARGV
 --   task_id            of the task that the child ran
 --   worker             the child
@@ -22,7 +23,7 @@
 --   ok                 the lease has ended
 --   lost               that child does not hold the record; the current record
 
-local record = KEYS[1]
+local record, turn = unpack(KEYS)
 local task_id, worker, grace_ms, generation, format, error, error_ms = unpack(ARGV)
 
 local now = read_clock()
@@ -47,5 +48,12 @@ local abandoned = pack(new_state, attempt, token + 1, math.min(at, now + grace_m
 redis.call('SET', record, abandoned, 'KEEPTTL')
 if new_state == 'E' then
   redis.call('PEXPIRE', record, error_ms)
+end
+local turn_raw = turn and redis.call('GET', turn)
+if turn and is_held_by(turn_raw, token) then
+  -- Nobody begins before the child is dead.
+  local _, _, _, _, _, _, _, _, _, turn_position = unpack_record(turn_raw)
+  local waiting = read_waiting(turn_raw, turn_position, now) or ''
+  redis.call('SET', turn, string.sub(abandoned, 1, #abandoned - #body) .. waiting, 'KEEPTTL')
 end
 return reply('ok')

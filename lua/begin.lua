@@ -13,8 +13,13 @@
 -- outcome of a task that replaced itself names the first generation of its task id that continues under
 -- the key.
 --
+-- If the key may run again, an execution also needs the turn, which one message at a time holds. A message
+-- that has begun before, or waits for the next turn, comes back for it; while it waits, it renews its
+-- reservation.
+--
 -- KEYS
---   record             the key's record
+--   record             the key's record; if the key may run again, the message's
+--   turn               the key's record, if the key may run again
 -- ARGV
 --   execution_id       id of this execution
 --   unanswered_ids     execution ids of earlier deliveries of this message that got no reply, or ''
@@ -26,15 +31,19 @@
 --   ttl_ms             lease_ms plus the time for which a dead execution is remembered
 --   max_attempts       executions that may die in a row
 --   error_ms           retention of the FAILED record of a task that has used them up
+--   wait_ms            with a turn: how long the next one is reserved for a message that meets a run; 0:
+--                      no message waits
 -- REPLIES
 --   begun              run; attempt > 1: this execution takes over from one that died
 --   held               another execution runs, or the key is reserved for another message; its record
+--   busy               another message has the turn; the record of the turn
+--   later              the same, and this message has begun before or waits for the next turn
 --   finished           the outcome, or the error that ended this task id
 --   reused             the record has the fingerprint of other arguments
 --   corrupt            not a record that this version can read
 
-local record = KEYS[1]
-local execution_id, unanswered_ids, task_id, generation, fingerprint, worker, lease_ms, ttl_ms, max_attempts, error_ms =
+local record, turn = unpack(KEYS)
+local execution_id, unanswered_ids, task_id, generation, fingerprint, worker, lease_ms, ttl_ms, max_attempts, error_ms, wait_ms =
   unpack(ARGV)
 generation = tonumber(generation)
 
@@ -74,8 +83,36 @@ end
 
 local now, now_us = read_clock()
 local attempt, token, orphaned_ms, body = 1, now_us, '', ''
+local turn_raw = turn and redis.call('GET', turn)
+local last_token, waiting
+if turn_raw then
+  local turn_state, _, turn_token, turn_at, _, turn_task_id, _, _, turn_format, turn_position =
+    unpack_record(turn_raw)
+  if not turn_state then
+    return reply('corrupt', turn_raw)
+  elseif not is_finished(turn_state) then
+    local entry, _, waiting_task_id = read_waiting(turn_raw, turn_position, now)
+    if turn_at > now and turn_token ~= stored_token and not (turn_state == 'R' and turn_task_id == task_id) then
+      local waits = waiting_task_id == task_id
+      if turn_state == 'S' and wait_ms ~= '0' and (waits or not entry) then
+        waits = true
+        redis.call('SET', turn, string.sub(turn_raw, 1, turn_position - 1)
+          .. pack_waiting(now + wait_ms, task_id, fingerprint), 'KEEPTTL')
+      end
+      local returns = raw or waits
+      return reply(returns and 'later' or 'busy', turn_raw)
+    elseif waiting_task_id ~= task_id then
+      waiting = entry
+    end
+  elseif not raw and turn_task_id == task_id and string.sub(turn_format, 1, 1) ~= '=' then
+    -- The message ended before the key was made to run again.
+    return reply('finished', turn_raw)
+  end
+  last_token = turn_token
+  token = math.max(token, turn_token + 1)
+end
 if raw then
-  if owner == execution_id then
+  if owner == execution_id and (not turn or last_token == stored_token) then
     attempt, token, orphaned_ms = stored_attempt, stored_token, stored_format
   else
     local unanswered = state == 'S' and owner ~= '' and string.find(unanswered_ids, owner, 1, true)
@@ -106,4 +143,7 @@ end
 local started =
   pack('S', attempt, token, now + lease_ms, fingerprint, task_id, worker, execution_id, orphaned_ms, body)
 redis.call('SET', record, started, 'PX', ttl_ms)
+if turn then
+  redis.call('SET', turn, string.sub(started, 1, #started - #body) .. (waiting or ''), 'PX', ttl_ms)
+end
 return reply('begun', started)

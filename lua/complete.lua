@@ -3,7 +3,8 @@
 -- INCLUDE
 --   epilogue           changes the record to `outcome`
 -- KEYS
---   record             the key's record
+--   record             the key's record; if the key may run again, the message's
+--   turn               the key's record, if the key may run again
 -- ARGV
 --   token              of the execution
 --   format             encoding of the result, or '' if no result is stored
@@ -13,6 +14,6 @@
 --   ok                 stored
 --   lost               the token does not hold the record; the current record
 
-local record = KEYS[1]
+local record, turn = unpack(KEYS)
 local token, format, body, retention_ms = unpack(ARGV)
 local outcome = 'C'

@@ -9,6 +9,12 @@
 -- the rest of a chain, a chord's count) has been sent, so that a redelivered message does not send it
 -- again. E released: the body holds only errors of ended task ids; for every other task id the key is
 -- absent.
+--
+-- A key that may run again (idempotency_until) has two kinds of records. Each of its messages has a record
+-- of its own, which only copies of that message meet, so all of the above holds for it. The record under
+-- the key's own name is the turn: who begins takes it, for as long as the lease. Its body holds neither
+-- errors nor steps, but at most one entry: the message that waits for the next turn. Scripts get it as
+-- their second key; the first comments name both.
 
 local LAYOUT = '>c1BI7I6Bc0I2c0Bc0Bc0Bc0'
 
@@ -113,6 +119,36 @@ local function read_replacement(raw, format, position)
     if readable then
       return generation, steps
     end
+  end
+end
+
+-- Returns the entry in the record of a turn that reserves the next turn for a message until `till`. It has
+-- the form of an error: where that has its format, it has the fingerprint.
+local function pack_waiting(till, task_id, fingerprint)
+  return struct.pack(ERROR, 19 + #task_id + #fingerprint, 0, 'W', 0, till, #task_id, task_id,
+    #fingerprint, fingerprint)
+end
+
+-- Reads who waits in the record of a turn, whose body is at `position`. Returns the entry, the end of the
+-- reservation, the task id and the fingerprint; nothing if no message waits, or its reservation has ended.
+local function read_waiting(turn_raw, position, now)
+  local next_entry, letter, _, till, task_id, fingerprint = read_error(turn_raw, position)
+  if letter == 'W' and till > now then
+    return string.sub(turn_raw, position, next_entry - 1), till, task_id, fingerprint
+  end
+end
+
+-- Ends a turn. The message that waits for the next one has it reserved. Without one, the record of the
+-- turn becomes `last` for `ttl_ms`, or is deleted.
+local function end_turn(turn, turn_raw, now, last, ttl_ms)
+  local _, _, token, _, _, _, _, _, _, position = unpack_record(turn_raw)
+  local waiting, till, task_id, fingerprint = read_waiting(turn_raw, position, now)
+  if waiting then
+    redis.call('SET', turn, pack('R', 0, token, till, fingerprint, task_id, '', '', '', ''), 'PX', till - now)
+  elseif last then
+    redis.call('SET', turn, last, 'PX', ttl_ms)
+  else
+    redis.call('DEL', turn)
   end
 end
 

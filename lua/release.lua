@@ -9,7 +9,8 @@
 -- get it from begin instead of an execution.
 --
 -- KEYS
---   record             the key's record
+--   record             the key's record; if the key may run again, the message's
+--   turn               the key's record, if the key may run again
 -- ARGV
 --   token              of the execution
 --   hold_ms            how long the key stays reserved for its task id; 0: not at all
@@ -22,18 +23,25 @@
 --   ok                 the execution does not hold the key any more
 --   lost               another execution holds it, or it has an outcome; the current record
 
-local record = KEYS[1]
+local record, turn = unpack(KEYS)
 local token, hold_ms, retention_ms, generation, format, error, error_ms = unpack(ARGV)
 
 local now = read_clock()
 local raw = redis.call('GET', record)
+local turn_raw = turn and redis.call('GET', turn)
+local has_turn = turn and is_held_by(turn_raw, token)
 if not raw then
+  if has_turn then
+    end_turn(turn, turn_raw, now)
+  end
   return reply('ok')
 end
 local state, _, stored_token, _, fingerprint, task_id, _, _, _, position = unpack_record(raw)
 if state ~= 'S' or stored_token ~= tonumber(token) then
   local resent = (state == 'R' or state == 'E') and stored_token == tonumber(token)
   return reply(resent and 'ok' or 'lost', raw)
+elseif turn and not has_turn then
+  return reply('lost', turn_raw and raw)
 end
 local body = string.sub(raw, position)
 if error ~= '' then
@@ -42,9 +50,12 @@ end
 local new_state, owner, ttl_ms = 'R', NOBODY, hold_ms + retention_ms
 if tonumber(hold_ms) ~= 0 then
   owner = generation
-  ttl_ms = body == '' and hold_ms or ttl_ms
+  ttl_ms = body == '' and not turn and hold_ms or ttl_ms
 elseif body == '' then
   redis.call('DEL', record)
+  if turn then
+    end_turn(turn, turn_raw, now)
+  end
   return reply('ok')
 elseif has_no_steps(body, 1) then
   new_state, fingerprint = 'E', ''
@@ -55,4 +66,12 @@ end
 local released =
   pack(new_state, 0, stored_token, now + hold_ms, fingerprint, task_id, '', owner, '', body)
 redis.call('SET', record, released, 'PX', ttl_ms)
+if turn and tonumber(hold_ms) ~= 0 then
+  local _, _, _, _, _, _, _, _, _, turn_position = unpack_record(turn_raw)
+  local waiting, till = read_waiting(turn_raw, turn_position, now)
+  redis.call('SET', turn, string.sub(released, 1, #released - #body) .. (waiting or ''), 'PX',
+    math.max(hold_ms, (till or now) - now))
+elseif turn then
+  end_turn(turn, turn_raw, now)
+end
 return reply('ok')

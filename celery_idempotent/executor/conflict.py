@@ -15,22 +15,26 @@ from celery_idempotent.record.record import Record
 FIRST_REQUEUE_DELAY = 1.0
 
 
-def refuse(call: ExecutorCall, record: Record) -> NoReturn:
+def refuse(call: ExecutorCall, record: Record, *, returns: bool = False) -> NoReturn:
     """Requeues, ignores or rejects the duplicate `call`, or raises ConflictError, by its policy.
 
     A copy of the message that runs is requeued under every policy. It has the same task id, so a
     state of its own would overwrite the running one's, and a broker may take its acknowledgement
     for both, which loses the task if the running one dies.
+
+    Args:
+        returns: requeue it under every policy. It has begun before, or waits for its turn, and
+            publishers rely on that.
     """
-    policy = policy_for(call, record)
+    policy = policy_for(call, record, returns=returns)
     conflicted(call, record, policy)
     _POLICIES[policy](call, record)
 
 
-def policy_for(call: ExecutorCall, record: Record) -> str:
+def policy_for(call: ExecutorCall, record: Record, *, returns: bool = False) -> str:
     """What happens to `call` while `record` is held."""
     is_copy = record.task_id == call.task_id
-    return "retry" if is_copy else call.settings.on_conflict
+    return "retry" if is_copy or returns else call.settings.on_conflict
 
 
 def reused(record: Record) -> KeyReusedError:

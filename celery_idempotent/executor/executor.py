@@ -243,9 +243,11 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
         waits = call.settings.on_conflict == "wait"
         left = since + call.wait_timeout - monotonic() if waits else 0.0
         if left <= 0:
-            conflict.refuse(call, record)
+            conflict.refuse(call, record, returns=reply.case == "later")
         interval = min(left, _wait_interval(record, reply.now_ms))
-        await runtime.wait_for_change(call.key, reply.raw, interval)
+        # The reply has the record of the key's turn, unless another delivery of this message runs.
+        held = call.key if reply.case == "held" else call.key.turn
+        await runtime.wait_for_change(held, reply.raw, interval)
 
 
 def _record_in(reply: Reply, call: ExecutorCall, runtime: Runtime) -> Record:
@@ -282,6 +284,7 @@ def begin_command(call: ExecutorCall, execution_id: bytes) -> Command:
         retention_ms=settings.result_ms,
         max_attempts=settings.max_attempts,
         error_ms=settings.error_ms,
+        wait_ms=settings.wait_ms,
     )
 
 

@@ -135,7 +135,7 @@ def _count_duplicate(call: ExecutorCall, case: str, record: Record) -> None:
     if case == "reused":
         _refuse(call, conflict.reused(record))
     elif case != "finished":
-        policy = conflict.policy_for(call, record)
+        policy = conflict.policy_for(call, record, returns=case == "later")
         logger.info(
             "%s: in shadow: task %s runs; it would have met a conflict (%s): task %s holds the key",
             *(record.key, call.task_id, policy, record.task_id),

@@ -53,11 +53,11 @@ class DirectCall:
         label: str = "",
     ) -> None:
         self.sender = sender
-        self.key = key
         self.label = label
-        self.settings = settings
         #: Unique, because no other call is a redelivery of this one.
         self.task_id = str(uuid4())
+        self.key = key.of_message(self.task_id) if settings.runs_again else key
+        self.settings = settings
         self.worker = worker_name(None, os.getpid())
         self.wait_timeout = settings.wait_timeout
         self.own_outcome = False

@@ -43,8 +43,15 @@ from celery_idempotent.store.transport.asyncio import AsyncioTransport
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: The values that apply outside tasks; the other ones requeue or reject a message.
-_ALLOWED_POLICIES = {"on_conflict": ("wait", "raise"), "on_store_error": ("raise", "run")}
-_TASK_OPTIONS = ("key", "label", "shadow", "dedupe_publish", "on_store_unavailable_at_start")
+_ALLOWED_POLICIES = {
+    "on_conflict": ("wait", "raise"),
+    "on_store_error": ("raise", "run"),
+    "until": ("expired", "finished"),
+}
+_TASK_OPTIONS = (
+    *("key", "label", "shadow", "dedupe_publish", "reservation_ttl"),
+    "on_store_unavailable_at_start",
+)
 _OPTIONS = tuple(field.name for field in fields(Settings) if field.name not in _TASK_OPTIONS)
 #: Options of the engine that a function or a block cannot override.
 _STORE_OPTIONS = frozenset(

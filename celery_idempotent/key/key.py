@@ -30,10 +30,12 @@ class Key(str):
     task: str
     digest: str
     fingerprint: bytes
+    #: Names one message of the key, whose record is another one than the key's; empty for the key.
+    message: str
 
-    def __new__(cls, task: str, digest: str, fingerprint: bytes = b"") -> Key:
+    def __new__(cls, task: str, digest: str, fingerprint: bytes = b"", message: str = "") -> Key:
         key = super().__new__(cls, f"{_quoted(task)}:{digest}")
-        key.task, key.digest, key.fingerprint = task, digest, fingerprint
+        key.task, key.digest, key.fingerprint, key.message = task, digest, fingerprint, message
         return key
 
     def __eq__(self, other: object) -> bool:
@@ -44,9 +46,9 @@ class Key(str):
     __ne__ = object.__ne__
     __hash__ = str.__hash__
 
-    def __getnewargs__(self) -> tuple[str, str, bytes]:  # type: ignore[override]
+    def __getnewargs__(self) -> tuple[str, str, bytes, str]:  # type: ignore[override]
         """The arguments of the constructor, for pickle and copy."""
-        return self.task, self.digest, self.fingerprint
+        return self.task, self.digest, self.fingerprint, self.message
 
     @property
     def explicit(self) -> bool:
@@ -55,7 +57,18 @@ class Key(str):
 
     def with_fingerprint(self, fingerprint: bytes) -> Key:
         """Returns this key with another fingerprint."""
-        return Key(self.task, self.digest, fingerprint)
+        return Key(self.task, self.digest, fingerprint, self.message)
+
+    def of_message(self, task_id: str) -> Key:
+        """Returns the key of one message's record, for a key that may run again."""
+        data = blake2b(task_id.encode(), digest_size=KEY_BYTES, person=VERSION).digest()
+        message = urlsafe_b64encode(data)[:22].decode()
+        return Key(self.task, self.digest, self.fingerprint, message)
+
+    @property
+    def turn(self) -> Key:
+        """The key itself, without a message."""
+        return Key(self.task, self.digest, self.fingerprint)
 
     @classmethod
     def of(

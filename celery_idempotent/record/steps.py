@@ -14,6 +14,8 @@ from __future__ import annotations
 from celery_idempotent.errors import CorruptRecordError
 
 _MAX_NAME = 1000
+#: The letter of an entry that is no error: the message that waits for the turn of a key.
+_WAITING = b"W"
 
 
 def write(name: str, form: str, value: bytes) -> bytes:
@@ -83,6 +85,8 @@ def _errors(body: bytes, key: str) -> list[tuple[bytes, str, bytes]]:
     try:
         while _is_error(body, position):
             entry, position = _field(body, position, 4)
+            if entry[2:3] == _WAITING:
+                continue
             task_id, form_start = _field(entry, 16, 2)
             form, error_start = _field(entry, form_start, 1)
             encoding, _, _traceparent = form.decode("ascii").partition(" ")

@@ -48,8 +48,14 @@ def begin(
     retention_ms: int,
     max_attempts: int,
     error_ms: int,
+    wait_ms: int = 0,
 ) -> Command:
-    """Requests the right to run; lua/begin.lua lists the replies."""
+    """Requests the right to run; lua/begin.lua lists the replies.
+
+    Args:
+        wait_ms: how long the next turn of `key`, if it may run again, is reserved for this message
+            if it meets a run; 0: it is not.
+    """
     arguments = [
         execution_id,
         unanswered_ids,
@@ -62,6 +68,8 @@ def begin(
         max_attempts,
         error_ms,
     ]
+    if key.message:
+        arguments.append(wait_ms)
     return Command(scripts.load("begin"), key, arguments)
 
 
@@ -139,11 +147,20 @@ def abandon(
     return Command(scripts.load("abandon"), key, arguments)
 
 
-def reserve(key: Key, task_id: str, hold_ms: int, label: str = "") -> Command:
-    """Reserves the key for a task to be published; lua/reserve.lua lists the replies."""
+def reserve(
+    key: Key, task_id: str, hold_ms: int, label: str = "", *, waits: bool = False
+) -> Command:
+    """Reserves the key for a task to be published; the script's head lists the replies.
+
+    Args:
+        hold_ms: how long it is reserved; 0: the reservation is given back.
+        waits: while an execution runs, reserve the next turn of `key`, which may run again.
+    """
     fingerprint = layout.write_fingerprint(key.fingerprint, label)
     arguments = [layout.write_task_id(task_id), fingerprint, hold_ms]
-    return Command(scripts.load("reserve"), key, arguments)
+    if not key.message:
+        return Command(scripts.load("reserve"), key, arguments)
+    return Command(scripts.load("reserve_turn"), key, [*arguments, int(waits)])
 
 
 def get(key: Key) -> Command:

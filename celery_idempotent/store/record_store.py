@@ -72,7 +72,21 @@ class RecordStore:
 
     def name(self, key: Key) -> str:
         """Returns the name of the record in Redis."""
-        return f"{self.config.prefix}:{key}"
+        name = f"{self.config.prefix}:{key}"
+        return self._message_name(name, key.message) if key.message else name
+
+    def _call(self, command: Command) -> ScriptCall:
+        """Returns the call of the command; a message's record comes with the turn of its key."""
+        script, key, arguments = command
+        name = f"{self.config.prefix}:{key}"
+        if not key.message:
+            return ScriptCall(script, name, arguments)
+        record = self._message_name(name, key.message)
+        return ScriptCall(script, record, [name, *arguments], keys=2)
+
+    def _message_name(self, name: str, message: str) -> str:
+        """Returns the name of a message's record, in the same slot of a cluster as its key's."""
+        return f"{self.config.prefix}:{{{name}}}:{message}"
 
     async def execute(self, command: Command) -> Reply:
         """Calls the command's script in one round trip and returns its reply.
@@ -81,13 +95,12 @@ class RecordStore:
             StoreUnavailableError: if Redis does not reply, or too few replicas have the write.
             CorruptRecordError: if the value under the key is not a string.
         """
-        script, key, arguments = command
+        script, key, _ = command
         if self.breaker.open and script.name not in BYPASSES_BREAKER:
             await self.breaker.check()
         wait = replicas.wait(self.config, script.name) if self._waits_for_replicas else ()
-        call = ScriptCall(script, f"{self.config.prefix}:{key}", arguments)
         try:
-            replies = await self._transport.call(call, followup=wait)
+            replies = await self._transport.call(self._call(command), followup=wait)
         except CONNECTION_ERRORS as error:
             self._record(error)
             raise translate_error(error, str(key)) from error
@@ -134,7 +147,7 @@ class RecordStore:
     async def _execute_all(
         self, batch: Sequence[Command], transport: Transport
     ) -> list[Reply | IdempotencyError]:
-        calls = [ScriptCall(c.script, self.name(c.key), c.arguments) for c in batch]
+        calls = [self._call(command) for command in batch]
         try:
             replies = await transport.call_all(calls)
         except CONNECTION_ERRORS as error:

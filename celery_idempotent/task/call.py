@@ -62,7 +62,7 @@ class TaskCall:
         self.sender = task
         self.task_id = task_id
         self.worker = worker_name(request.hostname, os.getpid())
-        self.key = key
+        self.key = key.of_message(task_id) if settings.runs_again else key
         self.settings = settings
         self.unanswered_ids = headers.unanswered_ids
         self.requeue_count = headers.requeue_count

@@ -16,7 +16,9 @@ from celery_idempotent.executor.decision import ErrorT, report_refusal
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
+from celery_idempotent.settings import Settings
 from celery_idempotent.store import commands
+from celery_idempotent.store.commands import Command
 from celery_idempotent.task import message_headers, shadow_message
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.requeue import hold_for
@@ -74,10 +76,8 @@ def publish(
         **options,
         "headers": message_headers.with_derived_key(options.get("headers"), key, task_id),
     }
-    store = configuration.executor.store
-    hold = hold_for({"expires": task.expires, **options}, configuration.settings.lease)
-    label = configuration.label.of(args or (), kwargs or {}) if configuration.label else ""
-    reserve = commands.reserve(key, task_id, hold_ms=round(hold * 1000), label=label)
+    store, settings = configuration.executor.store, configuration.settings
+    reserve = _reserve(task, key, task_id, args, kwargs, options)
     try:
         reply = configuration.execute(reserve)
         if reply.case in ("held", "reused"):
@@ -89,7 +89,7 @@ def publish(
         # The worker begins under the same key, so a duplicate message does not run twice.
         logger.warning("%s is published without a reservation: %s", key, error)
         return send(options)
-    if reply.case == "expired":
+    if reply.case == "expired" or (reply.case == "reused" and settings.until == "finished"):
         return send(options)
     if reply.case == "corrupt":
         raise refuse(task, task_id, key, layout.corrupt(str(key)))
@@ -104,7 +104,29 @@ def publish(
         raise refuse(task, task_id, key, conflict.reused(record))
     signals.count("deduplicated", task.name)
     signals.send(signals.deduplicated, task, task_id=task_id, key=str(key), record=record)
-    return RecordResult(record.task_id, key, task.backend, task.app)
+    record_key = _record_key(key, record.task_id, settings)
+    return RecordResult(record.task_id, record_key, task.backend, task.app)
+
+
+def _reserve(
+    task: IdempotentTask, key: Key, task_id: str, args: Any, kwargs: Any, options: dict[str, Any]
+) -> Command:
+    """Returns the command that reserves `key` for a message with these options."""
+    label = task.idempotency_configuration.label
+    settings = task.idempotency_configuration.settings
+    hold = hold_for({"expires": task.expires, **options}, settings.reservation_ttl)
+    return commands.reserve(
+        _record_key(key, task_id, settings),
+        task_id,
+        hold_ms=round(hold * 1000),
+        label=label.of(args or (), kwargs or {}) if label else "",
+        waits=settings.until == "started",
+    )
+
+
+def _record_key(key: Key, task_id: str, settings: Settings) -> Key:
+    """Returns the key of the record that holds the outcome of `task_id`."""
+    return key.of_message(task_id) if settings.runs_again else key
 
 
 def refuse(task: IdempotentTask, task_id: str, key: str, error: ErrorT) -> ErrorT:
@@ -124,8 +146,7 @@ def _marked(
         )
         if key is None or parsed.key is not None:
             return options
-        hold = hold_for({"expires": task.expires, **options}, configuration.settings.lease)
-        reply = configuration.execute(commands.reserve(key, task_id, hold_ms=round(hold * 1000)))
+        reply = configuration.execute(_reserve(task, key, task_id, args, kwargs, options))
         if reply.case not in ("held", "finished"):
             return options
         record = configuration.executor.store.record(key, reply.raw)
@@ -152,7 +173,9 @@ def _is_revoked(task: IdempotentTask, record: Record) -> bool:
 
 
 def _delete_reservation(task: IdempotentTask, task_id: str, key: Key) -> None:
+    configuration = task.idempotency_configuration
     try:
-        task.idempotency_configuration.execute(commands.reserve(key, task_id, hold_ms=0))
+        record_key = _record_key(key, task_id, configuration.settings)
+        configuration.execute(commands.reserve(record_key, task_id, hold_ms=0))
     except IdempotencyError as error:
         logger.warning("%s: cannot delete the reservation, it will expire: %s", key, error)

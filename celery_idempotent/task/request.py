@@ -148,7 +148,7 @@ class IdempotentRequest(Request):
         return bool(self.task.idempotency_configuration.in_shadow)
 
     def idempotency_key(self) -> Key | None:
-        """Returns the key of this message, None if it is not protected.
+        """Returns the key of this message's record, None if it is not protected.
 
         Raises:
             KeyRuleError: if the rule cannot derive a key from the arguments.
@@ -162,7 +162,8 @@ class IdempotentRequest(Request):
             self.kwargs,
             request=context,
         )
-        return key
+        runs_again = self.task.idempotency_configuration.settings.runs_again
+        return key.of_message(self.id) if key is not None and runs_again else key
 
     def _is_redelivered(self) -> bool:
         """Returns whether the message of a lost worker process is redelivered or retried."""

@@ -70,6 +70,7 @@ class IdempotentTask(Task):
     idempotency_enabled: bool | None = None
     idempotency_shadow: bool | None = None
     idempotency_key: Any = None
+    idempotency_until: str | None = None
     idempotency_lease: float | None = None
     idempotency_result_ttl: float | None = None
     idempotency_error_ttl: float | None = None
@@ -80,6 +81,7 @@ class IdempotentTask(Task):
     idempotency_on_store_error: str | None = None
     idempotency_on_lease_lost: str | None = None
     idempotency_dedupe_publish: bool | None = None
+    idempotency_reservation_ttl: float | None = None
     idempotency_store_result: bool | None = None
     idempotency_serializer: str | None = None
     idempotency_compression: str | None = None

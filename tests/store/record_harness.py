@@ -117,6 +117,7 @@ class RecordHarness:
         lease_ms: int = LEASE_MS,
         max_attempts: int = 5,
         label: str = "",
+        wait_ms: int = 0,
     ) -> RecordReply:
         return self._answer(
             run_sync(
@@ -133,6 +134,7 @@ class RecordHarness:
                         retention_ms=RETENTION_MS,
                         max_attempts=max_attempts,
                         error_ms=ERROR_MS,
+                        wait_ms=wait_ms,
                     )
                 )
             )
@@ -237,10 +239,10 @@ class RecordHarness:
         key: Key | None = None,
         hold_ms: int = HOLD_MS,
         label: str = "",
+        waits: bool = False,
     ) -> RecordReply:
-        return self._answer(
-            run_sync(self.store.execute(commands.reserve(key or self.key, task_id, hold_ms, label)))
-        )
+        reserve = commands.reserve(key or self.key, task_id, hold_ms, label, waits=waits)
+        return self._answer(run_sync(self.store.execute(reserve)))
 
     def forget(self, shown: Record | str | None = None) -> RecordReply:
         return self._answer(run_sync(self.store.execute(commands.forget(self.key, shown))))

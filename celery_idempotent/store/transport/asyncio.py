@@ -95,7 +95,7 @@ class AsyncioTransport:
     @resends_once
     async def call(self, call: ScriptCall, followup: Sequence[Any] = ()) -> list[Any]:
         """See `Transport`."""
-        script, name, arguments = call
+        script, name, arguments, keys = call
         client = self._clients.get()
         if followup:
             replies = await self._send_together([call], followup)
@@ -107,9 +107,9 @@ class AsyncioTransport:
                     raise reply
             return replies
         try:
-            return [await client.evalsha(script.sha, 1, name, *arguments)]
+            return [await client.evalsha(script.sha, keys, name, *arguments)]
         except NoScriptError:
-            return [await client.eval(script.source, 1, name, *arguments)]
+            return [await client.eval(script.source, keys, name, *arguments)]
 
     async def call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """See `Transport`."""
@@ -188,9 +188,9 @@ class AsyncioTransport:
         if unknown:
             # EVAL also loads a script; SCRIPT LOAD would need every node of a cluster.
             first_calls = {calls[n].script.sha: calls[n] for n in reversed(unknown)}
-            for script, name, arguments in first_calls.values():
+            for script, name, arguments, keys in first_calls.values():
                 with suppress(ResponseError):
-                    await self._batch_clients.get().eval(script.source, 1, name, *arguments)
+                    await self._batch_clients.get().eval(script.source, keys, name, *arguments)
             resent = await self._send_together([calls[n] for n in unknown])
             for n, reply in zip(unknown, resent, strict=True):
                 replies[n] = reply
@@ -205,9 +205,9 @@ class AsyncioTransport:
         client = self._batch_clients.get()
         cluster = isinstance(client, ASYNCIO.cluster)
         pipeline = client.pipeline() if cluster else client.pipeline(transaction=False)
-        for script, name, arguments in calls:
+        for script, name, arguments, keys in calls:
             # A cluster's pipeline has no evalsha method.
-            pipeline.execute_command("EVALSHA", script.sha, 1, name, *arguments)
+            pipeline.execute_command("EVALSHA", script.sha, keys, name, *arguments)
         if followup:
             pipeline.execute_command(*followup)
         replies: list[Any] = await pipeline.execute(raise_on_error=False)

@@ -57,11 +57,11 @@ class ClientTransport:
 
     async def call(self, call: ScriptCall, followup: Sequence[Any] = ()) -> list[Any]:
         """See `Transport`."""
-        script, name, arguments = call
+        script, name, arguments, keys = call
         try:
-            reply = self._client.evalsha(script.sha, 1, name, *arguments)
+            reply = self._client.evalsha(script.sha, keys, name, *arguments)
         except NoScriptError:
-            reply = self._client.eval(script.source, 1, name, *arguments)
+            reply = self._client.eval(script.source, keys, name, *arguments)
         return self._call_again(call, followup) if followup else [reply]
 
     def _call_again(self, call: ScriptCall, followup: Sequence[Any]) -> list[Any]:
@@ -118,8 +118,8 @@ class ClientTransport:
         for node_id, node_indexes in indexes_by_node.items():
             pipeline = nodes[node_id].pipeline(transaction=False)
             for index in node_indexes:
-                script, name, arguments = calls[index]
-                pipeline.evalsha(script.sha, 1, name, *arguments)
+                script, name, arguments, keys = calls[index]
+                pipeline.evalsha(script.sha, keys, name, *arguments)
             try:
                 node_replies = pipeline.execute(raise_on_error=False)
             except NO_REPLY as error:
@@ -184,7 +184,7 @@ def _send_together(
     pipeline: Any = node.pipeline(transaction=False)
     if asking:
         pipeline.execute_command("ASKING")
-    pipeline.evalsha(call.script.sha, 1, call.name, *call.arguments)
+    pipeline.evalsha(call.script.sha, call.keys, call.name, *call.arguments)
     pipeline.execute_command(*followup)
     replies: list[Any] = pipeline.execute()
     return replies[-2:]

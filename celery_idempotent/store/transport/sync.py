@@ -56,12 +56,12 @@ class SyncTransport:
 
     async def call(self, call: ScriptCall, followup: Sequence[Any] = ()) -> list[Any]:
         """See `Transport`."""
-        script, name, arguments = call
+        script, name, arguments, keys = call
         followups = (followup,) if followup else ()
-        replies = self.send(("EVALSHA", script.sha, 1, name, *arguments), *followups)
+        replies = self.send(("EVALSHA", script.sha, keys, name, *arguments), *followups)
         if isinstance(replies[0], NoScriptError):
             # The server was flushed or restarted, or it is a new master. EVAL also loads a script.
-            replies = self.send(("EVAL", script.source, 1, name, *arguments), *followups)
+            replies = self.send(("EVAL", script.source, keys, name, *arguments), *followups)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
@@ -69,17 +69,19 @@ class SyncTransport:
 
     async def call_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """See `Transport`."""
-        replies = self.send(*(("EVALSHA", c.script.sha, 1, c.name, *c.arguments) for c in calls))
+        replies = self.send(
+            *(("EVALSHA", c.script.sha, c.keys, c.name, *c.arguments) for c in calls)
+        )
         unknown = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
             loaded = set()
             commands: list[Sequence[Any]] = []
-            for script, name, arguments in (calls[n] for n in unknown):
+            for script, name, arguments, keys in (calls[n] for n in unknown):
                 # The first call of a script loads it for the others.
                 first = script.sha not in loaded
                 loaded.add(script.sha)
                 head = ("EVAL", script.source) if first else ("EVALSHA", script.sha)
-                commands.append((*head, 1, name, *arguments))
+                commands.append((*head, keys, name, *arguments))
             for n, reply in zip(unknown, self.send(*commands), strict=True):
                 replies[n] = reply
         return replies

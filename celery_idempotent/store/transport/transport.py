@@ -17,8 +17,10 @@ class ScriptCall(NamedTuple):
     script: Script
     #: The record's name in Redis.
     name: str
-    #: In the order of the script's head.
+    #: In the order of the script's head, after the other keys.
     arguments: Sequence[Any]
+    #: How many keys it has: the record's name, and the first of the arguments.
+    keys: int = 1
 
 
 class Scope(Protocol[T_co]):

@@ -14,6 +14,7 @@ from celery_idempotent.store.commands import UNREADABLE, Command, Extension
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 RESULT, ERROR = Payload("json", b"result"), Payload("yaml", b"error")
+MESSAGE = KEY.of_message("t")
 
 BEGIN = {
     "execution_id": b"e", "unanswered_ids": b"u", "generation": 3, "max_attempts": 5, "error_ms": 6,
@@ -21,12 +22,25 @@ BEGIN = {
 NO_ERROR = {"generation": 0, "format": "", "error": b"", "error_ms": 0}
 AN_ERROR = {"generation": 2, "format": "yaml", "error": b"error", "error_ms": 9}
 
+#: For a key that may run again.
+WAIT = {"wait_ms": 30}
+
 COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
     (
         "begin",
         commands.begin(KEY, task_id="t", worker="w", lease_ms=10, retention_ms=200, **BEGIN),
         {
             **BEGIN, "task_id": b"t", "fingerprint": KEY.fingerprint, "worker": b"w",
+            "lease_ms": 10, "ttl_ms": 210,
+        },
+    ),
+    (
+        "begin",
+        commands.begin(
+            MESSAGE, task_id="t", worker="w", lease_ms=10, retention_ms=200, **BEGIN, **WAIT
+        ),
+        {
+            **BEGIN, **WAIT, "task_id": b"t", "fingerprint": KEY.fingerprint, "worker": b"w",
             "lease_ms": 10, "ttl_ms": 210,
         },
     ),
@@ -78,6 +92,11 @@ COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
         commands.reserve(KEY, "t", 10),
         {"task_id": b"t", "fingerprint": KEY.fingerprint, "hold_ms": 10},
     ),
+    (
+        "reserve_turn",
+        commands.reserve(MESSAGE, "t", 10, waits=True),
+        {"task_id": b"t", "fingerprint": KEY.fingerprint, "hold_ms": 10, "waits": 1},
+    ),
     ("get", commands.get(KEY), {}),
     ("forget", commands.forget(KEY), {"state": "", "token": ""}),
     ("forget", commands.forget(KEY, UNREADABLE), {"state": "?", "token": ""}),
@@ -87,8 +106,11 @@ COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "command", "values"), COMMANDS)
 def test_arguments(name: str, command: Command, values: dict[str, Any]) -> None:
     assert (command.script.name, command.key) == (name, KEY)
-    assert sorted(values) == sorted(command.script.argv)
-    assert command.arguments == [values[name] for name in command.script.argv]
+    argv = command.script.argv
+    if not command.key.message:
+        argv = tuple(argument for argument in argv if argument not in WAIT)
+    assert sorted(values) == sorted(argv)
+    assert command.arguments == [values[argument] for argument in argv]
 
 
 def test_a_shown_record_is_named_by_its_state_and_token() -> None:

@@ -1,0 +1,499 @@
+"""Keys that may run again: one message at a time has the turn; copies of an ended one replay."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.record import State
+from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
+from tests.store.record_harness import (
+    ERROR,
+    ERROR_MS,
+    FIRST,
+    HOLD_MS,
+    LEASE_MS,
+    OTHER_ARGUMENTS,
+    OWNER,
+    RESULT,
+    RETENTION_MS,
+    SECOND,
+    SHORT_MS,
+    RecordHarness,
+)
+from tests.store.turns import THIRD, Message, Turn
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def turn(harness: RecordHarness) -> Turn:
+    """Messages with ``idempotency_until="finished"``."""
+    return Turn(harness)
+
+
+@pytest.fixture
+def collapsing(harness: RecordHarness) -> Turn:
+    """Messages with ``idempotency_until="started"``."""
+    return Turn(harness, waits=True)
+
+
+def until_expired(message: Message, deadline_ms: int) -> None:
+    eventually(lambda: message.now_ms() >= deadline_ms)
+
+
+@pytest.mark.core
+def test_the_next_message_runs_after_the_end_and_a_copy_replays(turn: Turn) -> None:
+    first = turn.first.started()
+    assert turn.second.begin().case == "busy"
+    assert turn.first.complete(first.token).case == "ok"
+
+    second = turn.second.started()
+
+    assert second.token > first.token
+    for message, record in ((turn.first, turn.first.record()), (turn.second, second)):
+        copy = message.begin()
+        assert copy.stored.task_id == message.task_id
+        assert copy.case == ("finished" if record.state.finished else "held")
+
+
+def test_the_turn_shows_the_last_outcome(turn: Turn) -> None:
+    outcome = turn.first.completed()
+
+    assert turn.harness.record() == outcome
+    for record in (turn.harness, turn.first):
+        assert RETENTION_MS - 5000 < record.left_ms() <= RETENTION_MS
+
+
+def test_many_messages_may_run_and_every_copy_replays(turn: Turn) -> None:
+    for message in (turn.first, turn.second, turn.third) * 2:
+        reply = message.begin()
+        if reply.case == "begun":
+            message.complete(reply.token, Payload("json", message.task_id.encode()))
+
+    for message in (turn.first, turn.second, turn.third):
+        copy = message.begin()
+        assert (copy.case, copy.stored.body) == ("finished", message.task_id.encode())
+
+
+@pytest.mark.parametrize("generation", [0, 1])
+def test_copies_get_the_error_that_ended_their_message(turn: Turn, generation: int) -> None:
+    token = turn.first.started(generation=generation).token
+    assert turn.first.end_with_error(token, generation=generation).case == "ok"
+
+    assert turn.state is None
+    for older in range(generation + 1):
+        copy = turn.first.begin(generation=older)
+        assert (copy.case, copy.stored.body) == ("finished", ERROR.body)
+    assert turn.first.begin(generation=generation + 1).case == "begun"
+    assert turn.second.begin().case == "busy"
+
+
+def test_a_stored_error_is_of_one_message_only(turn: Turn) -> None:
+    turn.first.failed()
+
+    assert turn.first.begin().case == "finished"
+    assert turn.second.begin().case == "begun"
+    assert turn.first.begin().stored.state is State.FAILED
+
+
+def test_other_arguments_are_a_conflict_and_no_reuse(turn: Turn) -> None:
+    turn.first.started()
+
+    others = OTHER_ARGUMENTS.of_message(SECOND)
+
+    assert turn.second.begin(key=others).case == "busy"
+    turn.first.complete(turn.first.record().token)
+    assert turn.second.begin(key=others).case == "begun"
+
+
+def test_a_resent_begin_has_the_reply_of_the_first(turn: Turn) -> None:
+    first = turn.first.begin(execution_id=OWNER)
+
+    again = turn.first.begin(execution_id=OWNER)
+
+    assert (again.case, again.token, again.stored.attempt) == ("begun", first.token, 1)
+    assert turn.harness.record().token == first.token
+
+
+@pytest.mark.parametrize("end", ["complete", "fail", "release"])
+def test_a_resent_end_leaves_the_next_run_alone(turn: Turn, end: str) -> None:
+    token = turn.first.started().token
+    assert getattr(turn.first, end)(token).case == "ok"
+    running = turn.second.started()
+
+    assert getattr(turn.first, end)(token).case == "ok"
+
+    assert turn.harness.record() == running
+
+
+class TestTakeover:
+    def test_of_the_same_message(self, turn: Turn) -> None:
+        dead = turn.first.expired()
+
+        reply = turn.first.begin()
+
+        assert (reply.case, reply.stored.attempt) == ("begun", 2)
+        assert reply.token > dead.token
+        assert turn.harness.record().token == reply.token
+
+    def test_by_another_message_and_the_dead_one_comes_back(self, turn: Turn) -> None:
+        dead = turn.first.expired()
+
+        running = turn.second.started()
+
+        assert running.token > dead.token
+        assert turn.first.begin().case == "later"
+        turn.second.complete(running.token)
+        assert turn.first.begin().stored.attempt == 2
+
+    @pytest.mark.parametrize("end", ["complete", "fail", "end_with_error", "extend", "save_step"])
+    def test_refuses_the_stale_execution_while_it_runs(self, turn: Turn, end: str) -> None:
+        stale = turn.first.expired()
+        running = turn.second.started()
+
+        reply = getattr(turn.first, end)(stale.token)
+
+        assert (reply.case, reply.stored.task_id) == ("lost", FIRST)
+        assert not reply.stored.state.finished
+        assert turn.harness.record() == running
+
+    @pytest.mark.parametrize("end", ["complete", "fail", "end_with_error", "extend", "save_step"])
+    def test_refuses_the_stale_execution_after_it(self, turn: Turn, end: str) -> None:
+        stale = turn.first.expired()
+        turn.second.completed()
+
+        reply = getattr(turn.first, end)(stale.token)
+
+        assert (reply.case, reply.stored.task_id) == ("lost", FIRST)
+        assert turn.first.begin().case == "begun"
+
+    def test_a_begin_that_is_resent_after_it_draws_a_new_token(self, turn: Turn) -> None:
+        stale = turn.first.expired(execution_id=OWNER)
+        winner = turn.second.completed()
+
+        reply = turn.first.begin(execution_id=OWNER)
+
+        assert reply.token > winner.token > stale.token
+
+    def test_keeps_the_steps_of_each_message(self, turn: Turn) -> None:
+        turn.first.save_step(turn.first.started().token)
+        turn.first.abandon()
+        running = turn.second.started()
+        assert running.body == b""
+        turn.second.complete(running.token)
+
+        turn.first.started()
+
+        assert turn.first.steps == {"reserve": ("json", b'"r-1"')}
+
+    def test_after_all_attempts_the_message_is_poisoned_and_not_the_key(self, turn: Turn) -> None:
+        turn.first.expired()
+
+        assert turn.first.begin(max_attempts=1).stored.body == b"poisoned"
+        assert turn.second.begin(max_attempts=1).case == "begun"
+
+
+class TestAbandon:
+    def test_the_same_message_takes_over_at_once(self, turn: Turn) -> None:
+        token = turn.first.started().token
+
+        assert turn.first.abandon().case == "ok"
+
+        assert turn.first.extend(token).case == "lost"
+        assert turn.first.begin().stored.attempt == 2
+
+    def test_another_message_takes_over_at_once(self, turn: Turn) -> None:
+        turn.first.started()
+        turn.first.abandon()
+
+        assert turn.second.begin().case == "begun"
+
+    def test_nobody_begins_before_the_child_is_dead(self, turn: Turn) -> None:
+        turn.first.started()
+
+        turn.first.abandon(grace_ms=60_000, error=ERROR)
+
+        assert turn.second.begin().case == "busy"
+        assert turn.third.publish().case == "reserved"
+        assert turn.third.begin().case == "later"
+        assert turn.first.begin().case == "finished"
+
+    def test_leaves_a_turn_alone_that_another_message_has(self, turn: Turn) -> None:
+        turn.first.expired()
+        running = turn.second.started()
+
+        turn.first.abandon()
+
+        assert turn.harness.record() == running
+
+
+class TestRetry:
+    def test_the_turn_stays_reserved_for_it(self, turn: Turn) -> None:
+        token = turn.first.started().token
+        assert turn.first.release(token, HOLD_MS, generation=1).case == "ok"
+
+        assert (turn.state, turn.holder) == (State.RESERVED, FIRST)
+        assert turn.second.begin().case == "busy"
+        assert turn.first.begin(generation=0).case == "held"
+        assert turn.first.begin(generation=1).case == "begun"
+
+    def test_that_comes_too_late_waits_for_its_turn(self, turn: Turn) -> None:
+        token = turn.first.started().token
+        turn.first.release(token, SHORT_MS, generation=1)
+        until_expired(turn.first, turn.first.record().at_ms)
+        turn.second.started()
+
+        assert turn.first.begin(generation=1).case == "later"
+
+    def test_a_release_without_a_record_frees_the_turn(self, turn: Turn) -> None:
+        token = turn.first.started().token
+        turn.first.client.delete(turn.first.name)
+
+        assert turn.first.release(token).case == "ok"
+
+        assert turn.second.begin().case == "begun"
+
+
+class TestForget:
+    def test_a_forgotten_turn_is_free_and_the_execution_is_refused(self, turn: Turn) -> None:
+        token = turn.first.started().token
+        assert turn.harness.forget().case == "ok"
+
+        assert turn.second.begin().case == "begun"
+        assert turn.first.complete(token).case == "lost"
+
+    def test_without_a_next_run_the_refusal_has_no_record(self, turn: Turn) -> None:
+        token = turn.first.started().token
+        turn.harness.forget()
+
+        for reply in (turn.first.complete(token), turn.first.end_with_error(token)):
+            assert (reply.case, reply.record) == ("lost", None)
+
+
+class TestPublishing:
+    def test_reserves_a_free_turn(self, turn: Turn) -> None:
+        assert turn.first.publish().case == "reserved"
+
+        assert (turn.state, turn.holder) == (State.RESERVED, FIRST)
+        assert HOLD_MS - 5000 < turn.harness.left_ms() <= HOLD_MS
+        assert turn.second.begin().case == "busy"
+        assert turn.first.begin().case == "begun"
+
+    def test_while_one_waits_or_runs_gets_that_one(self, turn: Turn) -> None:
+        turn.first.publish()
+        assert turn.second.publish().stored.task_id == FIRST
+        turn.first.started()
+
+        reply = turn.second.publish()
+
+        assert (reply.case, reply.stored.task_id) == ("held", FIRST)
+
+    def test_after_the_end_reserves_anew(self, turn: Turn) -> None:
+        turn.first.completed()
+
+        assert turn.second.publish().case == "reserved"
+
+    def test_with_other_arguments_is_no_duplicate(self, turn: Turn) -> None:
+        turn.first.publish()
+        others = OTHER_ARGUMENTS.of_message(SECOND)
+        assert turn.second.publish(key=others).case == "reused"
+        turn.first.started()
+
+        assert turn.second.publish(key=others).case == "reused"
+
+    def test_after_a_crash_needs_no_reservation(self, turn: Turn) -> None:
+        turn.first.expired()
+
+        assert turn.second.publish().case == "expired"
+
+    def test_of_a_task_id_that_has_ended_is_answered(self, turn: Turn) -> None:
+        outcome = turn.first.completed()
+
+        reply = turn.first.publish()
+
+        assert (reply.case, reply.record) == ("finished", outcome)
+        assert turn.second.begin().case == "begun"
+
+    def test_of_a_task_id_that_ended_in_an_error_runs_again(self, turn: Turn) -> None:
+        turn.first.end_with_error(turn.first.started().token)
+
+        assert turn.first.publish().case == "reserved"
+        assert turn.first.begin().case == "begun"
+
+    def test_a_reservation_that_is_given_back_is_free(self, turn: Turn) -> None:
+        turn.first.publish()
+        turn.first.give_back()
+
+        assert turn.state is None
+        turn.first.publish()
+        turn.second.give_back()
+        assert turn.holder == FIRST
+
+    def test_of_the_same_task_id_may_be_repeated(self, turn: Turn) -> None:
+        turn.first.publish()
+
+        assert turn.first.publish().case == "reserved"
+
+    def test_a_reservation_that_has_expired_is_free(self, turn: Turn) -> None:
+        turn.first.publish(hold_ms=SHORT_MS)
+        eventually(lambda: turn.second.publish().case == "reserved")
+
+        assert turn.first.begin().case == "busy"
+
+
+class TestCollapsing:
+    @pytest.mark.core
+    def test_one_runs_one_waits_and_the_others_get_the_waiting_one(self, collapsing: Turn) -> None:
+        collapsing.first.publish()
+        assert collapsing.third.publish().stored.task_id == FIRST
+        token = collapsing.first.started().token
+
+        assert collapsing.second.publish().case == "reserved"
+        reply = collapsing.third.publish()
+
+        assert (reply.case, reply.stored.task_id) == ("held", SECOND)
+        assert reply.stored.state is State.RESERVED
+        collapsing.first.complete(token)
+        assert (collapsing.state, collapsing.holder) == (State.RESERVED, SECOND)
+        assert collapsing.third.begin().case == "busy"
+        assert collapsing.second.begin().case == "begun"
+        assert not collapsing.waits
+
+    @pytest.mark.parametrize("end", ["complete", "fail", "release", "end_with_error"])
+    def test_whatever_the_end_the_next_turn_is_reserved(self, collapsing: Turn, end: str) -> None:
+        token = collapsing.first.started().token
+        collapsing.second.publish()
+
+        assert getattr(collapsing.first, end)(token).case == "ok"
+
+        assert (collapsing.state, collapsing.holder) == (State.RESERVED, SECOND)
+        assert HOLD_MS - 5000 < collapsing.harness.left_ms() <= HOLD_MS
+
+    def test_the_reservation_outlasts_a_retry_a_crash_and_a_heartbeat(
+        self, collapsing: Turn
+    ) -> None:
+        token = collapsing.first.started().token
+        collapsing.second.publish()
+        collapsing.first.extend(token)
+        collapsing.first.save_step(token)
+        collapsing.first.release(token, HOLD_MS, generation=1)
+        assert collapsing.third.publish().stored.task_id == SECOND
+        assert collapsing.second.begin().case == "later"
+        collapsing.first.started(generation=1)
+        collapsing.first.abandon()
+        token = collapsing.first.started(generation=1).token
+
+        assert collapsing.third.publish().stored.task_id == SECOND
+        collapsing.first.complete(token)
+        assert collapsing.holder == SECOND
+
+    def test_a_waiting_message_that_meets_a_run_renews_its_reservation(
+        self, collapsing: Turn
+    ) -> None:
+        token = collapsing.first.started().token
+        collapsing.second.publish(hold_ms=LEASE_MS)
+
+        assert collapsing.second.begin().case == "later"
+
+        collapsing.first.complete(token)
+        assert collapsing.harness.left_ms() > LEASE_MS
+
+    def test_a_message_without_a_reservation_waits_if_no_other_does(self, collapsing: Turn) -> None:
+        collapsing.first.started()
+
+        assert collapsing.second.begin().case == "later"
+        assert collapsing.third.begin().case == "busy"
+        assert collapsing.third.publish().stored.task_id == SECOND
+
+    def test_a_waiting_reservation_that_has_expired_is_free(self, collapsing: Turn) -> None:
+        token = collapsing.first.started().token
+        collapsing.second.publish(hold_ms=SHORT_MS)
+
+        eventually(lambda: collapsing.third.publish().case == "reserved")
+
+        collapsing.first.complete(token)
+        assert collapsing.holder == THIRD
+
+    def test_a_waiting_reservation_that_is_given_back_is_free(self, collapsing: Turn) -> None:
+        collapsing.first.started()
+        collapsing.second.publish()
+        collapsing.second.give_back()
+
+        assert not collapsing.waits
+        assert collapsing.third.publish().case == "reserved"
+
+    def test_a_retry_that_is_discarded_makes_room_for_the_waiting_one(
+        self, collapsing: Turn
+    ) -> None:
+        token = collapsing.first.started().token
+        collapsing.second.publish()
+        collapsing.first.release(token, HOLD_MS, generation=1)
+
+        collapsing.first.give_back()
+
+        assert collapsing.holder == SECOND
+
+    def test_after_a_crash_one_message_waits(self, collapsing: Turn) -> None:
+        collapsing.first.expired()
+
+        assert collapsing.second.publish().case == "reserved"
+        assert collapsing.third.publish().stored.task_id == SECOND
+        assert collapsing.second.begin().case == "begun"
+
+    def test_other_arguments_than_the_waiting_ones_are_refused(self, collapsing: Turn) -> None:
+        others = OTHER_ARGUMENTS.of_message(SECOND)
+        collapsing.first.started()
+        assert collapsing.second.publish(key=others).case == "reserved"
+
+        assert collapsing.third.publish().case == "reused"
+
+    def test_a_waiting_message_is_not_taken_for_an_error_or_a_step(self, collapsing: Turn) -> None:
+        collapsing.first.started()
+        collapsing.second.publish()
+
+        assert collapsing.waits
+        assert collapsing.errors() == []
+
+
+class TestChangingTheMode:
+    """A key that `idempotency_until` was changed for, while its messages are under way."""
+
+    def test_a_running_execution_keeps_the_turn(self, turn: Turn) -> None:
+        running = turn.harness.started()
+
+        assert turn.first.begin().case == "busy"
+        assert turn.second.begin().case == "busy"
+        assert turn.harness.complete(running.token).case == "ok"
+        assert turn.second.begin().case == "begun"
+
+    def test_a_message_that_had_ended_does_not_run_again(self, turn: Turn) -> None:
+        turn.harness.completed(task_id=FIRST)
+
+        reply = turn.first.begin()
+
+        assert (reply.case, reply.stored.body) == ("finished", RESULT.body)
+
+    def test_back_to_one_outcome_the_last_one_replays(self, turn: Turn) -> None:
+        turn.first.completed()
+        turn.second.completed()
+
+        assert turn.harness.begin(task_id=THIRD).stored.task_id == SECOND
+
+
+class TestDamage:
+    def test_of_the_turn(self, turn: Turn) -> None:
+        turn.harness.put(b"damage")
+
+        reserve = commands.reserve(turn.first.key, FIRST, HOLD_MS)
+        assert run_sync(turn.harness.store.execute(reserve)).case == "corrupt"
+        with pytest.raises(CorruptRecordError):
+            turn.first.begin()  # its reply has the damaged bytes
+        assert turn.first.raw is None
+
+
+def test_error_records_expire(turn: Turn) -> None:
+    turn.first.end_with_error(turn.first.started().token)
+
+    assert ERROR_MS - 5000 < turn.first.left_ms() <= ERROR_MS
