@@ -371,7 +371,7 @@ class TestCollapsing:
         assert (collapsing.state, collapsing.holder) == (State.RESERVED, SECOND)
         assert HOLD_MS - 5000 < collapsing.harness.left_ms() <= HOLD_MS
 
-    def test_the_reservation_outlasts_a_retry_a_crash_and_a_heartbeat(
+    def test_the_reservation_is_kept_over_a_retry_a_crash_and_a_heartbeat(
         self, collapsing: Turn
     ) -> None:
         token = collapsing.first.started().token
