@@ -39,7 +39,11 @@ class PoisonedTaskError(IdempotencyError):
 
 
 class StoreUnavailableError(IdempotencyError):
-    """Redis, or the backend that holds an offloaded result, is unavailable."""
+    """Redis, the database of a transaction or the storage of a large result is unavailable."""
+
+
+class TransactionError(IdempotencyError):
+    """There is no transaction of ``idempotency_transaction``, or the body has ended it."""
 
 
 class CorruptRecordError(IdempotencyError):

@@ -71,6 +71,9 @@ class Settings:
     max_result_size: int = 1024 * 1024
     #: URL of a Celery key-value backend for values above `max_result_size`.
     offload_backend: str | None = field(default=None, repr=False)
+    #: The database whose transactions contain the body and its outcome: a SQLAlchemy engine, the
+    #: path of one, or a Django alias.
+    transaction: Any = field(default=None, repr=False)
     #: By default the result backend, else the broker, if that is Redis.
     redis_url: str | None = field(default=None, repr=False)
     #: First part of every name in Redis.
@@ -271,6 +274,13 @@ def _is_client(value: Any) -> bool:
     return callable(value) or hasattr(value, "evalsha") or _is_path(value)
 
 
+def _is_database(value: Any) -> bool:
+    """Whether `value` is a path, an alias, or a blocking SQLAlchemy engine."""
+    if isinstance(value, str):
+        return re.fullmatch(r"[\w-]+([.:]\w+)*", value) is not None
+    return value is None or (hasattr(value, "dialect") and not hasattr(value, "sync_engine"))
+
+
 def _is_path(value: Any) -> bool:
     """Whether `value` is a path such as ``shop.redis:client``."""
     return isinstance(value, str) and re.fullmatch(r"\w+([.:]\w+)+", value) is not None
@@ -307,6 +317,10 @@ _VALIDATORS: Mapping[str, _Validator] = {
     ),
     "max_result_size": _whole(0, 512 * 1024 * 1024),
     "offload_backend": _text("the URL of a Celery key-value backend"),
+    "transaction": (
+        _is_database,
+        "a blocking SQLAlchemy engine, the path of one, or the alias of a Django database",
+    ),
     "redis_url": _text("the URL of a Redis server"),
     "key_prefix": (_is_prefix, "printable text without spaces"),
     "redis_options": (lambda value: isinstance(value, Mapping), "a mapping of option to value"),

@@ -17,12 +17,23 @@ from celery_idempotent import Idempotency
 from tests.servers.clock import find_faketime
 from tests.servers.rabbitmq import find_rabbitmq
 from tests.servers.redis_server import find_tls_servers
+from tests.servers.sql_server import find_mariadb, find_postgres
 
 TESTS = Path(__file__).parent
 #: Folders whose tests wait for servers and workers. They run first, so that none of them runs alone
 #: at the end.
 SLOW_FOLDERS = (
-    *("worker", "packaging", "servers", "examples", "functions", "http", "labs", "monitoring"),
+    *(
+        "worker",
+        "packaging",
+        "servers",
+        "examples",
+        "functions",
+        "http",
+        "labs",
+        "monitoring",
+        "sql",
+    ),
 )
 
 
@@ -30,6 +41,8 @@ SLOW_FOLDERS = (
 PREREQUISITES: dict[str, tuple[Callable[[], object], str]] = {
     "clock": (find_faketime, "libfaketime is not installed: apt-get install libfaketime"),
     "rabbitmq": (find_rabbitmq, "RabbitMQ is not installed: apt-get install rabbitmq-server"),
+    "mariadb": (find_mariadb, "MariaDB is not installed: apt-get install mariadb-server"),
+    "postgresql": (find_postgres, "PostgreSQL is not installed: apt-get install postgresql"),
     "tls": (find_tls_servers, "no Redis with TLS is installed: apt-get install redis-server"),
 }
 

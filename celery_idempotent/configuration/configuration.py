@@ -15,6 +15,7 @@ from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
 from kombu.compression import get_encoder
 from kombu.serialization import dumps, prepare_accept_content, registry
+from kombu.utils.imports import symbol_by_name
 
 from celery_idempotent import settings
 from celery_idempotent.configuration.arguments import normaliser
@@ -28,6 +29,7 @@ from celery_idempotent.payload.backend_result_codec import BackendResultCodec
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.payload.offload_storage import BackendOffloadStorage
 from celery_idempotent.settings import OPTIONS, SIMILAR_PREFIX, Settings
+from celery_idempotent.sql.database import Database
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
@@ -60,6 +62,7 @@ class TaskConfiguration:
             )
             if options.offload_backend:
                 offload_storage.check(app, options.offload_backend)
+            options = with_database(options)
             encryption_keys.check(options)
             if options.enabled:
                 _check_call(task)
@@ -173,6 +176,13 @@ def with_serializer(
                 f"{options.compression!r}"
             ) from None
     return replace(options, serializer=serializer)
+
+
+def with_database(options: Settings) -> Settings:
+    """Returns `options` with the database of `transaction`, which is not resolved yet."""
+    if options.transaction is None:
+        return options
+    return replace(options, transaction=Database(options.transaction, symbol_by_name))
 
 
 def accepted_content_types(app: Celery) -> frozenset[str]:

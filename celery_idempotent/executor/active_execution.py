@@ -18,6 +18,7 @@ from celery_idempotent.lease.lease import Lease
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record.layout import Begun
 from celery_idempotent.record.payload import Payload
+from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.scripts import Reply
@@ -52,6 +53,8 @@ class ActiveExecution:
         settings = call.settings
         extension = Extension(call.key, begun.token, settings.lease_ms, settings.result_ms)
         self.lease: Lease[Any] = Lease(runtime.store, extension, sent_at, self._lease_lost)
+        #: The database transaction of the body, if it has one.
+        self.transaction: Transaction | None = None
         #: What is being stored as the outcome, and in which field of the record.
         self.outcome: tuple[Payload, str] | None = None
         self.execution = runtime.execution(str(call.key), begun.token, begun.attempt, self)
@@ -120,6 +123,7 @@ class ActiveExecution:
         Raises:
             StoreUnavailableError: if Redis is unavailable. The lease expires then.
         """
+        self.roll_back()
         try:
             command = release_command(self.call, self.execution.token, disposition, error)
             reply = await self.runtime.execute(command)
@@ -128,6 +132,11 @@ class ActiveExecution:
             raise
         self.settled = True
         return reply
+
+    def roll_back(self, *, discard: bool = False) -> None:
+        """Rolls back the transaction, if there is one that is not committed."""
+        if self.transaction is not None:
+            self.transaction.rollback(discard=discard)
 
     async def persist(self, command: Command) -> Reply:
         """Writes to the record; repeats while Redis is unavailable and `should_retry` allows it.
@@ -151,9 +160,10 @@ class ActiveExecution:
         """Whether to repeat a write that was first tried at `since` (seconds of `lease.clock`).
 
         For the length of a lease, even if this one has expired: while Redis is unavailable to all,
-        no other execution can begin. If one has begun, Redis refuses the write.
+        no other execution can begin. If one has begun, Redis refuses the write. An outcome that is
+        committed in a database can be stored by a later call.
         """
-        if self.exiting:
+        if self.exiting or (self.transaction is not None and self.transaction.committed):
             return False
         return self.lease.trusted or monotonic() < since + self.lease.seconds
 

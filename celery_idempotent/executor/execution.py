@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar, overload
 
-from celery_idempotent.errors import LeaseLostError
+from celery_idempotent.errors import LeaseLostError, TransactionError
 from celery_idempotent.lease.lease import Lease
+from celery_idempotent.sql.transaction import Transaction
 
 T = TypeVar("T")
 
@@ -37,6 +38,8 @@ class BaseExecution:
     _protection: Protection | None = field(default=None, repr=False)
     #: Makes of a step's name and value what an execution with a record returns.
     _restore_step: Callable[[str, Any], Any] | None = field(default=None, repr=False)
+    #: The database transaction of the body.
+    _transaction: Transaction | None = field(default=None, repr=False)
 
     @property
     def recovered(self) -> bool:
@@ -51,6 +54,23 @@ class BaseExecution:
         unavailable under ``on_store_error="run"``.
         """
         return self._protection is not None
+
+    @property
+    def connection(self) -> Any:
+        """The connection of the body's transaction (``idempotency_transaction``).
+
+        A `sqlalchemy.Connection`, or Django's connection of the alias. What it executes is
+        committed together with the outcome.
+
+        Raises:
+            TransactionError: if there is no transaction, or it has ended.
+        """
+        if self._transaction is None:
+            raise TransactionError(
+                "there is no transaction: idempotency_transaction is not set, or this is a call "
+                "without protection"
+            )
+        return self._transaction.connection
 
     def check(self) -> None:
         """Checks, without a round trip, that no other execution can have begun.

@@ -6,28 +6,28 @@ import contextlib
 import logging
 import os
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from celery_idempotent import signals
 from celery_idempotent.errors import (
     CorruptRecordError,
     IdempotencyError,
-    NotReadyError,
     StoreUnavailableError,
 )
-from celery_idempotent.executor import conflict
+from celery_idempotent.executor import conflict, transaction
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.decision import decide, decide_by, refuse
 from celery_idempotent.executor.execution import BaseExecution
-from celery_idempotent.executor.outcome import Outcome, Result
-from celery_idempotent.executor.replay import replay
+from celery_idempotent.executor.outcome import Failure, Outcome, Result
+from celery_idempotent.executor.replay import replay_or_refuse
 from celery_idempotent.executor.returned import restore_step, without_record
 from celery_idempotent.executor.runtime.blocking import BlockingRuntime
 from celery_idempotent.executor.runtime.run_flow import run_flow
 from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.executor.settle import settle
 from celery_idempotent.executor.soft_limit import Interrupted
+from celery_idempotent.executor.transaction import UnrecordedExecution
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.payload.codec import PayloadCodec
@@ -67,6 +67,8 @@ async def execute(call: ExecutorCall, runtime: Runtime, codec: PayloadCodec) -> 
     request = BeginRequest(call, runtime, codec)
     try:
         granted = await begin(request)
+        if call.settings.transaction is not None and not isinstance(granted, (Result, Failure)):
+            return await execute_in_transaction(request, granted)
         if isinstance(granted, ActiveExecution):
             outcome = await runtime.run(granted.work, granted.interrupt)
             return await settle(granted, outcome)
@@ -90,6 +92,26 @@ async def execute(call: ExecutorCall, runtime: Runtime, codec: PayloadCodec) -> 
     finally:
         if request.active is not None and request.active.renewed:
             request.active.finish()
+
+
+async def execute_in_transaction(
+    request: BeginRequest, granted: ActiveExecution | BaseExecution
+) -> Outcome:
+    """As :func:`execute`, with the body in a transaction of ``idempotency_transaction``."""
+    if isinstance(granted, BaseExecution):
+        granted = UnrecordedExecution(request.call, granted, request.runtime, request.codec)
+    active = request.active = granted
+    try:
+        row = await transaction.claim(active)
+        if row is not None:
+            return await transaction.adopt(active, row)
+        active.decide()
+        outcome = await active.runtime.run(active.work, active.interrupt)
+        if isinstance(outcome, Failure) and transaction.asynchronous(outcome.error):
+            active.roll_back(discard=True)
+        return await settle(active, outcome)
+    finally:
+        active.roll_back(discard=True)
 
 
 class Executor:
@@ -219,7 +241,8 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
                 late = StoreUnavailableError("Redis replies later than idempotency_lease allows")
                 return without_store(call, runtime, request.codec, request.unanswered_ids, late)
             if active.lease.trusted:
-                active.decide()
+                if call.settings.transaction is None:  # else, when the row is claimed
+                    active.decide()
                 return active
             # The process was suspended. A begin with the same id returns the state of the key.
             logger.warning("%s: the lease expired before task %s ran", call.key, call.task_id)
@@ -228,12 +251,7 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
             continue
         record = _record_in(reply, call, runtime)
         if reply.case == "finished":
-            try:
-                return await replay(call, record, request.codec)
-            except NotReadyError:
-                conflict.refuse(call, record)
-            except StoreUnavailableError as error:
-                _requeue_without_offload(call, error)
+            return await replay_or_refuse(call, record, request.codec)
         if reply.case == "reused":
             if call.generation and record.task_id == call.task_id:
                 # A task that has replaced itself has other arguments under the same key.
@@ -286,15 +304,6 @@ def begin_command(call: ExecutorCall, execution_id: bytes) -> Command:
         error_ms=settings.error_ms,
         wait_ms=settings.wait_ms,
     )
-
-
-def _requeue_without_offload(call: ExecutorCall, error: StoreUnavailableError) -> NoReturn:
-    """The outcome exists and cannot be fetched: requeue or fail, but never run."""
-    logger.error("%s: the outcome for task %s is unavailable: %s", call.key, call.task_id, error)
-    if call.settings.on_store_error == "raise":
-        raise refuse(call, error)
-    decide(call, "store_unavailable")
-    conflict.requeue(call, call.unanswered_ids, error)
 
 
 def without_store(

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from celery_idempotent.errors import CorruptRecordError, PoisonedTaskError, ResultNotStoredError
+import logging
+from typing import NoReturn
+
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    NotReadyError,
+    PoisonedTaskError,
+    ResultNotStoredError,
+    StoreUnavailableError,
+)
+from celery_idempotent.executor import conflict
 from celery_idempotent.executor.call import ExecutorCall
-from celery_idempotent.executor.decision import refuse, replayed
+from celery_idempotent.executor.decision import decide, refuse, replayed
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record.record import Record
+
+logger = logging.getLogger(__name__)
 
 
 async def replay(call: ExecutorCall, record: Record, codec: PayloadCodec) -> Outcome:
@@ -37,3 +49,22 @@ async def replay(call: ExecutorCall, record: Record, codec: PayloadCodec) -> Out
     else:
         replayed(call, record)
     return Failure(outcome) if failed else Result(outcome)
+
+
+async def replay_or_refuse(call: ExecutorCall, record: Record, codec: PayloadCodec) -> Outcome:
+    """As :func:`replay`; refuses or requeues the call if the outcome is not available yet."""
+    try:
+        return await replay(call, record, codec)
+    except NotReadyError:
+        conflict.refuse(call, record)
+    except StoreUnavailableError as error:
+        _requeue_without_offload(call, error)
+
+
+def _requeue_without_offload(call: ExecutorCall, error: StoreUnavailableError) -> NoReturn:
+    """The outcome exists and cannot be fetched: requeue or fail, but never run."""
+    logger.error("%s: the outcome for task %s is unavailable: %s", call.key, call.task_id, error)
+    if call.settings.on_store_error == "raise":
+        raise refuse(call, error)
+    decide(call, "store_unavailable")
+    conflict.requeue(call, call.unanswered_ids, error)

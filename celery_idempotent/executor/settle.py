@@ -13,8 +13,8 @@ from celery_idempotent.errors import (
     NotReadyError,
     StoreUnavailableError,
 )
-from celery_idempotent.executor import conflict
-from celery_idempotent.executor.active_execution import ActiveExecution
+from celery_idempotent.executor import conflict, transaction
+from celery_idempotent.executor.active_execution import FREE, ActiveExecution
 from celery_idempotent.executor.call import Delegate, Fail, Release
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.executor.replay import replay
@@ -81,10 +81,14 @@ async def _settle(active: ActiveExecution, outcome: Outcome) -> Outcome:
 
 async def _complete(active: ActiveExecution, value: Any) -> Outcome:
     command, outcome = await complete_command(active, value)
+    if active.transaction is not None:
+        instead = await transaction.commit(active, command)
+        if instead is not None:
+            return instead if active.settled else await _settle(active, instead)
     reply = await _store(active, command)
     if reply is None:
         return outcome
-    if reply.case != "ok":
+    if reply.case != "ok" and active.transaction is None:
         await active.discard_outcome()
         return await _resolve_lost_lease(active, reply, outcome)
     active.call.own_outcome = True
@@ -120,13 +124,15 @@ async def _fail(active: ActiveExecution, outcome: Failure) -> Outcome:
     payload = await _encode_error(active, outcome.error)
     if not payload.format:
         _report_not_stored(active, payload, ERROR)
-    reply = await _store(
-        active,
-        commands.fail(call.key, active.execution.token, payload, call.settings.error_ms),
-    )
+    command = commands.fail(call.key, active.execution.token, payload, call.settings.error_ms)
+    if active.transaction is not None:
+        instead = await transaction.commit(active, command)
+        if instead is not None:
+            return instead if active.settled else await _release(active, instead, FREE)
+    reply = await _store(active, command)
     if reply is None:
         return outcome
-    if reply.case != "ok":
+    if reply.case != "ok" and active.transaction is None:
         await active.discard_outcome()
         return await _resolve_lost_lease(active, reply, outcome)
     call.own_outcome = True
@@ -154,10 +160,12 @@ async def _delegate(active: ActiveExecution, outcome: Failure, disposition: Dele
     # A caller that waits for a result which never comes runs when the record expires.
     body = layout.write_replacement(disposition.awaited, call.task_id, active.steps.finished)
     result = Payload(DELEGATED if disposition.stores_result else RESULT_IGNORED, body)
-    reply = await _store(
-        active,
-        commands.complete(call.key, active.execution.token, result, call.settings.result_ms),
-    )
+    command = commands.complete(call.key, active.execution.token, result, call.settings.result_ms)
+    if active.transaction is not None:
+        instead = await transaction.commit(active, command)
+        if instead is not None:
+            return instead if active.settled else await _release(active, instead, FREE)
+    reply = await _store(active, command)
     if reply is not None and reply.case == "ok":
         await _mark_continued(active)
         active.report(signals.completed)
@@ -166,6 +174,8 @@ async def _delegate(active: ActiveExecution, outcome: Failure, disposition: Dele
 
 async def _release(active: ActiveExecution, outcome: Outcome, disposition: Release) -> Outcome:
     error = outcome.error if isinstance(outcome, Failure) else None
+    if error is not None and not disposition.hold and transaction.should_retry(active, error):
+        await transaction.retry(active, error)
     payload = None
     if disposition.final and error is not None:
         payload = await _encode_error(active, error)
@@ -209,7 +219,13 @@ async def _store(active: ActiveExecution, outcome: Command) -> Reply | None:
     try:
         reply = await active.persist(outcome)
     except StoreUnavailableError as error:
-        report_unsaved(active, error)
+        if active.transaction is None:
+            report_unsaved(active, error)
+        else:
+            logger.warning(
+                "%s: the outcome of task %s is committed; its record follows with the next call: "
+                "%s", active.execution.key, active.call.task_id, error,
+            )  # fmt: skip
     active.settled = True
     active.finish()
     return reply

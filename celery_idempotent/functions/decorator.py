@@ -44,6 +44,11 @@ def idempotent_function(
         raise SettingsError(
             f"{name} is a generator function, whose values cannot be replayed; return a list"
         )
+    if settings.transaction is not None and inspect.iscoroutinefunction(func):
+        raise SettingsError(
+            f"{name}: idempotency_transaction needs a blocking function, since its connection "
+            "blocks; make it one, and call it by asyncio.to_thread"
+        )
     # No serializer changes the arguments between the caller and the function.
     rule = KeyRule(name, key, inspect.signature(func), lambda args, kwargs: (args, kwargs))
     labels = None if label is None else Label(rule, label)

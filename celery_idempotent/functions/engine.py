@@ -172,6 +172,7 @@ class Idempotency:
             KeyRuleError: if `key` cannot be used as a key.
         """
         block_settings = self.settings_for(options, self.name)
+        _check_no_transaction(block_settings, self.name, "a block")
         try:
             derived = self.key_of(key, fingerprint)
         except KeyRuleError as error:
@@ -211,6 +212,7 @@ class Idempotency:
                 f"Idempotency {self.name!r}: a batch does not wait for replicas; remove "
                 "idempotency_wait_replicas and idempotency_wait_aof, or begin each key by itself"
             )
+        _check_no_transaction(self.settings, self.name, "a batch")
         batch_settings = replace(self.settings, on_lease_lost="finish")
         if fingerprints is None:
             fingerprints = [None] * len(keys)
@@ -359,7 +361,8 @@ class Idempotency:
         }
         built = settings.build(values, where)
         default = self._app.conf.result_serializer if self._app else "json"
-        return configuration.with_serializer(built, where, default, self._accept)
+        built = configuration.with_serializer(built, where, default, self._accept)
+        return configuration.with_database(built)
 
     def close(self) -> None:
         """Closes the connections that blocking code has opened; the next call reconnects."""
@@ -368,6 +371,14 @@ class Idempotency:
     async def aclose(self) -> None:
         """Closes the connections of the running event loop; the next call reconnects."""
         await self.async_executor.store.aclose()
+
+
+def _check_no_transaction(options: Settings, where: str, what: str) -> None:
+    if options.transaction is not None:
+        raise SettingsError(
+            f"{where}: idempotency_transaction applies to tasks and blocking functions, not to "
+            f"{what}; pass it to idempotent() instead of Idempotency()"
+        )
 
 
 def _configured_options(app: Celery) -> dict[str, Any]:

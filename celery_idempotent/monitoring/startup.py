@@ -13,6 +13,7 @@ from celery_idempotent import doctor
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.errors import SettingsError, StoreUnavailableError
 from celery_idempotent.settings import Settings
+from celery_idempotent.sql.database import Database
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 
@@ -39,9 +40,14 @@ def check_stores(instance: Any, **_: Any) -> None:
     """
     try:
         policies: dict[RecordStore, set[str]] = defaultdict(set)
+        databases: set[Database] = set()
         for task in app_tasks.enabled(instance.app):
             configuration = task.idempotency_configuration
             policies[configuration.executor.store].add(policy_of(configuration.settings))
+            if configuration.settings.transaction is not None:
+                databases.add(configuration.settings.transaction)
+        for database in databases:
+            _check_database(database)
         for store, wanted in policies.items():
             _await_store(store, next(policy for policy in _MESSAGES if policy in wanted))
     except SettingsError as error:
@@ -77,3 +83,15 @@ def _await_store(store: RecordStore, policy: str) -> None:
             if logged:
                 logger.warning("The record store %s is available again", store.config)
             return
+
+
+def _check_database(database: Database) -> None:
+    """Checks the table of outcomes; while the database is unavailable, its tasks are requeued.
+
+    Raises:
+        SettingsError: if the table is missing.
+    """
+    try:
+        database.check()
+    except StoreUnavailableError as error:
+        logger.error("%s; its tasks are requeued until it is available", error)

@@ -184,6 +184,11 @@ def read_replacement(body: bytes, key: str) -> str:
     return read_task_id(body[9:end])
 
 
+def read_awaited(body: bytes) -> int:
+    """Returns the generation of the first message that continues under the key."""
+    return int.from_bytes(body[:7], "big")
+
+
 def corrupt(key: str) -> CorruptRecordError:
     """Returns the error for a record that cannot be read."""
     return CorruptRecordError(

@@ -89,6 +89,7 @@ class IdempotentTask(Task):
     idempotency_encryption_keys: Any = None
     idempotency_max_result_size: int | None = None
     idempotency_offload_backend: str | None = None
+    idempotency_transaction: Any = None
     idempotency_redis_url: str | None = None
     idempotency_key_prefix: str | None = None
     idempotency_redis_options: Mapping[str, Any] | None = None

@@ -48,6 +48,12 @@ TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
     ),
     ("max_result_size", 1024 * 1024, [0, 1, 2**29], [-1, 2**29 + 1, 1.5, "1M", None, True]),
     ("offload_backend", None, [None, "file:///tmp/results"], ["", 5]),
+    (
+        "transaction",
+        None,
+        [None, "default", "shop.db:engine"],
+        ["", "no path", "postgresql://localhost/shop", 5, len],
+    ),
     ("redis_url", None, [None, "redis://localhost"], ["", 5, b"redis://"]),
     ("key_prefix", "idem", ["i", "shop:idem", "{shop}"], ["", "a b", "a\n", None, 5]),
     ("redis_options", None, [{}, {"master_name": "shop"}], ["master_name", 5, []]),

@@ -1,0 +1,14 @@
+"""The Django app: the table of outcomes, its migration and admin, and system checks."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class IdempotencyConfig(AppConfig):
+    """``"celery_idempotent.contrib.django"`` in INSTALLED_APPS."""
+
+    name = "celery_idempotent.contrib.django"
+    label = "celery_idempotent"
+    verbose_name = "Idempotent tasks"
+    default_auto_field = "django.db.models.BigAutoField"

@@ -1,0 +1,36 @@
+"""The table of outcomes as a Django model. The statements that write it are not Django's."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from celery_idempotent.sql.outcomes import TABLE
+
+
+class Outcome(models.Model):
+    """The outcome of a key, committed together with the effects of the task."""
+
+    id = models.CharField(primary_key=True, max_length=32, help_text="digest of prefix and key")
+    record_key = models.TextField("key")
+    owner = models.CharField(max_length=32, help_text="random id of the transaction")
+    state = models.CharField(max_length=16)
+    task_id = models.TextField()
+    worker = models.TextField()
+    token = models.BigIntegerField()
+    attempt = models.IntegerField()
+    fingerprint = models.CharField(max_length=32)
+    format = models.CharField(max_length=255)
+    body = models.BinaryField()
+    finished_at = models.BigIntegerField(null=True, help_text="milliseconds since the epoch")
+    expires_at = models.BigIntegerField(
+        null=True, db_index=True, help_text="milliseconds since the epoch"
+    )
+
+    class Meta:
+        """Nobody adds or changes rows by hand."""
+
+        db_table = TABLE
+        default_permissions = ("view", "delete")
+
+    def __str__(self) -> str:
+        return str(self.record_key)

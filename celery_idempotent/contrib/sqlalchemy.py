@@ -1,0 +1,31 @@
+"""The table of outcomes as SQLAlchemy metadata, for Alembic or ``metadata.create_all(engine)``."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, String, Table, Text
+
+from celery_idempotent.sql.outcomes import TABLE
+
+__all__ = ["metadata", "outcomes"]
+
+metadata = MetaData()
+
+#: The rows of finished keys; a row is claimed and finished in the transaction of the effects.
+outcomes = Table(
+    TABLE,
+    metadata,
+    Column("id", String(32), primary_key=True, comment="digest of key prefix and key"),
+    Column("record_key", Text, nullable=False, comment="task:digest, as Record.key"),
+    Column("owner", String(32), nullable=False, comment="random id of the transaction"),
+    Column("state", String(16), nullable=False, comment="COMPLETED or FAILED"),
+    Column("task_id", Text, nullable=False),
+    Column("worker", Text, nullable=False),
+    Column("token", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("fingerprint", String(32), nullable=False),
+    Column("format", String(255), nullable=False),
+    # LONGBLOB on MySQL, whose BLOB holds 64 KiB.
+    Column("body", LargeBinary(2**32 - 1), nullable=False),
+    Column("finished_at", BigInteger, comment="milliseconds since the epoch"),
+    Column("expires_at", BigInteger, index=True, comment="milliseconds since the epoch"),
+)

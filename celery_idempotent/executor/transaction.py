@@ -1,0 +1,204 @@
+"""Executions in a database transaction: ``idempotency_transaction``.
+
+The row of the key is claimed before the body runs; its outcome is committed with the effects, then
+stored in Redis. From the commit on, the row decides: whatever Redis holds, every caller gets it.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any, NoReturn
+
+from billiard.exceptions import SoftTimeLimitExceeded
+
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    IdempotencyError,
+    LeaseLostError,
+    StoreUnavailableError,
+)
+from celery_idempotent.executor import conflict
+from celery_idempotent.executor.active_execution import ActiveExecution
+from celery_idempotent.executor.call import ExecutorCall
+from celery_idempotent.executor.decision import decide, refuse
+from celery_idempotent.executor.execution import BaseExecution
+from celery_idempotent.executor.outcome import Failure, Outcome
+from celery_idempotent.executor.replay import replay_or_refuse
+from celery_idempotent.executor.runtime.runtime import Runtime
+from celery_idempotent.executor.soft_limit import FLOW, WAIT, innermost
+from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.payload.codec import PayloadCodec
+from celery_idempotent.record import layout
+from celery_idempotent.record.layout import Begun
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.record import State
+from celery_idempotent.sql.errors import is_transient
+from celery_idempotent.sql.outcomes import Claim, Ended, Row
+from celery_idempotent.store import commands
+from celery_idempotent.store.commands import Command
+from celery_idempotent.store.scripts import Reply
+
+logger = logging.getLogger(__name__)
+
+#: Messages that were requeued so often are not requeued again for an error of the database.
+MAX_REQUEUES = 20
+#: Raised between any two bytecodes, so that the driver may have sent a statement and not read the
+#: reply.
+_ASYNCHRONOUS_ERRORS = (LeaseLostError, SoftTimeLimitExceeded)
+
+
+class UnrecordedExecution(ActiveExecution):
+    """An execution without a record: Redis is unavailable, and the row alone protects it."""
+
+    def __init__(
+        self, call: ExecutorCall, execution: BaseExecution, runtime: Runtime, codec: PayloadCodec
+    ) -> None:
+        super().__init__(call, Begun(0, 1, b""), runtime, codec, monotonic())
+        self.execution = execution
+        self.work = partial(call.run, execution)
+        self.interrupt = None
+
+    async def release(self, *_: Any) -> Reply:
+        """Rolls back; there is no key to release."""
+        self.roll_back()
+        self.settled = True
+        return Reply("ok", b"", 0)
+
+    async def persist(self, command: Command) -> Reply:
+        """Does nothing: there is no record."""
+        return Reply("ok", b"", 0)
+
+
+async def claim(active: ActiveExecution) -> Row | None:
+    """Begins the transaction and claims the row; None if the body is to run.
+
+    Raises:
+        Interrupted: if a soft time limit was reached while another transaction had the row.
+        BaseException: what requeues the call, if the database is unavailable.
+    """
+    call, execution = active.call, active.execution
+    claimed = Claim(
+        call.key,
+        active.runtime.store.config.prefix,
+        call.task_id,
+        call.generation,
+        call.worker,
+        execution.token,
+        execution.attempt,
+    )
+    transaction = call.settings.transaction.transaction(claimed, lambda row: _continues(row, call))
+    active.transaction = transaction
+    execution._transaction = transaction  # noqa: SLF001 - the body reads its connection
+    limit = innermost()
+    try:
+        if limit is not None:
+            limit.begin(WAIT)
+        row: Row | None = transaction.begin()
+    except StoreUnavailableError as error:
+        if limit is not None:
+            limit.phase = FLOW
+        logger.error("%s: task %s is requeued: %s", call.key, call.task_id, error)
+        await _requeue(active, error)
+    finally:
+        if limit is not None:
+            limit.phase = FLOW
+    return row
+
+
+def _continues(row: Row, call: ExecutorCall) -> bool:
+    """Whether `call` is a message of the task that has replaced itself, which goes on."""
+    if not row.format.startswith("=") or row.task_id != call.task_id:
+        return False
+    return layout.read_awaited(row.body) <= call.generation
+
+
+async def commit(active: ActiveExecution, command: Command) -> Outcome | None:
+    """Commits the outcome that `command` stores in Redis.
+
+    Returns:
+        None if it is committed. The outcome of another execution, if that has committed first; the
+        execution is settled then. Else the error for which nothing is committed.
+
+    Raises:
+        BaseException: what requeues the call, for a deadlock, a serialization failure or a lost
+            connection.
+    """
+    transaction = active.transaction
+    assert transaction is not None
+    _, encoding, body, retention_ms = command.arguments
+    state = State.FAILED if command.script.name == "fail" else State.COMPLETED
+    try:
+        row = None
+        if state is State.FAILED and not transaction.committed:
+            transaction.rollback()  # the effects; the row of the error is claimed anew
+            row = transaction.begin()
+        if row is None:
+            row = transaction.commit(Ended(state, encoding, body, retention_ms))
+    except Exception as error:
+        transaction.rollback()
+        if isinstance(error, StoreUnavailableError) or should_retry(active, error):
+            await _requeue(active, error)
+        return Failure(error)
+    return None if row is None else await adopt(active, row)
+
+
+def should_retry(active: ActiveExecution, error: BaseException | None) -> bool:
+    """Whether the call is requeued for this error of the database, instead of failing."""
+    return (
+        active.transaction is not None
+        and error is not None
+        and active.call.requeue_count < MAX_REQUEUES
+        and is_transient(error)
+    )
+
+
+async def retry(active: ActiveExecution, error: BaseException) -> NoReturn:
+    """Requeues the call, whose transaction the database has rolled back."""
+    logger.warning(
+        "%s: task %s is requeued: the transaction was rolled back (%s)",
+        active.execution.key, active.call.task_id, type(error).__name__,
+    )  # fmt: skip
+    await _requeue(active, error)
+
+
+async def _requeue(active: ActiveExecution, error: BaseException) -> NoReturn:
+    decide(active.call, "store_unavailable")
+    active.finish()
+    try:
+        await active.release()
+    except IdempotencyError as failure:
+        logger.warning(
+            "%s: the key cannot be released: %s; its lease will expire",
+            active.execution.key, failure,
+        )  # fmt: skip
+    conflict.requeue(active.call, active.call.unanswered_ids, error)
+
+
+async def adopt(active: ActiveExecution, row: Row) -> Outcome:
+    """The outcome of a row that another execution has committed. Stores it in Redis, too.
+
+    Raises:
+        KeyReusedError: if the row is of a call with other arguments.
+    """
+    call, execution = active.call, active.execution
+    record = row.record(call.key, active.codec.decode)
+    fingerprint = call.key.fingerprint
+    if fingerprint and record.fingerprint and record.fingerprint != fingerprint:
+        active.finish()
+        await active.release()
+        raise refuse(call, conflict.reused(record))
+    store = commands.fail if record.state is State.FAILED else commands.complete
+    payload = Payload(record.format, record.body)
+    try:
+        await active.persist(store(call.key, execution.token, payload, row.remaining_ms))
+    except (StoreUnavailableError, CorruptRecordError) as error:
+        logger.warning("%s: the record has no outcome yet: %s", execution.key, error)
+    active.settled = True
+    active.finish()
+    return await replay_or_refuse(call, record, active.codec)
+
+
+def asynchronous(error: BaseException) -> bool:
+    """Whether `error` may have been raised in the middle of a statement."""
+    return isinstance(error, _ASYNCHRONOUS_ERRORS) or not isinstance(error, Exception)

@@ -1,0 +1,127 @@
+"""The database that ``idempotency_transaction`` names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+from celery_idempotent.errors import SettingsError, StoreUnavailableError
+from celery_idempotent.sql.errors import is_transient
+from celery_idempotent.sql.outcomes import CLAIMED, TABLE, Claim, Row, Statements, statements
+from celery_idempotent.sql.session import Engine
+from celery_idempotent.sql.transaction import Transaction
+
+
+class Database:
+    """A database, resolved at first use, since its module may import that of the task.
+
+    Args:
+        source: a SQLAlchemy engine, the path of one, or a Django alias.
+        load: imports the object of a path.
+    """
+
+    def __init__(self, source: Any, load: Callable[[str], Any]) -> None:
+        self.source = source
+        self._load = load
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Database) and self.source == other.source
+
+    def __hash__(self) -> int:
+        return hash(self.source)
+
+    def __repr__(self) -> str:
+        return f"Database({self.source!r})" if isinstance(self.source, str) else "Database(Engine)"
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The database by SQLAlchemy or Django.
+
+        Raises:
+            SettingsError: if there is no such database.
+        """
+        source = self.source
+        if isinstance(source, str) and not (":" in source or "." in source):
+            try:
+                from celery_idempotent.sql.django import DjangoEngine
+            except ImportError:
+                raise SettingsError(
+                    f"idempotency_transaction {source!r} is the alias of a Django database, and "
+                    "Django is not installed; a SQLAlchemy engine is named by its path, such as "
+                    "'shop.db:engine'"
+                ) from None
+            return DjangoEngine(source)
+        if isinstance(source, str):
+            try:
+                source = self._load(source)
+            except (ImportError, AttributeError, ValueError) as error:
+                raise SettingsError(
+                    f"idempotency_transaction {source!r} cannot be imported: {type(error).__name__}"
+                ) from None
+        from celery_idempotent.sql.sqlalchemy import SQLAlchemyEngine
+
+        return SQLAlchemyEngine(source)
+
+    @cached_property
+    def statements(self) -> Statements:
+        """The statements of its dialect.
+
+        Raises:
+            SettingsError: if the dialect is not supported.
+        """
+        return statements(self.engine.dialect)
+
+    def transaction(self, claim: Claim, may_replace: Callable[[Row], bool]) -> Transaction:
+        """Returns a transaction, which has not begun yet."""
+        return Transaction(self, claim, may_replace)
+
+    def unavailable(self, error: Exception) -> StoreUnavailableError:
+        """Returns the error for a database that cannot be used, without the driver's message.
+
+        That may quote hosts, users and values.
+        """
+        kind = type(error).__name__
+        create = self.engine.create_command
+        hint = "" if is_transient(error) else f"; if it has no table {TABLE}: {create}"
+        return StoreUnavailableError(
+            f"the database {self.engine.name} (idempotency_transaction) raised {kind}{hint}"
+        )
+
+    def check(self) -> None:
+        """Checks the table, and that a transaction can be rolled back.
+
+        Raises:
+            SettingsError: if the table is missing, or the connection commits each statement.
+            StoreUnavailableError: if the database is unavailable.
+        """
+        engine, session = self.engine, self.engine.session()
+        probe = os.urandom(16).hex()
+        values: dict[str, Any] = {"id": probe, "owner": probe, "state": CLAIMED}
+        values |= dict.fromkeys(("record_key", "task_id", "worker", "fingerprint"), "")
+        values |= {"token": 0, "attempt": 0, "body": b""}
+        try:
+            session.begin()
+            session.execute(self.statements.claim, values)
+            session.rollback()
+            session.begin()
+            kept = session.execute(self.statements.find, {"id": probe}).rows
+            if kept:
+                session.execute(self.statements.forget, {"id": probe})
+            session.commit()
+        except engine.error as error:
+            session.rollback()
+            if is_transient(error):
+                raise self.unavailable(error) from error
+            raise SettingsError(
+                f"idempotency_transaction: the table {TABLE} of the database {engine.name} cannot "
+                f"be used ({type(error).__name__}); create it: {engine.create_command}"
+            ) from error
+        finally:
+            engine.release_connections()
+        if kept:
+            raise SettingsError(
+                f"idempotency_transaction: the database {engine.name} does not roll back: use a "
+                "connection without autocommit, and tables of a transactional storage engine"
+            )

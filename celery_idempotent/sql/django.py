@@ -1,0 +1,144 @@
+"""Databases by Django."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction, utils
+
+from celery_idempotent.errors import SettingsError, TransactionError
+from celery_idempotent.sql.session import Answer
+
+
+@lru_cache
+def _positional(statement: str) -> tuple[str, tuple[str, ...]]:
+    """Returns `statement` with positional parameters, and their names in order."""
+    names = tuple(re.findall(r":([a-z_]+)", statement))
+    return re.sub(r":[a-z_]+", "%s", statement), names
+
+
+class DjangoEngine:
+    """The database of an alias in ``DATABASES``.
+
+    Raises:
+        SettingsError: if there is no such alias.
+    """
+
+    error: type[Exception] = utils.Error
+    integrity_error: type[Exception] = utils.IntegrityError
+
+    def __init__(self, alias: str) -> None:
+        try:
+            known = alias in connections
+        except ImproperlyConfigured as error:
+            raise SettingsError(f"idempotency_transaction {alias!r}: {error}") from None
+        if not known:
+            raise SettingsError(
+                f"idempotency_transaction: DATABASES has no alias {alias!r}; it has "
+                f"{', '.join(connections)}"
+            )
+        self._alias = alias
+
+    @property
+    def name(self) -> str:
+        """The alias."""
+        return self._alias
+
+    @property
+    def dialect(self) -> str:
+        """Django's name of the kind of database."""
+        return str(connections[self._alias].vendor)
+
+    @property
+    def create_command(self) -> str:
+        """The command of the migration."""
+        return (
+            'add "celery_idempotent.contrib.django" to INSTALLED_APPS, and run: '
+            f"manage.py migrate celery_idempotent --database {self._alias}"
+        )
+
+    def session(self) -> DjangoSession:
+        """Returns a session of this thread's connection."""
+        return DjangoSession(self._alias)
+
+    def release_connections(self) -> None:
+        """Closes the connection of this thread, unless the caller has a transaction on it."""
+        if not connections[self._alias].in_atomic_block:
+            connections[self._alias].close()
+
+
+class DjangoSession:
+    """A durable ``atomic()`` block on this thread's connection."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._atomic: Any = None
+
+    @property
+    def connection(self) -> Any:
+        """Django's connection."""
+        return connections[self._alias]
+
+    @property
+    def active(self) -> bool:
+        """Whether the block is open, and not marked to be rolled back."""
+        connection = self.connection
+        return (
+            self._atomic is not None
+            and connection.in_atomic_block
+            and not connection.needs_rollback
+        )
+
+    def begin(self) -> None:
+        """Enters the block; a connection that is broken or too old is replaced."""
+        connection = self.connection
+        if not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()
+        atomic = transaction.atomic(using=self._alias, durable=True)
+        try:
+            atomic.__enter__()
+        except RuntimeError as error:
+            if not connection.in_atomic_block:
+                raise
+            raise TransactionError(
+                f"idempotency_transaction {self._alias!r} cannot begin inside another transaction, "
+                "which would decide whether the outcome is committed: call it outside of atomic() "
+                "(under ATOMIC_REQUESTS: from a view with non_atomic_requests, or on_commit)"
+            ) from error
+        self._atomic = atomic
+
+    def execute(self, statement: str, values: Mapping[str, Any]) -> Answer:
+        """Executes a statement."""
+        sql, names = _positional(statement)
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, [values[name] for name in names])
+            return Answer(cursor.fetchall() if cursor.description else (), cursor.rowcount)
+
+    def commit(self) -> None:
+        """Leaves the block; Django runs the functions of ``on_commit``."""
+        self._atomic.__exit__(None, None, None)
+        self._atomic = None
+
+    def rollback(self) -> None:
+        """Leaves the block with a rollback."""
+        try:
+            if self._atomic is not None and self.connection.in_atomic_block:
+                self.connection.set_rollback(True)
+                self._atomic.__exit__(None, None, None)
+            self._atomic = None
+        except Exception:
+            self.discard()
+
+    def discard(self) -> None:
+        """Closes the connection, which Django opens again at its next use."""
+        with suppress(Exception):
+            self.connection.close()
+        with suppress(Exception):
+            if self._atomic is not None and self.connection.in_atomic_block:
+                self._atomic.__exit__(None, None, None)
+        self._atomic = None

@@ -1,0 +1,171 @@
+"""The table of outcomes: its statements, for every driver, and its rows.
+
+Times are milliseconds since the epoch by the database's clock. Every statement names its parameters
+as ``:name``; a session translates them for its driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from celery_idempotent.errors import SettingsError, TransactionError
+from celery_idempotent.key.key import Key
+from celery_idempotent.record.record import Record, State
+
+TABLE = "celery_idempotency_outcomes"
+
+#: The dialects that are supported, each with its clock: an expression in milliseconds.
+_NOW: Mapping[str, str] = {
+    "postgresql": "CAST(FLOOR(EXTRACT(EPOCH FROM clock_timestamp()) * 1000) AS BIGINT)",
+    "mysql": "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)",
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
+}
+_ALIASES = {"mariadb": "mysql"}
+
+#: Of a row whose transaction is open. No other transaction ever reads it.
+CLAIMED = "CLAIMED"
+
+_SELECTED = (
+    *("owner", "state", "task_id", "worker", "token", "attempt", "fingerprint"),
+    *("format", "body", "finished_at", "expires_at"),
+)
+
+
+class Statements(NamedTuple):
+    """The statements of one dialect."""
+
+    claim: str
+    take_over: str
+    finish: str
+    find: str
+    forget: str
+    expired: str
+    #: Limits the time that the transaction waits for a lock; empty if the server limits it.
+    limit_wait: str
+
+
+@lru_cache
+def statements(dialect: str) -> Statements:
+    """Returns the statements of a dialect.
+
+    Raises:
+        SettingsError: if the dialect is not supported.
+    """
+    dialect = _ALIASES.get(dialect, dialect)
+    if dialect not in _NOW:
+        raise SettingsError(
+            f"idempotency_transaction: {dialect} is not supported; use PostgreSQL, MySQL, MariaDB "
+            "or SQLite"
+        )
+    now = _NOW[dialect]
+    return Statements(
+        claim=f"INSERT INTO {TABLE} (id, record_key, owner, state, task_id, worker, token, attempt,"
+        " fingerprint, format, body) VALUES (:id, :record_key, :owner, :state, :task_id, :worker,"
+        " :token, :attempt, :fingerprint, '', :body)",
+        take_over=f"UPDATE {TABLE} SET owner = :owner, state = :state, task_id = :task_id,"
+        " worker = :worker, token = :token, attempt = :attempt, fingerprint = :fingerprint,"
+        " format = '', body = :body, finished_at = NULL, expires_at = NULL"
+        " WHERE id = :id AND owner = :seen",
+        finish=f"UPDATE {TABLE} SET state = :state, format = :format, body = :body,"
+        f" finished_at = {now}, expires_at = {now} + :retention_ms"
+        " WHERE id = :id AND owner = :owner",
+        find=f"SELECT {', '.join(_SELECTED)}, {now} FROM {TABLE} WHERE id = :id",
+        forget=f"DELETE FROM {TABLE} WHERE id = :id",
+        expired=f"SELECT id, owner FROM {TABLE} WHERE expires_at <= {now}"
+        " ORDER BY expires_at LIMIT :limit",
+        limit_wait="SET LOCAL lock_timeout = '5s'" if dialect == "postgresql" else "",
+    )
+
+
+def row_id(prefix: str, key: Key) -> str:
+    """Returns the primary key of the row of `key`: hexadecimal, so that no collation matters."""
+    return blake2b(f"{prefix}:{key}".encode(), digest_size=16).hexdigest()
+
+
+class Claim(NamedTuple):
+    """The execution that claims a row."""
+
+    key: Key
+    #: ``idempotency_key_prefix``.
+    prefix: str
+    task_id: str
+    #: Number of the message among those of its task id.
+    generation: int
+    worker: str
+    token: int
+    attempt: int
+
+
+class Ended(NamedTuple):
+    """The outcome of an execution."""
+
+    state: State
+    format: str
+    body: bytes
+    retention_ms: int
+
+
+class Row(NamedTuple):
+    """A committed row."""
+
+    owner: str
+    state: str
+    task_id: str
+    worker: str
+    token: int
+    attempt: int
+    fingerprint: str
+    format: str
+    body: bytes
+    finished_at: int
+    expires_at: int
+    #: When it was read.
+    now: int
+
+    @classmethod
+    def read(cls, values: Sequence[Any]) -> Row:
+        """Returns the row that the statement `find` has selected.
+
+        Raises:
+            TransactionError: if the row has no outcome: it was not committed with one.
+        """
+        row = cls(*values)
+        if row.state == CLAIMED:
+            raise TransactionError(
+                f"a row of {TABLE} was committed without an outcome: the connection commits each "
+                "statement (autocommit), or a body has committed its transaction; forget the key "
+                "to let it run again"
+            )
+        return row._replace(body=bytes(row.body))
+
+    @property
+    def expired(self) -> bool:
+        """Whether its retention has ended."""
+        return self.expires_at <= self.now
+
+    @property
+    def remaining_ms(self) -> int:
+        """The rest of its retention, in milliseconds."""
+        return max(1, self.expires_at - self.now)
+
+    def record(self, key: Key, decode: Callable[[Record], Any]) -> Record:
+        """Returns the record that Redis would have for `key`."""
+        encoding, _, traceparent = self.format.partition(" ")
+        return Record(
+            state=State(self.state),
+            key=str(key),
+            task=key.task,
+            task_id=self.task_id,
+            worker=self.worker,
+            token=self.token,
+            attempt=self.attempt,
+            at_ms=self.finished_at,
+            fingerprint=bytes.fromhex(self.fingerprint),
+            format=encoding,
+            traceparent=traceparent,
+            body=self.body,
+            decode=decode,
+        )

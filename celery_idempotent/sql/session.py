@@ -1,0 +1,71 @@
+"""The interface to a database: one connection, and one transaction at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+
+class Answer(NamedTuple):
+    """What a statement returned."""
+
+    rows: Sequence[Sequence[Any]]
+    #: Rows that it has changed.
+    changed: int
+
+
+class Session(Protocol):
+    """The transactions of one execution."""
+
+    @property
+    def connection(self) -> Any:
+        """The connection, as the body uses it."""
+
+    @property
+    def active(self) -> bool:
+        """Whether the transaction is open, and can be committed."""
+
+    def begin(self) -> None:
+        """Connects and begins a transaction.
+
+        Raises:
+            TransactionError: inside a transaction of the caller.
+        """
+
+    def execute(self, statement: str, values: Mapping[str, Any]) -> Answer:
+        """Executes a statement of :mod:`celery_idempotent.sql.outcomes`."""
+
+    def commit(self) -> None:
+        """Commits, and returns the connection to its pool."""
+
+    def rollback(self) -> None:
+        """Rolls back, if a transaction is open, and returns the connection. Never raises."""
+
+    def discard(self) -> None:
+        """Closes the connection, whose state is unknown; the server rolls back. Never raises."""
+
+
+class Engine(Protocol):
+    """A database, by SQLAlchemy or Django."""
+
+    @property
+    def name(self) -> str:
+        """The database, for messages; without secrets."""
+
+    @property
+    def dialect(self) -> str:
+        """The kind of database, as SQLAlchemy or Django names it."""
+
+    @property
+    def create_command(self) -> str:
+        """What creates the table."""
+
+    #: Base class of the driver's errors, and that of a duplicate primary key.
+    error: type[Exception]
+    integrity_error: type[Exception]
+
+    def session(self) -> Session:
+        """Returns a session, which is not connected yet."""
+
+    def release_connections(self) -> None:
+        """Closes idle connections, so that processes that are forked later inherit none."""

@@ -1,0 +1,125 @@
+"""Databases by SQLAlchemy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import sqlalchemy
+from sqlalchemy import exc
+
+from celery_idempotent.errors import SettingsError
+from celery_idempotent.sql.session import Answer
+
+#: The process that has used each engine last. The connections in its pool belong to that process.
+_processes: WeakKeyDictionary[sqlalchemy.Engine, int] = WeakKeyDictionary()
+
+_text = lru_cache(sqlalchemy.text)
+
+
+class SQLAlchemyEngine:
+    """The database of a SQLAlchemy engine.
+
+    Raises:
+        SettingsError: if `engine` is not one.
+    """
+
+    error: type[Exception] = exc.SQLAlchemyError
+    integrity_error: type[Exception] = exc.IntegrityError
+    create_command = (
+        "add celery_idempotent.contrib.sqlalchemy.metadata to the target_metadata of Alembic, or "
+        "call its create_all(engine)"
+    )
+
+    def __init__(self, engine: Any) -> None:
+        if not isinstance(engine, sqlalchemy.Engine):
+            raise SettingsError(
+                "idempotency_transaction must be a (blocking) SQLAlchemy Engine, the path of one, "
+                f"or the alias of a Django database, not {type(engine).__name__}"
+            )
+        self._engine = engine
+
+    @property
+    def name(self) -> str:
+        """The name of the database, or its dialect."""
+        return self._engine.url.database or self._engine.dialect.name
+
+    @property
+    def dialect(self) -> str:
+        """The name of the dialect."""
+        return self._engine.dialect.name
+
+    def session(self) -> SQLAlchemySession:
+        """Returns a session, which is not connected yet."""
+        process = os.getpid()
+        if _processes.get(self._engine) != process:
+            if self._engine in _processes:
+                self._engine.dispose(close=False)  # forked: the parent uses those connections
+            _processes[self._engine] = process
+        return SQLAlchemySession(self._engine)
+
+    def release_connections(self) -> None:
+        """Closes idle connections."""
+        self._engine.dispose()
+
+
+class SQLAlchemySession:
+    """One connection of the engine's pool for each transaction."""
+
+    def __init__(self, engine: sqlalchemy.Engine) -> None:
+        self._engine = engine
+        self._connection: sqlalchemy.Connection | None = None
+        self._transaction: sqlalchemy.RootTransaction | None = None
+
+    @property
+    def connection(self) -> Any:
+        """The connection, a `sqlalchemy.Connection`."""
+        return self._connection
+
+    @property
+    def active(self) -> bool:
+        """Whether the transaction is open."""
+        return self._transaction is not None and self._transaction.is_active
+
+    def begin(self) -> None:
+        """Connects and begins."""
+        self._connection = self._engine.connect()
+        self._transaction = self._connection.begin()
+
+    def execute(self, statement: str, values: Mapping[str, Any]) -> Answer:
+        """Executes a statement."""
+        assert self._connection is not None
+        result = self._connection.execute(_text(statement), dict(values))
+        return Answer(result.all() if result.returns_rows else (), result.rowcount)
+
+    def commit(self) -> None:
+        """Commits and returns the connection."""
+        assert self._transaction is not None
+        self._transaction.commit()
+        self._close()
+
+    def rollback(self) -> None:
+        """Rolls back and returns the connection."""
+        try:
+            if self._transaction is not None:
+                self._transaction.close()  # rolls back
+            self._close()
+        except Exception:
+            self.discard()
+
+    def discard(self) -> None:
+        """Closes the connection."""
+        with suppress(Exception):
+            if self._connection is not None:
+                self._connection.invalidate()
+        with suppress(Exception):
+            self._close()
+
+    def _close(self) -> None:
+        connection, self._connection, self._transaction = self._connection, None, None
+        if connection is not None:
+            connection.close()

@@ -1,0 +1,226 @@
+"""The transaction of one execution: claims the row, and commits it with the outcome."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from celery_idempotent.errors import IdempotencyError, StoreUnavailableError, TransactionError
+from celery_idempotent.sql.errors import is_transient
+from celery_idempotent.sql.outcomes import CLAIMED, Claim, Ended, Row, row_id
+
+if TYPE_CHECKING:
+    from celery_idempotent.sql.database import Database
+
+#: Claims that a deadlock or a lost connection has ended are repeated so often, with these pauses.
+CLAIM_ATTEMPTS = 8
+MIN_PAUSE, MAX_PAUSE = 0.01, 1.0
+
+CLOSED, OPEN, COMMITTING, COMMITTED = "closed", "open", "committing", "committed"
+
+
+class Transaction:
+    """Claims the row of a key, and commits it together with the effects of the body.
+
+    Args:
+        may_replace: whether the execution may run although the row has an outcome.
+    """
+
+    def __init__(
+        self, database: Database, claim: Claim, may_replace: Callable[[Row], bool]
+    ) -> None:
+        self._database = database
+        self._claim = claim
+        self._may_replace = may_replace
+        self._session = database.engine.session()
+        self._statements = database.statements
+        self._id = row_id(claim.prefix, claim.key)
+        self._owner = ""
+        self.phase = CLOSED
+
+    @property
+    def connection(self) -> Any:
+        """The connection of the open transaction."""
+        if self.phase is not OPEN:
+            raise TransactionError(f"{self._claim.key}: the transaction has ended")
+        return self._session.connection
+
+    @property
+    def committed(self) -> bool:
+        """Whether the outcome is in the database."""
+        return self.phase is COMMITTED
+
+    def begin(self, *, resolving: bool = False) -> Row | None:
+        """Begins the transaction and claims the row, after the end of another one that has it.
+
+        Args:
+            resolving: replaces no row, and limits the time to wait for the other transaction.
+
+        Returns:
+            None if the row is claimed: the transaction is open. Else the row with its outcome.
+
+        Raises:
+            StoreUnavailableError: if the database is unavailable, or has no table.
+            TransactionError: inside a transaction of the caller.
+        """
+        for attempt in range(CLAIM_ATTEMPTS):
+            try:
+                owner, row = self._claim_row(resolving=resolving)
+                if owner and not resolving:
+                    self._owner, self.phase = owner, OPEN
+                return row
+            except IdempotencyError:
+                self._session.rollback()
+                raise
+            except Exception as error:
+                self._session.rollback()
+                if attempt + 1 == CLAIM_ATTEMPTS or not is_transient(error):
+                    raise self._database.unavailable(error) from error
+            except BaseException:
+                self._session.discard()
+                raise
+            time.sleep(random.uniform(0.5, 1.0) * min(MIN_PAUSE * 2**attempt, MAX_PAUSE))
+        raise AssertionError  # the last attempt returns or raises
+
+    def _claim_row(self, *, resolving: bool) -> tuple[str, Row | None]:
+        """Returns the random owner of the claimed row; or "" and the row with an outcome."""
+        owner = os.urandom(16).hex()
+        values = {
+            "id": self._id,
+            "record_key": str(self._claim.key),
+            "owner": owner,
+            "state": CLAIMED,
+            "task_id": self._claim.task_id,
+            "worker": self._claim.worker,
+            "token": self._claim.token,
+            "attempt": self._claim.attempt,
+            "fingerprint": self._claim.key.fingerprint.hex(),
+            "body": b"",
+        }
+        while True:
+            self._session.begin()
+            if resolving and self._statements.limit_wait:
+                self._session.execute(self._statements.limit_wait, {})
+            try:
+                self._session.execute(self._statements.claim, values)
+                return owner, None
+            except self._database.engine.integrity_error:
+                self._session.rollback()
+            row = self._find()
+            if row is None:
+                continue  # purged or forgotten in the meantime
+            if resolving or not self._replaceable(row):
+                return "", row
+            self._session.begin()
+            taken = {name: value for name, value in values.items() if name != "record_key"}
+            answer = self._session.execute(self._statements.take_over, {**taken, "seen": row.owner})
+            if answer.changed == 1:
+                return owner, None
+            self._session.rollback()
+
+    def _find(self) -> Row | None:
+        self._session.begin()
+        answer = self._session.execute(self._statements.find, {"id": self._id})
+        self._session.rollback()
+        return Row.read(answer.rows[0]) if answer.rows else None
+
+    def commit(self, ended: Ended) -> Row | None:
+        """Writes the outcome into the row and commits.
+
+        If the reply to the commit is lost, the row is claimed again: that waits for the end of the
+        lost transaction, and returns its row if it was committed. Called again after a signal
+        handler has raised in it, it does the same.
+
+        Returns:
+            None if the outcome is committed. Else the row of another execution.
+
+        Raises:
+            TransactionError: if the body has ended the transaction.
+            StoreUnavailableError: if it cannot be determined whether the outcome is committed.
+            Exception: of the driver; nothing is committed.
+        """
+        if self.phase is COMMITTED:
+            return None
+        if self.phase is CLOSED:
+            raise self._ended_by_body()
+        error: BaseException | None = None
+        if self.phase is OPEN:
+            self._finish(ended)
+            self.phase = COMMITTING
+            try:
+                self._session.commit()
+            except Exception as raised:
+                error = raised
+            else:
+                self.phase = COMMITTED
+                return None
+        return self._resolve(error)
+
+    def _finish(self, ended: Ended) -> None:
+        if not self._session.active:
+            raise self._ended_by_body()
+        values = {**ended._asdict(), "id": self._id, "owner": self._owner}
+        values["state"] = ended.state.value
+        if self._session.execute(self._statements.finish, values).changed != 1:
+            raise self._ended_by_body()
+
+    def _ended_by_body(self) -> TransactionError:
+        return TransactionError(
+            f"{self._claim.key}: the body has ended its transaction, so that its outcome cannot be "
+            "committed with it; use savepoints (begin_nested(), or a nested atomic()) for parts "
+            "that may be rolled back"
+        )
+
+    def _resolve(self, error: BaseException | None) -> Row | None:
+        """Determines whether the commit took effect; raises `error` if it did not."""
+        self._session.discard()
+        row = self.begin(resolving=True)
+        if row is not None and row.owner == self._owner:
+            self.phase = COMMITTED
+            return None
+        self._session.rollback()
+        self.phase = CLOSED
+        if row is not None and not self._replaceable(row):
+            return row
+        raise error or StoreUnavailableError(f"{self._claim.key}: the commit was interrupted")
+
+    def _replaceable(self, row: Row) -> bool:
+        return row.expired or self._may_replace(row)
+
+    def rollback(self, *, discard: bool = False) -> None:
+        """Rolls back what is not committed. Never raises.
+
+        Args:
+            discard: closes the connection, too: an asynchronous error may have been raised in the
+                middle of a statement.
+        """
+        if self.phase in (CLOSED, COMMITTED):
+            return
+        discard = discard or self.phase is COMMITTING
+        self.phase = CLOSED
+        if discard:
+            self._session.discard()
+        else:
+            self._session.rollback()
+
+
+def forget(database: Database, prefix: str, key: Any) -> bool:
+    """Deletes the row of `key`; returns whether there was one.
+
+    Raises:
+        StoreUnavailableError: if the database is unavailable.
+    """
+    session = database.engine.session()
+    try:
+        session.begin()
+        answer = session.execute(database.statements.forget, {"id": row_id(prefix, key)})
+        session.commit()
+    except database.engine.error as error:
+        with suppress(Exception):
+            session.rollback()
+        raise database.unavailable(error) from error
+    return answer.changed > 0

@@ -1,0 +1,67 @@
+"""Fixtures: one server of each kind for a session, and a database for each module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.servers.sql_server import MariaDB, PostgreSQL, SQLServer
+from tests.sql.databases import KINDS, LIBRARIES, TestDatabase
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[SQLServer]:
+    with PostgreSQL.start() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[SQLServer]:
+    with MariaDB.start() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def create_database(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., TestDatabase]:
+    """``create_database("postgresql", "django")``"""
+
+    def create(kind: str, library: str = "sqlalchemy") -> TestDatabase:
+        if kind == "sqlite":
+            url = f"sqlite:///{tmp_path_factory.mktemp('sqlite')}/shop.db"
+        else:
+            url = request.getfixturevalue(kind).create_database()
+        return TestDatabase(kind, url, library)
+
+    return create
+
+
+_MARKS = {
+    "sqlite": (),
+    "postgresql": (pytest.mark.postgresql,),
+    "mariadb": (pytest.mark.mariadb,),
+}
+
+each_kind = pytest.mark.parametrize(
+    "database", [pytest.param(kind, marks=_MARKS[kind]) for kind in KINDS], indirect=True
+)
+#: For a fixture `shop`, whose parameter is a library and a kind of database.
+each_library_and_kind = pytest.mark.parametrize(
+    "shop",
+    [
+        pytest.param((library, kind), id=f"{library}-{kind}", marks=_MARKS[kind])
+        for library in LIBRARIES
+        for kind in KINDS
+    ],
+    indirect=True,
+)
+
+
+@pytest.fixture(scope="module")
+def database(
+    request: pytest.FixtureRequest, create_database: Callable[..., TestDatabase]
+) -> TestDatabase:
+    """A database of the kind in the parameter, see `each_kind`."""
+    return create_database(request.param)

@@ -1,0 +1,122 @@
+"""The databases under test: each kind by SQLAlchemy and by Django, with a table of effects."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import make_url
+
+from celery_idempotent.contrib.sqlalchemy import metadata, outcomes
+
+REPOSITORY = Path(__file__).parents[2]
+
+KINDS = ("sqlite", "postgresql", "mariadb")
+LIBRARIES = ("sqlalchemy", "django")
+
+#: What task bodies write: one row for each effect.
+effects = sa.Table(
+    "effects",
+    sa.MetaData(),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("pid", sa.Integer, nullable=False),
+)
+
+
+def new_engine(url: str, **options: Any) -> sa.Engine:
+    """Returns an engine; that of SQLite waits for locks as long as a server would."""
+    if url.startswith("sqlite"):
+        options.setdefault("connect_args", {"timeout": 60})
+    engine = sa.create_engine(url, **options)
+    if url.startswith("sqlite"):
+        sa.event.listen(engine, "connect", _use_wal)
+    return engine
+
+
+def _use_wal(connection: Any, _: object) -> None:
+    connection.execute("PRAGMA journal_mode=WAL")
+
+
+def django_database(url: str) -> dict[str, Any]:
+    """Returns the entry of Django's DATABASES for this database."""
+    parts = make_url(url)
+    if parts.get_backend_name() == "sqlite":
+        return {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": parts.database,
+            "OPTIONS": {"timeout": 60},
+        }
+    backend = {"postgresql": "postgresql", "mysql": "mysql"}[parts.get_backend_name()]
+    return {
+        "ENGINE": f"django.db.backends.{backend}",
+        "NAME": parts.database,
+        "HOST": parts.host,
+        "PORT": parts.port,
+        "USER": parts.username,
+    }
+
+
+_MIGRATE = """
+import sys
+from tests.sql.databases import set_up_django
+set_up_django(sys.argv[1])
+from django.core.management import call_command
+call_command("migrate", "celery_idempotent", database="default", verbosity=0)
+"""
+
+
+def set_up_django(url: str) -> None:
+    """Sets up Django in this process, with the database as its default."""
+    import django
+    import pymysql
+    from django.conf import settings
+
+    pymysql.install_as_MySQLdb()
+    settings.configure(
+        DATABASES={"default": django_database(url)},
+        INSTALLED_APPS=["celery_idempotent.contrib.django"],
+        USE_TZ=True,
+    )
+    django.setup()
+
+
+def migrate(url: str) -> None:
+    """Creates the table of outcomes by the migration of the Django app."""
+    subprocess.run([sys.executable, "-c", _MIGRATE, url], cwd=REPOSITORY, check=True)
+
+
+@dataclass
+class TestDatabase:
+    """One database with the tables of outcomes and effects."""
+
+    __test__ = False
+
+    kind: str
+    url: str
+    #: The library whose migration creates the table of outcomes.
+    library: str = "sqlalchemy"
+
+    def __post_init__(self) -> None:
+        self.engine = new_engine(self.url, poolclass=sa.NullPool)
+        if self.library == "django":
+            migrate(self.url)
+        else:
+            metadata.create_all(self.engine)
+        effects.metadata.create_all(self.engine)
+
+    def effects(self, name: str) -> int:
+        """Returns the number of committed effects of that name."""
+        query = sa.select(sa.func.count()).where(effects.c.name == name)
+        with self.engine.connect() as connection:
+            return connection.execute(query.select_from(effects)).scalar_one()
+
+    def rows(self, key: str) -> list[Any]:
+        """Returns the committed outcomes of a key."""
+        with self.engine.connect() as connection:
+            query = outcomes.select().where(outcomes.c.record_key == key)
+            return list(connection.execute(query))

@@ -1,0 +1,142 @@
+"""The Celery app of the workers under test: its tasks write effects into a database.
+
+The environment has the URL of Redis, the URL of the database, the library that accesses it, and a
+directory of breakpoints: a process that reaches a point whose file exists there removes the file,
+and kills itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from celery import Celery, current_task
+from celery.signals import worker_init
+
+from celery_idempotent import IdempotentTask, signals
+from tests.sql.databases import effects, new_engine, set_up_django
+from tests.worker.parent_death import die_with_parent
+
+#: Where a process can be killed, in the order of a call.
+POINTS = (
+    "record begun",
+    "transaction begun",
+    "row claimed",
+    "effect written",
+    "body returned",
+    "outcome written",
+    "committed",
+    "record completed",
+)
+
+BREAKPOINTS = Path(os.environ.get("SHOP_BREAKPOINTS", "/nonexistent"))
+DATABASE = os.environ.get("SHOP_DATABASE", "sqlite://")
+LIBRARY = os.environ.get("SHOP_LIBRARY", "sqlalchemy")
+
+
+def breakpoint_of(directory: Path, order: str, point: str) -> Path:
+    """Returns the file that requests the death of the process that charges `order`, at `point`."""
+    return directory / f"{order} {point}"
+
+
+def reach(point: str) -> None:
+    """Kills this process if the test has requested it for the current order at `point`."""
+    if not point or not current_task:
+        return
+    try:
+        breakpoint_of(BREAKPOINTS, current_task.request.args[0], point).unlink()
+    except FileNotFoundError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _around(cls: Any, name: str, before: str, after: Callable[..., str]) -> None:
+    """Adds breakpoints before and after a method."""
+    method = getattr(cls, name)
+
+    def wrapper(self: Any, *args: Any) -> Any:
+        reach(before)
+        value = method(self, *args)
+        reach(after(*args))
+        return value
+
+    setattr(cls, name, wrapper)
+
+
+def _after_statement(statement: str, _: Any) -> str:
+    if statement.startswith("INSERT"):
+        return "row claimed"
+    return "outcome written" if "finished_at = NULL" not in statement else "row claimed"
+
+
+if LIBRARY == "django":
+    set_up_django(DATABASE)
+    from celery_idempotent.sql.django import DjangoSession
+
+    Session: Any = DjangoSession
+    database: Any = "default"
+else:
+    from celery_idempotent.sql.sqlalchemy import SQLAlchemySession
+
+    Session = SQLAlchemySession
+    database = new_engine(DATABASE)
+
+app = Celery("sql_shop", broker=os.environ.get("SHOP_REDIS"), backend=os.environ.get("SHOP_REDIS"))
+app.conf.update(
+    broker_connection_retry_on_startup=True,
+    worker_hijack_root_logger=False,
+    idempotency_transaction=database,
+    idempotency_lease=float(os.environ.get("SHOP_LEASE", "20")),
+)
+
+
+if "SHOP_BREAKPOINTS" in os.environ:
+    _around(Session, "begin", "record begun", lambda: "transaction begun")
+    _around(Session, "execute", "", _after_statement)
+    _around(Session, "commit", "", lambda: "committed")
+
+    @signals.completed.connect
+    def _record_completed(**_: Any) -> None:
+        reach("record completed")
+
+
+worker_init.connect(die_with_parent)
+
+
+def write_effect(connection: Any, name: str) -> None:
+    """Writes an effect on the connection of the transaction."""
+    if LIBRARY == "django":
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO effects (name, pid) VALUES (%s, %s)", [name, os.getpid()])
+    else:
+        connection.execute(effects.insert().values(name=name, pid=os.getpid()))
+
+
+class Declined(Exception):
+    """Ends the key."""
+
+
+@app.task(
+    bind=True,
+    name="sql_shop.charge",
+    base=IdempotentTask,
+    idempotency_key="order:{order}",
+    idempotency_replay_errors=(Declined,),
+)
+def charge(self: Any, order: str, end: str = "return") -> str:
+    """Writes one effect, and returns a receipt of its own."""
+    write_effect(self.idempotency.connection, order)
+    reach("effect written")
+    receipt = uuid4().hex
+    if end == "decline":
+        raise Declined(receipt)
+    if end == "fail":
+        raise ValueError(receipt)
+    if end == "retry" and self.request.retries == 0:
+        raise self.retry(countdown=0.01)
+    reach("body returned")
+    return receipt

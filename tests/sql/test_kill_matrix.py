@@ -1,0 +1,166 @@
+"""A process is killed at each point of a call: one effect, and one outcome for every caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+from celery.result import AsyncResult
+
+from celery_idempotent.testing.server import RedisServer
+from tests.sql.conftest import each_library_and_kind
+from tests.sql.databases import TestDatabase
+from tests.sql.shop import POINTS, breakpoint_of
+from tests.waiting import SOON
+from tests.worker.harness import WorkerProcess
+
+#: Where the row of an error is written, after the rollback of the effects.
+ERROR_POINTS = ("row claimed", "outcome written", "committed")
+
+pytestmark = pytest.mark.worker
+
+
+@dataclass
+class Shop:
+    """A worker and its database."""
+
+    app: Celery
+    database: TestDatabase
+    breakpoints: Path
+
+    def charge(self, order: str, end: str = "return") -> AsyncResult:
+        return self.app.send_task("sql_shop.charge", (order,), {"end": end})
+
+    def charge_and_kill(self, order: str, point: str, end: str = "return") -> AsyncResult:
+        """Charges `order` in a process that is killed at `point`."""
+        breakpoint_of(self.breakpoints, order, point).touch()
+        return self.charge(order, end)
+
+
+@dataclass(frozen=True)
+class Killed:
+    """What a call has left whose process was killed once."""
+
+    reached: bool
+    effects: int
+    first: Any
+    duplicate: Any
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer.start(config={"databases": "16"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shop(
+    request: pytest.FixtureRequest,
+    server: RedisServer,
+    create_database: Callable[..., TestDatabase],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Shop]:
+    library, kind = request.param
+    database = create_database(kind, library)
+    directory = tmp_path_factory.mktemp("shop")
+    breakpoints = directory / "breakpoints"
+    breakpoints.mkdir()
+    with server.client() as client:
+        client.flushall()
+    app = Celery(broker=server.url, backend=server.url, set_as_current=False)
+    worker = WorkerProcess(
+        f"{library}-{kind}",
+        ("--concurrency", "4"),
+        {
+            "SHOP_REDIS": server.url,
+            "SHOP_DATABASE": database.url,
+            "SHOP_LIBRARY": library,
+            "SHOP_BREAKPOINTS": str(breakpoints),
+        },
+        directory / "worker.log",
+        app="tests.sql.shop",
+    )
+    worker.ready()
+    try:
+        yield Shop(app, database, breakpoints)
+    finally:
+        worker.stop()
+        app.close()
+        print(worker.logs())
+
+
+@pytest.fixture
+def order() -> str:
+    return uuid4().hex
+
+
+def kill_at_each(shop: Shop, points: Sequence[str], end: str) -> dict[str, Killed]:
+    """Charges one order for each point, all at once: Celery replaces dead processes every 5 s."""
+    orders = {point: uuid4().hex for point in points}
+    results = {point: shop.charge_and_kill(order, point, end) for point, order in orders.items()}
+    firsts = {p: result.get(timeout=SOON, propagate=False) for p, result in results.items()}
+    return {
+        point: Killed(
+            not breakpoint_of(shop.breakpoints, order, point).exists(),
+            shop.database.effects(order),
+            firsts[point],
+            shop.charge(order, end).get(timeout=SOON, propagate=False),
+        )
+        for point, order in orders.items()
+    }
+
+
+@each_library_and_kind
+class TestKilled:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def calls(cls, shop: Shop) -> dict[str, Killed]:
+        return kill_at_each(shop, POINTS, "return")
+
+    @pytest.mark.parametrize("point", POINTS)
+    def test_effects_happen_once(self, calls: dict[str, Killed], point: str) -> None:
+        assert calls[point].reached
+        assert calls[point].effects == 1
+
+    @pytest.mark.parametrize("point", POINTS)
+    def test_all_callers_get_one_outcome(self, calls: dict[str, Killed], point: str) -> None:
+        assert isinstance(calls[point].first, str)
+        assert calls[point].duplicate == calls[point].first
+
+
+@each_library_and_kind
+class TestKilledWithAnErrorThatEndsTheKey:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def calls(cls, shop: Shop) -> dict[str, Killed]:
+        return kill_at_each(shop, ERROR_POINTS, "decline")
+
+    @pytest.mark.parametrize("point", ERROR_POINTS)
+    def test_has_no_effect_and_all_callers_get_it(
+        self, calls: dict[str, Killed], point: str
+    ) -> None:
+        assert calls[point].reached
+        assert calls[point].effects == 0
+        assert type(calls[point].first).__name__ == "Declined"
+        assert calls[point].duplicate.args == calls[point].first.args
+
+
+@each_library_and_kind
+class TestEnds:
+    def test_a_retry_rolls_back(self, shop: Shop, order: str) -> None:
+        receipt = shop.charge(order, "retry").get(timeout=SOON)
+
+        assert shop.database.effects(order) == 1
+        assert shop.charge(order, "retry").get(timeout=SOON) == receipt
+
+    def test_a_failure_rolls_back_and_releases(self, shop: Shop, order: str) -> None:
+        ends = [shop.charge(order, "fail").get(timeout=SOON, propagate=False) for _ in range(2)]
+
+        assert [type(end) for end in ends] == [ValueError] * 2
+        assert ends[0].args != ends[1].args, "the second call has run, too"
+        assert shop.database.effects(order) == 0
