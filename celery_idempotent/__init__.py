@@ -18,12 +18,14 @@ from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.monitoring import startup as _startup  # noqa: F401 - connects its signal
 from celery_idempotent.monitoring import worker as _worker  # noqa: F401 - connects its signals
 from celery_idempotent.record.record import Record, State
+from celery_idempotent.task.result import CallOutcome, outcome_of
 from celery_idempotent.task.task import IdempotentTask
 
 __version__ = "0.1.0"
 
 __all__ = [
     "TASK_ID",
+    "CallOutcome",
     "ConflictError",
     "CorruptRecordError",
     "Decision",
@@ -39,4 +41,5 @@ __all__ = [
     "ResultNotStoredError",
     "State",
     "StoreUnavailableError",
+    "outcome_of",
 ]

@@ -15,7 +15,7 @@ from celery_idempotent.cli.command import (
     own_key_option,
     print_json,
 )
-from celery_idempotent.cli.target import RECORD_HELP, resolve_records
+from celery_idempotent.cli.target import RECORD_HELP, describe, resolve_records
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import formatting, json_format
 from celery_idempotent.record import steps
@@ -53,12 +53,15 @@ def _print(view: RecordView) -> None:
 
 def _fields(view: RecordView) -> list[tuple[str, str]]:
     record, now = view.record, view.now
+    duplicate = [] if view.reference is None else [("duplicate", describe(view.reference))]
     if record is None:
         return [
+            *duplicate,
             ("key", str(view.key)),
             ("state", "CORRUPT: the record cannot be read; forget the key to let it run again"),
         ]
     fields = [
+        *duplicate,
         ("key", str(view.key)),
         *([("label", record.label)] if record.label else []),
         ("state", record.state.value),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import click
@@ -12,18 +13,16 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
-from celery_idempotent.store.inspection.record_query import (
-    RecordFilter,
-    RecordView,
-    read_view,
-    record_views,
-)
+from celery_idempotent.store.inspection.record_query import RecordFilter, RecordView, read_view
+from celery_idempotent.store.inspection.task_lookup import find_task
+from celery_idempotent.store.reference import Reference
 
 RECORD_HELP = """\b
 RECORD is one of:
   a key                      shop.charge:PN0MlSPt3FmEwTzQ5dHvBQ (with or without the prefix)
                              shop.charge:~XUu_BHoPn0pnw_7WY52VtA (that a call brought)
-  a task id                  5e1d…  (scans all records)
+  a task id                  5e1d…  (of a duplicate, or of the task that was executed:
+                             this scans all records)
   a task and the call's arguments, as JSON
                              shop.charge '[42]' '{"amount": 999}'
   a task and the key that the call brings
@@ -80,10 +79,20 @@ def _find(tasks: Sequence[IdempotentTaskLike], name: str) -> RecordView:
         raise click.ClickException(f"{name} is absent")
     if not name.isascii() or "[" in name or "{" in name:
         raise click.UsageError(f"{name!r} is neither a task of this app, nor a key, nor a task id")
-    for page in record_views(app_tasks.stores(tasks), RecordFilter()):
-        for view in page:
-            if view.record is not None and view.record.task_id == name:
-                return view
+    found = find_task(app_tasks.stores(tasks), name)
+    if found is None:
+        raise click.ClickException(
+            f"no record has the task id {name}, and no task of this app has that name"
+        )
+    if found.view is not None:
+        return replace(found.view, reference=found.reference)
+    assert found.reference is not None
     raise click.ClickException(
-        f"no record has the task id {name}, and no task of this app has that name"
+        f"{name} {describe(found.reference)}, under {found.reference.key}, which is absent now"
     )
+
+
+def describe(reference: Reference) -> str:
+    """Returns what a duplicate met, as the rest of a sentence about it."""
+    verb = "got the outcome of" if reference.replayed else "met the execution of"
+    return f"{verb} task {reference.task_id} (attempt {reference.attempt})"

@@ -97,6 +97,9 @@ class ExecutorCall(Protocol):
     def replayed(self, record: Record) -> None:
         """Called when `record` answers this call."""
 
+    def blocked(self, record: Record) -> None:
+        """Called when `record` keeps this call from running, and does not answer it."""
+
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
         """Publishes the message again, `seconds` from now; raises `reason` if there is none."""
 

@@ -26,6 +26,7 @@ def refuse(call: ExecutorCall, record: Record, *, returns: bool = False) -> NoRe
         returns: requeue it under every policy. It has begun before, or waits for its turn, and
             publishers rely on that.
     """
+    call.blocked(record)
     policy = policy_for(call, record, returns=returns)
     conflicted(call, record, policy)
     _POLICIES[policy](call, record)

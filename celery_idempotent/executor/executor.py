@@ -257,6 +257,7 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
                 # A task that has replaced itself has other arguments under the same key.
                 call.key, call.label = call.key.with_fingerprint(b""), ""
                 continue
+            call.blocked(record)
             raise refuse(call, conflict.reused(record))
         waits = call.settings.on_conflict == "wait"
         left = since + call.wait_timeout - monotonic() if waits else 0.0

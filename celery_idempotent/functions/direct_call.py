@@ -84,6 +84,9 @@ class DirectCall:
     def replayed(self, record: Record) -> None:
         """Does nothing: a direct call has no continuation."""
 
+    def blocked(self, record: Record) -> None:
+        """Does nothing: nobody searches for the id of a direct call."""
+
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
         """Raises `reason`: the caller decides whether to call again."""
         raise reason

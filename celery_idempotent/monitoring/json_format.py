@@ -14,11 +14,21 @@ from celery_idempotent.store.inspection.record_query import RecordView
 
 
 def view_fields(view: RecordView) -> dict[str, Any]:
-    """Returns the fields of a record; the state of an unreadable one is ``CORRUPT``."""
-    if view.record is None:
-        key = view.key
-        return {"key": str(key), "explicit": key.explicit, "task": key.task, "state": "CORRUPT"}
-    return record_fields(view.record)
+    """Returns the fields of a record; the state of an unreadable one is ``CORRUPT``.
+
+    A record that was found by the task id of a duplicate has ``duplicate``: what that met.
+    """
+    duplicate = {} if view.reference is None else {"duplicate": view.reference._asdict()}
+    if view.record is not None:
+        return record_fields(view.record) | duplicate
+    key = view.key
+    return {
+        "key": str(key),
+        "explicit": key.explicit,
+        "task": key.task,
+        "state": "CORRUPT",
+        **duplicate,
+    }
 
 
 def record_fields(record: Record) -> dict[str, Any]:

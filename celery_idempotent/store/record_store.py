@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
@@ -10,16 +11,18 @@ from weakref import WeakSet
 
 from redis.exceptions import ClusterError, ResponseError
 
+from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import IdempotencyError, SettingsError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
-from celery_idempotent.store import commands, replicas, scripts
+from celery_idempotent.store import commands, reference, replicas, scripts
 from celery_idempotent.store.breaker import PROBE_TIMEOUT, Breaker
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.inspection.record_reader import RecordReader
 from celery_idempotent.store.outage import OutageLogger
+from celery_idempotent.store.reference import Reference
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.store.tracking import InvalidationListener
@@ -32,6 +35,10 @@ from celery_idempotent.store.transport.url import names_cluster
 #: Sent even while the breaker is open: an outcome must not be lost, and those who resend one wait
 #: between their attempts.
 BYPASSES_BREAKER = frozenset({"complete", "fail"})
+#: Seconds after an error before another reference is written.
+RETRY_REFERENCES_AFTER = 30.0
+
+logger = logging.getLogger(__name__)
 
 
 class RecordStore:
@@ -69,6 +76,8 @@ class RecordStore:
         # The heartbeat has a shorter timeout than other callers.
         self._heartbeat_transport: Transport | None = None
         self._heartbeat_timeout = config.timeout
+        #: Seconds of `clock.monotonic`.
+        self._no_references_until = 0.0
 
     def name(self, key: Key) -> str:
         """Returns the name of the record in Redis."""
@@ -206,6 +215,41 @@ class RecordStore:
             CorruptRecordError: if it cannot be read.
         """
         return layout.read(raw, str(key), key.task, self._decode, expires_at)
+
+    def refer(self, task_id: str, record: Record, *, replayed: bool, keep_ms: int) -> None:
+        """Writes a reference from `task_id` to `record`, which it has met; for blocking code.
+
+        It does not wait for a reply, except on a cluster and with a client of the user, and raises
+        no error of Redis. After one, no reference is written for a while.
+
+        Args:
+            keep_ms: milliseconds for which it is kept: since the outcome, if there is one.
+        """
+        if monotonic() < self._no_references_until:
+            return
+        value = reference.write(record, replayed=replayed)
+        expiry = ("PXAT", record.at_ms + keep_ms) if record.state.finished else ("PX", keep_ms)
+        command = ("SET", reference.name(self.config.prefix, task_id), value, *expiry)
+        try:
+            if isinstance(self._transport, SyncTransport):
+                self._transport.post(command)
+            else:
+                self.client.execute_command(*command)
+        except CONNECTION_ERRORS as error:
+            logger.debug("Task ids of duplicates are not recorded: %s", error)
+            self._no_references_until = monotonic() + RETRY_REFERENCES_AFTER
+
+    def reference(self, task_id: str) -> Reference | None:
+        """Returns what the duplicate with this task id met; None if that is not known.
+
+        Raises:
+            StoreUnavailableError: if Redis does not reply.
+        """
+        try:
+            raw = self.client.get(reference.name(self.config.prefix, task_id))
+        except CONNECTION_ERRORS as error:
+            raise translate_error(error, "") from error
+        return reference.read(raw) if raw else None
 
     @cached_property
     def client(self) -> Any:

@@ -18,7 +18,7 @@ from celery_idempotent.executor.call import Delegate, Disposition, Fail, Release
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.executor.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
-from celery_idempotent.record.record import Record
+from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 from celery_idempotent.task import canvas, current_call, message_headers, republish
 from celery_idempotent.task.message_headers import MessageHeaders
@@ -166,12 +166,28 @@ class TaskCall:
 
         A duplicate with another task id has a continuation of its own.
         """
+        self.refer_to(record, replayed=True)
         self._request.idempotency_call = self
         self._request.idempotency_without_body = True
         self.own_outcome = record.task_id == self.task_id
         if self.own_outcome and record.continuation_sent:
             self.own_outcome = False
             canvas.drop_continuation(self._request)
+
+    def blocked(self, record: Record) -> None:
+        """Leaves a reference to `record`, so that this task id leads to it."""
+        self.refer_to(record, replayed=False)
+
+    def refer_to(self, record: Record, *, replayed: bool) -> None:
+        """Leaves a reference to the record of another task id."""
+        if record.task_id == self.task_id:
+            return
+        failed = record.state is State.FAILED
+        keep_ms = self.settings.error_ms if failed else self.settings.result_ms
+        if not record.state.finished:
+            keep_ms += self.settings.lease_ms
+        store = self.sender.idempotency_configuration.executor.store
+        store.refer(self.task_id, record, replayed=replayed, keep_ms=keep_ms)
 
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
         """Publishes the message again under its id, then lets this copy be acknowledged.

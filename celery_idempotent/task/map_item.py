@@ -64,6 +64,7 @@ class MapItemCall(TaskCall):
 
     def replayed(self, record: Record) -> None:
         """Keeps the continuation: it follows all items of the message."""
+        self.refer_to(record, replayed=True)
 
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
         """Publishes the whole message again; its finished items will be replayed."""

@@ -1,8 +1,9 @@
-"""The result of a call that was not published, because another call has its key."""
+"""Results of calls: which execution gave them, and those of calls that were not published."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from time import sleep
 from typing import Any
 
@@ -10,10 +11,12 @@ from celery.result import AsyncResult, assert_will_not_block
 from celery.states import FAILURE, PENDING, READY_STATES, SUCCESS
 
 from celery_idempotent.clock import monotonic
+from celery_idempotent.configuration import app_tasks
 from celery_idempotent.errors import NotReadyError, ResultNotStoredError, StoreUnavailableError
 from celery_idempotent.key.key import Key
-from celery_idempotent.record.record import State
+from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
+from celery_idempotent.store.inspection.scan import key_of
 from celery_idempotent.store.run_sync import run_sync
 
 logger = logging.getLogger(__name__)
@@ -22,6 +25,69 @@ logger = logging.getLogger(__name__)
 BACKEND_DELAY_MS = 2000
 #: Seconds between two reads of the result backend while the key is held.
 LONGEST_INTERVAL = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutcome:
+    """The execution whose outcome a call has."""
+
+    #: As `Record.key`.
+    key: str
+    #: Whether the call is a duplicate; else the execution is its own.
+    replayed: bool
+    #: Of the execution.
+    task_id: str
+    token: int
+    attempt: int
+
+
+def outcome_of(result: AsyncResult, key: Key | None = None) -> CallOutcome | None:
+    """Returns which execution gave the outcome of a call; None if that is not known.
+
+    A duplicate is found by its task id, in one round trip for each Redis that the app's tasks use.
+    The call that was executed has left nothing but its record, so its key is needed: give it, or
+    set ``result_extended``, which stores the arguments in the result backend. None is also returned
+    while the call has no outcome, after its record has expired, and for an error that is not stored
+    for the key.
+
+    Args:
+        result: what ``delay``, ``apply_async`` or ``AsyncResult(task_id)`` has returned.
+        key: of the call, as `idempotency_key_of` returns it.
+
+    Raises:
+        StoreUnavailableError: if Redis does not reply.
+    """
+    if isinstance(result, RecordResult):
+        record = _finished_record(result.key, result.app)
+        return None if record is None else _outcome(record, replayed=True)
+    stores = app_tasks.stores(app_tasks.enabled(result.app))
+    found = next(filter(None, (store.reference(result.id) for store in stores)), None)
+    if found is not None and found.replayed:
+        return CallOutcome(found.key, True, found.task_id, found.token, found.attempt)
+    key = key or (found and key_of(found.key, "")) or _key_of_extended_result(result)
+    record = _finished_record(key, result.app) if key is not None else None
+    if record is None or record.task_id != result.id:
+        return None
+    return _outcome(record, replayed=False)
+
+
+def _outcome(record: Record, *, replayed: bool) -> CallOutcome:
+    return CallOutcome(record.key, replayed, record.task_id, record.token, record.attempt)
+
+
+def _finished_record(key: Key, app: Any) -> Record | None:
+    record = run_sync(app.tasks[key.task].idempotency_configuration.executor.store.get(key))
+    return record if record is not None and record.state.finished else None
+
+
+def _key_of_extended_result(result: AsyncResult) -> Key | None:
+    """Returns the key of the arguments that the result backend has under ``result_extended``."""
+    try:
+        key: Key = result.app.tasks[result.name].idempotency_key_of(*result.args, **result.kwargs)
+        return key
+    except Exception as error:
+        logger.debug("%s: the result backend does not have its arguments: %r", result.id, error)
+        return None
 
 
 class RecordResult(AsyncResult):

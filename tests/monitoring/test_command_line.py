@@ -137,8 +137,8 @@ class TestList:
         (record,) = list_json(shop)
 
         assert list(record) == [
-            *("key", "explicit", "task", "state", "task_id", "worker", "token", "attempt"),
-            *("started_at", "finished_at", "deadline", "expires_at"),
+            *("key", "label", "explicit", "task", "state", "task_id", "worker", "token"),
+            *("attempt", "started_at", "finished_at", "deadline", "expires_at"),
         ]
 
     def test_ends_without_an_error_when_its_pipe_is_closed(

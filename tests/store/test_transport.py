@@ -109,7 +109,7 @@ def test_the_reply_of_an_interrupted_command_is_not_read_by_another(
     transport: SyncTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection_of(transport)
-    (connection,) = transport._idle
+    ((connection, _),) = transport._idle
 
     def interrupt(**_: Any) -> None:
         raise KeyboardInterrupt

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta, timezone
 from datetime import time as time_of_day
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from celery_idempotent import KeyReusedError, ResultNotStoredError, State
+from celery_idempotent import (
+    CallOutcome,
+    KeyReusedError,
+    ResultNotStoredError,
+    State,
+    outcome_of,
+)
+from celery_idempotent.cli import idempotency
+from celery_idempotent.store.reference import Reference
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
@@ -20,7 +31,9 @@ from tests.worker.tasks import (
     charge,
     forgetful,
     give,
+    ignoring,
     pack,
+    raising,
     short_lease,
     silent,
     thrifty,
@@ -231,6 +244,135 @@ class TestNoValue:
 
         assert record.state is State.COMPLETED
         assert record.task_id == first.id
+
+
+class TestTaskIdOfADuplicate:
+    """The id that Flower and Sentry show leads to the record, by one read in Redis."""
+
+    @pytest.mark.parametrize("task", [pack, silent], ids=["pack", "with ignore_result"])
+    def test_of_a_replay(self, ledger: Ledger, shop: Shop, order: str, task: Any) -> None:
+        first = task.delay(order)
+        ledger.wait_for_signal(first.id, "completed")
+        duplicate = task.delay(order)
+        ledger.wait_for_signal(duplicate.id, "replayed")
+
+        record = task.idempotency_record(order)
+        assert show(shop, duplicate.id) == {
+            "duplicate": {
+                "key": record.key,
+                "replayed": True,
+                "task_id": first.id,
+                "token": record.token,
+                "attempt": 1,
+            },
+            "task_id": first.id,
+            "key": record.key,
+        }
+        expected = CallOutcome(record.key, True, first.id, record.token, 1)
+        assert outcome_of(duplicate) == outcome_of(task.AsyncResult(duplicate.id)) == expected
+        assert outcome_of(first) is None
+        assert outcome_of(first, task.idempotency_key_of(order)) == CallOutcome(
+            record.key, False, first.id, record.token, 1
+        )
+
+    def test_of_an_item_of_a_map(self, shop: Shop, order: str) -> None:
+        first = pack.delay(order)
+        first.get(timeout=SOON)
+        items = pack.map([order]).delay()
+        items.get(timeout=SOON)
+
+        assert found(shop, f"{items.id}/1").task_id == first.id
+
+    def test_while_it_waits_and_after(self, ledger: Ledger, shop: Shop, order: str) -> None:
+        ledger.hold(order)
+        first = pack.delay(order)
+        ledger.wait_for_run(order)
+        duplicate = pack.delay(order)
+        ledger.wait_for_signal(duplicate.id, "conflicted")
+
+        assert show(shop, duplicate.id)["duplicate"]["replayed"] is False
+        assert outcome_of(duplicate) is None
+        ledger.release(order)
+        duplicate.get(timeout=SOON)
+
+        eventually(lambda: found(shop, duplicate.id).replayed)
+        outcome = outcome_of(duplicate)
+        assert outcome is not None
+        assert (outcome.replayed, outcome.task_id) == (True, first.id)
+
+    @pytest.mark.parametrize("task", [ignoring, raising], ids=["ignore", "raise"])
+    def test_of_a_duplicate_that_never_runs(
+        self, ledger: Ledger, shop: Shop, order: str, task: Any
+    ) -> None:
+        ledger.hold(order)
+        first = task.delay(order)
+        ledger.wait_for_run(order)
+        duplicate = task.delay(order)
+        ledger.wait_for_signal(duplicate.id, "conflicted")
+        ledger.release(order)
+        ledger.wait_for_signal(first.id, "completed")
+
+        shown = show(shop, duplicate.id)
+        assert (shown["task_id"], shown["duplicate"]["replayed"]) == (first.id, False)
+        assert outcome_of(duplicate) is None
+
+    def test_of_a_call_with_other_arguments(self, shop: Shop, order: str) -> None:
+        first = charge.delay(order, 1)
+        first.get(timeout=SOON)
+        other = charge.delay(order, 2)
+        with pytest.raises(KeyReusedError):
+            other.get(timeout=SOON)
+
+        assert found(shop, other.id).task_id == first.id
+        assert outcome_of(other) is None
+
+    def test_of_a_redelivery_is_its_own(self, shop: Shop, order: str) -> None:
+        first = pack.delay(order)
+        first.get(timeout=SOON)
+        pack.apply_async((order,), task_id=first.id)
+        shop.wait_until_empty()
+        pack.delay(order).get(timeout=SOON)  # behind it
+
+        store = pack.idempotency_configuration.executor.store
+        assert store.reference(first.id) is None
+        assert "duplicate" not in show(shop, first.id, whole=True)
+
+    def test_after_its_record_was_forgotten(self, shop: Shop, order: str) -> None:
+        first = pack.delay(order)
+        first.get(timeout=SOON)
+        duplicate = pack.delay(order)
+        duplicate.get(timeout=SOON)
+        found(shop, duplicate.id)
+        pack.idempotency_forget(order)
+
+        message = cli(shop, "show", duplicate.id, code=1)
+        assert f"got the outcome of task {first.id} (attempt 1), under shop.pack:" in message
+        assert "which is absent now" in message
+
+    def test_that_nobody_knows(self, shop: Shop) -> None:
+        assert outcome_of(pack.AsyncResult("unknown")) is None
+
+
+def found(shop: Shop, task_id: str) -> Reference:
+    """Returns what the duplicate met, as soon as Redis has it; the worker has not waited."""
+    store = pack.idempotency_configuration.executor.store
+    eventually(lambda: store.reference(task_id) is not None)
+    reference = store.reference(task_id)
+    assert reference is not None
+    return reference
+
+
+def cli(shop: Shop, *arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(idempotency, arguments, obj=SimpleNamespace(app=shop.app))
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def show(shop: Shop, task_id: str, *, whole: bool = False) -> dict[str, Any]:
+    if not whole:
+        found(shop, task_id)
+    document = json.loads(cli(shop, "show", task_id, "--json"))
+    return document if whole else {name: document[name] for name in ("duplicate", "task_id", "key")}
 
 
 def call_twice(order: str, value: Any) -> tuple[Any, Any]:

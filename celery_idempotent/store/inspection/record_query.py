@@ -16,6 +16,7 @@ from celery_idempotent.record.record import Record, State
 from celery_idempotent.store.inspection.record_reader import START, RecordReader
 from celery_idempotent.store.inspection.scan import ScannedRecord
 from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.reference import Reference
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class RecordView:
     #: The time on its server.
     now: datetime
     store: RecordStore
+    #: How the duplicate met it by whose task id the record was found.
+    reference: Reference | None = None
 
 
 def since(record: Record) -> datetime:

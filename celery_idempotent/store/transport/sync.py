@@ -52,7 +52,8 @@ class SyncTransport:
         # The pool's make_connection is not used: from redis-py 8 on it counts the connections that
         # it has made, lost ones included, and refuses beyond a limit.
         self._pool = self._client.connection_pool
-        self._idle: list[Any] = []
+        #: Connections, each with the number of replies on it that nobody waits for.
+        self._idle: list[tuple[Any, int]] = []
 
     async def call(self, call: ScriptCall, followup: Sequence[Any] = ()) -> list[Any]:
         """See `Transport`."""
@@ -110,13 +111,24 @@ class SyncTransport:
                 time.sleep(delay)
         raise AssertionError("unreachable")
 
-    def _send_once(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    def post(self, command: Sequence[Any]) -> None:
+        """Sends `command` without waiting: the next command on the connection drops its reply.
+
+        It may be lost, and an error reply is ignored.
+
+        Raises:
+            RedisError, OSError: if it cannot be sent.
+        """
+        connection, unread = self._take_connection()
         try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._open_connection()
-        if connection.pid != os.getpid():  # it belongs to the parent of this fork
-            connection = self._open_connection()
+            connection.send_packed_command([pack(command)], check_health=False)
+        except BaseException:
+            connection.disconnect()
+            raise
+        self._idle.append((connection, unread + 1))
+
+    def _send_once(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        connection, unread = self._take_connection()
         replies: list[Any] = []
         try:
             packed = b"".join(map(pack, commands))
@@ -124,18 +136,32 @@ class SyncTransport:
             while len(replies) < len(commands):
                 try:
                     reply = connection.read_response(disable_decoding=True)
-                except ReadOnlyError:
-                    raise
                 except ResponseError as error:
+                    if isinstance(error, ReadOnlyError) and not unread:
+                        raise
                     reply = error
-                if not (isinstance(reply, list) and is_push(reply)):
+                if isinstance(reply, list) and is_push(reply):
+                    continue
+                if unread:
+                    unread -= 1
+                else:
                     replies.append(reply)
         except BaseException:
             # After an interruption a reply may still arrive; no other command must read it.
             connection.disconnect()
             raise
-        self._idle.append(connection)
+        self._idle.append((connection, 0))
         return replies
+
+    def _take_connection(self) -> tuple[Any, int]:
+        """Returns a connection, and how many replies on it have not been read."""
+        try:
+            connection, unread = self._idle.pop()
+        except IndexError:
+            return self._open_connection(), 0
+        if connection.pid != os.getpid():  # it belongs to the parent of this fork
+            return self._open_connection(), 0
+        return connection, unread
 
     def _open_connection(self) -> Any:
         connection = self._pool.connection_class(**self._pool.connection_kwargs)
@@ -165,7 +191,7 @@ class SyncTransport:
     async def aclose(self) -> None:
         """See `Transport`."""
         while self._idle:
-            connection = self._idle.pop()
+            connection, _ = self._idle.pop()
             if connection.pid == os.getpid():
                 connection.disconnect()
         close_client(self._client)

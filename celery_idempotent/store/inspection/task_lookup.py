@@ -1,0 +1,57 @@
+"""From a task id, the one that monitoring shows, to the record that answered the task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from celery_idempotent.store.inspection.record_query import (
+    RecordFilter,
+    RecordView,
+    read_view,
+    record_views,
+)
+from celery_idempotent.store.inspection.scan import key_of
+from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.reference import Reference
+
+
+class FoundTask(NamedTuple):
+    """What is known of a task id."""
+
+    #: The record of its execution, or the one that it met as a duplicate; None if that is absent.
+    view: RecordView | None
+    #: What it met as a duplicate; None if it has executed.
+    reference: Reference | None
+
+
+def find_task(stores: Iterable[RecordStore], task_id: str) -> FoundTask | None:
+    """Returns what is known of `task_id`; None if no record names it, nor any duplicate left it.
+
+    A duplicate is found by one read in each store, anything else by a scan of all records.
+
+    Raises:
+        StoreUnavailableError: if Redis does not reply.
+    """
+    return find_duplicate(stores, task_id) or _find_execution(stores, task_id)
+
+
+def find_duplicate(stores: Iterable[RecordStore], task_id: str) -> FoundTask | None:
+    """As :func:`find_task`, without a scan."""
+    for store in stores:
+        reference = store.reference(task_id)
+        key = key_of(reference.key, store.config.prefix) if reference else None
+        if key is not None:
+            view = read_view(store, key)
+            # It was held for a while, and then ran.
+            executed = view and view.record and view.record.task_id == task_id
+            return FoundTask(view, None if executed else reference)
+    return None
+
+
+def _find_execution(stores: Iterable[RecordStore], task_id: str) -> FoundTask | None:
+    for page in record_views(stores, RecordFilter()):
+        for view in page:
+            if view.record is not None and view.record.task_id == task_id:
+                return FoundTask(view, None)
+    return None

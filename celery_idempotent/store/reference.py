@@ -1,0 +1,76 @@
+"""References: from the task id of a duplicate to the record that it met.
+
+A record names the task whose execution it is of, and monitoring shows the ids of its duplicates as
+well. So a duplicate leaves a key of its own in Redis, whose name is a digest of its task id. It
+expires with the record, as far as the duplicate knows the record's retention.
+
+A reference is for people who search: it is written without waiting for a reply, it may be missing,
+and nothing that a call does depends on it.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64encode
+from typing import NamedTuple
+
+from celery_idempotent.key.canonical import digest
+from celery_idempotent.record import layout
+from celery_idempotent.record.record import Record
+
+#: Precedes the digest, where the name of a record has its task. A task's name is quoted there.
+MARK = "@"
+
+_REPLAYED, _REFUSED = b"r", b"h"
+#: Bytes before the task id.
+_FIXED = 11
+
+
+class Reference(NamedTuple):
+    """What a duplicate met."""
+
+    #: As `Record.key`.
+    key: str
+    #: Whether it got the record's outcome; else the record only kept it from running.
+    replayed: bool
+    #: Of the execution that the record was of.
+    task_id: str
+    token: int
+    attempt: int
+
+
+def name(prefix: str, task_id: str) -> str:
+    """Returns the name of the reference of `task_id` in Redis."""
+    data = digest(b"reference" + task_id.encode(errors="surrogatepass"), 16)
+    return f"{prefix}:{MARK}{urlsafe_b64encode(data)[:22].decode()}"
+
+
+def write(record: Record, *, replayed: bool) -> bytes:
+    """Returns the bytes of a reference to `record`."""
+    task_id = layout.write_task_id(record.task_id)
+    return b"".join(
+        (
+            _REPLAYED if replayed else _REFUSED,
+            record.attempt.to_bytes(1, "big"),
+            record.token.to_bytes(7, "big"),
+            len(task_id).to_bytes(2, "big"),
+            task_id,
+            record.key.encode(),
+        )
+    )
+
+
+def read(raw: bytes) -> Reference | None:
+    """Returns the reference that `raw` holds; None if it is damaged, or of a newer version."""
+    end = _FIXED + int.from_bytes(raw[9:_FIXED], "big")
+    if raw[:1] not in (_REPLAYED, _REFUSED) or not _FIXED < end < len(raw):
+        return None
+    try:
+        return Reference(
+            key=raw[end:].decode(),
+            replayed=raw[:1] == _REPLAYED,
+            task_id=layout.read_task_id(raw[_FIXED:end]),
+            token=int.from_bytes(raw[2:9], "big"),
+            attempt=raw[1],
+        )
+    except ValueError:
+        return None

@@ -1,0 +1,137 @@
+"""From the task id that monitoring shows to the record that answered the task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery.result import AsyncResult
+
+from celery_idempotent import CallOutcome, outcome_of
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.record.record import Record
+from celery_idempotent.store.inspection.task_lookup import FoundTask, find_task
+from tests.monitoring.conftest import Shop
+from tests.waiting import eventually
+
+
+def call_twice(shop: Shop, order: int, first: str, duplicate: str) -> Record:
+    """Executes a call and a duplicate with these task ids, and returns their record."""
+    for task_id in (first, duplicate):
+        shop.charge.apply((order, 999), task_id=task_id)
+    store = shop.charge.idempotency_configuration.executor.store
+    eventually(lambda: store.reference(duplicate) is not None)
+    record: Record = shop.charge.idempotency_record(order, 999)
+    return record
+
+
+def find(shop: Shop, task_id: str) -> FoundTask | None:
+    return find_task(app_tasks.stores(app_tasks.tasks(shop.app)), task_id)
+
+
+def test_a_duplicate_is_found_without_a_scan(shop: Shop) -> None:
+    record = call_twice(shop, 42, "the first", "a duplicate")
+    shop.client.config_resetstat()
+
+    found = find(shop, "a duplicate")
+
+    assert found is not None
+    assert found.view is not None
+    assert found.view.record is not None
+    assert found.view.record.token == record.token
+    assert found.reference is not None
+    assert found.reference.task_id == "the first"
+    assert "cmdstat_scan" not in shop.client.info("commandstats")
+
+
+def test_the_execution_is_found_by_a_scan(shop: Shop) -> None:
+    call_twice(shop, 42, "the first", "a duplicate")
+
+    found = find(shop, "the first")
+
+    assert found is not None
+    assert found.reference is None
+    assert found.view is not None
+    assert find(shop, "unknown") is None
+
+
+def test_show_names_the_execution_that_answered_a_duplicate(shop: Shop) -> None:
+    record = call_twice(shop, 42, "first-id", "duplicate-id")
+
+    lines = shop.celery("show", "duplicate-id").splitlines()
+
+    assert lines[0].split(maxsplit=1)[0] == "duplicate"
+    assert "got the outcome of task first-id (attempt 1)" in lines[0]
+    assert any(line.split() == ["key", record.key] for line in lines)
+
+
+def test_a_duplicate_leads_to_a_record_that_cannot_be_read(shop: Shop) -> None:
+    call_twice(shop, 42, "first-id", "duplicate-id")
+    store = shop.charge.idempotency_configuration.executor.store
+    shop.client.set(store.name(shop.charge.idempotency_key_of(42, 999)), "damaged", px=60_000)
+
+    document = shop.json("show", "duplicate-id")
+
+    assert document["state"] == "CORRUPT"
+    assert document["duplicate"]["task_id"] == "first-id"
+
+
+def test_a_duplicate_s_id_forgets_its_record(shop: Shop) -> None:
+    record = call_twice(shop, 42, "first-id", "duplicate-id")
+
+    assert shop.json("forget", "duplicate-id", "--yes") == [
+        {"key": record.key, "case": "forgotten"}
+    ]
+    assert "which is absent now" in shop.celery("show", "duplicate-id", code=1)
+
+
+def test_references_are_no_records(shop: Shop) -> None:
+    call_twice(shop, 42, "first-id", "duplicate-id")
+
+    assert len(shop.celery("list", "--json").splitlines()) == 1
+    assert shop.json("stats", "--timeout", "0")["tasks"]["shop.charge"]["records"] == 1
+
+
+class TestOutcomeOf:
+    def test_a_replayed_error(self, shop: Shop) -> None:
+        for task_id in ("first-id", "duplicate-id"):
+            shop.charge.apply((1, 13), task_id=task_id)
+        store = shop.charge.idempotency_configuration.executor.store
+        eventually(lambda: store.reference("duplicate-id") is not None)
+
+        outcome = outcome_of(shop.charge.AsyncResult("duplicate-id"))
+
+        assert outcome is not None
+        assert (outcome.replayed, outcome.task_id) == (True, "first-id")
+
+    @pytest.mark.parametrize("task_id", ["first-id", "other-id"])
+    def test_arguments_in_the_result_backend_lead_to_the_key(
+        self, shop: Shop, task_id: str
+    ) -> None:
+        shop.app.conf.update(result_extended=True, task_always_eager=False)
+        shop.charge.store_eager_result = True
+        shop.charge.apply((42,), {"amount": 999}, task_id="first-id")
+        # Of a message whose call another one has executed, as far as its record shows.
+        shop.charge.backend.store_result("other-id", None, "SUCCESS", request=_Request())
+
+        outcome = outcome_of(AsyncResult(task_id, app=shop.app))
+
+        record = shop.charge.idempotency_record(42, 999)
+        expected = CallOutcome(record.key, False, "first-id", record.token, 1)
+        assert outcome == (expected if task_id == "first-id" else None)
+
+    def test_a_running_call_has_none(self, shop: Shop) -> None:
+        key = shop.begin(shop.charge, 42, 999)
+        record = shop.charge.idempotency_record(42, 999)
+
+        assert outcome_of(AsyncResult(record.task_id, app=shop.app), key) is None
+
+
+class _Request:
+    """What the result backend stores of a request under ``result_extended``."""
+
+    task = "shop.charge"
+    args: tuple[Any, ...] = (42,)
+    kwargs: dict[str, Any] = {"amount": 999}  # noqa: RUF012
+    hostname = "celery@here"
+    retries = 0

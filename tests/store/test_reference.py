@@ -1,0 +1,188 @@
+"""References lead from the task id of a duplicate to the record that it met."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from celery_idempotent.errors import StoreUnavailableError
+from celery_idempotent.store import record_store, reference
+from celery_idempotent.store.reference import Reference
+from celery_idempotent.testing.server import RedisServer
+from tests.faults.proxy import Proxy
+from tests.store import deployments
+from tests.store.record_harness import FIRST, RETENTION_MS, SECOND, RecordHarness, store_at
+from tests.waiting import eventually
+
+one_server = pytest.mark.parametrize(
+    "site", deployments.params(deployments.PLAIN[0]), indirect=True
+)
+
+
+def refer(harness: RecordHarness, task_id: str = SECOND, *, replayed: bool = True) -> None:
+    record = harness.record()
+    harness.store.refer(task_id, record, replayed=replayed, keep_ms=RETENTION_MS)
+
+
+def written(harness: RecordHarness, task_id: str = SECOND) -> Reference:
+    """Returns the reference as soon as the server has it: nobody has waited for that."""
+    eventually(lambda: harness.store.reference(task_id) is not None)
+    found = harness.store.reference(task_id)
+    assert found is not None
+    return found
+
+
+@pytest.mark.core
+def test_a_duplicate_leads_to_the_record_that_it_met(harness: RecordHarness) -> None:
+    token = harness.started(task_id=FIRST).token
+    refer(harness, replayed=False)
+    assert written(harness) == Reference(str(harness.key), False, FIRST, token, 1)
+
+    harness.complete(token)
+    refer(harness)
+
+    eventually(lambda: written(harness).replayed)
+    assert written(harness) == Reference(str(harness.key), True, FIRST, token, 1)
+    assert harness.store.reference(FIRST) is None
+    # The connection goes on with the reply of its own commands.
+    assert harness.begin(task_id=SECOND).case == "finished"
+    assert harness.complete(token).case == "ok"
+
+
+@one_server
+def test_it_expires_with_the_record(harness: RecordHarness) -> None:
+    harness.completed()
+    refer(harness)
+    written(harness)
+
+    pipeline = harness.client.pipeline(transaction=True)
+    pipeline.pttl(reference.name("idem", SECOND)).pttl(harness.name)
+    left, left_of_record = pipeline.execute()
+    assert left_of_record - 5 <= left <= left_of_record
+
+
+@one_server
+def test_one_of_a_running_execution_expires_too(harness: RecordHarness) -> None:
+    harness.started()
+    refer(harness, replayed=False)
+    written(harness)
+
+    assert 0 < harness.client.pttl(reference.name("idem", SECOND)) <= RETENTION_MS
+
+
+@one_server
+def test_its_name_and_value_hold_no_task_id_of_the_duplicate(harness: RecordHarness) -> None:
+    harness.completed(task_id="first")
+    refer(harness, "mail to bob@example.com")
+    written(harness, "mail to bob@example.com")
+
+    for name in harness.client.scan_iter():
+        assert b"bob" not in name
+        assert b"bob" not in harness.client.get(name)
+
+
+class TestWriting:
+    def test_waits_for_no_reply(self, proxied: RecordHarness, proxy: Proxy) -> None:
+        proxied.completed()
+        replies = threading.Event()
+        proxy.delay_reply("idem:@", 0, after=replies)
+
+        refer(proxied)  # the reply comes only after this
+
+        assert len(proxy.requests_with("idem:@")) <= 1
+        replies.set()
+        assert proxied.begin(task_id=SECOND).case == "finished"
+        written(proxied)
+
+    def test_a_lost_reply_is_not_taken_for_another_one(self, proxy: Proxy, client: Redis) -> None:
+        harness = RecordHarness(store_at(proxy.url, timeout=1.0), client)
+        harness.completed()
+        proxy.swallow_reply("idem:@")
+
+        refer(harness)
+
+        assert harness.begin(task_id=SECOND).case == "finished"
+        assert proxy.pending == 0
+
+    def test_a_closed_connection_is_no_error(self, proxied: RecordHarness, proxy: Proxy) -> None:
+        proxied.completed()
+        proxy.cut()
+
+        refer(proxied)
+        refer(proxied)
+
+        assert proxied.begin(task_id=SECOND).case == "finished"
+
+    def test_a_redis_that_is_away_is_tried_again_later(
+        self, proxied: RecordHarness, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        proxied.completed()
+        now = record_store.monotonic()
+        monkeypatch.setattr(record_store, "monotonic", lambda: now)
+        record = proxied.record()
+        proxy.refuse()
+        store = store_at(proxy.url)
+        store.refer(SECOND, record, replayed=True, keep_ms=RETENTION_MS)
+        proxy.heal()
+
+        store.refer(SECOND, record, replayed=True, keep_ms=RETENTION_MS)
+        assert proxy.requests_with("idem:@") == []
+
+        now += record_store.RETRY_REFERENCES_AFTER
+        store.refer(SECOND, record, replayed=True, keep_ms=RETENTION_MS)
+        written(proxied)
+
+    def test_an_error_reply_is_ignored(
+        self, harness: RecordHarness, server: RedisServer, client: Redis
+    ) -> None:
+        client.acl_setuser(
+            "narrow", enabled=True, nopass=True, keys=["idem:shop*"], commands=["+@all"]
+        )
+        narrow = RecordHarness(
+            store_at(server.url, options={"username": "narrow", "password": "any"}), client
+        )
+        narrow.completed()
+
+        refer(narrow)
+
+        assert narrow.begin(task_id=SECOND).case == "finished"
+        with pytest.raises(StoreUnavailableError):
+            narrow.store.reference(SECOND)
+        client.acl_deluser("narrow")
+
+
+@one_server
+@pytest.mark.parametrize("damage", [b"", b"x", b"r", b"r" * 11, b"?" * 60, b"r" + b"\xff" * 60])
+def test_a_damaged_reference_counts_as_none(harness: RecordHarness, damage: bytes) -> None:
+    harness.client.set(reference.name("idem", SECOND), damage, px=1000)
+
+    assert harness.store.reference(SECOND) is None
+
+
+@one_server
+def test_any_cut_of_a_reference_is_read_without_an_error(harness: RecordHarness) -> None:
+    harness.completed()
+    raw = reference.write(harness.record(), replayed=True)
+
+    found = [reference.read(raw[:length]) for length in range(len(raw))]
+
+    assert all(cut is None or cut.key != str(harness.key) for cut in found)
+    assert reference.read(raw) is not None
+
+
+@one_server
+def test_a_reference_costs_less_than_half_of_celerys_result(
+    harness: RecordHarness, record_property: Any
+) -> None:
+    harness.completed()
+    refer(harness)
+    written(harness)
+
+    used = harness.client.memory_usage(reference.name("idem", SECOND))
+
+    record_property("bytes", used)
+    print(f"\n{used} bytes")
+    assert used <= 212  # Celery's result of a duplicate takes 424
