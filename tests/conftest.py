@@ -15,6 +15,7 @@ import pytest
 
 from celery_idempotent import Idempotency
 from tests.servers.clock import find_faketime
+from tests.servers.prometheus import find_prometheus
 from tests.servers.rabbitmq import find_rabbitmq
 from tests.servers.redis_server import find_tls_servers
 from tests.servers.sql_server import find_mariadb, find_postgres
@@ -40,6 +41,7 @@ SLOW_FOLDERS = (
 #: For each mark: how to find its prerequisite, and the message if that is missing.
 PREREQUISITES: dict[str, tuple[Callable[[], object], str]] = {
     "clock": (find_faketime, "libfaketime is not installed: apt-get install libfaketime"),
+    "prometheus": (find_prometheus, "Prometheus is not installed: apt-get install prometheus"),
     "rabbitmq": (find_rabbitmq, "RabbitMQ is not installed: apt-get install rabbitmq-server"),
     "mariadb": (find_mariadb, "MariaDB is not installed: apt-get install mariadb-server"),
     "postgresql": (find_postgres, "PostgreSQL is not installed: apt-get install postgresql"),

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -35,6 +35,19 @@ DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 BEGIN_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 #: Seconds: from a killed pool process, whose lease ends at once, to a lost host.
 TAKEOVER_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
+
+#: The series of each task that are known before anything is counted: a suffix of the metric's name,
+#: and the labels beside ``task``.
+_SERIES: dict[str, list[tuple[str, dict[str, str]]]] = {
+    "celery_idempotent_decisions": [("_total", {"decision": name}) for name in signals.DECISIONS],
+    "celery_idempotent_outcomes": [("_total", {"outcome": name}) for name in signals.OUTCOMES],
+    "celery_idempotent_refused": [("_total", {"reason": name}) for name in signals.REASONS],
+    "celery_idempotent_deduplicated": [("_total", {})],
+    "celery_idempotent_takeover_seconds": [
+        *(("_bucket", {"le": str(limit)}) for limit in TAKEOVER_BUCKETS),
+        *(("_bucket", {"le": "+Inf"}), ("_count", {}), ("_sum", {})),
+    ],
+}
 
 _LIVE_GAUGE_FILE = re.compile(r"gauge_live\w*_(\d+)\.db")
 
@@ -100,6 +113,11 @@ class Metrics:
             buckets=TAKEOVER_BUCKETS,
             registry=registry,
         )
+        self._heartbeats_replaced = Counter(
+            "celery_idempotent_heartbeats_replaced",
+            "Threads that renew leases and have died, or were late, and were replaced.",
+            registry=registry,
+        )
         self._leases_held = Gauge(
             "celery_idempotent_leases_held",
             "Leases held now.",
@@ -114,6 +132,7 @@ class Metrics:
         signals.begin_replied.connect(self._on_begin_replied, weak=False)
         signals.counters.append(self._count)
         task_postrun.connect(self._on_task_end, weak=False)
+        heartbeat.on_replaced = self._heartbeats_replaced.inc
 
     def _count(self, name: str, task: str) -> None:
         if name in signals.DECISIONS:
@@ -145,13 +164,21 @@ def _task_name(key: str) -> str:
 
 
 class _PoolCollector:
-    """Sums the metrics of all processes of the pool, dead ones included."""
+    """Sums the metrics of all processes of the pool, dead ones included.
 
-    def __init__(self, directory: str) -> None:
+    Args:
+        directory: of the processes' files.
+        metrics: what is collected.
+        tasks: names of the tasks whose series are served before there is anything to count.
+    """
+
+    def __init__(self, directory: str, metrics: Metrics, tasks: Iterable[str]) -> None:
         from prometheus_client import CollectorRegistry
         from prometheus_client.multiprocess import MultiProcessCollector
 
         self._directory = directory
+        self._metrics = metrics
+        self._tasks = frozenset(tasks)
         self._collector = MultiProcessCollector(CollectorRegistry(), directory)
 
     def collect(self) -> Iterator[Metric]:
@@ -162,7 +189,34 @@ class _PoolCollector:
             match = _LIVE_GAUGE_FILE.fullmatch(file.name)
             if match and not _is_alive(int(match[1])):
                 mark_process_dead(int(match[1]), self._directory)
-        yield from self._collector.collect()
+        collected = {family.name: family for family in self._collector.collect()}
+        for metric in vars(self._metrics).values():
+            for family in metric.describe():
+                collected.setdefault(family.name, family)
+        yield from _add_zeros(collected, self._tasks)
+
+
+def _add_zeros(families: Mapping[str, Metric], tasks: Iterable[str]) -> Iterable[Metric]:
+    """Adds the series that `tasks`, and other names that are counted, do not have yet.
+
+    Prometheus computes an increase from the first value of a series on. It would miss the event
+    that creates a series, which is the only one of its kind most of the time.
+    """
+    names = {
+        sample.labels["task"]
+        for family in families.values()
+        for sample in family.samples
+        if "task" in sample.labels
+    }
+    for family_name, series in _SERIES.items():
+        family = families[family_name]
+        existing = {(sample.name, frozenset(sample.labels.items())) for sample in family.samples}
+        for task in names.union(tasks):
+            for suffix, label in series:
+                name, labels = family_name + suffix, {"task": task, **label}
+                if (name, frozenset(labels.items())) not in existing:
+                    family.add_sample(name, labels, 0.0)
+    return families.values()
 
 
 def connect(registry: CollectorRegistry | None = None) -> None:
@@ -182,8 +236,12 @@ def connect(registry: CollectorRegistry | None = None) -> None:
     Metrics(registry or REGISTRY).connect()
 
 
-def start(setting: Any) -> None:
+def start(setting: Any, tasks: Iterable[str]) -> None:
     """Starts counting, and serves the metrics once the worker is ready.
+
+    Args:
+        setting: a port, or ``host:port``.
+        tasks: names of the worker's idempotent tasks.
 
     Raises:
         SettingsError: if the setting is invalid.
@@ -195,10 +253,11 @@ def start(setting: Any) -> None:
         directory = os.environ[DIRECTORY_VARIABLE] = tempfile.mkdtemp(prefix="idempotency-metrics-")
         worker_shutdown.connect(_remove_at_shutdown(directory, os.getpid()), weak=False)
     _enable_multiprocess_mode()
-    Metrics().connect()
+    metrics = Metrics()
+    metrics.connect()
 
     def serve(**_: Any) -> None:
-        _serve(host, port, _PoolCollector(directory))
+        _serve(host, port, _PoolCollector(directory, metrics, tasks))
 
     worker_ready.connect(serve, weak=False)
 

@@ -7,6 +7,7 @@ import logging
 import os
 import queue
 import threading
+from collections.abc import Callable
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.lease.clock import monotonic
@@ -34,6 +35,8 @@ class Heartbeat:
     """
 
     def __init__(self) -> None:
+        #: Called each time that a thread has died or is late.
+        self.on_replaced: Callable[[], object] = lambda: None
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
 
@@ -68,6 +71,7 @@ class Heartbeat:
         if current is not None and current.is_alive() and late <= 0:
             return
         if current is not None:
+            self.on_replaced()
             logger.error(
                 "The idempotency heartbeat %s; another thread goes on with %d leases",
                 f"is {late:.1f} s late" if current.is_alive() else "has died",

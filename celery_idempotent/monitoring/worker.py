@@ -35,19 +35,20 @@ def _start_monitoring(instance: Any, **_: Any) -> None:
 
     tasks = app_tasks.tasks(instance.app)
     if tasks:
-        shared_counters.start(task.name for task in tasks)
+        names = [task.name for task in tasks]
+        shared_counters.start(names)
         events.connect()
-        _start_metrics(instance.app.conf.get("idempotency_metrics"))
+        _start_metrics(instance.app.conf.get("idempotency_metrics"), names)
 
 
-def _start_metrics(setting: Any) -> None:
+def _start_metrics(setting: Any, tasks: list[str]) -> None:
     if setting is None:
         return
     from celery_idempotent.contrib import prometheus
 
     # The signal would swallow any other exception than SystemExit.
     try:
-        prometheus.start(setting)
+        prometheus.start(setting, tasks)
     except SettingsError as error:
         raise SystemExit(f"Error: {error}") from None
     except ImportError:

@@ -18,7 +18,12 @@ from celery.signals import task_failure, task_success, worker_init
 
 from celery_idempotent import IdempotentTask, signals
 from celery_idempotent.task import republish
-from tests.worker import canvas_tasks, failing_tasks, tasks  # noqa: F401 (registers the tasks)
+from tests.worker import (  # noqa: F401 (registers the tasks)
+    canvas_tasks,
+    failing_tasks,
+    incident_tasks,
+    tasks,
+)
 from tests.worker.ledger import Ledger
 from tests.worker.parent_death import die_with_parent
 

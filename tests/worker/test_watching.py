@@ -361,6 +361,21 @@ class TestMetrics:
             lambda: self.scrape(port)["celery_idempotent_leases_held"] == 0, "no lease is held"
         )
 
+    def test_counters_are_served_before_there_is_anything_to_count(
+        self, shop: Shop, port: int
+    ) -> None:
+        values = self.scrape(port)
+
+        for series in (
+            'celery_idempotent_refused_total{reason="poisoned",task="shop.tick"}',
+            'celery_idempotent_outcomes_total{outcome="outcome_unsaved",task="shop.tick"}',
+            'celery_idempotent_decisions_total{decision="unprotected",task="shop.tick"}',
+            'celery_idempotent_deduplicated_total{task="shop.tick"}',
+            'celery_idempotent_takeover_seconds_bucket{le="300.0",task="shop.tick"}',
+            "celery_idempotent_heartbeats_replaced_total",
+        ):
+            assert values[series] == 0
+
     def test_outcomes_are_counted(self, shop: Shop, port: int, order: str) -> None:
         pack.delay(order).get(timeout=SOON)
 

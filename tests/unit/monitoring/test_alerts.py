@@ -1,0 +1,81 @@
+"""The alert rules agree with the metrics that a worker serves, and with the runbook."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("prometheus_client")
+
+from celery_idempotent import signals
+from celery_idempotent.contrib.prometheus import Metrics
+
+DOCS = Path(__file__).parents[3] / "docs"
+RULES: list[dict[str, Any]] = [
+    rule
+    for group in yaml.safe_load((DOCS / "alerts.yml").read_text("utf-8"))["groups"]
+    for rule in group["rules"]
+]
+RUNBOOK = (DOCS / "runbook.md").read_text("utf-8")
+#: What ordinary traffic counts, and therefore raises no alert by itself.
+ORDINARY = {"run", "replay", "completed", "failed", "released", "interrupted"}
+
+each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+
+
+@each_rule
+def test_a_rule_has_a_severity_a_summary_and_an_entry(rule: dict[str, Any]) -> None:
+    name = rule["alert"]
+    assert rule["labels"] == {"severity": rule["labels"]["severity"]}
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert set(rule["annotations"]) == {"summary", "runbook_url"}
+    assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{name.lower()}"
+    row = re.search(rf"^\| \[{name}\]\(#{name.lower()}\) \| (\w+) \|", RUNBOOK, re.M)
+    assert row
+    assert row[1] == rule["labels"]["severity"]
+
+
+def test_the_runbook_has_an_entry_for_each_rule_in_order() -> None:
+    names = [rule["alert"] for rule in RULES]
+
+    assert re.findall(r"^## (Idem\w+)$", RUNBOOK, re.M) == names
+    assert re.findall(r"^\| \[(Idem\w+)\]", RUNBOOK, re.M) == names
+    entries = re.split(r"^## ", RUNBOOK, flags=re.M)[1:]
+    for entry in entries:
+        assert re.findall(r"^\*\*(.*?)\*\*", entry, re.M) == ["Means.", "Look at.", "Do."], entry
+
+
+@each_rule
+def test_a_rule_queries_what_a_worker_serves(rule: dict[str, Any]) -> None:
+    served = {}
+    for metric in vars(Metrics()).values():
+        (described,) = metric.describe()
+        served[described.name] = {*metric._labelnames, "le"}
+    selectors = re.findall(r"(celery_idempotent_\w+)(?:\{(.*?)\})?", rule["expr"])
+    assert selectors
+    for name, matchers in selectors:
+        short = re.sub(r"(_total|_bucket|_sum|_count)$", "", name)
+        assert set(re.findall(r"(\w+)=", matchers)) <= served[short]
+    for label in re.findall(r"by \((.*?)\)", rule["expr"]):
+        assert label in ("task", "instance", "instance, le")
+    for label in re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]):
+        assert f"by ({label}" in rule["expr"]
+
+
+def test_every_value_of_a_label_raises_an_alert_or_is_ordinary() -> None:
+    known = {
+        "decision": {*signals.DECISIONS} - {"refused"},  # these are counted by reason
+        "outcome": {*signals.OUTCOMES},
+        "reason": {*signals.REASONS},
+    }
+    expressions = " ".join(rule["expr"] for rule in RULES)
+    for label, values in known.items():
+        queried = set()
+        for matcher in re.findall(rf'\b{label}=~?"(.*?)"', expressions):
+            queried |= set(matcher.split("|"))
+        assert queried <= values
+        assert values - queried <= ORDINARY, label

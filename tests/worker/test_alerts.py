@@ -1,0 +1,257 @@
+"""Incidents of a real worker raise their alerts in a real Prometheus, and no others.
+
+Each incident happens to a task of its own. Prometheus scrapes the worker and evaluates the rules of
+docs/alerts.yml each second; only the times for which something must last are shortened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from redis import Redis
+
+from celery_idempotent.store import commands
+from celery_idempotent.testing.ports import Ports
+from celery_idempotent.testing.server import RedisServer
+from tests.executor.deliveries import begin_elsewhere
+from tests.faults.proxy import Proxy
+from tests.servers.prometheus import Prometheus
+from tests.waiting import SOON, eventually
+from tests.worker.failing_tasks import final, flaky
+from tests.worker.harness import Shop
+from tests.worker.incident_tasks import (
+    crash_looping,
+    heartless,
+    orphaned,
+    slow,
+    unreadable,
+    unsaved,
+)
+from tests.worker.tasks import (
+    charge,
+    misruled,
+    pack,
+    raising,
+    short_lease,
+    strict,
+    unguarded,
+    unserialisable,
+)
+
+pytestmark = [pytest.mark.worker, pytest.mark.prometheus, pytest.mark.slow]
+
+DOCS = Path(__file__).parents[2] / "docs"
+RULES = (DOCS / "alerts.yml").read_text("utf-8")
+#: Seconds after which a takeover counts as slow here: the limit of a bucket, instead of 300.
+SLOW_TAKEOVER = 10.0
+
+#: The alerts of each incident, with the label task, or "the worker" for one about all its tasks.
+WITH_REDIS = {
+    ("IdempotencyPoisoned", "shop.crash_looping"),
+    ("IdempotencyTakeovers", "shop.crash_looping"),
+    ("IdempotencyHeartbeatReplaced", "the worker"),
+    ("IdempotencyTakeoverSlow", "shop.orphaned"),
+    ("IdempotencyBeginSlow", "the worker"),
+    ("IdempotencyRecordCorrupt", "shop.unreadable"),
+    ("IdempotencyKeyReused", "shop.charge"),
+    ("IdempotencyKeyRule", "shop.misruled"),
+    ("IdempotencyCallInvalid", "shop.pack"),
+    ("IdempotencyConflictStorm", "shop.raising"),
+    ("IdempotencyLeaseLost", "shop.short_lease"),
+    ("IdempotencyResultNotStored", "shop.unserialisable"),
+}
+WITHOUT_REDIS = {
+    ("IdempotencyStoreUnavailable", "the worker"),
+    ("IdempotencyUnprotected", "shop.unguarded"),
+    ("IdempotencyOutcomeUnsaved", "shop.unsaved"),
+}
+
+
+def shortened(rules: str) -> str:
+    """Returns the rules without the times for which something must last."""
+    rules = re.sub(r"^ +for: .*\n", "", rules, flags=re.M)
+    return rules.replace('le="300.0"', f'le="{SLOW_TAKEOVER}"').replace("[15m]", "[30s]")
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with Ports(1) as ports:
+        yield ports.numbers[0]
+
+
+@pytest.fixture(scope="module")
+def proxy(server: RedisServer) -> Iterator[Proxy]:
+    """Between the worker and the records; the broker and the results are reached without it."""
+    with Proxy(server.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def shop(open_shop: Callable[..., Shop], proxy: Proxy, port: int) -> Iterator[Shop]:
+    records = f"{proxy.url.rpartition('/')[0]}/199"
+    metrics = f"127.0.0.1:{port}"
+    with open_shop(idempotency_redis_url=records, idempotency_metrics=metrics) as shop:
+        shop.start_worker(concurrency=5)
+        yield shop
+
+
+@pytest.fixture(scope="module")
+def prometheus(shop: Shop, port: int) -> Iterator[Prometheus]:
+    with Prometheus.start(f"127.0.0.1:{port}", shortened(RULES)) as prometheus:
+        eventually(
+            lambda: prometheus.query("celery_idempotent_decisions_total"), "the first scrape"
+        )
+        yield prometheus
+
+
+def wait_for_alerts(prometheus: Prometheus, expected: set[tuple[str, str]]) -> None:
+    """Waits until these alerts have fired, and asserts that no others have."""
+    with suppress(TimeoutError):
+        eventually(lambda: expected <= prometheus.fired())
+    prometheus.wait_for_evaluation()
+    assert prometheus.fired() == expected
+
+
+def test_ordinary_traffic_raises_no_alert(shop: Shop, prometheus: Prometheus) -> None:
+    order = uuid4().hex
+    shop.ledger.hold(order)
+    results = [pack.delay(order) for _ in range(3)]
+    shop.ledger.wait_for_run(order)
+    shop.ledger.wait_for_signal(results[1].id, "conflicted")
+    os.kill(shop.ledger.runs(order)[0].pid, signal.SIGKILL)
+    shop.ledger.wait_for_run(order, 2)
+    shop.ledger.release(order)
+    slow.delay(order).get(timeout=SOON)  # Prometheus needs a first value before it is slow
+    failing = [flaky.delay(order, 1), final.delay(order)]
+    for result in (*results, pack.delay(order)):
+        result.get(timeout=SOON)
+    for result in failing:
+        result.get(timeout=SOON, propagate=False)
+
+    wait_for_alerts(prometheus, set())
+
+
+def test_each_incident_raises_its_alert_and_no_other(
+    shop: Shop, proxy: Proxy, prometheus: Prometheus
+) -> None:
+    order = uuid4().hex
+    begin_elsewhere(orphaned, order)
+    key = orphaned.idempotency_key_of(order)
+    orphaned.idempotency_configuration.execute(
+        commands.abandon(key, "the other", "elsewhere/1", grace_ms=0)
+    )
+    orphaned_at = time.monotonic()
+    killer = crash_looping.delay(order)
+    lose_lease(shop, order)
+    replace_heartbeat(prometheus)
+    Redis.from_url(shop.settings["idempotency_redis_url"]).set(
+        f"idem:{unreadable.idempotency_key_of(order)}", "no record"
+    )
+    unreadable.delay(order)
+    misruled.delay("raises", order)
+    shop.app.send_task("shop.pack", ("too", "many", "arguments"))
+    charge.delay(order, 1).get(timeout=SOON)
+    charge.delay(order, 2)
+    unserialisable.delay(order)
+    raise_conflicts(shop, order)
+    delay_begins(proxy)
+    killer.get(timeout=SOON, propagate=False)
+    # Redis' clock need not agree with this one to the millisecond.
+    time.sleep(max(0.0, orphaned_at + SLOW_TAKEOVER + 0.5 - time.monotonic()))
+    orphaned.delay(order).get(timeout=SOON)
+
+    wait_for_alerts(prometheus, WITH_REDIS)
+
+
+def lose_lease(shop: Shop, order: str) -> None:
+    """Freezes a process until its lease has expired and another one has taken over."""
+    shop.ledger.hold(order)
+    first = short_lease.delay(order)
+    frozen = shop.ledger.wait_for_run(order)
+    os.kill(frozen.pid, signal.SIGSTOP)
+    second = short_lease.delay(order)
+    shop.ledger.wait_for_run(order, 2)
+    os.kill(frozen.pid, signal.SIGCONT)
+    shop.ledger.wait_for_signal(first.id, "lease_lost")
+    shop.ledger.release(order)
+    second.get(timeout=SOON)
+
+
+def replace_heartbeat(prometheus: Prometheus) -> None:
+    """Ends a heartbeat; the next task in that process detects it."""
+    heartless.delay(uuid4().hex).get(timeout=SOON)
+
+    def replaced() -> bool:
+        pack.delay(uuid4().hex).get(timeout=SOON)
+        return bool(prometheus.query("celery_idempotent_heartbeats_replaced_total > 0"))
+
+    eventually(replaced, "another thread has replaced the heartbeat")
+
+
+def raise_conflicts(shop: Shop, order: str) -> None:
+    """Publishes many duplicates of a running task; each ends with ConflictError."""
+    shop.ledger.hold(f"{order} raising")
+    first = raising.delay(f"{order} raising")
+    shop.ledger.wait_for_run(f"{order} raising")
+    for result in [raising.delay(f"{order} raising") for _ in range(60)]:
+        result.get(timeout=SOON, propagate=False)
+    shop.ledger.release(f"{order} raising")
+    first.get(timeout=SOON)
+
+
+def delay_begins(proxy: Proxy) -> None:
+    for _ in range(8):
+        proxy.delay_reply(to="shop.slow", seconds=1.2)
+    results = [slow.delay(uuid4().hex) for _ in range(4)]
+    for result in results:
+        result.get(timeout=SOON)
+
+
+def test_an_outage_raises_its_alerts_and_no_other(
+    shop: Shop, proxy: Proxy, prometheus: Prometheus
+) -> None:
+    order = uuid4().hex
+    shop.ledger.hold(order)
+    held = unsaved.delay(order)
+    shop.ledger.wait_for_run(order)
+    proxy.refuse()
+    shop.ledger.release(order)
+    waiting = pack.delay(order)
+    unguarded.delay(f"{order} unguarded").get(timeout=SOON)
+    strict.delay(order).get(timeout=SOON, propagate=False)
+    shop.ledger.wait_for_signal(waiting.id, "store_unavailable")
+    held.get(timeout=SOON)
+    shop.ledger.wait_for_signal(held.id, "outcome_unsaved")
+
+    wait_for_alerts(prometheus, WITH_REDIS | WITHOUT_REDIS)
+    proxy.heal()
+    waiting.get(timeout=SOON)
+
+
+def test_each_panel_of_the_dashboard_shows_data(prometheus: Prometheus) -> None:
+    panels = json.loads((DOCS / "grafana.json").read_text("utf-8"))["panels"]
+    empty = []
+    for panel in panels:
+        for target in panel["targets"]:
+            expression = target["expr"].replace("$task", ".*").replace("$__rate_interval", "5m")
+            values = [sample["value"][1] for sample in prometheus.query(expression)]
+            if all(value == "NaN" for value in values):
+                empty.append((panel["title"], expression))
+    assert empty == []
+
+
+def test_every_rule_is_evaluated_and_has_fired(prometheus: Prometheus) -> None:
+    rules: list[dict[str, Any]] = prometheus.rules()
+
+    assert [rule["lastError"] for rule in rules if rule["health"] != "ok"] == []
+    assert {name for name, _ in prometheus.fired()} == {rule["name"] for rule in rules}
