@@ -26,6 +26,7 @@ from celery_idempotent.key.canonical import NotCanonicalError, canonical, digest
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.parameters import entry_name
 from celery_idempotent.key.rule import KeyRule
+from celery_idempotent.settings import SHADOW_SUFFIX
 
 #: Of the document; other versions are refused.
 VERSION = 1
@@ -106,7 +107,8 @@ def of_task(task: IdempotentTaskLike) -> Snapshot:
     rule = configuration.rule
     return Snapshot(
         rule.description,
-        configuration.settings.key_prefix,
+        # A task that leaves shadow starts without records, as it should.
+        configuration.settings.key_prefix.removesuffix(SHADOW_SUFFIX),
         {
             entry_name(parameter): _default_digest(parameter)
             for parameter in rule.signature.parameters.values()

@@ -50,13 +50,13 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
             "reject_on_worker_lost is off", "reject_on_worker_lost = True",
             "a task whose process is killed is acknowledged as failed, and does not run again",
         )  # fmt: skip
-    if getattr(settings, "shadow", False):
+    if task.idempotency_configuration.in_shadow:
         yield Finding(
             "shadow", Severity.WARNING, task.name,
             "idempotency_shadow is on", "idempotency_shadow = False",
             "every duplicate runs, and is only counted",
         )  # fmt: skip
-    if not settings.store_result:
+    elif not settings.store_result:
         yield Finding(
             "store-result", Severity.NOTE, task.name,
             "idempotency_store_result is off", "idempotency_store_result = True",

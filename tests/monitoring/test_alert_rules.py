@@ -100,6 +100,10 @@ QUIET: dict[str, Mapping[str, str]] = {
     "nothing": {},
     "ordinary hours": ORDINARY,
     "a failover of Redis": {decision("store_unavailable"): once(200)},
+    "a failover of Redis in shadow": {
+        decision("would_run"): f"0+60x{END}",
+        decision("unprotected"): once(60),
+    },
     "a burst of a thousand duplicates": {
         decision("run"): once(),
         decision("conflict"): f"0x{HOUR - 1} 3000 6000x{END}",

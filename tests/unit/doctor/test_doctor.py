@@ -218,6 +218,7 @@ class TestTasks:
             ({"idempotency_store_result": False}, "store-result"),
             ({"idempotency_on_store_error": "run"}, "fail-open"),
             ({"idempotency_enabled": False}, "disabled"),
+            ({"idempotency_shadow": True}, "shadow"),
         ],
     )
     def test_a_weakening_option_is_found(self, options: dict[str, Any], name: str) -> None:

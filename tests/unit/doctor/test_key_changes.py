@@ -56,6 +56,7 @@ class TestChanges:
             (BY_ORDER, charge, BY_ORDER, []),
             (BY_ORDER, with_note, BY_ORDER, []),
             ({}, with_note, {}, []),
+            ({"idempotency_shadow": True}, charge, {}, []),
             (BY_ORDER, charge, {"idempotency_key": "o:{order_id}"}, ["keys-changed"]),
             (BY_ORDER, charge, {"idempotency_key": ("order_id",)}, ["keys-changed"]),
             (BY_ORDER, charge, {**BY_ORDER, "idempotency_key_prefix": "x"}, ["keys-changed"]),
