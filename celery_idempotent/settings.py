@@ -155,18 +155,27 @@ def build(values: Mapping[str, Any], where: str) -> Settings:
         SettingsError: naming the first option whose value is of a wrong type or range.
     """
     for option, value in values.items():
-        # A key rule is validated together with the task's signature.
-        is_valid, expected = _VALIDATORS.get(option.removeprefix(PREFIX), _ANYTHING)
-        if not is_valid(value):
-            is_secret = option.removeprefix(PREFIX) in _SECRET
-            shown = type(value).__name__ if is_secret else _describe(value)
-            raise SettingsError(f"{where}: {option} must be {expected}, not {shown}")
+        check_value(option, value, where)
     given = {option.removeprefix(PREFIX): value for option, value in values.items()}
     _check_wait_timeout(given, where)
     for name in ("replay_errors", "encryption_keys"):
         if isinstance(given.get(name), list):
             given[name] = tuple(given[name])
     return Settings(**given)
+
+
+def check_value(option: str, value: Any, where: str) -> None:
+    """Rejects a value of a wrong type or range.
+
+    Raises:
+        SettingsError: naming the option, and saying what it must be.
+    """
+    # A key rule is validated together with the task's signature.
+    is_valid, expected = _VALIDATORS.get(option.removeprefix(PREFIX), _ANYTHING)
+    if not is_valid(value):
+        is_secret = option.removeprefix(PREFIX) in _SECRET
+        shown = type(value).__name__ if is_secret else _describe(value)
+        raise SettingsError(f"{where}: {option} must be {expected}, not {shown}")
 
 
 def _check_wait_timeout(given: Mapping[str, Any], where: str) -> None:

@@ -151,7 +151,7 @@ def _count_duplicate(call: ExecutorCall, case: str, record: Record) -> None:
         _report(signals.would_replay, call, record=record)
 
 
-def refuse_without_key(sender: Any, task: str, task_id: str, error: Exception) -> None:
+def count_refusal(sender: Any, task: str, task_id: str, error: Exception) -> None:
     """Counts a call that runs, although no key can be derived."""
     signals.count("would_refuse", task)
     _report_refusal(sender, task, task_id, "", error)

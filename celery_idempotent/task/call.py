@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -64,6 +65,8 @@ class TaskCall:
         self.worker = worker_name(request.hostname, os.getpid())
         self.key = key.of_message(task_id) if settings.runs_again else key
         self.settings = settings
+        if headers.result_ttl is not None:
+            self.settings = replace(settings, result_ttl=headers.result_ttl)
         self.unanswered_ids = headers.unanswered_ids
         self.requeue_count = headers.requeue_count
         self.generation = generation_of(request)

@@ -1,15 +1,16 @@
-"""The two headers in which a message carries its key.
+"""The headers in which a message carries its key, and how long its result is kept.
 
 ``idempotency_key`` is the explicit key of the call (text, or a list of texts), or False for a call
-without protection; anyone who publishes by name may set it. ``idempotency`` is written by this
-package: a message that is published again carries its derived key, so a deploy in between does not
-change the key. It is one text, because every publish with a reservation pays for its size:
+without protection. ``idempotency_result_ttl`` is a number of seconds. Anyone who publishes by name
+may set these two. ``idempotency`` is written by this package: a message that is published again
+carries its derived key, so a deploy in between does not change the key. It is one text, because
+every publish with a reservation pays for its size:
 ``message.explicit`` or ``message.explicit.key.fingerprint.requeue_count.unanswered_ids``.
 
-A task may forward its headers (``child.apply_async(…, headers=self.request.headers)``), so both are
+A task may forward its headers (``child.apply_async(…, headers=self.request.headers)``), so they are
 bound to one message: ``message`` is a digest of the task's name and id, ``explicit`` a digest of
-the explicit key that came with it. Any other message ignores them, but for an explicit key that was
-set since.
+the explicit key that came with it; a bound ``idempotency_result_ttl`` is ``seconds message``. Any
+other message ignores them, but for an explicit key that was set since.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.canonical import digest
 from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.key import Key
+from celery_idempotent.settings import check_value
 
 EXPLICIT_KEY_HEADER = "idempotency_key"
+RESULT_TTL_HEADER = "idempotency_result_ttl"
 DERIVED_KEY_HEADER = "idempotency"
 
 _BINDING = re.compile(
@@ -34,6 +37,8 @@ _BINDING = re.compile(
 _DERIVED_KEY = re.compile(
     r"(~?[A-Za-z0-9_-]{22})\.((?:[0-9a-f]{16})?)\.([0-9]{1,9})\.((?:[0-9a-f]{2})*)", re.ASCII
 )
+_SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,20})?)(?: ([A-Za-z0-9_-]{11}))?", re.ASCII)
+_OWN_HEADERS = frozenset({EXPLICIT_KEY_HEADER, RESULT_TTL_HEADER, DERIVED_KEY_HEADER})
 #: RabbitMQ's headers about dead-lettering and requeues.
 _DEATH = re.compile(r"x-((first-|last-)?death|delivery-count)")
 
@@ -46,6 +51,8 @@ class MessageHeaders:
     explicit: str | list[str] | None = None
     #: The caller has switched protection off for this call.
     unprotected: bool = False
+    #: Seconds; None: the task's option.
+    result_ttl: float | None = None
     #: The key that was derived when the message was published before.
     key: Key | None = None
     requeue_count: int = 0
@@ -60,25 +67,28 @@ class MessageHeaders:
 
         Raises:
             KeyRuleError: if the explicit key cannot be used. Another key must not take its place.
+            SettingsError: if ``idempotency_result_ttl`` cannot be used.
         """
-        if not _has_key_headers(headers):
+        if not _has_own_headers(headers):
             return NO_HEADERS
         explicit, derived = _headers_of(task, task_id, headers)
         if explicit is False:
             return cls(unprotected=True)
+        result_ttl = _result_ttl_of(task, task_id, headers)
         fields = _DERIVED_KEY.fullmatch(derived)
         if fields is None:
-            return cls(explicit)
+            return cls(explicit, result_ttl=result_ttl)
         digest, fingerprint, requeue_count, unanswered_ids = fields.groups()
         return cls(
             explicit,
+            result_ttl=result_ttl,
             key=Key(task, digest, bytes.fromhex(fingerprint)),
             requeue_count=int(requeue_count),
             unanswered_ids=bytes.fromhex(unanswered_ids),
         )
 
 
-#: Of a message without either header.
+#: Of a message without any of them.
 NO_HEADERS = MessageHeaders()
 
 
@@ -87,19 +97,16 @@ def bind(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str
 
     Raises:
         KeyRuleError: if they hold an explicit key that cannot be used.
+        SettingsError: if they hold an ``idempotency_result_ttl`` that cannot be used.
     """
-    if not _has_key_headers(headers):
+    if not _has_own_headers(headers):
         return dict(headers or {})
     return _write(task, task_id, headers, *_headers_of(task, task_id, headers))
 
 
 def without_keys(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `headers` without the two of this package."""
-    return {
-        name: value
-        for name, value in headers.items()
-        if name not in (EXPLICIT_KEY_HEADER, DERIVED_KEY_HEADER)
-    }
+    """Returns `headers` without those of this module."""
+    return {name: value for name, value in headers.items() if name not in _OWN_HEADERS}
 
 
 def with_explicit_key(
@@ -151,11 +158,13 @@ def for_retry(
         raise KeyRuleError(
             f"{task}: a retry keeps the key of its call; remove idempotency_key from its headers"
         )
+    if (result_ttl := _result_ttl_of(task, task_id, headers)) is not None:
+        new_headers = {**new_headers, RESULT_TTL_HEADER: result_ttl}
     return _write(task, task_id, new_headers, explicit)
 
 
-def _has_key_headers(headers: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
-    return headers is not None and (EXPLICIT_KEY_HEADER in headers or DERIVED_KEY_HEADER in headers)
+def _has_own_headers(headers: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
+    return headers is not None and not _OWN_HEADERS.isdisjoint(headers)
 
 
 def _headers_of(task: str, task_id: str, headers: Mapping[str, Any]) -> tuple[Any, str]:
@@ -178,10 +187,29 @@ def _headers_of(task: str, task_id: str, headers: Mapping[str, Any]) -> tuple[An
     return explicit, derived
 
 
+def _result_ttl_of(task: str, task_id: str, headers: Mapping[str, Any]) -> float | None:
+    """Returns the seconds that belong to this message.
+
+    Raises:
+        SettingsError: if they are not a valid number.
+    """
+    value = headers.get(RESULT_TTL_HEADER)
+    if isinstance(value, str) and (fields := _SECONDS.fullmatch(value)):
+        seconds, message_digest = fields.groups()
+        if message_digest not in (None, _digest_of_message(task, task_id)):
+            return None
+        value = float(seconds)
+    if value is not None:
+        check_value(RESULT_TTL_HEADER, value, task)
+    return value
+
+
 def _write(
     task: str, task_id: str, headers: Mapping[str, Any], explicit: Any, derived: str = ""
 ) -> dict[str, Any]:
     written = without_keys(headers)
+    if (result_ttl := _result_ttl_of(task, task_id, headers)) is not None:
+        written[RESULT_TTL_HEADER] = f"{result_ttl} {_digest_of_message(task, task_id)}"
     if explicit is not None:
         written[EXPLICIT_KEY_HEADER] = explicit
     if explicit is not None or derived:

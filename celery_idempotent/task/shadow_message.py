@@ -59,7 +59,7 @@ def check(task: str, request: Context) -> None:
         KeyRuleError: naming the task.
     """
     if _finding(request) == REFUSED:
-        raise KeyRuleError(f"{task}: the idempotency_key of the call cannot be used")
+        raise KeyRuleError(f"{task}: an option of the call cannot be used")
 
 
 def enter_of(executor: Executor, request: Context) -> Callable[[TaskCall], Any]:

@@ -15,14 +15,15 @@ from kombu.exceptions import EncodeError
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration.configuration import TaskConfiguration
-from celery_idempotent.errors import ConflictError, KeyRuleError
-from celery_idempotent.executor import shadow
+from celery_idempotent.errors import ConflictError, IdempotencyError, KeyRuleError
 from celery_idempotent.executor.decision import refuse_without_key
 from celery_idempotent.executor.execution import Execution, unprotected
+from celery_idempotent.executor.shadow import count_refusal
 from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.record.record import Record
+from celery_idempotent.settings import check_value
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import (
     canvas,
@@ -144,9 +145,9 @@ class IdempotentTask(Task):
         in_shadow = configuration.in_shadow
         try:
             key, headers = resolve_received_key(configuration, request, args, kwargs, item_id)
-        except (KeyRuleError, TypeError) as error:
+        except (IdempotencyError, TypeError) as error:
             if in_shadow:
-                shadow.refuse_without_key(self, self.name, item_id or request.id, error)
+                count_refusal(self, self.name, item_id or request.id, error)
                 return self._run_plain(request, args, kwargs, item_id)
             refuse_without_key(self, self.name, item_id or request.id, error)
             raise
@@ -158,11 +159,8 @@ class IdempotentTask(Task):
         )
         if configuration.label is not None:
             call.label = configuration.label.of(args, kwargs)
-        enter = (
-            shadow_message.enter_of(configuration.executor, request)
-            if in_shadow
-            else configuration.executor.enter
-        )
+        executor = configuration.executor
+        enter = shadow_message.enter_of(executor, request) if in_shadow else executor.enter
         return current_call.run_in_executor(enter, call, eager=bool(request.is_eager))
 
     def _run_plain(
@@ -218,11 +216,13 @@ class IdempotentTask(Task):
 
         Args:
             options: Celery's, and ``idempotency_key``: an explicit key of this call (text, an
-                integer, a UUID, or a tuple of these), or False to run it without protection.
+                integer, a UUID, or a tuple of these), or False to run it without protection; and
+                ``idempotency_result_ttl``: seconds for which the result of this call is kept.
 
         Raises:
             TypeError: if an option is named like one of this package and does not exist.
             KeyRuleError: if `idempotency_key` is invalid, or the task's rule cannot derive a key.
+            SettingsError: if `idempotency_result_ttl` is invalid.
             KeyReusedError: if publishing is deduplicated, and the key was used with other
                 arguments.
         """
@@ -255,14 +255,18 @@ class IdempotentTask(Task):
             call_options.check_headers(self.name, options.get("headers"))
 
     def _bind_headers(self, task_id: str, options: dict[str, Any]) -> dict[str, Any]:
-        """Moves ``idempotency_key`` into the headers, and binds them to this call."""
+        """Moves the options of the call into the headers, and binds them to it."""
         key, headers = options.pop("idempotency_key", None), options.get("headers")
+        result_ttl = options.pop("idempotency_result_ttl", None)
         try:
+            if result_ttl is not None:
+                check_value("idempotency_result_ttl", result_ttl, self.name)
+                headers = {**(headers or {}), "idempotency_result_ttl": result_ttl}
             if key is not None:
                 headers = message_headers.with_explicit_key(self.name, task_id, headers, key)
             elif headers:
                 headers = message_headers.bind(self.name, task_id, headers)
-        except KeyRuleError:
+        except IdempotencyError:
             if not self.idempotency_configuration.in_shadow:
                 raise
             headers = shadow_message.mark(headers, shadow_message.REFUSED, task_id)

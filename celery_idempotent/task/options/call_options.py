@@ -22,26 +22,30 @@ from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.rule import KeyRule
 from celery_idempotent.settings import OPTIONS
 from celery_idempotent.task.canvas import REPLACED_HEADER
-from celery_idempotent.task.message_headers import DERIVED_KEY_HEADER, EXPLICIT_KEY_HEADER
+from celery_idempotent.task.message_headers import (
+    DERIVED_KEY_HEADER,
+    EXPLICIT_KEY_HEADER,
+    RESULT_TTL_HEADER,
+)
 
 logger = logging.getLogger(__name__)
 
 KEY_OPTION = "idempotency_key"
-CALL_OPTIONS = (KEY_OPTION,)
+RESULT_TTL_OPTION = "idempotency_result_ttl"
+CALL_OPTIONS = (KEY_OPTION, RESULT_TTL_OPTION)
 #: Names the options that the publisher has misplaced.
 MISPLACED_HEADER = "idempotency_misplaced"
 #: What the publisher of a call in shadow has found out.
 SHADOW_HEADER = "idempotency_shadow"
 
 _HEADERS = (
-    *(EXPLICIT_KEY_HEADER, DERIVED_KEY_HEADER, REPLACED_HEADER),
+    *(EXPLICIT_KEY_HEADER, RESULT_TTL_HEADER, DERIVED_KEY_HEADER, REPLACED_HEADER),
     *(MISPLACED_HEADER, SHADOW_HEADER),
 )
-#: From this similarity on, 1 being equality, a name is a misspelt ``idempotency_key``.
+#: From this similarity on, 1 being equality, a name is a misspelt option of a call.
 _SIMILAR = 0.88
 #: Characters of the longest name that is compared.
 _LONGEST = 64
-_USE_HEADER = f"pass headers={{{KEY_OPTION!r}: …}}"
 
 
 def check(function: str, options: Mapping[str, Any], known: tuple[str, ...] = CALL_OPTIONS) -> None:
@@ -56,9 +60,9 @@ def check(function: str, options: Mapping[str, Any], known: tuple[str, ...] = CA
     for name in _misplaced(options):
         if name in known and name in options:
             continue
-        if name == KEY_OPTION:
+        if name in CALL_OPTIONS:
             place = "" if name in options else " among the properties"
-            raise TypeError(f"{function}() takes no {KEY_OPTION}{place}")
+            raise TypeError(f"{function}() takes no {name}{place}")
         if name in OPTIONS:
             raise TypeError(f"{function}() got the option {name!r} of tasks; set it on the task")
         nearest = difflib.get_close_matches(name, known, 1, 0)
@@ -67,29 +71,33 @@ def check(function: str, options: Mapping[str, Any], known: tuple[str, ...] = CA
 
 
 def check_arguments(rule: KeyRule, kwargs: Mapping[str, Any] | None) -> None:
-    """Rejects ``idempotency_key`` among the arguments of a task that has no such parameter.
+    """Rejects an option of the call among the arguments of a task that has no such parameter.
 
     Raises:
         TypeError: naming the right place.
     """
-    if kwargs and KEY_OPTION in kwargs and KEY_OPTION not in rule.signature.parameters:
-        raise TypeError(
-            f"{rule.task}: {KEY_OPTION} was passed as an argument of the task, which has no such "
-            f"parameter: it is an option of the call, apply_async(args, kwargs, {KEY_OPTION}=…)"
-        )
+    kwargs = kwargs or {}
+    for option in CALL_OPTIONS:
+        if option in kwargs and option not in rule.signature.parameters:
+            raise TypeError(
+                f"{rule.task}: {option} was passed as an argument of the task, which has no such "
+                f"parameter: it is an option of the call, apply_async(args, kwargs, {option}=…)"
+            )
 
 
 def check_headers(task: str, headers: Mapping[str, Any] | None) -> None:
-    """Rejects a header that is a misspelt ``idempotency_key``.
+    """Rejects a header that is a misspelt option of the call.
 
     Raises:
         KeyRuleError: naming the header.
     """
     for name in map(str, headers or ()):
-        if name not in _HEADERS and len(name) <= _LONGEST and _similarity(name) >= _SIMILAR:
+        if name in _HEADERS or len(name) > _LONGEST:
+            continue
+        similarity, option = _nearest(name)
+        if similarity >= _SIMILAR:
             raise KeyRuleError(
-                f"{task}: the header {name!r} of the message is not read; did you mean "
-                f"{KEY_OPTION!r}?"
+                f"{task}: the header {name!r} of the message is not read; did you mean {option!r}?"
             )
 
 
@@ -111,7 +119,7 @@ def check_message(rule: KeyRule, request: Context, kwargs: Mapping[str, Any]) ->
     if misplaced:
         raise KeyRuleError(
             f"{rule.task}: the publisher passed {', '.join(misplaced)} as an option of "
-            f"send_task(), which is not read: {_USE_HEADER}"
+            f"send_task(), which is not read: {_use_header(misplaced)}"
         )
 
 
@@ -129,8 +137,13 @@ def _mark_misplaced(
         logger.error(
             "%s is published with the option %s, which is not read, and an idempotent task refuses "
             "it: %s",
-            sender, names, _USE_HEADER,
+            sender, names, _use_header(misplaced),
         )  # fmt: skip
+
+
+def _use_header(names: list[str]) -> str:
+    _, option = _nearest(names[0])
+    return f"pass headers={{{option!r}: …}}"
 
 
 def _misplaced(properties: Mapping[str, Any]) -> list[str]:
@@ -142,13 +155,17 @@ def _misplaced(properties: Mapping[str, Any]) -> list[str]:
 
 @lru_cache(1024)
 def _is_meant_as_option(name: str) -> bool:
-    return _letters(name).startswith("idempoten") or _similarity(name) >= _SIMILAR
+    return _letters(name).startswith("idempoten") or _nearest(name)[0] >= _SIMILAR
 
 
 @lru_cache(1024)
-def _similarity(name: str) -> float:
+def _nearest(name: str) -> tuple[float, str]:
+    """Returns the most similar option of a call, after its similarity."""
     letters = _letters(name).removeprefix("x")
-    return difflib.SequenceMatcher(None, letters, _letters(KEY_OPTION)).ratio()
+    return max(
+        (difflib.SequenceMatcher(None, letters, _letters(option)).ratio(), option)
+        for option in CALL_OPTIONS
+    )
 
 
 def _letters(name: str) -> str:

@@ -11,6 +11,7 @@ from celery.canvas import Signature, chunks, xmap, xstarmap
 
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.explicit import message_form
+from celery_idempotent.settings import check_value
 from celery_idempotent.task.options import call_options
 
 
@@ -23,15 +24,22 @@ class CallSignature(Signature):
         Raises:
             TypeError: if an option is named like one of this package and does not exist.
             KeyRuleError: if `idempotency_key` cannot be used as a key.
+            SettingsError: if `idempotency_result_ttl` is not a valid number of seconds.
         """
         call_options.check("set", options)
+        in_shadow = self.type.idempotency_configuration.in_shadow
+        if (
+            not in_shadow
+            and (result_ttl := options.get(call_options.RESULT_TTL_OPTION)) is not None
+        ):
+            check_value(call_options.RESULT_TTL_OPTION, result_ttl, self.task)
         key = options.get(call_options.KEY_OPTION)
         if key is not None and key is not False:
             try:
                 # Not every serializer of tasks writes a UUID.
                 key = message_form(self.task, key)
             except KeyRuleError:
-                if not self.type.idempotency_configuration.in_shadow:
+                if not in_shadow:
                     raise
                 key = ""  # counted as refused in the worker
             options[call_options.KEY_OPTION] = key

@@ -13,6 +13,7 @@ from celery.exceptions import Retry
 from celery.utils import uuid
 
 from celery_idempotent import IdempotentTask, KeyRuleError
+from celery_idempotent.errors import SettingsError
 from celery_idempotent.task.options import call_options
 
 
@@ -305,3 +306,36 @@ class TestProperties:
 
         (headers,) = shop.published()
         assert headers[call_options.MISPLACED_HEADER] == "idempotency_key"
+
+
+def test_the_retention_of_a_call_is_checked_before_anything_is_published(shop: Shop) -> None:
+    for value in (0, "600", True, float("nan")):
+        with pytest.raises(SettingsError, match=r"^orders\.charge: idempotency_result_ttl must"):
+            shop.charge.apply_async((1,), idempotency_result_ttl=value)
+        with pytest.raises(SettingsError, match=r"^orders\.charge: idempotency_result_ttl must"):
+            shop.charge.s(1).set(idempotency_result_ttl=value)
+
+    assert shop.published() == []
+    shop.charge.apply_async((1,), idempotency_result_ttl=600)
+    (headers,) = shop.published()
+    assert headers["idempotency_result_ttl"].startswith("600 ")
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("idempotency_result_tll", "idempotency_result_ttl"), ("idempotency_keys", "idempotency_key")],
+)
+def test_the_error_suggests_the_nearest_option(shop: Shop, name: str, nearest: str) -> None:
+    with pytest.raises(TypeError, match=rf"'{name}'; did you mean '{nearest}'\?$"):
+        shop.charge.apply_async((1,), **{name: 1})
+    with pytest.raises(KeyRuleError, match=rf"'{name}' .*; did you mean '{nearest}'\?$"):
+        call_options.check_headers("orders.charge", {name: 1})
+
+
+def test_the_retention_is_no_option_of_a_map_and_no_argument(shop: Shop) -> None:
+    with pytest.raises(TypeError, match=r"^apply_async\(\) takes no idempotency_result_ttl$"):
+        shop.charge.map([1]).apply_async(idempotency_result_ttl=600)
+    with pytest.raises(TypeError, match=r"idempotency_result_ttl was passed as an argument"):
+        shop.charge.delay(1, idempotency_result_ttl=600)
+
+    assert shop.published() == []

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from celery_idempotent.errors import KeyRuleError
+from celery_idempotent.errors import KeyRuleError, SettingsError
 from celery_idempotent.key.key import Key
 from celery_idempotent.task import message_headers
 from celery_idempotent.task.message_headers import MessageHeaders, bind
@@ -313,3 +313,47 @@ def test_an_intact_header_is_read() -> None:
 def test_a_damaged_header_is_ignored(damaged: Any) -> None:
     assert read({"idempotency": damaged}) == MessageHeaders()
     assert read({"idempotency": damaged, "idempotency_key": "req-7"}) == MessageHeaders("req-7")
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"), [(600, 600), (1.5, 1.5), ("600", 600.0), ("2.25", 2.25)], ids=repr
+)
+def test_a_retention_set_by_name_belongs_to_the_message(value: Any, seconds: float) -> None:
+    assert read({"idempotency_result_ttl": value}).result_ttl == seconds
+
+
+def test_a_bound_retention_survives_everything_but_another_message() -> None:
+    bound = bind("shop.charge", ID, {"idempotency_result_ttl": 600, "other": 1})
+    requeued = with_derived_key(json.loads(json.dumps(bound)), KEY, requeue_count=1)
+
+    for headers in (bound, requeued, for_retry(requeued, None), for_retry(requeued, {"new": 1})):
+        assert read(headers).result_ttl == 600
+        assert read(headers, task_id=ANOTHER).result_ttl is None
+        assert read(headers, task="shop.refund").result_ttl is None
+        assert "idempotency_result_ttl" not in bind("shop.refund", ID, headers)
+
+
+def test_a_retention_set_on_forwarded_headers_does_not_revive_their_key() -> None:
+    headers = with_explicit_key({"idempotency_result_ttl": 600}, "req-7")
+
+    child = bind("shop.charge", ANOTHER, {**headers, "idempotency_result_ttl": 30})
+
+    assert read(child, task_id=ANOTHER) == MessageHeaders(result_ttl=30)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(0, 0.9, -1, True, float("nan"), float("inf"), 10**12),
+        *("0", "-5", "1e3", "", "x", "9" * 10**5, "600 short", [600], {"ttl": 1}, b"600"),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_a_retention_that_cannot_be_used_is_refused_in_one_line(value: Any) -> None:
+    for refuse in (read, lambda headers: bind("shop.charge", ID, headers)):
+        with pytest.raises(SettingsError) as caught:
+            refuse({"idempotency_result_ttl": value})
+        message = str(caught.value)
+        assert message.startswith("shop.charge: idempotency_result_ttl must be a number of seconds")
+        assert "\n" not in message
+        assert len(message) < 200
