@@ -88,6 +88,10 @@ would_take_over = _signal("would_take_over", "attempt", "orphaned_seconds")
 #: It would have been a replay. ``record``, which has no result.
 would_replay = _signal("would_replay", "record")
 
+#: It would have run after the execution that holds its key (``idempotency_until`` is ``finished``
+#: or ``started``). ``record``.
+would_wait = _signal("would_wait", "record")
+
 #: It would have found its key held by another execution. ``record``, ``policy``.
 would_conflict = _signal("would_conflict", "record", "policy")
 
@@ -101,6 +105,7 @@ would_deduplicate = _signal("would_deduplicate")
 SHADOW: Final = (
     "would_run",
     "would_take_over",
+    "would_wait",
     "would_replay",
     "would_conflict",
     "would_refuse",

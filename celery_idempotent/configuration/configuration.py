@@ -69,6 +69,11 @@ class TaskConfiguration:
                 _check_body(task)
             #: Whether every call runs as a plain task, and is only counted.
             self.in_shadow = options.shadow and options.enabled
+            if self.in_shadow and options.transaction is not None:
+                raise SettingsError(
+                    f"{task.name}: idempotency_shadow cannot be used with idempotency_transaction, "
+                    "whose body needs a connection: set idempotency_shadow = False on this task"
+                )
             self.settings = settings.in_shadow(options) if self.in_shadow else options
             self.rule = KeyRule(
                 task.name, options.key, _signature_of(task), normaliser(task.serializer)

@@ -55,26 +55,29 @@ def enter(executor: Executor, call: ExecutorCall, *, deduplicated: bool = False)
 
 
 async def _execute(call: ExecutorCall, runtime: Runtime, deduplicated: bool) -> Outcome:
-    lease = None
+    held: Lease[Any] | Command | None = None
     if deduplicated:
         _report(signals.would_deduplicate, call)
     else:
-        lease = await _begin(call, runtime)
+        held = await _begin(call, runtime)
     try:
         outcome = await runtime.run(partial(call.run, runtime.execution(str(call.key))))
     except Interrupted as interrupted:
         # A soft time limit that was reached before the body: as if at its first line.
-        await _end(call, runtime, lease, Failure(interrupted.error))
+        await _end(call, runtime, held, Failure(interrupted.error))
         raise
     finally:
-        if lease is not None:
-            runtime.stop_renewal(lease)
-    await _end(call, runtime, lease, outcome)
+        if isinstance(held, Lease):
+            runtime.stop_renewal(held)
+    await _end(call, runtime, held, outcome)
     return outcome
 
 
-async def _begin(call: ExecutorCall, runtime: Runtime) -> Lease[Any] | None:
-    """Counts what would have become of the call. Returns the lease if it holds the key."""
+async def _begin(call: ExecutorCall, runtime: Runtime) -> Lease[Any] | Command | None:
+    """Counts what would have become of the call. Returns what has to end with it.
+
+    That is the lease if it holds the key, or a command if the next turn is reserved for it.
+    """
     try:
         sent_at = monotonic()
         reply = await _decide(call, runtime)
@@ -90,6 +93,8 @@ async def _begin(call: ExecutorCall, runtime: Runtime) -> Lease[Any] | None:
         if reply.case == "corrupt":
             raise layout.corrupt(str(call.key))
         _count_duplicate(call, reply.case, runtime.store.record(call.key, reply.raw))
+        if reply.case == "later":
+            return commands.reserve(call.key, call.task_id, hold_ms=0)
     except StoreUnavailableError as error:
         _report_outage(call, runtime, error)
     except IdempotencyError as error:
@@ -136,6 +141,14 @@ def _count_duplicate(call: ExecutorCall, case: str, record: Record) -> None:
         _refuse(call, conflict.reused(record))
     elif case != "finished":
         policy = conflict.policy_for(call, record, returns=case == "later")
+        is_copy = record.task_id == call.task_id
+        if call.settings.runs_again and not is_copy and policy in ("retry", "wait"):
+            logger.info(
+                "%s: in shadow: task %s runs; it would have run after task %s, which holds the key",
+                *(record.key, call.task_id, record.task_id),
+            )
+            _report(signals.would_wait, call, record=record)
+            return
         logger.info(
             "%s: in shadow: task %s runs; it would have met a conflict (%s): task %s holds the key",
             *(record.key, call.task_id, policy, record.task_id),
@@ -193,14 +206,15 @@ def _send(signal: Any, call: ExecutorCall, **details: Any) -> None:
 
 
 async def _end(
-    call: ExecutorCall, runtime: Runtime, lease: Lease[Any] | None, outcome: Outcome
+    call: ExecutorCall, runtime: Runtime, held: Lease[Any] | Command | None, outcome: Outcome
 ) -> None:
     """Writes the fact that the execution has ended, if it holds the key; tries once."""
-    if lease is None:
+    if held is None:
         return
     try:
         await runtime.store.breaker.check()
-        await runtime.execute(_end_command(call, lease.token, outcome))
+        command = _end_command(call, held.token, outcome) if isinstance(held, Lease) else held
+        await runtime.execute(command)
     except StoreUnavailableError as error:
         logger.info(
             "%s: in shadow: the end of task %s is not stored: %s", call.key, call.task_id, error

@@ -217,7 +217,7 @@ class IdempotentTask(Task):
         Args:
             options: Celery's, and ``idempotency_key``: an explicit key of this call (text, an
                 integer, a UUID, or a tuple of these), or False to run it without protection; and
-                ``idempotency_result_ttl``: seconds for which the result of this call is kept.
+                ``idempotency_result_ttl``: for how long its result is kept.
 
         Raises:
             TypeError: if an option is named like one of this package and does not exist.

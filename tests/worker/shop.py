@@ -46,6 +46,7 @@ SIGNALS = (
     "not_stored",
     "would_run",
     "would_take_over",
+    "would_wait",
     "would_replay",
     "would_conflict",
     "would_refuse",

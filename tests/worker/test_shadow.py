@@ -15,7 +15,17 @@ from tests.waiting import SOON, eventually
 from tests.worker.failing_tasks import EXITS, OutOfStockError, final, flaky, leaving, try_later
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import charge, frail, misruled, pack, raising, reserved, waiting
+from tests.worker.tasks import (
+    charge,
+    collapsed,
+    frail,
+    misruled,
+    one_at_a_time,
+    pack,
+    raising,
+    reserved,
+    waiting,
+)
 
 pytestmark = pytest.mark.worker
 
@@ -274,6 +284,48 @@ class TestCrash:
         assert decisions(ledger, result.id) == ["would_run", "would_refuse"]
         (refused,) = ledger.signals(result.id, "would_refuse")
         assert refused.details["reason"] == "poisoned"
+
+
+class TestKeysThatRunAgain:
+    def test_call_that_would_wait_is_no_double_execution(self, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        first, second = one_at_a_time.delay(order), one_at_a_time.delay(order)
+        ledger.wait_for_run(order, number=2)
+        ledger.release(order)
+        for result in (first, second):
+            result.get(timeout=SOON)
+        third = one_at_a_time.delay(order)
+
+        assert third.get(timeout=SOON)
+        found = [decisions(ledger, result.id) for result in (first, second)]
+        assert sorted(found) == [["would_run"], ["would_wait"]]
+        assert decisions(ledger, third.id) == ["would_run"]
+
+    def test_burst_is_counted_as_it_would_be_collapsed(self, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        running = collapsed.delay(order)
+        ledger.wait_for_run(order)
+        burst = [collapsed.delay(order) for _ in range(3)]
+        ledger.wait_for_run(order, number=4)
+        ledger.release(order)
+        for result in (running, *burst):
+            result.get(timeout=SOON)
+        eventually(lambda: not waiting_in_turn(order), "no call waits any more")
+        later = collapsed.delay(order)
+
+        assert later.get(timeout=SOON)
+        assert [decisions(ledger, result.id) for result in burst] == [
+            ["would_wait"],
+            ["would_deduplicate"],
+            ["would_deduplicate"],
+        ]
+        assert decisions(ledger, later.id) == ["would_run"]
+
+
+def waiting_in_turn(order: str) -> bool:
+    """Whether the next turn is reserved for a call of `collapsed`."""
+    record = collapsed.idempotency_record(order)
+    return record is not None and record.state is not State.COMPLETED
 
 
 def test_worker_counts_by_task(shop: Shop, ledger: Ledger, order: str) -> None:

@@ -278,3 +278,23 @@ def test_the_task_survives_crashes_by_default() -> None:
     assert task.acks_late
     assert task.reject_on_worker_lost
     assert not plain.acks_late
+
+
+class TestShadow:
+    def test_its_records_meet_no_others_and_hold_no_values(self) -> None:
+        app = celery(idempotency_shadow=True, idempotency_wait_replicas=1)
+        settings = settings_of(app)
+
+        assert settings.key_prefix == "idem-shadow"
+        assert not settings.store_result
+        assert (settings.wait_replicas, settings.redis_timeout) == (0, 0.5)
+
+    def test_is_off_where_nothing_is_protected(self) -> None:
+        app = celery(idempotency_shadow=True, idempotency_enabled=False)
+
+        assert settings_of(app).key_prefix == "idem"
+
+    def test_cannot_be_used_with_a_transaction(self) -> None:
+        message = error_of(celery(idempotency_shadow=True, idempotency_transaction="default"))
+
+        assert "set idempotency_shadow = False on this task" in message
