@@ -86,7 +86,8 @@ def _find(tasks: Sequence[IdempotentTaskLike], name: str) -> RecordView:
         )
     if found.view is not None:
         return replace(found.view, reference=found.reference)
-    assert found.reference is not None
+    if found.reference is None:  # it has expired since it was found
+        raise click.ClickException(f"the record of the task id {name} is absent")
     raise click.ClickException(
         f"{name} {describe(found.reference)}, under {found.reference.key}, which is absent now"
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_idempotent.key.key import Key
 from celery_idempotent.store.transport.url import redacted
 
 
@@ -36,6 +37,11 @@ class StoreConfig:
     breaker_threshold: int = 2
     #: The longest delay between two probes of an open breaker.
     breaker_max_delay: float = 30.0
+
+    def name(self, key: Key) -> str:
+        """Returns the name of a record; a message's has the slot of its key's in a cluster."""
+        name = f"{self.prefix}:{key}"
+        return f"{self.prefix}:{{{name}}}:{key.message}" if key.message else name
 
     @property
     def borrows_client(self) -> bool:

@@ -81,8 +81,7 @@ class RecordStore:
 
     def name(self, key: Key) -> str:
         """Returns the name of the record in Redis."""
-        name = f"{self.config.prefix}:{key}"
-        return self._message_name(name, key.message) if key.message else name
+        return self.config.name(key)
 
     def _call(self, command: Command) -> ScriptCall:
         """Returns the call of the command; a message's record comes with the turn of its key."""
@@ -90,12 +89,7 @@ class RecordStore:
         name = f"{self.config.prefix}:{key}"
         if not key.message:
             return ScriptCall(script, name, arguments)
-        record = self._message_name(name, key.message)
-        return ScriptCall(script, record, [name, *arguments], keys=2)
-
-    def _message_name(self, name: str, message: str) -> str:
-        """Returns the name of a message's record, in the same slot of a cluster as its key's."""
-        return f"{self.config.prefix}:{{{name}}}:{message}"
+        return ScriptCall(script, self.config.name(key), [name, *arguments], keys=2)
 
     async def execute(self, command: Command) -> Reply:
         """Calls the command's script in one round trip and returns its reply.

@@ -135,3 +135,39 @@ class _Request:
     kwargs: dict[str, Any] = {"amount": 999}  # noqa: RUF012
     hostname = "celery@here"
     retries = 0
+
+
+class TestKeyThatRunsAgain:
+    """With ``idempotency_until="finished"`` each message has a record of its own."""
+
+    @pytest.fixture(autouse=True)
+    def executions(self, shop: Shop) -> None:
+        """Two executions of one key; the key's record is of the second."""
+        type(shop.pack).idempotency_until = "finished"
+        type(shop.pack)._configuration = None
+        for task_id in ("first-id", "second-id"):
+            shop.pack.apply((42, 3000), task_id=task_id)
+
+    @pytest.mark.parametrize("task_id", ["first-id", "second-id"])
+    def test_every_task_id_leads_to_its_own_record(self, shop: Shop, task_id: str) -> None:
+        document = shop.json("show", task_id)
+
+        assert document["task_id"] == task_id
+        assert document["result"] == "x" * 3000
+        assert document["key"] == str(shop.pack.idempotency_key_of(42, 3000))
+
+    def test_an_unknown_one_leads_nowhere(self, shop: Shop) -> None:
+        assert "no record has the task id" in shop.celery("show", "third-id", code=1)
+
+    def test_each_has_the_outcome_of_its_own_execution(self, shop: Shop) -> None:
+        key = shop.pack.idempotency_key_of(42, 3000)
+
+        outcomes = [
+            outcome_of(AsyncResult(task_id, app=shop.app), key)
+            for task_id in ("first-id", "second-id")
+        ]
+
+        assert [(o.replayed, o.task_id) for o in outcomes if o] == [
+            (False, "first-id"),
+            (False, "second-id"),
+        ]

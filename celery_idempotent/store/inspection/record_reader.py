@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from celery_idempotent.errors import CorruptRecordError, ResultNotStoredError
@@ -45,6 +46,7 @@ class RecordReader:
         fetch: Callable[[Key], bytes],
     ) -> None:
         self._client = client
+        self._config = config
         self._prefix = config.prefix
         self._owns_client = not config.borrows_client
         self._decode = decode
@@ -59,7 +61,7 @@ class RecordReader:
 
     def name(self, key: Key) -> str:
         """Returns the name of the record in Redis."""
-        return f"{self._prefix}:{key}"
+        return self._config.name(key)
 
     def key_of(self, text: str) -> Key | None:
         """Returns the key of a name in Redis, or of a `Record.key`; None if it is neither."""
@@ -116,7 +118,7 @@ class RecordReader:
             CorruptRecordError: if the record cannot be read.
         """
         key, task = str(scanned.key), scanned.key.task
-        decode = self._decode if scanned.whole else self._decode_whole
+        decode = self._decode if scanned.whole else partial(self._decode_whole, scanned.key)
         try:
             return layout.read(scanned.raw, key, task, decode, scanned.expires_at)
         except CorruptRecordError:
@@ -125,14 +127,27 @@ class RecordReader:
             whole = self._fetch(scanned.key)
             return layout.read(whole, key, task, self._decode, scanned.expires_at)
 
-    def _decode_whole(self, record: Record) -> Any:
+    def _decode_whole(self, key: Key, record: Record) -> Any:
         """Returns the result of a record of which only the head was read."""
-        key = self.key_of(record.key)
-        assert key is not None
         whole = layout.read(self._fetch(key), record.key, record.task)
         if (whole.token, whole.state) != (record.token, record.state):
             raise ResultNotStoredError(f"the record of {record.key} has changed: read it again")
         return self._decode(whole)
+
+    def find_message(self, task_id: str) -> Key | None:
+        """Returns the key of the message with this task id, if it has a record of its own.
+
+        Only a key that may run again has such records; this reads all names, and no record.
+        """
+        match = scan.message_pattern(self._prefix, task_id)
+        with _translated_errors():
+            for node in self._primaries():
+                for _, names in scan.names(node, match):
+                    for name in names:
+                        key = scan.key_of_message(name.decode(errors="replace"), self._prefix)
+                        if key is not None:
+                            return key.of_message(task_id)
+        return None
 
     def count_names(self) -> int:
         """Returns how many names a scan passes, including those that are not records."""

@@ -60,8 +60,22 @@ def _key(text: str) -> Key | None:
 def pattern(prefix: str, task: str | None) -> str:
     """Returns the pattern of the names of all records, or of one task's."""
     # A quoted task has none of these special characters.
-    escaped = re.sub(r"([\\*?\[\]^-])", r"\\\1", prefix)
-    return f"{escaped}:{'*' if task is None else quote(task, safe='') + ':*'}"
+    return f"{_escaped(prefix)}:{'*' if task is None else quote(task, safe='') + ':*'}"
+
+
+def message_pattern(prefix: str, task_id: str) -> str:
+    """Returns the pattern of the name of a message's record, whatever its key."""
+    return f"{_escaped(prefix)}:{{*}}:{Key('', '').of_message(task_id).message}"
+
+
+def key_of_message(name: str, prefix: str) -> Key | None:
+    """Returns the key that the record of a message belongs to; None if it is another name."""
+    of_key = name.removeprefix(f"{prefix}:{{").rpartition("}:")[0]
+    return key_of_name(of_key, prefix)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\*?\[\]^-])", r"\\\1", text)
 
 
 def names(

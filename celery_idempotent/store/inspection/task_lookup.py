@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from celery_idempotent.store.inspection.record_query import (
@@ -25,7 +25,7 @@ class FoundTask(NamedTuple):
     reference: Reference | None
 
 
-def find_task(stores: Iterable[RecordStore], task_id: str) -> FoundTask | None:
+def find_task(stores: Sequence[RecordStore], task_id: str) -> FoundTask | None:
     """Returns what is known of `task_id`; None if no record names it, nor any duplicate left it.
 
     A duplicate is found by one read in each store, anything else by a scan of all records.
@@ -49,9 +49,15 @@ def find_duplicate(stores: Iterable[RecordStore], task_id: str) -> FoundTask | N
     return None
 
 
-def _find_execution(stores: Iterable[RecordStore], task_id: str) -> FoundTask | None:
+def _find_execution(stores: Sequence[RecordStore], task_id: str) -> FoundTask | None:
     for page in record_views(stores, RecordFilter()):
         for view in page:
             if view.record is not None and view.record.task_id == task_id:
                 return FoundTask(view, None)
+    # The record of a key that may run again is of its last execution.
+    for store in stores:
+        with store.open_reader() as reader:
+            key = reader.find_message(task_id)
+        if key is not None:
+            return FoundTask(read_view(store, key), None)
     return None
