@@ -22,6 +22,7 @@ from kombu.message import Message
 from kombu.messaging import Producer
 from kombu.mixins import ConsumerMixin
 
+from celery_idempotent.call_log import fields
 from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import (
     CorruptRecordError,
@@ -214,16 +215,25 @@ class IdempotentConsumer(ConsumerMixin):
         retries_left = delivery.failures < self._settings.max_attempts and not final
         if self.on_error == "retry" and retries_left:
             delay = requeue_delay(delivery.failures - 1, self._settings.lease)
-            logger.warning("A handler failed; retrying in %.1f s", delay, exc_info=error)
+            logger.warning(
+                "A handler failed; retrying in %.1f s",
+                delay,
+                exc_info=error,
+                extra=_fields(delivery.message),
+            )
             self._delay(delivery, delay)
         elif self.on_error == "ignore":
-            logger.warning("A handler failed; ignoring the message", exc_info=error)
+            logger.warning(
+                "A handler failed; ignoring the message",
+                exc_info=error,
+                extra=_fields(delivery.message),
+            )
             delivery.message.ack()
         else:
             self._dead_letter(delivery.message, f"its handler raised {type(error).__name__}")
 
     def _dead_letter(self, message: Message, reason: str) -> None:
-        logger.error("Dead-lettering a message: %s", reason)
+        logger.error("Dead-lettering a message: %s", reason, extra=_fields(message))
         if self.dead_letter_queue is None:
             message.reject()
             return
@@ -238,6 +248,10 @@ class IdempotentConsumer(ConsumerMixin):
             delivery_mode=2,
         )
         message.ack()
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    return fields(None, task_id=message.properties.get("message_id"))
 
 
 @dataclass(order=True)

@@ -82,11 +82,7 @@ class ActiveExecution:
             return
         self.send(signals.begun)
         if self.execution.attempt > 1:
-            logger.info(
-                "%s: attempt %d takes over from an execution that died",
-                self.execution.key,
-                self.execution.attempt,
-            )
+            self.log(logging.INFO, "takes over from an execution that died")
             self.send(signals.taken_over, orphaned_seconds=self._orphaned_seconds)
 
     def decide(self) -> None:
@@ -178,12 +174,12 @@ class ActiveExecution:
         if not self._loss_reported:
             self._loss_reported = True
             self.lease.lost = True
-            logger.warning(
-                "%s: task %s has lost its lease; its outcome will be refused",
-                self.execution.key,
-                self.call.task_id,
-            )
+            self.log(logging.WARNING, "has lost its lease; its outcome will be refused")
             self.report(signals.lease_lost)
+
+    def log(self, level: int, message: str, *args: Any) -> None:
+        """Logs that the execution … `message`."""
+        decision.log(logger, level, self.call, message, *args, execution=self.execution)
 
     def send(self, signal: Any, **details: Any) -> None:
         """Sends `signal` with the arguments that all signals of an execution have."""

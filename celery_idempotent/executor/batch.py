@@ -28,7 +28,7 @@ from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.executor import EXECUTION_ID_BYTES, begin_command, without_store
 from celery_idempotent.executor.outcome import Failure, Outcome
 from celery_idempotent.executor.runtime.runtime import Runtime
-from celery_idempotent.executor.settle import complete_command, report_unsaved
+from celery_idempotent.executor.settle import complete_command, report_completed, report_unsaved
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.payload.codec import PayloadCodec, not_stored
 from celery_idempotent.record import layout
@@ -164,7 +164,7 @@ async def complete_many(
             errors.append(reply)
         elif reply.case == "ok":
             active.call.own_outcome = True
-            active.report(signals.completed)
+            report_completed(active)
             if active.has_steps:
                 await active.steps.discard()
             errors.append(_not_stored(active, outcome))
@@ -231,8 +231,11 @@ async def release_many(
         return
     for active, reply in zip(executions, replies, strict=True):
         if isinstance(reply, IdempotencyError):
-            logger.warning("%s cannot be released: %s", active.execution.key, reply)
+            active.log(
+                logging.WARNING, "cannot release its key, whose lease will expire: %s", reply
+            )
         elif reply.case == "ok":
+            active.log(logging.INFO, "did not complete; its key is free")
             active.report(signals.released, error=reason, reserved_seconds=None)
         else:
             active.report_lease_lost()

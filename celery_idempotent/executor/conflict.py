@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from typing import NoReturn
 
 from celery_idempotent.errors import ConflictError, KeyReusedError
 from celery_idempotent.executor.call import ExecutorCall
-from celery_idempotent.executor.decision import conflicted
+from celery_idempotent.executor.decision import conflicted, log, without_key
 from celery_idempotent.record.record import Record
+
+logger = logging.getLogger(__name__)
 
 #: Seconds before a message is requeued for the first time.
 FIRST_REQUEUE_DELAY = 1.0
@@ -73,15 +76,24 @@ def _requeue(call: ExecutorCall, record: Record) -> NoReturn:
 
 
 def _raise(call: ExecutorCall, record: Record) -> NoReturn:
-    raise held(call, record)
+    error = held(call, record)
+    _log(call, "raises ConflictError", error)
+    raise error
 
 
 def _ignore(call: ExecutorCall, record: Record) -> NoReturn:
+    _log(call, "is ignored as a duplicate", held(call, record))
     call.ignore()
 
 
 def _reject(call: ExecutorCall, record: Record) -> NoReturn:
-    call.reject(str(held(call, record)))
+    error = held(call, record)
+    _log(call, "is rejected as a duplicate", error)
+    call.reject(str(error))
+
+
+def _log(call: ExecutorCall, what: str, error: ConflictError) -> None:
+    log(logger, logging.INFO, call, "%s: %s", what, without_key(call.key, error))
 
 
 #: ``wait`` is refused when its time is up, and is then requeued like ``retry``.

@@ -10,6 +10,7 @@ import logging
 from typing import Any, TypeVar
 
 from celery_idempotent import signals
+from celery_idempotent.call_log import log_call
 from celery_idempotent.errors import (
     CorruptRecordError,
     IdempotencyError,
@@ -20,6 +21,7 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.executor.call import ExecutorCall
+from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.record.record import Record
 
 logger = logging.getLogger(__name__)
@@ -47,7 +49,9 @@ def decide(call: ExecutorCall, decision: str) -> None:
 def refuse(call: ExecutorCall, error: ErrorT) -> ErrorT:
     """Reports that `call` is refused, and returns `error`, which the caller raises."""
     decide(call, "refused")
-    report_refusal(call.sender, call.key.task, call.task_id, str(call.key), error, at="begin")
+    report_refusal(
+        call.sender, call.key.task, call.task_id, call.key, error, at="begin", label=call.label
+    )
     return error
 
 
@@ -67,7 +71,14 @@ def refuse_without_key(sender: Any, task: str, task_id: str, error: Exception) -
 
 
 def report_refusal(
-    sender: Any, task: str, task_id: str, key: str, error: Exception, *, at: str
+    sender: Any,
+    task: str,
+    task_id: str,
+    key: str,
+    error: Exception,
+    *,
+    at: str,
+    label: str = "",
 ) -> None:
     """Logs, counts and signals that a call is refused; not its decision.
 
@@ -80,10 +91,20 @@ def report_refusal(
         at: ``begin`` or ``publish``.
     """
     reason = reason_of(error)
-    logger.warning("%s: task %s is refused (%s): %s", key or task, task_id, reason, error)
+    log_call(
+        logger,
+        logging.WARNING,
+        "is refused (%s): %s",
+        reason,
+        without_key(key, error),
+        key=key or task,
+        task_id=task_id,
+        label=label,
+        decision="refused" if at == "begin" else "",
+    )
     signals.count(signals.REFUSED + reason, task)
     signals.send(
-        signals.refused, sender, task_id=task_id, key=key, reason=reason, error=error, at=at
+        signals.refused, sender, task_id=task_id, key=str(key), reason=reason, error=error, at=at
     )
 
 
@@ -92,9 +113,46 @@ def reason_of(error: Exception) -> str:
     return next(reason for kind, reason in _REASONS if isinstance(error, kind))
 
 
+def log(
+    logger: logging.Logger,
+    level: int,
+    call: ExecutorCall,
+    message: str,
+    *args: Any,
+    execution: BaseExecution | None = None,
+    exc_info: bool = False,
+) -> None:
+    """Logs that `call` … `message`.
+
+    Args:
+        execution: the execution that the call has begun.
+        exc_info: whether to log the traceback of the current exception.
+    """
+    log_call(
+        logger,
+        level,
+        message,
+        *args,
+        key=call.key,
+        task_id=call.task_id,
+        label=call.label,
+        decision=call.decision,
+        token=execution.token if execution else 0,
+        attempt=execution.attempt if execution else 0,
+        exc_info=exc_info,
+    )
+
+
+def without_key(key: str, error: BaseException) -> str:
+    """Returns the text of `error`, with "the key" for `key`, which begins the line."""
+    text = str(error) if isinstance(error, IdempotencyError) else repr(error)
+    return text.replace(key, "the key") if key else text
+
+
 def replayed(call: ExecutorCall, record: Record) -> None:
     """Reports that `call` gets the outcome of `record`."""
     decide(call, "replay")
+    log(logger, logging.INFO, call, "gets the outcome of task %s", record.task_id)
     signals.send(signals.replayed, call.sender, task_id=call.task_id, key=record.key, record=record)
 
 

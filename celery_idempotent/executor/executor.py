@@ -17,7 +17,7 @@ from celery_idempotent.errors import (
 from celery_idempotent.executor import conflict, transaction
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
-from celery_idempotent.executor.decision import decide, decide_by, refuse
+from celery_idempotent.executor.decision import decide, decide_by, log, refuse
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.executor.replay import replay_or_refuse
@@ -49,18 +49,6 @@ MAX_UNANSWERED_IDS = 8
 #: lease ends, within these limits.
 MIN_WAIT_INTERVAL, MAX_WAIT_INTERVAL = 0.01, 1.0
 
-_STORE_ERROR_MESSAGES = {
-    "retry": "is requeued",
-    "run": "runs without protection",
-    "raise": "fails",
-}
-#: Log levels after the first call of an outage, which is logged as an error.
-_REPEATED_STORE_ERROR_LEVELS = {
-    "retry": logging.INFO,
-    "run": logging.WARNING,
-    "raise": logging.INFO,
-}
-
 
 async def execute(call: ExecutorCall, runtime: Runtime, codec: PayloadCodec) -> Outcome:
     """The outcome of `call`; raises as :meth:`Executor.enter`, except for errors of the body."""
@@ -79,10 +67,8 @@ async def execute(call: ExecutorCall, runtime: Runtime, codec: PayloadCodec) -> 
     except Interrupted as interrupted:
         request.unanswered = False  # a begin that Redis has granted is recognised by its id
         await request.give_back()
-        error = interrupted.error
         decide_by(call, interrupted)
-        logger.warning("%s: task %s is requeued: %r", call.key, call.task_id, error)
-        conflict.requeue(call, request.unanswered_ids, error)
+        conflict.requeue(call, request.unanswered_ids, interrupted.error)
     except GeneratorExit:
         raise  # the event loop is closed: nothing can be awaited
     except BaseException as error:
@@ -218,8 +204,12 @@ class BeginRequest:
                 active.finish()
                 await active.release()
         except IdempotencyError as error:
-            logger.warning(
-                "%s: the key cannot be released: %s; its lease will expire", self.call.key, error
+            log(
+                logger,
+                logging.WARNING,
+                self.call,
+                "cannot release its key, whose lease will expire: %s",
+                error,
             )
 
 
@@ -245,7 +235,7 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
                     active.decide()
                 return active
             # The process was suspended. A begin with the same id returns the state of the key.
-            logger.warning("%s: the lease expired before task %s ran", call.key, call.task_id)
+            active.log(logging.WARNING, "begins again: its lease expired before it ran")
             announced_token, request.active = active.execution.token, None
             active.finish()
             continue
@@ -316,15 +306,9 @@ def without_store(
 ) -> BaseExecution:
     """An execution without protection under ``on_store_error="run"``; else requeue or raise."""
     policy = call.settings.on_store_error
-    first = runtime.store.outage.another_call()
-    logger.log(
-        logging.ERROR if first else _REPEATED_STORE_ERROR_LEVELS[policy],
-        "%s: %s; task %s %s",
-        call.key,
-        error,
-        call.task_id,
-        _STORE_ERROR_MESSAGES[policy],
-    )
+    if runtime.store.outage.another_call():
+        # An error for the first call of an outage only: one for each would hide all other lines.
+        log(logger, logging.ERROR, call, "cannot begin: %s", error)
     signals.send(
         signals.store_unavailable,
         call.sender,
@@ -335,6 +319,7 @@ def without_store(
     )
     if policy == "run":
         decide(call, "unprotected")
+        log(logger, logging.WARNING, call, "runs without protection: %s", error)
         key = str(call.key)
         return runtime.execution(
             key, _restore_step=partial(restore_step, call.settings, codec.values, key)

@@ -14,7 +14,7 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.executor import conflict
 from celery_idempotent.executor.call import ExecutorCall
-from celery_idempotent.executor.decision import decide, refuse, replayed
+from celery_idempotent.executor.decision import decide, log, refuse, replayed, without_key
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record.record import Record
@@ -63,7 +63,7 @@ async def replay_or_refuse(call: ExecutorCall, record: Record, codec: PayloadCod
 
 def _requeue_without_offload(call: ExecutorCall, error: StoreUnavailableError) -> NoReturn:
     """The outcome exists and cannot be fetched: requeue or fail, but never run."""
-    logger.error("%s: the outcome for task %s is unavailable: %s", call.key, call.task_id, error)
+    log(logger, logging.ERROR, call, "cannot get its outcome: %s", without_key(call.key, error))
     if call.settings.on_store_error == "raise":
         raise refuse(call, error)
     decide(call, "store_unavailable")

@@ -28,8 +28,6 @@ from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
 
-logger = logging.getLogger(__name__)
-
 
 async def settle(active: ActiveExecution, outcome: Outcome) -> Outcome:
     """Stores `outcome`, or releases the key. Returns the outcome that counts.
@@ -49,7 +47,7 @@ async def settle(active: ActiveExecution, outcome: Outcome) -> Outcome:
         outcome = await _settle_again(active, outcome)
         if active.exiting:
             raise
-        logger.warning("%s: %r was raised after the body had ended", active.execution.key, error)
+        active.log(logging.WARNING, "has ended its body before %s was raised", type(error).__name__)
         return outcome
 
 
@@ -94,7 +92,7 @@ async def _complete(active: ActiveExecution, value: Any) -> Outcome:
     active.call.own_outcome = True
     if active.call.dropped_continuation:
         await _mark_continued(active)
-    active.report(signals.completed)
+    report_completed(active)
     if active.has_steps:
         await active.steps.discard()
     return outcome
@@ -112,8 +110,6 @@ async def complete_command(active: ActiveExecution, value: Any) -> tuple[Command
         payload = await codec.encode_result(
             value, settings, key=execution.key, token=execution.token
         )
-    if not payload.format and settings.store_result:
-        _report_not_stored(active, payload, RESULT)
     active.outcome = payload, RESULT
     command = commands.complete(call.key, execution.token, payload, settings.result_ms)
     return command, outcome
@@ -122,8 +118,6 @@ async def complete_command(active: ActiveExecution, value: Any) -> tuple[Command
 async def _fail(active: ActiveExecution, outcome: Failure) -> Outcome:
     call = active.call
     payload = await _encode_error(active, outcome.error)
-    if not payload.format:
-        _report_not_stored(active, payload, ERROR)
     command = commands.fail(call.key, active.execution.token, payload, call.settings.error_ms)
     if active.transaction is not None:
         instead = await transaction.commit(active, command)
@@ -136,6 +130,11 @@ async def _fail(active: ActiveExecution, outcome: Failure) -> Outcome:
         await active.discard_outcome()
         return await _resolve_lost_lease(active, reply, outcome)
     call.own_outcome = True
+    error = type(outcome.error).__name__
+    if payload.format:
+        active.log(logging.INFO, "ran and raised %s; its duplicates will get this error", error)
+    else:
+        _report_not_stored(active, f"ran and raised {error}", payload)
     active.report(signals.failed, error=outcome.error)
     if active.has_steps:
         await active.steps.discard()
@@ -168,6 +167,7 @@ async def _delegate(active: ActiveExecution, outcome: Failure, disposition: Dele
     reply = await _store(active, command)
     if reply is not None and reply.case == "ok":
         await _mark_continued(active)
+        active.log(logging.INFO, "ran and replaced itself; its key gets the outcome of that")
         active.report(signals.completed)
     return outcome
 
@@ -184,14 +184,20 @@ async def _release(active: ActiveExecution, outcome: Outcome, disposition: Relea
     try:
         reply = await active.release(disposition, payload)
     except (StoreUnavailableError, CorruptRecordError) as failure:
-        logger.warning(
-            "%s: the key cannot be released: %s; its lease will expire",
-            active.execution.key,
-            failure,
-        )
+        active.log(logging.WARNING, "cannot release its key, whose lease will expire: %s", failure)
         return outcome
     if reply.case == "ok":
         active.call.own_outcome = disposition.final
+        raised = f" and raised {type(error).__name__}" if error else ""
+        if disposition.hold:
+            active.log(
+                logging.INFO,
+                "ran%s; its key stays reserved for its retry for %.1f s",
+                raised,
+                disposition.hold,
+            )
+        else:
+            active.log(logging.INFO, "ran%s; its key is free", raised)
         active.report(signals.released, error=error, reserved_seconds=disposition.hold or None)
         return outcome
     await active.discard_outcome()
@@ -222,10 +228,11 @@ async def _store(active: ActiveExecution, outcome: Command) -> Reply | None:
         if active.transaction is None:
             report_unsaved(active, error)
         else:
-            logger.warning(
-                "%s: the outcome of task %s is committed; its record follows with the next call: "
-                "%s", active.execution.key, active.call.task_id, error,
-            )  # fmt: skip
+            active.log(
+                logging.WARNING,
+                "ran; its outcome is committed, and its record follows with the next call: %s",
+                error,
+            )
     active.settled = True
     active.finish()
     return reply
@@ -237,13 +244,25 @@ async def _mark_continued(active: ActiveExecution) -> None:
         await active.persist(commands.mark_continued(active.call.key, active.call.task_id))
 
 
-def _report_not_stored(active: ActiveExecution, payload: Payload, field: str) -> None:
+def report_completed(active: ActiveExecution) -> None:
+    """Logs and signals that the result is stored, or only that the key has completed."""
+    assert active.outcome is not None
+    payload, _ = active.outcome
+    if payload.has_value:
+        active.log(logging.INFO, "ran; its result is stored")
+    elif active.call.settings.store_result:
+        _report_not_stored(active, "ran", payload)
+    else:
+        active.log(logging.INFO, "ran; its result is not kept (idempotency_store_result is off)")
+    active.report(signals.completed)
+
+
+def _report_not_stored(active: ActiveExecution, end: str, payload: Payload) -> None:
     reason = payload.body.decode()
-    logger.error(
-        "%s: the %s of task %s is not stored: %s; duplicates will get ResultNotStoredError",
-        active.execution.key,
-        field,
-        active.call.task_id,
+    active.log(
+        logging.ERROR,
+        "%s; its outcome is not stored, and its duplicates will get ResultNotStoredError: %s",
+        end,
         reason,
     )
     active.report(signals.not_stored, reason=reason)
@@ -251,11 +270,8 @@ def _report_not_stored(active: ActiveExecution, payload: Payload, field: str) ->
 
 def report_unsaved(active: ActiveExecution, error: Exception) -> None:
     """Logs and signals that the outcome could not be stored."""
-    logger.critical(
-        "%s: the outcome of task %s is not stored: %s; a duplicate may run again",
-        active.execution.key,
-        active.call.task_id,
-        error,
+    active.log(
+        logging.CRITICAL, "ran; its outcome is not stored, so a duplicate may run again: %s", error
     )
     active.report(signals.outcome_unsaved, error=error)
 
@@ -265,7 +281,7 @@ async def _resolve_lost_lease(active: ActiveExecution, reply: Reply, outcome: Ou
     active.report_lease_lost()
     record = _winning_record(active, reply)
     if record is None:
-        # The record was forgotten or evicted: there is no other outcome.
+        active.log(logging.WARNING, "ran; its record is gone, and its outcome is not stored")
         return outcome
     if record.state.finished:
         # A task that has replaced the other one may still run; the offload storage may be down.

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from celery_idempotent import signals
+from celery_idempotent.call_log import log_call
 from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import (
     IdempotencyError,
@@ -22,7 +23,7 @@ from celery_idempotent.errors import (
 from celery_idempotent.executor import conflict
 from celery_idempotent.executor.active_execution import release_command
 from celery_idempotent.executor.call import Delegate, Disposition, ExecutorCall, Fail
-from celery_idempotent.executor.decision import decide, reason_of
+from celery_idempotent.executor.decision import decide, log, reason_of, without_key
 from celery_idempotent.executor.executor import EXECUTION_ID_BYTES, Executor, begin_command
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.executor.runtime.run_flow import run_flow
@@ -101,7 +102,7 @@ async def _begin(call: ExecutorCall, runtime: Runtime) -> Lease[Any] | Command |
         _refuse(call, error)
     except Exception:
         decide(call, "unprotected")
-        logger.exception("%s: in shadow: task %s runs uncounted", call.key, call.task_id)
+        log(logger, logging.ERROR, call, "runs, uncounted in shadow", exc_info=True)
     return None
 
 
@@ -127,11 +128,7 @@ def _count_execution(call: ExecutorCall, begun: layout.Begun) -> None:
     if begun.attempt == 1:
         _report(signals.would_run, call, **details)
         return
-    logger.info(
-        "%s: in shadow: task %s runs; it would have taken over from an execution that died",
-        call.key,
-        call.task_id,
-    )
+    _log(call, "would have taken over from an execution that died")
     _report(signals.would_take_over, call, **details, orphaned_seconds=begun.orphaned_seconds)
 
 
@@ -143,24 +140,15 @@ def _count_duplicate(call: ExecutorCall, case: str, record: Record) -> None:
         policy = conflict.policy_for(call, record, returns=case == "later")
         is_copy = record.task_id == call.task_id
         if call.settings.runs_again and not is_copy and policy in ("retry", "wait"):
-            logger.info(
-                "%s: in shadow: task %s runs; it would have run after task %s, which holds the key",
-                *(record.key, call.task_id, record.task_id),
-            )
+            _log(call, "would have run after task %s, which holds the key", record.task_id)
             _report(signals.would_wait, call, record=record)
             return
-        logger.info(
-            "%s: in shadow: task %s runs; it would have met a conflict (%s): task %s holds the key",
-            *(record.key, call.task_id, policy, record.task_id),
-        )
+        _log(call, "would have met a conflict (%s): task %s holds the key", policy, record.task_id)
         _report(signals.would_conflict, call, record=record, policy=policy)
     elif record.state is State.FAILED and isinstance(error := record.result, PoisonedTaskError):
         _refuse(call, error)
     else:
-        logger.info(
-            "%s: in shadow: task %s runs; it would have been a replay of task %s",
-            *(record.key, call.task_id, record.task_id),
-        )
+        _log(call, "would have been a replay of task %s", record.task_id)
         _report(signals.would_replay, call, record=record)
 
 
@@ -177,8 +165,14 @@ def _refuse(call: ExecutorCall, error: IdempotencyError) -> None:
 
 def _report_refusal(sender: Any, task: str, task_id: str, key: str, error: Exception) -> None:
     reason = reason_of(error)
-    logger.info(
-        "%s: in shadow: task %s runs; it would have failed: %s", key or task, task_id, error
+    log_call(
+        logger,
+        logging.INFO,
+        "runs in shadow; it would have failed: %s",
+        without_key(key, error),
+        key=key or task,
+        task_id=task_id,
+        decision="would_refuse",
     )
     signals.count(signals.WOULD_REFUSE + reason, task)
     signals.send(signals.would_refuse, sender, task_id=task_id, key=key, reason=reason, error=error)
@@ -186,13 +180,14 @@ def _report_refusal(sender: Any, task: str, task_id: str, key: str, error: Excep
 
 def _report_outage(call: ExecutorCall, runtime: Runtime, error: StoreUnavailableError) -> None:
     first = runtime.store.outage.another_call()
-    logger.log(
-        logging.ERROR if first else logging.DEBUG,
-        "%s: %s; in shadow: task %s runs uncounted",
-        *(call.key, error, call.task_id),
-    )
     decide(call, "unprotected")
+    level = logging.ERROR if first else logging.DEBUG
+    log(logger, level, call, "runs, uncounted in shadow: %s", error)
     _send(signals.store_unavailable, call, error=error, policy="shadow")
+
+
+def _log(call: ExecutorCall, message: str, *args: Any) -> None:
+    log(logger, logging.INFO, call, f"runs in shadow; it {message}", *args)
 
 
 def _report(signal: Any, call: ExecutorCall, **details: Any) -> None:
@@ -216,11 +211,9 @@ async def _end(
         command = _end_command(call, held.token, outcome) if isinstance(held, Lease) else held
         await runtime.execute(command)
     except StoreUnavailableError as error:
-        logger.info(
-            "%s: in shadow: the end of task %s is not stored: %s", call.key, call.task_id, error
-        )
+        log(logger, logging.INFO, call, "has ended, which is not stored in shadow: %s", error)
     except Exception:
-        logger.exception("%s: in shadow: the end of task %s is not stored", call.key, call.task_id)
+        log(logger, logging.ERROR, call, "has ended, which is not stored in shadow", exc_info=True)
 
 
 def _end_command(call: ExecutorCall, token: int, outcome: Outcome) -> Command:

@@ -39,8 +39,6 @@ from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
 
-logger = logging.getLogger(__name__)
-
 #: Messages that were requeued so often are not requeued again for an error of the database.
 MAX_REQUEUES = 20
 #: Raised between any two bytecodes, so that the driver may have sent a statement and not read the
@@ -98,7 +96,7 @@ async def claim(active: ActiveExecution) -> Row | None:
     except StoreUnavailableError as error:
         if limit is not None:
             limit.phase = FLOW
-        logger.error("%s: task %s is requeued: %s", call.key, call.task_id, error)
+        active.log(logging.ERROR, "cannot claim its row: %s", error)
         await _requeue(active, error)
     finally:
         if limit is not None:
@@ -155,10 +153,7 @@ def should_retry(active: ActiveExecution, error: BaseException | None) -> bool:
 
 async def retry(active: ActiveExecution, error: BaseException) -> NoReturn:
     """Requeues the call, whose transaction the database has rolled back."""
-    logger.warning(
-        "%s: task %s is requeued: the transaction was rolled back (%s)",
-        active.execution.key, active.call.task_id, type(error).__name__,
-    )  # fmt: skip
+    active.log(logging.WARNING, "ran; its transaction was rolled back (%s)", type(error).__name__)
     await _requeue(active, error)
 
 
@@ -168,10 +163,7 @@ async def _requeue(active: ActiveExecution, error: BaseException) -> NoReturn:
     try:
         await active.release()
     except IdempotencyError as failure:
-        logger.warning(
-            "%s: the key cannot be released: %s; its lease will expire",
-            active.execution.key, failure,
-        )  # fmt: skip
+        active.log(logging.WARNING, "cannot release its key, whose lease will expire: %s", failure)
     conflict.requeue(active.call, active.call.unanswered_ids, error)
 
 
@@ -193,7 +185,7 @@ async def adopt(active: ActiveExecution, row: Row) -> Outcome:
     try:
         await active.persist(store(call.key, execution.token, payload, row.remaining_ms))
     except (StoreUnavailableError, CorruptRecordError) as error:
-        logger.warning("%s: the record has no outcome yet: %s", execution.key, error)
+        active.log(logging.WARNING, "cannot store in its record the outcome of its row: %s", error)
     active.settled = True
     active.finish()
     return await replay_or_refuse(call, record, active.codec)

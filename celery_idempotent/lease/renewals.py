@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Generic
 
+from celery_idempotent.call_log import fields
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease, StoreT
@@ -53,7 +54,12 @@ class Leases(Generic[StoreT]):
         """Applies the replies to a request sent at `sent_at` (seconds of `lease.clock`)."""
         for lease, reply in zip(due, replies, strict=True):
             if isinstance(reply, IdempotencyError):
-                logger.warning("The lease of %s could not be extended: %s", lease.key, reply)
+                logger.warning(
+                    "The lease of %s could not be extended: %s",
+                    lease.key,
+                    reply,
+                    extra=fields(lease.key, token=lease.token),
+                )
             elif reply.case == "ok":
                 lease.renewed(sent_at)
             elif not _was_settled(lease, reply):

@@ -7,6 +7,7 @@ import re
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable
 
+from celery_idempotent.call_log import fields
 from celery_idempotent.errors import (
     CorruptRecordError,
     ResultNotStoredError,
@@ -31,7 +32,12 @@ def put(
     try:
         storage.put(name, payload.body, seconds)
     except Exception:
-        logger.exception("idempotency_offload_backend could not store the %s %s", field, name)
+        logger.exception(
+            "idempotency_offload_backend could not store the %s %s",
+            field,
+            name,
+            extra=fields(key, token=token),
+        )
         return Payload("", NOT_OFFLOADED)
     return Payload(OFFLOADED + payload.format, name.encode())
 
@@ -75,6 +81,7 @@ def delete(storage: OffloadStorage, payloads: Iterable[tuple[Payload, str]], key
                 key,
                 field,
                 type(error).__name__,
+                extra=fields(key),
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,12 +17,13 @@ from celery.utils.nodenames import gethostname
 from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.executor.call import Delegate, Disposition, Fail, Release
+from celery_idempotent.executor.decision import log, without_key
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.executor.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
-from celery_idempotent.task import canvas, current_call, message_headers, republish
+from celery_idempotent.task import canvas, celery_log, current_call, message_headers, republish
 from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.requeue import RequeuePause, hold_for, longest_wait
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
     from celery_idempotent.task.task import IdempotentTask
 
+
+logger = logging.getLogger(__name__)
 
 #: More than the retries of any task id.
 GENERATIONS = 10**9
@@ -200,6 +204,7 @@ class TaskCall:
         will redeliver the copy by itself.
         """
         if self._request.is_eager:
+            log(logger, logging.INFO, self, "raises %s", type(reason).__name__)
             raise reason
         headers = message_headers.with_derived_key(
             self._request.headers, self.key, self.task_id, self.requeue_count + 1, unanswered_ids
@@ -219,8 +224,9 @@ class TaskCall:
         if expires and task.app.conf.task_protocol == 2:
             headers, expires = {**(headers or {}), "expires": expires}, None
         pause = RequeuePause(task, request, self.began_at)
+        seconds = min(seconds, longest_wait(task.app))
         options = {
-            "countdown": min(seconds, longest_wait(task.app)),
+            "countdown": seconds,
             "retries": request.retries,
             "headers": headers,
             "expires": expires,
@@ -241,17 +247,31 @@ class TaskCall:
                 break
             except Exception as error:
                 if not pause.wait(error):
-                    # Without a cause, whose traceback would fill a page of the log.
+                    self._log_end(
+                        logging.WARNING,
+                        "is returned to the broker, since it cannot be published again (%s): %s",
+                        error,
+                        without_key(self.key, reason),
+                    )
                     message = f"{reason}; and the message cannot be published again: {error}"
                     raise Reject(message, requeue=True) from None
+        text = without_key(self.key, reason)
+        self._log_end(logging.INFO, "is requeued for %.1f s: %s", seconds, text)
         raise Ignore from reason
+
+    def _log_end(self, level: int, message: str, *args: Any) -> None:
+        """Logs how this delivery ends, in place of Celery, whose line would not say it."""
+        log(logger, level, self, message, *args)
+        celery_log.leave_out_end(self._request)
 
     def ignore(self) -> NoReturn:
         """Acknowledges the message; its task id gets no state."""
+        celery_log.leave_out_end(self._request)
         raise Ignore
 
     def reject(self, reason: str) -> NoReturn:
         """Rejects the message without requeueing it, for the broker's dead-letter queue."""
+        celery_log.leave_out_end(self._request)
         raise Reject(reason, requeue=False)
 
 

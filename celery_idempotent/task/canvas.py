@@ -24,6 +24,7 @@ from celery.signals import task_failure, task_success
 from celery.utils import uuid
 
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.executor.decision import log
 from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
 
@@ -59,7 +60,7 @@ def mark_continuation_sent(sender: Any, **_: Any) -> None:
     try:
         sender.idempotency_configuration.execute(commands.mark_continued(call.key, call.task_id))
     except IdempotencyError as error:
-        logger.warning("%s: a redelivery may send its continuation again: %s", call.key, error)
+        log(logger, logging.WARNING, call, "may send its continuation again: %s", error)
 
 
 def ignores_result(sig: Signature) -> bool:

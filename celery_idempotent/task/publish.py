@@ -10,6 +10,7 @@ from celery.result import AsyncResult
 from celery.states import REVOKED
 
 from celery_idempotent import signals
+from celery_idempotent.call_log import fields, log_call
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, StoreUnavailableError
 from celery_idempotent.executor import conflict
 from celery_idempotent.executor.decision import ErrorT, report_refusal
@@ -87,7 +88,7 @@ def publish(
                 reply = configuration.execute(reserve)
     except StoreUnavailableError as error:
         # The worker begins under the same key, so a duplicate message does not run twice.
-        logger.warning("%s is published without a reservation: %s", key, error)
+        _log(task_id, key, "is published without a reservation", error)
         return send(options)
     if reply.case == "expired" or (reply.case == "reused" and settings.until == "finished"):
         return send(options)
@@ -102,24 +103,37 @@ def publish(
     record = store.record(key, reply.raw)
     if reply.case == "reused":
         raise refuse(task, task_id, key, conflict.reused(record))
+    log_call(
+        logger,
+        logging.INFO,
+        "is not published: task %s has its key",
+        record.task_id,
+        key=key,
+        task_id=task_id,
+        label=_label(task, args, kwargs),
+    )
     signals.count("deduplicated", task.name)
     signals.send(signals.deduplicated, task, task_id=task_id, key=str(key), record=record)
     record_key = _record_key(key, record.task_id, settings)
     return RecordResult(record.task_id, record_key, task.backend, task.app)
 
 
+def _label(task: IdempotentTask, args: Any, kwargs: Any) -> str:
+    label = task.idempotency_configuration.label
+    return label.of(args or (), kwargs or {}) if label else ""
+
+
 def _reserve(
     task: IdempotentTask, key: Key, task_id: str, args: Any, kwargs: Any, options: dict[str, Any]
 ) -> Command:
     """Returns the command that reserves `key` for a message with these options."""
-    label = task.idempotency_configuration.label
     settings = task.idempotency_configuration.settings
     hold = hold_for({"expires": task.expires, **options}, settings.reservation_ttl)
     return commands.reserve(
         _record_key(key, task_id, settings),
         task_id,
         hold_ms=round(hold * 1000),
-        label=label.of(args or (), kwargs or {}) if label else "",
+        label=_label(task, args, kwargs),
         waits=settings.until == "started",
     )
 
@@ -151,11 +165,23 @@ def _marked(
             return options
         record = configuration.executor.store.record(key, reply.raw)
     except Exception as error:
-        logger.debug("%s: in shadow: task %s is published uncounted: %s", task.name, task_id, error)
+        log_call(
+            logger,
+            logging.DEBUG,
+            "is published, uncounted in shadow: %s",
+            error,
+            key=task.name,
+            task_id=task_id,
+        )
         return options
-    logger.info(
-        "%s: in shadow: task %s is published; it would not have been, because of task %s",
-        *(key, task_id, record.task_id),
+    log_call(
+        logger,
+        logging.INFO,
+        "is published in shadow; it would not have been, because of task %s",
+        record.task_id,
+        key=key,
+        task_id=task_id,
+        label=_label(task, args, kwargs),
     )
     headers = shadow_message.mark(options.get("headers"), shadow_message.DEDUPLICATED, task_id)
     return {**options, "headers": headers}
@@ -168,7 +194,12 @@ def _is_revoked(task: IdempotentTask, record: Record) -> bool:
     try:
         return bool(task.AsyncResult(record.task_id).state == REVOKED)
     except Exception as error:
-        logger.debug("Cannot read the state of task %s: %s", record.task_id, error)
+        logger.debug(
+            "Cannot read the state of task %s: %s",
+            record.task_id,
+            error,
+            extra=fields(record.key, task_id=record.task_id),
+        )
         return False
 
 
@@ -178,4 +209,8 @@ def _delete_reservation(task: IdempotentTask, task_id: str, key: Key) -> None:
         record_key = _record_key(key, task_id, configuration.settings)
         configuration.execute(commands.reserve(record_key, task_id, hold_ms=0))
     except IdempotencyError as error:
-        logger.warning("%s: cannot delete the reservation, it will expire: %s", key, error)
+        _log(task_id, key, "keeps its reservation, which will expire", error)
+
+
+def _log(task_id: str, key: Key, what: str, error: Exception) -> None:
+    log_call(logger, logging.WARNING, "%s: %s", what, error, key=key, task_id=task_id)

@@ -14,6 +14,7 @@ from celery.platforms import signals
 from celery.worker.request import Request
 from celery.worker.state import revoked as revoked_tasks
 
+from celery_idempotent.call_log import fields
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.record import State
@@ -90,6 +91,7 @@ class IdempotentRequest(Request):
                 "even if a copy of it is running: %s",
                 self.id,
                 error,
+                extra=fields(None, task_id=self.id),
             )
             return False
 
@@ -104,6 +106,7 @@ class IdempotentRequest(Request):
                 "Cannot delete the reservation of task %s, which is discarded; it will expire: %s",
                 self.id,
                 error,
+                extra=fields(None, task_id=self.id),
             )
 
     def on_failure(
@@ -216,6 +219,7 @@ class IdempotentRequest(Request):
                 "Cannot end the lease of task %s, whose worker process died; it will expire: %s",
                 self.id,
                 error,
+                extra=fields(None, task_id=self.id),
             )
             return False
 
@@ -229,5 +233,8 @@ class IdempotentRequest(Request):
             self.task.idempotency_configuration.execute(commands.mark_continued(key, self.id))
         except Exception as error:
             logger.warning(
-                "A redelivery of task %s may send its errbacks again: %s", self.id, error
+                "A redelivery of task %s may send its errbacks again: %s",
+                self.id,
+                error,
+                extra=fields(None, task_id=self.id),
             )

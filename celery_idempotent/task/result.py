@@ -10,6 +10,7 @@ from typing import Any
 from celery.result import AsyncResult, assert_will_not_block
 from celery.states import FAILURE, PENDING, READY_STATES, SUCCESS
 
+from celery_idempotent.call_log import fields
 from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.errors import NotReadyError, ResultNotStoredError, StoreUnavailableError
@@ -169,7 +170,10 @@ class RecordResult(AsyncResult):
             outcome = self._outcome(backend_available=backend_error is None)
         except StoreUnavailableError as error:
             logger.warning(
-                "%s: no result in the backend, and no reply from Redis: %s", self.id, error
+                "%s: no result in the backend, and no reply from Redis: %s",
+                self.id,
+                error,
+                extra=fields(self.key, task_id=self.id),
             )
             outcome = None
         if outcome is None and self._unfinished is None and backend_error is not None:

@@ -133,7 +133,7 @@ class TestReject:
     def test_message_is_rejected(self, shop: Shop, ledger: Ledger, held: str) -> None:
         first = start(rejecting, ledger, held)
         duplicate = rejecting.delay(held)
-        shop.workers[0].wait_for_log(f"Task shop.rejecting[{duplicate.id}] reject requeue=False")
+        shop.workers[0].wait_for_log(f"task {duplicate.id} is rejected as a duplicate")
         ledger.release(held)
 
         first.get(timeout=SOON)

@@ -187,7 +187,7 @@ class TestRecordDamagedDuringTheExecution:
         damaged(shop, short_lease, damage, order)
         key = str(short_lease.idempotency_key_of(order))
         shop.workers[0].wait_for_log(
-            f"{key}: task {result.id} has lost its lease"
+            f"{key}: task {result.id} (attempt 1) has lost its lease"
             if damage == "half a head"
             else f"The lease of {key} could not be extended: the record of {key} cannot be read"
         )

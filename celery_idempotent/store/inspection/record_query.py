@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
+from celery_idempotent.call_log import fields
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record, State
@@ -184,6 +185,10 @@ def records(
     for page in record_views(stores, record_filter):
         for record_view in page:
             if record_view.record is None:
-                logger.warning("The record of %s cannot be read", record_view.key)
+                logger.warning(
+                    "The record of %s cannot be read",
+                    record_view.key,
+                    extra=fields(record_view.key),
+                )
             else:
                 yield record_view.record

@@ -18,7 +18,7 @@ class Message:
 
     sender = None
     key = Key("shop.charge", "digest")
-    decision = ""
+    decision = label = ""
     task_id = "1"
     unanswered_ids = b""
     requeue_count = 20

@@ -1,0 +1,74 @@
+"""The log lines about calls: how they begin, and their fields for structured logs.
+
+Each line is ``key (label): task id (attempt n) …``. Its record has the attributes that
+:func:`fields` returns, which a formatter for JSON includes. Their prefix keeps them apart from the
+attributes that a `LogRecord` factory of the application may set: `logging` raises an error for a
+name that is in use.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+
+def fields(
+    key: str | None,
+    *,
+    task_id: str | None = None,
+    label: str | None = None,
+    decision: str | None = None,
+    token: int | None = None,
+    attempt: int | None = None,
+) -> dict[str, Any]:
+    """Returns the attributes of a record about a call, for ``extra``; None: there is none.
+
+    Args:
+        decision: one of `signals.DECISIONS`.
+    """
+    return {
+        "idempotency_key": key or None,
+        "idempotency_task_id": task_id or None,
+        "idempotency_label": label or None,
+        "idempotency_decision": decision or None,
+        "idempotency_token": token or None,
+        "idempotency_attempt": attempt or None,
+    }
+
+
+def log_call(
+    logger: logging.Logger,
+    level: int,
+    message: str,
+    *args: Any,
+    key: str,
+    task_id: str,
+    label: str = "",
+    decision: str = "",
+    token: int = 0,
+    attempt: int = 0,
+    exc_info: bool = False,
+) -> None:
+    """Logs that the task … `message`.
+
+    Args:
+        message: continues the sentence; `args` are merged into it.
+        key: or the task's name, if no key can be derived.
+        attempt: 0 if no execution has begun.
+    """
+    if not logger.isEnabledFor(level):
+        return
+    logger.log(
+        level,
+        f"%s%s: task %s%s {message}",  # noqa: G004 - message is a template, too
+        key,
+        f" ({label})" if label else "",
+        task_id,
+        f" (attempt {attempt})" if attempt else "",
+        *args,
+        extra=fields(
+            key, task_id=task_id, label=label, decision=decision, token=token, attempt=attempt
+        ),
+        exc_info=exc_info,
+        stacklevel=3,
+    )
