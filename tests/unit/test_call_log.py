@@ -27,6 +27,7 @@ NOT_ABOUT_A_CALL = (
     "A request with an Idempotency-Key is refused",  # beside the line of its refusal
     "Cannot serve the idempotency metrics",
     "Serving idempotency metrics",
+    "Task ids of duplicates are not recorded",  # many at once
     "The configuration weakens idempotency",
     "The event %s could not be sent",
     "The flow of a cancelled call failed",
