@@ -104,6 +104,14 @@ def own_key_option(command: F) -> F:
     )(command)
 
 
+timeout_option = click.option(
+    "--timeout",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    help="Seconds to wait for the workers' counters; 0 skips them.",
+)
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 

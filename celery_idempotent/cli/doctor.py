@@ -14,9 +14,11 @@ from celery_idempotent.cli.command import (
     idempotent_tasks,
     json_option,
     print_json,
+    timeout_option,
 )
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.doctor import Finding, Severity, key_snapshot, versions
+from celery_idempotent.monitoring import inspect_commands
 
 _STYLES = {Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
@@ -29,6 +31,7 @@ _STYLES = {Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "r
     show_default=True,
     help="Exit with 1 if a finding has at least this severity.",
 )
+@timeout_option
 @click.option(
     "--against",
     "snapshot",
@@ -37,26 +40,28 @@ _STYLES = {Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "r
 )
 @json_option
 @click.pass_obj
-def doctor(obj: Any, fail_on: str, snapshot: TextIO | None, as_json: bool) -> None:
+def doctor(obj: Any, fail_on: str, timeout: float, snapshot: TextIO | None, as_json: bool) -> None:
     """Find settings that weaken idempotency.
 
-    Checks the tasks, the broker and Redis. Each finding states what is wrong, why it matters, and
-    how to fix it.
+    Checks the tasks, the broker, Redis, and what the workers have counted. Each finding states what
+    is wrong, why it matters, and how to fix it.
     """
     tasks = idempotent_tasks(obj.app)
     before = None if snapshot is None else _read(snapshot)
-    findings = doctor_checks.examine(obj.app, before)
+    counts = inspect_commands.counts(obj.app, timeout) if timeout else None
+    findings = doctor_checks.examine(obj.app, counts, before)
     stores = list(dict.fromkeys(str(store.config) for store in app_tasks.stores(tasks)))
     if as_json:
         print_json(
             {
                 "versions": versions.installed(),
                 "stores": stores,
+                "workers_answered": counts is not None,
                 "findings": [finding.to_json() for finding in findings],
             }
         )
     else:
-        _print(findings, stores)
+        _print(findings, stores, workers_replied=counts is not None)
     failed = fail_on != "never" and any(
         finding.severity >= Severity[fail_on.upper()] for finding in findings
     )
@@ -73,12 +78,14 @@ def _read(snapshot: TextIO) -> Mapping[str, key_snapshot.Snapshot]:
         ) from None
 
 
-def _print(findings: list[Finding], stores: list[str]) -> None:
+def _print(findings: list[Finding], stores: list[str], *, workers_replied: bool) -> None:
     out = console.create()
     from rich.text import Text
 
     installed = ", ".join(f"{name} {version}" for name, version in versions.installed().items())
     out.print(Text(f"{installed}; records at {', '.join(stores)}"))
+    if not workers_replied:
+        out.print("No worker replied, so what they have counted is not checked.")
     for finding in findings:
         out.print()
         severity = Text(f"{finding.severity}  ", style=_STYLES[finding.severity])

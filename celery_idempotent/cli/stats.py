@@ -17,6 +17,7 @@ from celery_idempotent.cli.command import (
     idempotent_tasks,
     json_option,
     print_json,
+    timeout_option,
 )
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
@@ -34,10 +35,7 @@ _WIDE = 140
     "--sample", type=click.IntRange(0), default=200, show_default=True,
     help="Records of each task to measure with MEMORY USAGE.",
 )  # fmt: skip
-@click.option(
-    "--timeout", type=click.FloatRange(0), default=1.0, show_default=True,
-    help="Seconds to wait for the workers' counters; 0 skips them.",
-)  # fmt: skip
+@timeout_option
 @json_option
 @click.pass_obj
 def stats(obj: Any, sample: int, timeout: float, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from celery import Celery
 
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.doctor import broker, key_changes, server, tasks, versions
+from celery_idempotent.doctor import broker, counts, key_changes, server, tasks, versions
 from celery_idempotent.doctor.finding import Finding, Severity
 from celery_idempotent.doctor.key_snapshot import Snapshot
 from celery_idempotent.errors import IdempotencyError
@@ -23,13 +23,19 @@ __all__ = ["Finding", "Severity", "check_at_start", "examine"]
 START_TIMEOUT = 2.0
 
 
-def examine(app: Celery, before: Mapping[str, Snapshot] | None = None) -> list[Finding]:
+def examine(
+    app: Celery,
+    counted: Mapping[str, Mapping[str, int]] | None = None,
+    before: Mapping[str, Snapshot] | None = None,
+) -> list[Finding]:
     """Returns all findings, the most severe first.
 
     Args:
+        counted: what workers have counted, by task.
         before: the keys of another version of the code, by task, to compare this one with.
     """
     findings = [*versions.check(), *broker.check(app), *tasks.check(app), *_check_servers(app)]
+    findings += counts.check(counted or {})
     if before is not None:
         findings += key_changes.check(app, before)
     return sorted(findings, key=lambda finding: finding.severity, reverse=True)

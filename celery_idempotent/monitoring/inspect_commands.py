@@ -73,7 +73,8 @@ def idempotency_counts(state: Any) -> dict[str, dict[str, int]]:
 @inspect_command()
 def idempotency_doctor(state: Any) -> list[dict[str, str]]:
     """Run the checks of `idempotency doctor` in the worker, with its clock and its network."""
-    return [finding.to_json() for finding in doctor.examine(state.app)]
+    findings = doctor.examine(state.app, idempotency_counts(state))
+    return [finding.to_json() for finding in findings]
 
 
 #: Names of the commands, as Celery's command line accepts them.

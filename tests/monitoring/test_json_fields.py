@@ -14,7 +14,16 @@ RECORD = [
     *("started_at", "finished_at", "deadline", "expires_at"),
 ]
 TASK = [
-    *("records", "takeovers", "lease_expired", "hit_ratio", "per_second", "retention"),
+    *(
+        "decisions",
+        "double_executions",
+        "records",
+        "takeovers",
+        "lease_expired",
+        "hit_ratio",
+        "per_second",
+        "retention",
+    ),
     *("bytes_per_record", "bytes_total", "bytes_projected"),
     *(f"states.{state}" for state in ("RESERVED", "STARTED", "COMPLETED", "FAILED", "CORRUPT")),
 ]
@@ -33,7 +42,7 @@ FIELDS: dict[str, list[str]] = {
     ],
     "doctor": [
         *(f"findings.{n}" for n in ("name", "setting", "severity", "subject", "what", "why")),
-        *("stores", "versions.*"),
+        *("stores", "versions.*", "workers_answered"),
     ],
     "keys": [
         *("celery_idempotent_keys", "tasks.*.rule", "tasks.*.prefix"),
@@ -49,7 +58,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "forget": ("forget", "shop.charge", "[1, 999]", "--yes"),
     "stats": ("stats", "--timeout", "0"),
     "explain": ("explain", "shop.charge", "[1, 999]"),
-    "doctor": ("doctor",),
+    "doctor": ("doctor", "--timeout", "0"),
     "keys": ("keys",),
 }
 

@@ -217,13 +217,16 @@ def predicted_case(shop: Shop, *call: str) -> str:
 
 class TestDoctor:
     def test_prints_findings_about_the_server(self, shop: Shop) -> None:
-        document = shop.json("doctor", code=1)
+        document = shop.json(*DOCTOR, code=1)
 
         assert [finding["name"] for finding in document["findings"]].count("persistence") == 1
         assert len(document["stores"]) == 1, "one server, although there are two prefixes"
         assert all(set(finding) == FINDING for finding in document["findings"])
         assert document["versions"]["celery"]
-        assert "appendonly yes" in shop.celery("doctor", "--fail-on", "never")
+        assert document["workers_answered"] is False
+        output = shop.celery("doctor", "--fail-on", "never", "--timeout", "0.1")
+        assert "appendonly yes" in output
+        assert "No worker replied" in output
 
     def test_notes_what_a_server_without_info_and_config_does_not_report(
         self, shop: Shop, server: RedisServer
@@ -233,7 +236,7 @@ class TestDoctor:
         limited = Shop(make_app(server.url.replace("redis://", "redis://limited@")), shop.client)
         limited.app.conf.task_always_eager = False
 
-        findings = limited.json("doctor", code=0)["findings"]
+        findings = limited.json(*DOCTOR, code=0)["findings"]
         limited.app.close()
 
         assert {finding["severity"] for finding in findings} == {"note"}
@@ -243,8 +246,8 @@ class TestDoctor:
     def test_the_exit_code_depends_on_fail_on(self, shop: Shop) -> None:
         shop.app.conf.task_always_eager = False
 
-        shop.celery("doctor", "--fail-on", "error")
-        shop.celery("doctor", "--fail-on", "warning", code=1)
+        shop.celery(*DOCTOR, "--fail-on", "error")
+        shop.celery(*DOCTOR, "--fail-on", "warning", code=1)
 
 
 class TestKeys:
@@ -260,7 +263,7 @@ class TestKeys:
             )
 
         assert file.read_text("utf-8") == shop.celery("keys"), "the same in another process"
-        same = shop.json("doctor", "--against", str(file), "--fail-on", "never")["findings"]
+        same = shop.json(*DOCTOR, "--against", str(file), "--fail-on", "never")["findings"]
         assert {finding["name"] for finding in same}.isdisjoint(CHANGES)
 
         shop.app.tasks.pop("shop.charge")
@@ -269,27 +272,30 @@ class TestKeys:
         def charge(order_id: int, amount: int, currency: str = "EUR") -> None: ...
 
         shop.app.tasks.pop("shop.tidy")
-        findings = shop.json("doctor", "--against", str(file), code=1)["findings"]
+        findings = shop.json(*DOCTOR, "--against", str(file), code=1)["findings"]
         changed = {f["name"]: f["subject"] for f in findings if f["name"] in CHANGES}
         assert changed == {"keys-changed": "shop.charge", "task-removed": "shop.tidy"}
         assert "shop.charge: its keys differ" in shop.celery(
-            "doctor", "--against", str(file), code=1
+            *DOCTOR, "--against", str(file), code=1
         )
 
     def test_another_file_is_refused_in_one_line(self, shop: Shop, tmp_path: Path) -> None:
         file = tmp_path / "keys.json"
         file.write_text('{"orders": []}')
 
-        output = shop.celery("doctor", "--against", str(file), code=2)
+        output = shop.celery(*DOCTOR, "--against", str(file), code=2)
 
         assert "was not written by 'celery idempotency keys'" in output.splitlines()[-1]
-        assert "No such file" in shop.celery("doctor", "--against", str(tmp_path / "none"), code=2)
+        assert "No such file" in shop.celery(*DOCTOR, "--against", str(tmp_path / "none"), code=2)
 
 
 CHANGES = {
     *("keys-changed", "fingerprints-changed", "calls-refused", "defaults-changed"),
     *("keys-unknown", "task-removed", "task-added"),
 }
+
+#: Without waiting for workers.
+DOCTOR = ("doctor", "--timeout", "0")
 
 FINDING = {"name", "severity", "subject", "what", "setting", "why"}
 
@@ -302,8 +308,8 @@ def test_an_unreachable_redis_is_reported_in_one_line(shop: Shop) -> None:
         assert len(output.splitlines()) == 1
         assert "cannot be reached" in output
         assert "secret" not in output
-    assert "store-unreachable" in shop.celery("doctor", "--json", code=1)
-    assert url not in shop.celery("doctor", code=1)
+    assert "store-unreachable" in shop.celery(*DOCTOR, "--json", code=1)
+    assert url not in shop.celery(*DOCTOR, code=1)
 
 
 def test_an_app_without_tasks_is_reported_in_one_line(shop: Shop) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
 from celery import Celery
+from click.testing import CliRunner
 
 from celery_idempotent import IdempotentTask
+from celery_idempotent.cli import idempotency
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring.bootstep import describe_settings
 from celery_idempotent.store import commands
@@ -23,7 +27,7 @@ from celery_idempotent.testing.ports import Ports
 from tests.waiting import SOON, eventually
 from tests.worker import harness
 from tests.worker.harness import Shop, Worker
-from tests.worker.tasks import charge, pack, raising, short_lease
+from tests.worker.tasks import charge, misruled, pack, raising, short_lease
 
 pytestmark = pytest.mark.worker
 
@@ -200,6 +204,21 @@ class TestInspect:
         names = {finding["name"] for finding in inspect(shop, "idempotency_doctor")}
 
         assert {"persistence", "fail-open", "recovery"} <= names
+
+    def test_a_key_rule_that_has_raised_is_found(self, shop: Shop, order: str) -> None:
+        misruled.delay("raises", order).get(timeout=SOON, propagate=False)
+
+        (by_worker,) = (
+            f for f in inspect(shop, "idempotency_doctor") if f["name"] == "rule-raised"
+        )
+        result = CliRunner().invoke(
+            idempotency, ["doctor", "--json"], obj=SimpleNamespace(app=shop.app)
+        )
+        findings = json.loads(result.output)["findings"]
+
+        assert by_worker in findings
+        assert (by_worker["subject"], by_worker["severity"]) == ("shop.misruled", "error")
+        assert "no key could be derived for 1 of its calls" in by_worker["what"]
 
 
 class Monitor:

@@ -9,7 +9,7 @@ import pytest
 from kombu import Exchange, Queue
 
 from celery_idempotent import TASK_ID
-from celery_idempotent.doctor import Finding, broker, server, tasks, versions
+from celery_idempotent.doctor import Finding, broker, counts, server, tasks, versions
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.store.inspection.server_info import ServerInfo
 from tests.unit.doctor.apps import add, shop
@@ -258,6 +258,21 @@ class TestTasks:
         add(app)
 
         assert names(tasks.check(app)) == {"eager"}
+
+
+def test_what_the_workers_have_counted_is_checked() -> None:
+    found = counts.check(
+        {
+            "shop.charge": {"run": 7, "refused": 3, "refused_key_rule": 2, "refused_reused": 1},
+            "shop.ship": {"would_refuse_key_rule": 1},
+            "shop.tidy": {"run": 1},
+        }
+    )
+
+    assert [(f.name, f.subject, str(f.severity)) for f in found] == [
+        ("rule-raised", "shop.charge", "error"),
+        ("rule-raised", "shop.ship", "warning"),
+    ]
 
 
 def test_old_versions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
