@@ -13,6 +13,7 @@ from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.store.record_harness import HOLD_MS, RecordHarness
+from tests.store.turns import Turn
 
 VALUE = "x" * 98  # 100 bytes as JSON
 
@@ -73,6 +74,37 @@ def test_each_call_is_one_round_trip(
     call(proxied, token)
 
     assert len(proxy.requests) - before == 1
+
+
+def test_a_run_of_a_key_that_may_run_again_takes_as_many(
+    proxied: RecordHarness, proxy: Proxy
+) -> None:
+    warm = Turn(proxied, waits=True).third
+    warm.publish()
+    warm.completed()
+    turn = Turn(proxied, waits=True)
+
+    def trips(call: Callable[[], object]) -> int:
+        before = len(proxy.requests)
+        call()
+        return len(proxy.requests) - before
+
+    assert trips(turn.first.publish) == 1
+    assert trips(turn.first.completed) == 2
+    assert trips(turn.first.begin) == 1
+
+
+def test_a_key_that_may_run_again_uses_memory_for_each_message(harness: RecordHarness) -> None:
+    turn = Turn(harness)
+    turn.first.completed()
+
+    of_message = harness.client.memory_usage(turn.first.name)
+    of_turn = harness.client.memory_usage(harness.name)
+
+    assert of_turn is not None
+    assert of_message is not None
+    assert of_turn <= 200
+    assert of_message <= 260
 
 
 def test_a_run_takes_two_round_trips_and_a_replay_one(proxied: RecordHarness, proxy: Proxy) -> None:

@@ -13,12 +13,14 @@ import pytest
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
 from tests.store.record_harness import HOLD_MS, OWNER, RecordHarness
+from tests.store.turns import Turn
 
 #: Token and time, which differ from run to run: 7 and 6 bytes.
 CHANGING = slice(2, 15)
 
 _FINGERPRINT = b"\x088 bytes!"
 _TASK_ID = b"\x00\x11" + b"\x00" + bytes.fromhex("11111111111141118111111111111111")
+_SECOND_TASK_ID = b"\x00\x11" + b"\x00" + bytes.fromhex("22222222222242228222222222222222")
 _WORKER = b"\x10celery@host/4711"
 
 #: The record's bytes for each state and its history, without token and time.
@@ -56,8 +58,7 @@ RECORDS: dict[str, tuple[Callable[[RecordHarness], object], bytes]] = {
         lambda harness: harness.poisoned(),
         b"F\x01"
         + _FINGERPRINT
-        + b"\x00\x11\x00"
-        + bytes.fromhex("22222222222242228222222222222222")
+        + _SECOND_TASK_ID
         + _WORKER
         + b"\x00\x00poisoned",
     ),
@@ -146,6 +147,130 @@ def test_a_script_takes_each_of_its_commands_once(
     assert {name: count for name, count in taken.items() if name in ALL} == dict.fromkeys(
         commands, 1
     )
+
+
+def _begun_and_published(turn: Turn) -> int:
+    token = turn.first.started().token
+    turn.second.publish()
+    return token
+
+
+#: The Redis commands of each script for a key that may run again, and how often each.
+TURN_COMMANDS: dict[
+    str, tuple[Callable[[Turn], Any], Callable[[Turn, Any], object], dict[str, int]]
+] = {
+    "begin": (
+        lambda turn: None,
+        lambda turn, _: turn.first.begin(),
+        {"get": 2, "time": 1, "set": 2},
+    ),
+    "begin of a copy": (
+        lambda turn: turn.first.completed(),
+        lambda turn, _: turn.first.begin(),
+        {"get": 1},
+    ),
+    "begin of a duplicate": (
+        lambda turn: turn.second.started(),
+        lambda turn, _: turn.first.begin(),
+        {"get": 2, "time": 1, "set": 1},
+    ),
+    "complete": (
+        lambda turn: turn.first.started().token,
+        lambda turn, token: turn.first.complete(token),
+        {"get": 2, "time": 1, "set": 2},
+    ),
+    "complete while another waits": (
+        _begun_and_published,
+        lambda turn, token: turn.first.complete(token),
+        {"get": 2, "time": 1, "set": 2},
+    ),
+    "release": (
+        lambda turn: turn.first.started().token,
+        lambda turn, token: turn.first.release(token),
+        {"get": 2, "time": 1, "del": 2},
+    ),
+    "extend": (
+        lambda turn: turn.first.started().token,
+        lambda turn, token: turn.first.extend(token),
+        {"get": 2, "time": 1, "set": 2},
+    ),
+    "publish": (
+        lambda turn: None,
+        lambda turn, _: turn.first.publish(),
+        {"get": 2, "time": 1, "set": 1},
+    ),
+    "publish while one runs": (
+        lambda turn: turn.first.started(),
+        lambda turn, _: turn.second.publish(),
+        {"get": 2, "time": 1, "set": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("script", TURN_COMMANDS)
+def test_a_script_with_a_turn_takes_these_commands(
+    harness: RecordHarness, server: RedisServer, script: str
+) -> None:
+    given, call, commands = TURN_COMMANDS[script]
+    turn = Turn(harness, waits=True)
+    call(turn, given(turn))  # loads the script
+    harness.client.flushdb()
+    token = given(turn)
+    harness.client.config_resetstat()
+
+    call(turn, token)
+
+    stats = harness.client.info("commandstats")
+    taken = {name.removeprefix("cmdstat_"): stats[name]["calls"] for name in stats}
+    assert {name: count for name, count in taken.items() if name in ALL} == commands
+
+
+#: Of both records, without token and time, for each state of a key that may run again.
+TURNS: dict[str, tuple[Callable[[Turn], object], bytes, bytes]] = {
+    "started": (
+        lambda turn: turn.first.started(execution_id=OWNER),
+        b"S\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b"\x1016 bytes of name\x00",
+        b"S\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b"\x1016 bytes of name\x00",
+    ),
+    "completed": (
+        lambda turn: turn.first.completed(),
+        b"C\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b'\x00\x04json"charged"',
+        b"C\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b'\x00\x04json"charged"',
+    ),
+    "completed, and the next one is reserved": (
+        lambda turn: turn.first.complete(_begun_and_published(turn)),
+        b"C\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b'\x00\x04json"charged"',
+        b"R\x00" + _FINGERPRINT + _SECOND_TASK_ID + b"\x00\x00\x00",
+    ),
+}
+
+
+@pytest.mark.parametrize("state", TURNS)
+def test_records_of_a_key_that_may_run_again(harness: RecordHarness, state: str) -> None:
+    make, message, turn = TURNS[state]
+    make(Turn(harness, waits=True))
+
+    for record, golden in ((Turn(harness).first, message), (harness, turn)):
+        raw = record.raw
+        assert raw is not None
+        assert raw[: CHANGING.start] + raw[CHANGING.stop :] == golden
+
+
+def test_the_entry_of_a_waiting_message(harness: RecordHarness) -> None:
+    _begun_and_published(Turn(harness, waits=True))
+
+    entry = harness.record().body
+
+    # Its length and no name; W; no generation; the end of the reservation; task id; fingerprint.
+    assert entry[:7] + entry[20:] == (
+        b"\x00\x00\x00\x2c\x00\x00W" + _SECOND_TASK_ID + _FINGERPRINT
+    )
+    assert entry[7:14] == bytes(7)
+
+
+def test_names_of_messages_are_in_the_slot_of_their_key(harness: RecordHarness) -> None:
+    assert harness.name == "idem:shop.charge:PN0MlSPt3FmEwTzQ5dHvBQ"
+    assert Turn(harness).first.name == f"idem:{{{harness.name}}}:xMYpJ2mKVu8-QbalnIdbkA"
 
 
 ALL = {"get", "set", "del", "time", "pttl", "pexpire", "exists", "hget", "hset", "strlen"}

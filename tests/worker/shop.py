@@ -23,6 +23,7 @@ from tests.worker import (  # noqa: F401 (registers the tasks)
     failing_tasks,
     incident_tasks,
     tasks,
+    wishes,
 )
 from tests.worker.ledger import Ledger
 from tests.worker.parent_death import die_with_parent

@@ -1,0 +1,181 @@
+"""The wishes of a key, by real workers: what runs, waits and comes out, and under faults.
+
+For each wish a first call runs and is held; three more calls are published; then the fault happens,
+the execution is let go on, and after the end one more call is published.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from celery.result import AsyncResult
+
+from tests.waiting import SOON, eventually
+from tests.worker.harness import FAST_REDELIVERY, Shop
+from tests.worker.ledger import Run
+from tests.worker.wishes import (
+    collapsed,
+    each_message,
+    in_turn,
+    once,
+    peak,
+    reserved_turn,
+    unless_running,
+)
+
+pytestmark = pytest.mark.worker
+
+#: Calls while the first one is held.
+DUPLICATES = 3
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A task, and what is expected of its four calls."""
+
+    task: Any
+    #: Executions, at once at most, and messages that wait while the first call runs.
+    runs: int
+    peak: int
+    waiting: int
+    #: Different outcomes that the callers get.
+    outcomes: int
+    #: Whether a call after the end runs.
+    runs_again: bool
+    #: Whether every caller gets an outcome.
+    all_answered: bool = True
+
+
+WISHES = {
+    "charge once": Wish(once, 1, 1, 3, 1, runs_again=False),
+    "one at a time": Wish(in_turn, 4, 1, 3, 4, runs_again=True),
+    "one at a time, or skipped": Wish(
+        unless_running, 1, 1, 0, 1, runs_again=True, all_answered=False
+    ),
+    "one at a time, published once": Wish(reserved_turn, 1, 1, 0, 1, runs_again=True),
+    "collapse a burst": Wish(collapsed, 2, 1, 1, 2, runs_again=True),
+    "only copies of one message": Wish(each_message, 4, 4, 0, 4, runs_again=True),
+}
+
+
+@dataclass
+class Course:
+    """What happened for one wish."""
+
+    wish: Wish
+    order: str
+    results: list[AsyncResult] = field(default_factory=list)
+    killed: list[Run] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    receipts: list[str] = field(default_factory=list)
+    #: Executions for the call after the end.
+    later_runs: int = 0
+
+
+def kill(shop: Shop, course: Course) -> None:
+    """Kills the processes of all executions."""
+    for run in shop.ledger.runs(course.order):
+        shop.ledger.note(course.order, f"end {run.pid}")
+        os.kill(run.pid, signal.SIGKILL)
+        course.killed.append(run)
+
+
+def redeliver(shop: Shop, course: Course) -> None:
+    """Waits until the broker has redelivered the message of every execution."""
+    for run in shop.ledger.runs(course.order):
+        assert run.task_id is not None
+        shop.ledger.wait_for_signal(run.task_id, "conflicted")
+
+
+def nothing(shop: Shop, course: Course) -> None:
+    """Is no fault."""
+
+
+FAULTS = {"no fault": nothing, "a kill": kill, "a redelivery": redeliver}
+
+
+def publish_duplicates(shop: Shop, course: Course) -> None:
+    """Publishes the first call, waits until it runs, and publishes the others."""
+    wish, order = course.wish, course.order
+    course.results.append(wish.task.delay(order))
+    shop.ledger.wait_for_run(order)
+    course.results += [wish.task.delay(order) for _ in range(DUPLICATES)]
+    if wish.peak > 1:
+        shop.ledger.wait_for_run(order, wish.peak)
+
+
+def collect(shop: Shop, course: Course) -> None:
+    """Reads what has happened, after the broker has become empty."""
+    answered = course.results if course.wish.all_answered else course.results[:1]
+    course.receipts = [result.get(timeout=SOON)["receipt"] for result in answered]
+    course.runs = shop.ledger.runs(course.order)
+    course.notes = shop.ledger.notes(course.order)
+
+
+@pytest.fixture(scope="module", params=FAULTS)
+def courses(request: Any, open_shop: Callable[..., Shop]) -> Iterator[dict[str, Course]]:
+    """What happened for each wish, under one fault."""
+    fault = FAULTS[request.param]
+    with open_shop(idempotency_lease=4.0, broker_transport_options=FAST_REDELIVERY) as shop:
+        shop.start_worker(concurrency=12)
+        courses = {name: Course(wish, name) for name, wish in WISHES.items()}
+        for course in courses.values():
+            shop.ledger.hold(course.order)
+            publish_duplicates(shop, course)
+        # Exactly those that run or wait; one that is put back is published before it is acknowledged.
+        expected = sum(wish.peak + wish.waiting for wish in WISHES.values())
+        eventually(lambda: shop.messages() == expected, f"the broker has {expected} messages")
+        for course in courses.values():
+            fault(shop, course)
+        for course in courses.values():
+            shop.ledger.release(course.order)
+        shop.wait_until_empty()
+        for course in courses.values():
+            collect(shop, course)
+        later = [course.wish.task.delay(course.order) for course in courses.values()]
+        for course, result in zip(courses.values(), later, strict=True):
+            result.get(timeout=SOON)
+            course.later_runs = len(shop.ledger.runs(course.order)) - len(course.runs)
+        yield courses
+
+
+@pytest.mark.parametrize("name", WISHES)
+def test_wish(courses: dict[str, Course], name: str) -> None:
+    course = courses[name]
+    wish = course.wish
+    ended = [run for run in course.runs if run.end == "returned"]
+
+    print(
+        f"{name}: {1 + DUPLICATES} calls, {len(course.runs)} runs ({len(course.killed)} killed), "
+        f"{peak(course.notes)} at once, {wish.waiting} waiting, "
+        f"{len(set(course.receipts))} outcomes, {course.later_runs} run by the next call"
+    )
+    assert len(ended) == wish.runs
+    assert len(course.runs) == wish.runs + len(course.killed)
+    assert peak(course.notes) == wish.peak
+    assert len(set(course.receipts)) == wish.outcomes
+    assert course.later_runs == int(wish.runs_again)
+
+
+@pytest.mark.parametrize("name", WISHES)
+def test_no_message_runs_twice_unless_it_was_killed(courses: dict[str, Course], name: str) -> None:
+    course = courses[name]
+    ended = [run.task_id for run in course.runs if run.end == "returned"]
+
+    assert len(ended) == len(set(ended))
+    if course.wish.runs_again:
+        assert {run.task_id for run in course.killed} <= set(ended)
+
+
+@pytest.mark.parametrize("name", WISHES)
+def test_tokens_grow(courses: dict[str, Course], name: str) -> None:
+    course = courses[name]
+    if course.wish.peak == 1:
+        tokens = [run.token for run in course.runs]
+        assert tokens == sorted(set(tokens))
