@@ -18,7 +18,7 @@ from celery_idempotent.cli.command import (
 from celery_idempotent.cli.target import RECORD_HELP, describe, resolve_records
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import formatting, json_format
-from celery_idempotent.record import steps
+from celery_idempotent.record import steps, turn
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store.inspection.record_query import RecordView
 
@@ -75,6 +75,7 @@ def _fields(view: RecordView) -> list[tuple[str, str]]:
         label = "lease" if record.state is State.STARTED else "reserved"
         verb = "expired" if record.deadline <= now else "until"
         fields.append((label, f"{verb} {formatting.absolute_time(record.deadline, now)}"))
+        fields += _waiting(record)
         fields += _steps(record)
     else:
         fields.append(("finished", formatting.absolute_time(record.finished_at, now)))
@@ -96,6 +97,14 @@ def _duration(record: Record) -> list[tuple[str, str]]:
     # The end is stored in milliseconds, the start in microseconds.
     seconds = max(0.0, (record.finished_at - record.started_at).total_seconds())
     return [("duration", formatting.duration(seconds))]
+
+
+def _waiting(record: Record) -> list[tuple[str, str]]:
+    try:
+        waiting = turn.waiting(record)
+    except IdempotencyError:
+        return []
+    return [("next", waiting.task_id)] if waiting else []
 
 
 def _steps(record: Record) -> list[tuple[str, str]]:

@@ -81,7 +81,14 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
             "another name for the parameter",
             "delay(idempotency_key=…) passes an argument, and not the key of the call",
         )  # fmt: skip
-    if is_periodic and settings.key is None:
+    if settings.until == "started" and not settings.dedupe_publish:
+        yield Finding(
+            "bursts", Severity.WARNING, task.name,
+            "idempotency_until is 'started', and idempotency_dedupe_publish is off",
+            "idempotency_dedupe_publish = True",
+            "every call of a burst is published, and runs by itself",
+        )  # fmt: skip
+    if is_periodic and settings.key is None and not settings.runs_again:
         yield Finding(
             "periodic-key", Severity.WARNING, task.name,
             "it is in beat_schedule, and its key consists of its arguments, the same each time",

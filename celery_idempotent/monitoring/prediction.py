@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import NamedTuple
 
 from celery_idempotent.key.key import Key
+from celery_idempotent.record import turn
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.inspection.record_query import RecordView
@@ -45,6 +47,8 @@ def _predict(key: Key, settings: Settings, view: RecordView | None) -> Predictio
         return Prediction(
             "corrupt", "fails with CorruptRecordError: the record cannot be read; forget the key"
         )
+    if settings.runs_again:
+        return _predict_turn(key, settings, record, view.now)
     if key.fingerprint and record.fingerprint and key.fingerprint != record.fingerprint:
         return Prediction(
             "reused",
@@ -63,6 +67,44 @@ def _predict(key: Key, settings: Settings, view: RecordView | None) -> Predictio
         )
     return Prediction(
         "taken over", f"runs: takes over from task {record.task_id}, whose lease has expired"
+    )
+
+
+def _predict_turn(key: Key, settings: Settings, record: Record, now: datetime) -> Prediction:
+    """Predicts what happens to a call whose key may run again."""
+    task_id = record.task_id
+    if record.deadline is None:
+        return Prediction("run", f"runs: the call before it, task {task_id}, has ended")
+    if record.deadline <= now:
+        what = "reservation" if record.state is State.RESERVED else "lease"
+        return Prediction("run", f"runs: the {what} of task {task_id} has expired")
+    other_arguments = bool(
+        key.fingerprint and record.fingerprint and key.fingerprint != record.fingerprint
+    )
+    if settings.until == "started" and settings.dedupe_publish:
+        return _predict_burst(record, now, other_arguments=other_arguments)
+    conflict = _conflict(settings, record)
+    if other_arguments and settings.dedupe_publish:
+        holder, _, _ = conflict.sentence.partition(":")
+        return Prediction("conflict", f"{holder}: {_ON_CONFLICT[settings.on_conflict]}")
+    return conflict
+
+
+def _predict_burst(record: Record, now: datetime, *, other_arguments: bool) -> Prediction:
+    task_id = record.task_id
+    if record.state is State.STARTED:
+        next_message = turn.waiting(record)
+        if next_message is None or next_message.until_ms <= now.timestamp() * 1000:
+            return Prediction("conflict", f"waits for its turn, after task {task_id}")
+        task_id = next_message.task_id
+    elif other_arguments:
+        return Prediction(
+            "reused",
+            f"fails with KeyReusedError: task {task_id} waits, with other arguments",
+        )
+    return Prediction(
+        "conflict",
+        f"is not published: task {task_id} waits already, and the caller gets its result",
     )
 
 

@@ -6,7 +6,9 @@ Each entry: length of the rest (4 bytes), length of the name (2) and the name, l
 Errors that ended one task id, but not the key, precede the steps. They have no name: length of the
 rest (4), length of the name (2: zero), F or G (like the letter of a record), the message's
 generation (7), time (6), length of the task id (2) and the task id, length of the format (1) and
-the format, the error. Only the scripts write them: lua/prelude.lua.
+the format, the error. Only the scripts write them: lua/prelude.lua. In the record of a turn, an
+entry of the same form with W is the message that waits, until the time, with its fingerprint in the
+place of the format.
 """
 
 from __future__ import annotations
@@ -68,6 +70,22 @@ def ended_task_ids(body: bytes, key: str) -> list[bytes]:
         CorruptRecordError: if `body` is cut short.
     """
     return [task_id for task_id, _, _ in _errors(body, key)]
+
+
+def waiting(body: bytes, key: str) -> tuple[bytes, int] | None:
+    """Returns the task id of the message that waits, as it is encoded, and until when; or None.
+
+    Raises:
+        CorruptRecordError: if `body` is cut short.
+    """
+    if body[6:7] != _WAITING or not _is_error(body, 0):
+        return None
+    try:
+        entry, _ = _field(body, 0, 4)
+        task_id, _ = _field(entry, 16, 2)
+    except (IndexError, ValueError):
+        raise _corrupt("turn", key) from None
+    return task_id, int.from_bytes(entry[10:16], "big")
 
 
 def without_errors(body: bytes) -> bytes:

@@ -56,11 +56,7 @@ RECORDS: dict[str, tuple[Callable[[RecordHarness], object], bytes]] = {
     ),
     "poisoned": (
         lambda harness: harness.poisoned(),
-        b"F\x01"
-        + _FINGERPRINT
-        + _SECOND_TASK_ID
-        + _WORKER
-        + b"\x00\x00poisoned",
+        b"F\x01" + _FINGERPRINT + _SECOND_TASK_ID + _WORKER + b"\x00\x00poisoned",
     ),
 }
 
@@ -262,9 +258,7 @@ def test_the_entry_of_a_waiting_message(harness: RecordHarness) -> None:
     entry = harness.record().body
 
     # Its length and no name; W; no generation; the end of the reservation; task id; fingerprint.
-    assert entry[:7] + entry[20:] == (
-        b"\x00\x00\x00\x2c\x00\x00W" + _SECOND_TASK_ID + _FINGERPRINT
-    )
+    assert entry[:7] + entry[20:] == (b"\x00\x00\x00\x2c\x00\x00W" + _SECOND_TASK_ID + _FINGERPRINT)
     assert entry[7:14] == bytes(7)
 
 

@@ -128,7 +128,7 @@ def courses(request: Any, open_shop: Callable[..., Shop]) -> Iterator[dict[str, 
         for course in courses.values():
             shop.ledger.hold(course.order)
             publish_duplicates(shop, course)
-        # Exactly those that run or wait; one that is put back is published before it is acknowledged.
+        # Those that run or wait; one that is put back is published before it is acknowledged.
         expected = sum(wish.peak + wish.waiting for wish in WISHES.values())
         eventually(lambda: shop.messages() == expected, f"the broker has {expected} messages")
         for course in courses.values():
