@@ -1,0 +1,164 @@
+"""A call in shadow is held up by nothing: Redis is away, frozen or does not reply."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from celery_idempotent.store import scripts
+from celery_idempotent.testing.server import RedisServer
+from tests.faults.proxy import Proxy
+from tests.waiting import SOON, eventually
+from tests.worker.failing_tasks import try_later
+from tests.worker.harness import Shop
+from tests.worker.ledger import Ledger
+from tests.worker.tasks import pack, reserved
+
+#: Seconds that a call may take, a loaded machine included. Without shadow, one command alone takes
+#: up to five seconds.
+AT_ONCE = 4.0
+
+pytestmark = pytest.mark.worker
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[RedisServer]:
+    with RedisServer.start(config={}) as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def proxy(store: RedisServer) -> Iterator[Proxy]:
+    with Proxy(store.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module", params=["prefork", "threads"])
+def shared_shop(
+    open_shop: Callable[..., Shop], proxy: Proxy, request: pytest.FixtureRequest
+) -> Iterator[Shop]:
+    with open_shop(idempotency_shadow=True, idempotency_redis_url=proxy.url) as shop:
+        proxy.refuse()  # a worker starts without Redis
+        shop.start_worker("--pool", request.param, concurrency=2)
+        proxy.heal()
+        yield shop
+
+
+@pytest.fixture(autouse=True)
+def heals(shop: Shop, ledger: Ledger, proxy: Proxy) -> Iterator[None]:
+    """After the outage, calls are counted again: the breaker closes by itself."""
+    yield
+    proxy.heal()
+    _wait_until_counted(ledger)
+
+
+def _wait_until_counted(ledger: Ledger) -> None:
+    def counted() -> bool:
+        results = [pack.delay(f"{time.time()}-{number}") for number in range(4)]
+        for result in results:
+            result.get(timeout=SOON)
+        found = {received.name for r in results for received in ledger.signals(r.id)}
+        return found == {"would_run"}
+
+    eventually(counted, "calls are counted")
+
+
+def take(call: Callable[[], Any]) -> Any:
+    """The result of a call, which has to arrive at once."""
+    started_at = time.monotonic()
+    value = call().get(timeout=SOON)
+    assert time.monotonic() - started_at < AT_ONCE
+    return value
+
+
+OUTAGES = {
+    "refused": lambda proxy: proxy.refuse(),
+    "silent": lambda proxy: proxy.black_hole(),
+}
+
+
+@pytest.mark.parametrize("outage", OUTAGES)
+def test_calls_run_and_are_not_counted(
+    ledger: Ledger, proxy: Proxy, order: str, outage: str
+) -> None:
+    OUTAGES[outage](proxy)
+    results = [pack.delay(f"{order}-{number}") for number in range(10)]
+    started_at = time.monotonic()
+    for number, result in enumerate(results):
+        assert result.get(timeout=SOON)["receipt"]
+        assert len(ledger.runs(f"{order}-{number}")) == 1
+    assert time.monotonic() - started_at < AT_ONCE
+
+    received = [received for result in results for received in ledger.signals(result.id)]
+    assert [one.name for one in received] == ["store_unavailable"] * 10
+    assert {one.details["policy"] for one in received} == {"shadow"}
+    # Two processes, or two threads that send at the same time: the others do not wait for Redis.
+    waited = [one for one in received if "the next attempt" not in one.details["error"][1]]
+    assert len(waited) <= 4
+
+
+@pytest.mark.parametrize("outage", OUTAGES)
+def test_outage_at_the_end_changes_nothing(
+    ledger: Ledger, proxy: Proxy, order: str, outage: str
+) -> None:
+    ledger.hold(order)
+    result = pack.delay(order)
+    ledger.wait_for_run(order)
+    OUTAGES[outage](proxy)
+    started_at = time.monotonic()
+    ledger.release(order)
+
+    assert result.get(timeout=SOON)["receipt"]
+    assert time.monotonic() - started_at < AT_ONCE
+    assert [received.name for received in ledger.signals(result.id)] == ["would_run"]
+
+
+@pytest.mark.parametrize("script", ["begin", "complete"])
+@pytest.mark.parametrize("fault", ["swallow_reply", "lose_reply", "lose_request"])
+def test_lost_message_changes_nothing(
+    ledger: Ledger, proxy: Proxy, order: str, script: str, fault: str
+) -> None:
+    getattr(proxy, fault)(to=scripts.load(script).sha)
+
+    assert take(lambda: pack.delay(order))["receipt"]
+    assert proxy.pending == 0
+    assert len(ledger.runs(order)) == 1
+    # The command was sent again.
+    assert [received.name for received in ledger.signals(ledger.runs(order)[0].task_id)] == [
+        "would_run"
+    ]
+
+
+def test_retry_during_an_outage(ledger: Ledger, proxy: Proxy, order: str) -> None:
+    proxy.black_hole()
+
+    assert take(lambda: try_later.delay(order, countdown=0))
+    assert len(ledger.runs(order)) == 2
+
+
+def test_publisher_does_not_wait(ledger: Ledger, proxy: Proxy, order: str) -> None:
+    proxy.black_hole()
+    started_at = time.monotonic()
+    first, second = reserved.delay(order), reserved.delay(order)
+    assert time.monotonic() - started_at < AT_ONCE
+
+    assert first.id != second.id
+    assert first.get(timeout=SOON) != second.get(timeout=SOON)
+    assert len(ledger.runs(order)) == 2
+
+
+def test_killed_redis_forgets_what_it_has_counted(
+    ledger: Ledger, store: RedisServer, order: str
+) -> None:
+    take(lambda: pack.delay(order))
+    store.kill()
+    assert take(lambda: pack.delay(order))["receipt"]
+    store.restart()
+    _wait_until_counted(ledger)
+
+    duplicate = pack.delay(order)
+    assert duplicate.get(timeout=SOON)["receipt"]
+    assert len(ledger.runs(order)) == 3
