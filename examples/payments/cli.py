@@ -1,6 +1,7 @@
 """The command line of the demo; ``--help`` lists its options.
 
-Exit codes: 0 if each event was charged exactly once, 1 if not, 2 if the demo could not run, and 130
+Exit codes: 0 if each event was charged exactly once (in shadow: if the charges that would have been
+prevented are exactly the double ones), 1 if not, 2 if the demo could not run, and 130
 if it was interrupted.
 """
 
@@ -65,9 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return COULD_NOT_RUN
 
     if options.json:
-        print(json.dumps(as_json(evidence, plain=options.plain), indent=2))
+        print(json.dumps(as_json(evidence, task=options.task), indent=2))
     else:
-        show(evidence, Console(highlight=False), plain=options.plain)
+        show(evidence, Console(highlight=False), task=options.task)
     return 1 if differences(evidence) else 0
 
 
@@ -77,7 +78,18 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description="Publish webhook events to a real worker, kill one of its processes during a "
         "charge, and check that each event was charged exactly once.",
     )
-    parser.add_argument("--plain", action="store_true", help="use a plain celery.Task")
+    parser.set_defaults(task="idempotent")
+    task = parser.add_mutually_exclusive_group()
+    task.add_argument(
+        "--plain", action="store_const", const="plain", dest="task", help="use a plain celery.Task"
+    )
+    task.add_argument(
+        "--shadow",
+        action="store_const",
+        const="shadow",
+        dest="task",
+        help="let every delivery charge, and count the charges that would have been prevented",
+    )
     parser.add_argument(
         "--events",
         type=Path,
@@ -112,7 +124,15 @@ def _run(options: argparse.Namespace, stderr: Console) -> Evidence:
         ) as progress,
     ):
         try:
-            return Run(deliveries, server.url, folder, options.plain, ProgressBar(progress))()
+            run = Run(
+                deliveries,
+                server.url,
+                folder,
+                plain=options.task == "plain",
+                shadow=options.task == "shadow",
+                progress=ProgressBar(progress),
+            )
+            return run()
         except Exception as error:
             # Celery raises many kinds of errors if its Redis has stopped.
             if _is_available(server):

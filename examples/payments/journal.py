@@ -33,6 +33,7 @@ SIGNALS: dict[str, Signal] = {
     "lease_lost": signals.lease_lost,
     "outcome_unsaved": signals.outcome_unsaved,
     "store_unavailable": signals.store_unavailable,
+    **{name: getattr(signals, name) for name in signals.SHADOW},
 }
 
 
@@ -57,6 +58,15 @@ class Journal:
         with connect(self.file) as connection:
             rows = connection.execute("SELECT signal, count(*) FROM journal GROUP BY signal")
             return Counter(dict(rows.fetchall()))
+
+    def task_ids(self, *names: str) -> list[str]:
+        """Returns the task ids of these signals, one for each time that one was sent."""
+        marks = ", ".join("?" for _ in names)
+        with connect(self.file) as connection:
+            rows = connection.execute(
+                f"SELECT task_id FROM journal WHERE signal IN ({marks}) ORDER BY rowid", names
+            )
+            return [task_id for (task_id,) in rows]
 
     def _write(self, signal: Signal, task_id: str, key: str, **_: Any) -> None:
         name = signal.name.removeprefix(signals.PREFIX)

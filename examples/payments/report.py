@@ -11,23 +11,34 @@ from rich.text import Text
 from .tasks import LEASE_SECONDS
 from .verdict import Evidence, differences, money
 
+_TITLES = {
+    "idempotent": "IdempotentTask",
+    "plain": "a plain celery.Task",
+    "shadow": "IdempotentTask in shadow",
+}
 #: The text report shows this many differences, the JSON report all.
 SHOWN_DIFFERENCES = 6
 
 
-def as_json(evidence: Evidence, *, plain: bool) -> dict[str, Any]:
-    """Returns the report in a form that can be written as JSON."""
+def as_json(evidence: Evidence, *, task: str) -> dict[str, Any]:
+    """Returns the report in a form that can be written as JSON.
+
+    Args:
+        task: "idempotent", "plain" or "shadow".
+    """
     found = differences(evidence)
     expected, ledger = evidence.deliveries.totals(), evidence.ledger_totals
     recovery = evidence.recovery_seconds
     return {
-        "task": "plain" if plain else "idempotent",
-        "exactly_once": not found,
+        "task": task,
+        "exactly_once": not found and not evidence.charged_again,
         "differences": found,
         "events": len(evidence.deliveries.firsts),
         "deliveries": len(evidence.replies),
         "charges": len(evidence.charges),
         "charged_more_than_once": len(evidence.charged_again),
+        "double_charges": evidence.double_charges,
+        **_shadow(evidence),
         "replays": evidence.signals["replayed"],
         "conflicts": evidence.signals["conflicted"],
         "takeovers": evidence.signals["taken_over"],
@@ -45,17 +56,27 @@ def as_json(evidence: Evidence, *, plain: bool) -> dict[str, Any]:
     }
 
 
-def show(evidence: Evidence, console: Console, *, plain: bool) -> None:
+def _shadow(evidence: Evidence) -> dict[str, Any]:
+    if evidence.preventable is None:
+        return {}
+    names = ("would_replay", "would_conflict", "would_refuse")
+    return {
+        "would_have_prevented": len(evidence.preventable),
+        **{name: evidence.signals[name] for name in names},
+    }
+
+
+def show(evidence: Evidence, console: Console, *, task: str) -> None:
     """Prints the report."""
-    data = as_json(evidence, plain=plain)
-    task = "a plain celery.Task" if plain else "IdempotentTask"
-    console.print(Text.assemble("\n", ("Payments", "bold"), f" with {task}, {data['seconds']} s"))
+    data = as_json(evidence, task=task)
+    title = f" with {_TITLES[task]}, {data['seconds']} s"
+    console.print(Text.assemble("\n", ("Payments", "bold"), title))
     console.print()
     console.print(_summary(data))
     console.print()
     console.print(_totals(data))
     console.print()
-    for line in _verdict(data, plain=plain):
+    for line in _verdict(data, task):
         console.print(line)
 
 
@@ -69,6 +90,11 @@ def _summary(data: dict[str, Any]) -> Table:
         _against(data["charges"], data["events"]), "charges", f"{data['events']} expected"
     )
     table.add_row("1", "process killed", _recovery(data["recovery_seconds"]))
+    if data["task"] == "shadow":
+        table.add_row(str(data["would_replay"]), "would be replays", "of an earlier delivery")
+        table.add_row(str(data["would_conflict"]), "would be conflicts", "during a charge")
+        table.add_row(str(data["would_refuse"]), "would be rejected", "same id, other amount")
+        return table
     table.add_row(
         str(data["takeovers"]),
         "takeovers",
@@ -113,7 +139,9 @@ def _totals(data: dict[str, Any]) -> Table:
     return table
 
 
-def _verdict(data: dict[str, Any], *, plain: bool) -> list[Text]:
+def _verdict(data: dict[str, Any], task: str) -> list[Text]:
+    if task == "shadow" and not data["differences"]:
+        return _shadow_verdict(data)
     if data["exactly_once"]:
         events = _number(data["events"], "event")
         return [Text(f"{events}, each charged exactly once.", "bold green")]
@@ -121,7 +149,22 @@ def _verdict(data: dict[str, Any], *, plain: bool) -> list[Text]:
     lines = [Text(f"- {sentence}", "red") for sentence in found[:SHOWN_DIFFERENCES]]
     if (hidden := len(found) - SHOWN_DIFFERENCES) > 0:
         lines.append(Text(f"- and {hidden} more; --json lists them all.", "red"))
-    if plain:
+    if task == "plain":
         lines.append(Text("\nThis is what plain Celery does with at-least-once delivery:"))
         lines.append(Text("every duplicate runs. Without --plain, each event is charged once."))
     return lines
+
+
+def _shadow_verdict(data: dict[str, Any]) -> list[Text]:
+    doubles, events = data["double_charges"], _number(data["events"], "event")
+    return [
+        Text(f"{_number(doubles, 'double charge')} in the ledger.", "bold red"),
+        Text(
+            f"{data['would_have_prevented']} of them would have been prevented: the calls that were "
+            "counted are those.",
+            "bold green",
+        ),
+        Text(
+            f"The other charges are one for each of {events}. Without --shadow, only they happen."
+        ),
+    ]

@@ -18,6 +18,8 @@ from .worker import Worker
 
 #: How many deliveries are published after the interrupted event before its process is killed.
 LINES_AFTER = 40
+#: The signals of calls that have run, and would not have run without shadow.
+PREVENTABLE = ("would_replay", "would_conflict", "would_refuse")
 #: Every fourth delivery is published again at the end.
 RESEND_EVERY = 4
 
@@ -42,7 +44,10 @@ class Run:
     deliveries: Deliveries
     redis_url: str
     folder: Path
+    #: A plain task instead of an idempotent one.
     plain: bool
+    #: The idempotent task in shadow.
+    shadow: bool
     progress: Progress
 
     def __call__(self) -> Evidence:
@@ -51,7 +56,11 @@ class Run:
         ledger, journal = Ledger(self.folder / "ledger.db"), Journal(self.folder / "ledger.db")
         ledger.create()
         journal.create()
-        tasks.app.conf.update(broker_url=self.redis_url, result_backend=self.redis_url)
+        tasks.app.conf.update(
+            broker_url=self.redis_url,
+            result_backend=self.redis_url,
+            idempotency_shadow=self.shadow,
+        )
 
         interrupted = self.deliveries.event_to_interrupt()
         first_part, rest = self.deliveries.split_after(interrupted, LINES_AFTER)
@@ -88,6 +97,7 @@ class Run:
             replies=publisher.replies,
             charges=ledger.charges(),
             signals=journal.counts(),
+            preventable=journal.task_ids(*PREVENTABLE) if self.shadow else None,
             kill=kill,
             recovery_seconds=kill.recovery_seconds(ledger),
             seconds=time.monotonic() - started,
@@ -95,6 +105,7 @@ class Run:
 
     def _environment(self, ledger: Ledger, interrupted: str) -> dict[str, str]:
         return {
+            **({tasks.SHADOW_VARIABLE: "1"} if self.shadow else {}),
             "CELERY_BROKER_URL": self.redis_url,
             "CELERY_RESULT_BACKEND": self.redis_url,
             tasks.LEDGER_VARIABLE: str(ledger.file),

@@ -20,6 +20,8 @@ from .ledger import Charge, Ledger
 
 #: The SQLite file that holds ledger and journal.
 LEDGER_VARIABLE = "PAYMENTS_LEDGER"
+#: Lets every call run, and counts what would have become of it.
+SHADOW_VARIABLE = "PAYMENTS_SHADOW"
 #: The event whose first call of the provider hangs.
 HANGING_EVENT_VARIABLE = "PAYMENTS_HANGING_EVENT"
 
@@ -29,6 +31,7 @@ LEASE_SECONDS = 10.0
 app = Celery("payments")
 app.conf.update(
     idempotency_lease=LEASE_SECONDS,
+    idempotency_shadow=SHADOW_VARIABLE in os.environ,
     broker_connection_retry_on_startup=True,
 )
 

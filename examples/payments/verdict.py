@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +27,8 @@ class Evidence:
     kill: Kill
     recovery_seconds: float | None
     seconds: float
+    #: In shadow: the task ids of the calls that would not have run. None if not in shadow.
+    preventable: list[str] | None = None
 
     @cached_property
     def charges_by_event(self) -> dict[str, list[Charge]]:
@@ -40,6 +42,11 @@ class Evidence:
     def charged_again(self) -> dict[str, list[Charge]]:
         """Events with more than one charge."""
         return {event: rows for event, rows in self.charges_by_event.items() if len(rows) > 1}
+
+    @cached_property
+    def double_charges(self) -> int:
+        """Charges beyond the first of each event."""
+        return len(self.charges) - len(self.charges_by_event)
 
     @cached_property
     def ledger_totals(self) -> dict[str, int]:
@@ -61,12 +68,30 @@ class Evidence:
 
 
 def differences(evidence: Evidence) -> list[str]:
-    """Returns how the run differs from one charge for each event, in one sentence each."""
+    """Returns how the run differs from one charge for each event, in one sentence each.
+
+    In shadow, how the ledger without the charges that would have been prevented differs from that.
+    """
+    if evidence.preventable is not None:
+        return list(_wrong_counts(evidence, evidence.preventable))
     return [
         *_wrong_charges(evidence),
         *_wrong_totals(evidence),
         *_wrong_replies(evidence),
     ]
+
+
+def _wrong_counts(evidence: Evidence, preventable: list[str]) -> Iterator[str]:
+    if len(preventable) != evidence.double_charges:
+        yield (
+            f"{len(preventable)} charges would have been prevented, but the ledger has "
+            f"{evidence.double_charges} double ones."
+        )
+    prevented = set(preventable)
+    others = [charge for charge in evidence.charges if charge.task_id not in prevented]
+    rest = replace(evidence, charges=others)
+    yield from (f"Without those: {sentence}" for sentence in _wrong_charges(rest))
+    yield from (f"Without those: {sentence}" for sentence in _wrong_totals(rest))
 
 
 def _wrong_charges(evidence: Evidence) -> Iterator[str]:
