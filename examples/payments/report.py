@@ -160,11 +160,8 @@ def _shadow_verdict(data: dict[str, Any]) -> list[Text]:
     return [
         Text(f"{_number(doubles, 'double charge')} in the ledger.", "bold red"),
         Text(
-            f"{data['would_have_prevented']} of them would have been prevented: the calls that were "
-            "counted are those.",
+            f"{data['would_have_prevented']} charges were counted as preventable: the same ones.",
             "bold green",
         ),
-        Text(
-            f"The other charges are one for each of {events}. Without --shadow, only they happen."
-        ),
+        Text(f"The others are one for each of {events}. Without --shadow, only they happen."),
     ]

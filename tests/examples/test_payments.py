@@ -65,6 +65,19 @@ class TestRun:
         assert "This is what plain Celery does" in run.stdout
         assert "Traceback" not in run.stdout + run.stderr
 
+    def test_counts_in_shadow_the_double_charges_that_the_ledger_has(self) -> None:
+        run = run_demo("--shadow", "--json")
+
+        report: dict[str, Any] = json.loads(run.stdout)
+        assert report["differences"] == []
+        assert run.returncode == 0, run.stderr
+        assert report["would_have_prevented"] == report["double_charges"] == 228
+        assert report["would_refuse"] == 1
+        assert report["charges"] == report["deliveries"] == 428
+        assert report["signals"]["would_take_over"] == 1
+        assert report["replays"] == report["conflicts"] == report["takeovers"] == 0
+        assert run.stderr == ""
+
 
 class TestErrors:
     """An error is one sentence on stderr and exit code 2."""
@@ -171,6 +184,17 @@ class TestVerdict:
         assert differences(replace(good, charges=[*good.charges, charge("ch_3", self.book)])) == [
             "1 event was charged more than once: evt_book 2 times.",
             "The ledger holds 15.00 EUR too much.",
+        ]
+
+    def test_finds_a_double_charge_that_shadow_has_not_counted(self, good: Evidence) -> None:
+        again = replace(charge("ch_3", self.book), task_id="t-3")
+        shadow = replace(good, charges=[*good.charges, again], preventable=["t-3"])
+
+        assert differences(shadow) == []
+        assert differences(replace(shadow, preventable=[])) == [
+            "0 charges would have been prevented, but the ledger has 1 double ones.",
+            "Without those: 1 event was charged more than once: evt_book 2 times.",
+            "Without those: The ledger holds 15.00 EUR too much.",
         ]
 
     def test_finds_a_missing_charge(self, good: Evidence) -> None:
