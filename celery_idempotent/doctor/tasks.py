@@ -88,6 +88,13 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
             "idempotency_dedupe_publish = True",
             "every call of a burst is published, and runs by itself",
         )  # fmt: skip
+    if settings.label and settings.encryption_keys:
+        yield Finding(
+            "label-in-clear", Severity.NOTE, task.name,
+            "idempotency_label is stored in clear, although results are encrypted",
+            "idempotency_label: only fields that are no secret, or None",
+            "anyone who can read Redis, the logs or the events can read labels",
+        )  # fmt: skip
     if is_periodic and settings.key is None and not settings.runs_again:
         yield Finding(
             "periodic-key", Severity.WARNING, task.name,

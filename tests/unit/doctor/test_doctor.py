@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from cryptography.fernet import Fernet
 from kombu import Exchange, Queue
 
 from celery_idempotent import TASK_ID
@@ -223,6 +224,14 @@ class TestTasks:
     )
     def test_a_weakening_option_is_found(self, options: dict[str, Any], name: str) -> None:
         assert self.findings_of(**options) == {name}
+
+    def test_a_label_in_clear_beside_encrypted_results_is_noted(self) -> None:
+        label = {"idempotency_label": "order {order_id}"}
+        keys = {"idempotency_encryption_keys": (Fernet.generate_key(),)}
+
+        assert self.findings_of(**label) == set()
+        assert self.findings_of(**keys) == set()
+        assert self.findings_of(**label, **keys) == {"label-in-clear"}
 
     def test_an_argument_without_canonical_form_needs_a_key_rule(self) -> None:
         class Basket: ...
