@@ -1,9 +1,9 @@
 """Celery signals for everything that happens to a call of an idempotent task, and what is counted.
 
 Connect to them as to Celery's own: ``sender`` is the task, every other argument is passed by
-keyword. Each signal has ``task_id`` (str) and ``key`` (str, as :attr:`Record.key`); the comment
-on each lists what it has besides. Receivers run where the task runs; their errors are logged, never
-raised.
+keyword. Each signal has ``task_id`` (str), ``key`` (str, as :attr:`Record.key`) and ``label`` (str,
+empty without ``idempotency_label``); the comment on each lists what it has besides. Receivers run
+where the task runs; their errors are logged, never raised.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PREFIX: Final = "idempotency_"
 
 
 def _signal(name: str, *arguments: str) -> Signal:
-    return Signal(name=PREFIX + name, providing_args={"task_id", "key", *arguments})
+    return Signal(name=PREFIX + name, providing_args={"task_id", "key", "label", *arguments})
 
 
 #: An execution begins. ``token`` (int), ``attempt`` (int, 1 for the first).

@@ -58,39 +58,43 @@ def _parse_traceparent(traceparent: str) -> SpanContext | None:
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
 
 
-def _set_attributes(**attributes: Any) -> None:
+def _set_attributes(*, label: str = "", **attributes: Any) -> None:
+    if label:
+        attributes["label"] = label
     span = trace.get_current_span()
     for name, value in attributes.items():
         span.set_attribute(f"idempotency.{name}", value)
 
 
-def _begun(key: str, token: int, attempt: int, **_: Any) -> None:
+def _begun(key: str, label: str, token: int, attempt: int, **_: Any) -> None:
     decision = "takeover" if attempt > 1 else "run"
-    _set_attributes(decision=decision, key=key, token=token, attempt=attempt)
+    _set_attributes(decision=decision, key=key, label=label, token=token, attempt=attempt)
 
 
 def _taken_over(orphaned_seconds: float, **_: Any) -> None:
     _set_attributes(orphaned_seconds=orphaned_seconds)
 
 
-def _replayed(key: str, record: Record, **_: Any) -> None:
-    _set_attributes(decision="replay", key=key, first_task_id=record.task_id)
+def _replayed(key: str, label: str, record: Record, **_: Any) -> None:
+    _set_attributes(decision="replay", key=key, label=label, first_task_id=record.task_id)
     context = _parse_traceparent(record.traceparent)
     if context is not None:
         trace.get_current_span().add_link(context, {"idempotency.link": "first execution"})
 
 
-def _conflicted(key: str, record: Record, policy: str, **_: Any) -> None:
-    _set_attributes(decision="conflict", key=key, holder_task_id=record.task_id, policy=policy)
+def _conflicted(key: str, label: str, record: Record, policy: str, **_: Any) -> None:
+    _set_attributes(
+        decision="conflict", key=key, label=label, holder_task_id=record.task_id, policy=policy
+    )
 
 
-def _store_unavailable(key: str, policy: str, **_: Any) -> None:
-    _set_attributes(decision="store_unavailable", key=key, policy=policy)
+def _store_unavailable(key: str, label: str, policy: str, **_: Any) -> None:
+    _set_attributes(decision="store_unavailable", key=key, label=label, policy=policy)
 
 
-def _refused(key: str, reason: str, at: str, **_: Any) -> None:
+def _refused(key: str, label: str, reason: str, at: str, **_: Any) -> None:
     if at == "begin":
-        _set_attributes(decision="refused", key=key, reason=reason)
+        _set_attributes(decision="refused", key=key, label=label, reason=reason)
 
 
 def _ended(signal: Any, **_: Any) -> None:

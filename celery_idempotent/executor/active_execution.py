@@ -189,6 +189,7 @@ class ActiveExecution:
                 self.call.sender,
                 task_id=self.call.task_id,
                 key=self.execution.key,
+                label=self.call.label,
                 token=self.execution.token,
                 attempt=self.execution.attempt,
                 **details,

@@ -104,7 +104,14 @@ def report_refusal(
     )
     signals.count(signals.REFUSED + reason, task)
     signals.send(
-        signals.refused, sender, task_id=task_id, key=str(key), reason=reason, error=error, at=at
+        signals.refused,
+        sender,
+        task_id=task_id,
+        key=str(key),
+        label=label,
+        reason=reason,
+        error=error,
+        at=at,
     )
 
 
@@ -153,7 +160,14 @@ def replayed(call: ExecutorCall, record: Record) -> None:
     """Reports that `call` gets the outcome of `record`."""
     decide(call, "replay")
     log(logger, logging.INFO, call, "gets the outcome of task %s", record.task_id)
-    signals.send(signals.replayed, call.sender, task_id=call.task_id, key=record.key, record=record)
+    signals.send(
+        signals.replayed,
+        call.sender,
+        task_id=call.task_id,
+        key=record.key,
+        label=call.label,
+        record=record,
+    )
 
 
 def conflicted(call: ExecutorCall, record: Record, policy: str) -> None:
@@ -164,6 +178,7 @@ def conflicted(call: ExecutorCall, record: Record, policy: str) -> None:
         call.sender,
         task_id=call.task_id,
         key=str(call.key),
+        label=call.label,
         record=record,
         policy=policy,
     )

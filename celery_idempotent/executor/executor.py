@@ -179,6 +179,7 @@ class BeginRequest:
                 self.call.sender,
                 task_id=self.call.task_id,
                 key=str(self.call.key),
+                label=self.call.label,
                 case=reply.case,
                 seconds=monotonic() - sent_at,
             )
@@ -314,6 +315,7 @@ def without_store(
         call.sender,
         task_id=call.task_id,
         key=str(call.key),
+        label=call.label,
         error=error,
         policy=policy,
     )

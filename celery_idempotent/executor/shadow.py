@@ -175,7 +175,15 @@ def _report_refusal(sender: Any, task: str, task_id: str, key: str, error: Excep
         decision="would_refuse",
     )
     signals.count(signals.WOULD_REFUSE + reason, task)
-    signals.send(signals.would_refuse, sender, task_id=task_id, key=key, reason=reason, error=error)
+    signals.send(
+        signals.would_refuse,
+        sender,
+        task_id=task_id,
+        key=key,
+        label="",
+        reason=reason,
+        error=error,
+    )
 
 
 def _report_outage(call: ExecutorCall, runtime: Runtime, error: StoreUnavailableError) -> None:
@@ -197,7 +205,14 @@ def _report(signal: Any, call: ExecutorCall, **details: Any) -> None:
 
 
 def _send(signal: Any, call: ExecutorCall, **details: Any) -> None:
-    signals.send(signal, call.sender, task_id=call.task_id, key=str(call.key), **details)
+    signals.send(
+        signal,
+        call.sender,
+        task_id=call.task_id,
+        key=str(call.key),
+        label=call.label,
+        **details,
+    )
 
 
 async def _end(

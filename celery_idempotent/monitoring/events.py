@@ -27,34 +27,38 @@ def connect() -> None:
             getattr(signals, name).connect(_on_shadow, weak=False)
 
 
-def _on_replayed(sender: Any, key: str, record: Record, **_: Any) -> None:
-    _send(sender, "task-replayed", key=key, first_uuid=record.task_id)
+def _on_replayed(sender: Any, key: str, label: str, record: Record, **_: Any) -> None:
+    _send(sender, "task-replayed", label, key=key, first_uuid=record.task_id)
 
 
-def _on_conflicted(sender: Any, key: str, record: Record, policy: str, **_: Any) -> None:
-    _send(sender, "task-conflicted", key=key, holder_uuid=record.task_id, policy=policy)
+def _on_conflicted(
+    sender: Any, key: str, label: str, record: Record, policy: str, **_: Any
+) -> None:
+    _send(sender, "task-conflicted", label, key=key, holder_uuid=record.task_id, policy=policy)
 
 
-def _on_taken_over(sender: Any, key: str, attempt: int, **_: Any) -> None:
-    _send(sender, "task-taken-over", key=key, attempt=attempt)
+def _on_taken_over(sender: Any, key: str, label: str, attempt: int, **_: Any) -> None:
+    _send(sender, "task-taken-over", label, key=key, attempt=attempt)
 
 
-def _on_refused(sender: Any, key: str, reason: str, at: str, **_: Any) -> None:
+def _on_refused(sender: Any, key: str, label: str, reason: str, at: str, **_: Any) -> None:
     if at == "begin":
-        _send(sender, "task-refused", key=key, reason=reason)
+        _send(sender, "task-refused", label, key=key, reason=reason)
 
 
-def _on_shadow(signal: Any, sender: Any, key: str, **_: Any) -> None:
+def _on_shadow(signal: Any, sender: Any, key: str, label: str, **_: Any) -> None:
     name = signal.name.removeprefix(signals.PREFIX).replace("_", "-")
-    _send(sender, f"task-{name}", key=key)
+    _send(sender, f"task-{name}", label, key=key)
 
 
-def _send(task: Any, name: str, **fields: Any) -> None:
+def _send(task: Any, name: str, label: str, **fields: Any) -> None:
     counters = shared_counters.current
     if counters is None or not counters.task_events_enabled:
         return
     if not getattr(task, "send_events", False):
         return
+    if label:
+        fields["label"] = label
     try:
         # No retries: a failed event must not delay the task.
         task.send_event(name, retry=False, **fields)

@@ -44,7 +44,10 @@ def forget(
     state = "unreadable" if record is None else f"{record.state}, of task {task_id!r}"
     logger.info("%r has forgotten the record %s (%s)", user, view.key, state)
     sender = next((task for task in owners if task.name == view.key.task), None)
-    signals.send(signals.forgotten, sender, task_id=task_id, key=str(view.key), user=user)
+    label = "" if record is None else record.label
+    signals.send(
+        signals.forgotten, sender, task_id=task_id, key=str(view.key), label=label, user=user
+    )
     return FORGOTTEN
 
 

@@ -103,6 +103,7 @@ def publish(
     record = store.record(key, reply.raw)
     if reply.case == "reused":
         raise refuse(task, task_id, key, conflict.reused(record))
+    label = _label(task, args, kwargs)
     log_call(
         logger,
         logging.INFO,
@@ -110,10 +111,12 @@ def publish(
         record.task_id,
         key=key,
         task_id=task_id,
-        label=_label(task, args, kwargs),
+        label=label,
     )
     signals.count("deduplicated", task.name)
-    signals.send(signals.deduplicated, task, task_id=task_id, key=str(key), record=record)
+    signals.send(
+        signals.deduplicated, task, task_id=task_id, key=str(key), label=label, record=record
+    )
     record_key = _record_key(key, record.task_id, settings)
     return RecordResult(record.task_id, record_key, task.backend, task.app)
 

@@ -37,6 +37,7 @@ short_wait = task_of(
 raising = task_of(handle, "raising", idempotency_on_conflict="raise")
 ignoring = task_of(handle, "ignoring", idempotency_on_conflict="ignore")
 rejecting = task_of(handle, "rejecting", idempotency_on_conflict="reject")
+labelled = task_of(handle, "labelled", idempotency_label="order {order}")
 short_lease = task_of(handle, "short_lease", idempotency_lease=2.0, idempotency_reservation_ttl=2.0)
 aborting = task_of(handle, "aborting", idempotency_lease=2.0, idempotency_on_lease_lost="abort")
 frail = task_of(handle, "frail", idempotency_max_attempts=1)

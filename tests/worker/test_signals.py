@@ -35,6 +35,7 @@ def test_begun(ledger: Ledger, order: str) -> None:
     assert signal.details == {
         "task_id": result.id,
         "key": run.key,
+        "label": "",
         "token": run.token,
         "attempt": 1,
     }
@@ -49,6 +50,7 @@ def test_completed(ledger: Ledger, order: str) -> None:
     assert signal.details == {
         "task_id": result.id,
         "key": run.key,
+        "label": "",
         "token": run.token,
         "attempt": 1,
     }
@@ -77,7 +79,7 @@ def test_replayed(shop: Shop, ledger: Ledger, order: str) -> None:
         "token": run.token,
         "attempt": 1,
     }
-    assert signal.details == {"task_id": duplicate.id, "key": run.key}
+    assert signal.details == {"task_id": duplicate.id, "key": run.key, "label": ""}
     assert [signal.name for signal in ledger.signals(duplicate.id)] == ["replayed"]
 
 
@@ -91,7 +93,12 @@ def test_conflicted(ledger: Ledger, order: str) -> None:
     record = signal.details.pop("record")
     assert (record["state"], record["task_id"]) == ("STARTED", first.id)
     assert record["worker"].endswith(f"/{run.pid}")
-    assert signal.details == {"task_id": duplicate.id, "key": run.key, "policy": "raise"}
+    assert signal.details == {
+        "task_id": duplicate.id,
+        "key": run.key,
+        "label": "",
+        "policy": "raise",
+    }
 
 
 def test_failed(ledger: Ledger, order: str) -> None:
@@ -102,6 +109,7 @@ def test_failed(ledger: Ledger, order: str) -> None:
     assert signal.details == {
         "task_id": result.id,
         "key": run.key,
+        "label": "",
         "token": run.token,
         "attempt": 1,
         "error": ["OutOfStockError", order, 3],
@@ -116,6 +124,7 @@ def test_released(ledger: Ledger, order: str) -> None:
     assert signal.details == {
         "task_id": result.id,
         "key": run.key,
+        "label": "",
         "token": run.token,
         "attempt": 1,
         "error": ["OutOfStockError", order, 3],
@@ -148,7 +157,7 @@ def test_begin_replied(order: str) -> None:
     for sender, details in calls:
         assert sender is pack._get_current_object()
         assert 0 < details.pop("seconds") < SOON
-        assert details.keys() == {"signal", "task_id", "key"}
+        assert details.keys() == {"signal", "task_id", "key", "label"}
 
 
 def test_refused(ledger: Ledger, order: str) -> None:

@@ -107,7 +107,7 @@ class TestAtBegin:
         assert error == "StoreUnavailableError"
         assert "Redis cannot be reached" in message
         assert received.details.pop("key").startswith(f"{task.name}:")
-        assert received.details == {"task_id": result.id, "policy": policy}
+        assert received.details == {"task_id": result.id, "label": "", "policy": policy}
 
     def test_earlier_record_is_replayed_after_the_outage(
         self, shop: Shop, store: RedisServer, order: str
@@ -191,6 +191,7 @@ class TestAtComplete:
         assert received.details == {
             "task_id": result.id,
             "key": run.key,
+            "label": "",
             "token": run.token,
             "attempt": 1,
         }

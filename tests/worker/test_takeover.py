@@ -76,6 +76,7 @@ class TestPoolProcessKilled:
         assert received.details == {
             "task_id": task_id,
             "key": second.key,
+            "label": "",
             "token": second.token,
             "attempt": 2,
         }
@@ -188,6 +189,7 @@ class TestOwnerFrozen:
         assert received.details == {
             "task_id": takeover.frozen.task_id,
             "key": takeover.frozen.key,
+            "label": "",
             "token": takeover.frozen.token,
             "attempt": 1,
         }

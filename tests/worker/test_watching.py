@@ -27,7 +27,7 @@ from celery_idempotent.testing.ports import Ports
 from tests.waiting import SOON, eventually
 from tests.worker import harness
 from tests.worker.harness import Shop, Worker
-from tests.worker.tasks import charge, misruled, pack, raising, short_lease
+from tests.worker.tasks import charge, labelled, misruled, pack, raising, short_lease
 
 pytestmark = pytest.mark.worker
 
@@ -273,6 +273,24 @@ class TestEvents:
         assert event["hostname"] == shop.workers[0].name() + "@here"
         monitor.wait_for("task-succeeded", second.id)
         assert monitor.state.tasks[second.id].state == "SUCCESS"
+
+    def test_a_label_is_in_events_log_lines_signals_and_leases(
+        self, shop: Shop, worker: Worker, monitor: Monitor, order: str
+    ) -> None:
+        label = f"order {order}"
+        shop.ledger.hold(order)
+        first = labelled.delay(order)
+        shop.ledger.wait_for_run(order)
+        assert lease_of(shop, first.id)["label"] == label
+        shop.ledger.release(order)
+        first.get(timeout=SOON)
+        second = labelled.delay(order)
+
+        assert monitor.wait_for("task-replayed", second.id)["label"] == label
+        worker.wait_for_log(f"({label}): task {second.id}")
+        assert shop.ledger.wait_for_signal(first.id, "completed").details["label"] == label
+        assert shop.ledger.wait_for_signal(second.id, "replayed").details["label"] == label
+        assert labelled.idempotency_record(order).label == label
 
     def test_a_conflict_sends_an_event(self, shop: Shop, monitor: Monitor, order: str) -> None:
         shop.ledger.hold(order)
