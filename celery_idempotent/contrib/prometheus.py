@@ -39,7 +39,9 @@ TAKEOVER_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0
 #: The series of each task that are known before anything is counted: a suffix of the metric's name,
 #: and the labels beside ``task``.
 _SERIES: dict[str, list[tuple[str, dict[str, str]]]] = {
-    "celery_idempotent_decisions": [("_total", {"decision": name}) for name in signals.DECISIONS],
+    "celery_idempotent_decisions": [
+        ("_total", {"decision": name}) for name in signals.DECISIONS if name not in signals.SHADOW
+    ],
     "celery_idempotent_outcomes": [("_total", {"outcome": name}) for name in signals.OUTCOMES],
     "celery_idempotent_refused": [("_total", {"reason": name}) for name in signals.REASONS],
     "celery_idempotent_deduplicated": [("_total", {})],
