@@ -32,7 +32,7 @@ def kill_heartbeat(self: Any, order: str) -> int:
 crash_looping = task_of(kill_process, "crash_looping", idempotency_max_attempts=7)
 heartless = task_of(kill_heartbeat, "heartless")
 #: Tasks like others, so that each incident has a task of its own.
-unsaved = task_of(handle, "unsaved", idempotency_lease=2.0)
+unsaved = task_of(handle, "unsaved", idempotency_lease=4.0)
 unreadable = task_of(handle, "unreadable")
 orphaned = task_of(handle, "orphaned")
 slow = task_of(handle, "slow")
