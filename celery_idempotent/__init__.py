@@ -11,6 +11,7 @@ from celery_idempotent.errors import (
     PoisonedTaskError,
     ResultNotStoredError,
     StoreUnavailableError,
+    TransactionError,
 )
 from celery_idempotent.functions.decision import Decision
 from celery_idempotent.functions.engine import Idempotency
@@ -41,5 +42,6 @@ __all__ = [
     "ResultNotStoredError",
     "State",
     "StoreUnavailableError",
+    "TransactionError",
     "outcome_of",
 ]

@@ -15,6 +15,7 @@ outcomes = Table(
     TABLE,
     metadata,
     Column("id", String(32), primary_key=True, comment="digest of key prefix and key"),
+    Column("turn", String(32), unique=True, comment="digest of a key that may run again"),
     Column("record_key", Text, nullable=False, comment="task:digest, as Record.key"),
     Column("owner", String(32), nullable=False, comment="random id of the transaction"),
     Column("state", String(16), nullable=False, comment="COMPLETED or FAILED"),

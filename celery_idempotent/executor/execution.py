@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from celery_idempotent.errors import LeaseLostError, TransactionError
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.sql.transaction import Transaction
+from celery_idempotent.sql.transaction import PlainTransaction, Transaction
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class BaseExecution:
     #: Makes of a step's name and value what an execution with a record returns.
     _restore_step: Callable[[str, Any], Any] | None = field(default=None, repr=False)
     #: The database transaction of the body.
-    _transaction: Transaction | None = field(default=None, repr=False)
+    _transaction: Transaction | PlainTransaction | None = field(default=None, repr=False)
 
     @property
     def recovered(self) -> bool:
@@ -66,10 +66,7 @@ class BaseExecution:
             TransactionError: if there is no transaction, or it has ended.
         """
         if self._transaction is None:
-            raise TransactionError(
-                "there is no transaction: idempotency_transaction is not set, or this is a call "
-                "without protection"
-            )
+            raise TransactionError("there is no transaction: idempotency_transaction is not set")
         return self._transaction.connection
 
     def check(self) -> None:

@@ -33,6 +33,7 @@ from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
+from celery_idempotent.sql.database import Database
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.record_store import RecordStore
@@ -121,17 +122,20 @@ class Executor:
         outcome = run_flow(partial(execute, call, self.runtime, self.codec), call.soft_limit)
         return outcome.value if type(outcome) is Result else outcome.get()
 
-    def forget(self, key: Key, shown: Record | str | None = None) -> str:
-        """Deletes the record of `key`, and its offloaded values.
+    def forget(
+        self, key: Key, shown: Record | str | None = None, database: Database | None = None
+    ) -> str:
+        """Deletes the record of `key`, its offloaded values, and its row.
 
         Args:
             shown: as for :func:`commands.forget`.
+            database: which has the row, if the task has a transaction.
 
         Returns:
             ``ok``, ``absent`` or ``changed``: a reply of lua/forget.lua.
 
         Raises:
-            StoreUnavailableError: if Redis is unavailable.
+            StoreUnavailableError: if Redis or the database is unavailable.
         """
         record = None
         if self.codec.offloads:
@@ -140,6 +144,8 @@ class Executor:
         case = run_sync(self.store.execute(commands.forget(key, shown))).case
         if record is not None and case == "ok":
             run_sync(self.codec.delete_record_objects(record))
+        if database is not None and case != "changed":
+            return "ok" if database.forget(self.store.config.prefix, key) else case
         return case
 
 

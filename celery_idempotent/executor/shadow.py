@@ -29,6 +29,7 @@ from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.executor.runtime.run_flow import run_flow
 from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.executor.soft_limit import Interrupted
+from celery_idempotent.executor.transaction import run_plain
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.payload.codec import NOT_STORED, RESULT_IGNORED
 from celery_idempotent.record import layout
@@ -62,7 +63,9 @@ async def _execute(call: ExecutorCall, runtime: Runtime, deduplicated: bool) -> 
     else:
         held = await _begin(call, runtime)
     try:
-        outcome = await runtime.run(partial(call.run, runtime.execution(str(call.key))))
+        execution = runtime.execution(str(call.key))
+        body = partial(call.run, execution)
+        outcome = await runtime.run(partial(run_plain, call.settings, execution, body))
     except Interrupted as interrupted:
         # A soft time limit that was reached before the body: as if at its first line.
         await _end(call, runtime, held, Failure(interrupted.error))

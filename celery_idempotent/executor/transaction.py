@@ -7,6 +7,7 @@ stored in Redis. From the commit on, the row decides: whatever Redis holds, ever
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -33,8 +34,10 @@ from celery_idempotent.record import layout
 from celery_idempotent.record.layout import Begun
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
+from celery_idempotent.settings import Settings
 from celery_idempotent.sql.errors import is_transient
 from celery_idempotent.sql.outcomes import Claim, Ended, Row
+from celery_idempotent.sql.transaction import PlainTransaction
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
@@ -66,6 +69,27 @@ class UnrecordedExecution(ActiveExecution):
     async def persist(self, command: Command) -> Reply:
         """Does nothing: there is no record."""
         return Reply("ok", b"", 0)
+
+
+def run_plain(
+    settings: Settings,
+    execution: BaseExecution,
+    work: Callable[[], Any],
+    outer: BaseExecution | None = None,
+) -> Any:
+    """Runs `work` without protection, in a transaction without an outcome if there is to be one.
+
+    Args:
+        outer: the execution whose body makes the call; it may have a transaction already.
+    """
+    if settings.transaction is None:
+        return work()
+    if outer is not None and outer._transaction is not None:  # noqa: SLF001
+        execution._transaction = outer._transaction  # noqa: SLF001
+        return work()
+    with PlainTransaction(settings.transaction) as transaction:
+        execution._transaction = transaction  # noqa: SLF001 - the body reads its connection
+        return work()
 
 
 async def claim(active: ActiveExecution) -> Row | None:

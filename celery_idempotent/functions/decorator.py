@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from celery_idempotent.executor import returned
 from celery_idempotent.executor.decision import refuse_without_key
-from celery_idempotent.functions.direct_call import AsyncDirectCall, DirectCall
+from celery_idempotent.executor.execution import unprotected
+from celery_idempotent.executor.transaction import run_plain
+from celery_idempotent.functions.direct_call import AsyncDirectCall, DirectCall, run_as_current
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.label import Label
 from celery_idempotent.key.rule import TASK_ID, KeyRule
@@ -75,7 +77,10 @@ def idempotent_function(
 
     def call_blocking(*args: Any, **kwargs: Any) -> Any:
         if not settings.enabled:
-            return restored(func(*args, **kwargs))
+            execution = unprotected()
+            work = functools.partial(func, *args, **kwargs)
+            work = functools.partial(run_as_current, execution, work)
+            return restored(run_plain(settings, execution, work))
         work = functools.partial(func, *args, **kwargs)
         label = labels.of(args, kwargs) if labels else ""
         call = DirectCall(func, derive(args, kwargs), settings, work, label)

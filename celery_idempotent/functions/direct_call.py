@@ -28,6 +28,15 @@ current_execution: ContextVar[BaseExecution | None] = ContextVar(
 )
 
 
+def run_as_current(execution: BaseExecution, work: Callable[[], Any]) -> Any:
+    """Runs `work`; `execution` is the current one meanwhile."""
+    previous = current_execution.set(execution)
+    try:
+        return work()
+    finally:
+        current_execution.reset(previous)
+
+
 class DirectCall:
     """A call of a function or a code block.
 
@@ -70,11 +79,7 @@ class DirectCall:
 
     def run(self, execution: BaseExecution) -> Any:
         """Runs the work; `execution` is the current one meanwhile."""
-        previous = current_execution.set(execution)
-        try:
-            return self._work()
-        finally:
-            current_execution.reset(previous)
+        return run_as_current(execution, self._work)
 
     def disposition(self, error: BaseException) -> Disposition:
         """Returns Fail for errors in ``replay_errors``, and Release for all others."""

@@ -37,13 +37,14 @@ def forget(
     owners = [task for task in tasks if task.idempotency_configuration.executor.store == view.store]
     executor = owners[0].idempotency_configuration.executor
     record = view.record
-    case = executor.forget(view.key, UNREADABLE if record is None else record)
+    sender = next((task for task in owners if task.name == view.key.task), None)
+    database = sender.idempotency_configuration.settings.transaction if sender else None
+    case = executor.forget(view.key, UNREADABLE if record is None else record, database)
     if case != "ok":
         return {"changed": CHANGED, "absent": ABSENT}[case]
     task_id = "" if record is None else record.task_id
     state = "unreadable" if record is None else f"{record.state}, of task {task_id!r}"
     logger.info("%r has forgotten the record %s (%s)", user, view.key, state)
-    sender = next((task for task in owners if task.name == view.key.task), None)
     label = "" if record is None else record.label
     signals.send(
         signals.forgotten, sender, task_id=task_id, key=str(view.key), label=label, user=user

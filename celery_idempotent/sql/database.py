@@ -8,8 +8,17 @@ from functools import cached_property
 from typing import Any
 
 from celery_idempotent.errors import SettingsError, StoreUnavailableError
+from celery_idempotent.key.key import Key
 from celery_idempotent.sql.errors import is_transient
-from celery_idempotent.sql.outcomes import CLAIMED, TABLE, Claim, Row, Statements, statements
+from celery_idempotent.sql.outcomes import (
+    CLAIMED,
+    TABLE,
+    Claim,
+    Row,
+    Statements,
+    row_id,
+    statements,
+)
 from celery_idempotent.sql.session import Engine
 from celery_idempotent.sql.transaction import Transaction
 
@@ -77,6 +86,22 @@ class Database:
         """Returns a transaction, which has not begun yet."""
         return Transaction(self, claim, may_replace)
 
+    def forget(self, prefix: str, key: Key) -> bool:
+        """Deletes the row of `key`; returns whether there was one.
+
+        Raises:
+            StoreUnavailableError: if the database is unavailable.
+        """
+        session = self.engine.session()
+        try:
+            session.begin()
+            deleted = session.execute(self.statements.forget, {"id": row_id(prefix, key)})
+            session.commit()
+        except self.engine.error as error:
+            session.rollback()
+            raise self.unavailable(error) from error
+        return deleted.changed > 0
+
     def unavailable(self, error: Exception) -> StoreUnavailableError:
         """Returns the error for a database that cannot be used, without the driver's message.
 
@@ -100,7 +125,7 @@ class Database:
         probe = os.urandom(16).hex()
         values: dict[str, Any] = {"id": probe, "owner": probe, "state": CLAIMED}
         values |= dict.fromkeys(("record_key", "task_id", "worker", "fingerprint"), "")
-        values |= {"token": 0, "attempt": 0, "body": b""}
+        values |= {"turn": None, "token": 0, "attempt": 0, "body": b""}
         try:
             session.begin()
             session.execute(self.statements.claim, values)

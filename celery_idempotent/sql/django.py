@@ -94,12 +94,12 @@ class DjangoSession:
             and not connection.needs_rollback
         )
 
-    def begin(self) -> None:
+    def begin(self, *, durable: bool = True) -> None:
         """Enters the block; a connection that is broken or too old is replaced."""
         connection = self.connection
         if not connection.in_atomic_block:
             connection.close_if_unusable_or_obsolete()
-        atomic = transaction.atomic(using=self._alias, durable=True)
+        atomic = transaction.atomic(using=self._alias, durable=durable)
         try:
             atomic.__enter__()
         except RuntimeError as error:

@@ -28,6 +28,9 @@ _ALIASES = {"mariadb": "mysql"}
 #: Of a row whose transaction is open. No other transaction ever reads it.
 CLAIMED = "CLAIMED"
 
+_CLAIMED = (
+    *("turn", "owner", "state", "task_id", "worker", "token", "attempt", "fingerprint", "body"),
+)
 _SELECTED = (
     *("owner", "state", "task_id", "worker", "token", "attempt", "fingerprint"),
     *("format", "body", "finished_at", "expires_at"),
@@ -62,14 +65,11 @@ def statements(dialect: str) -> Statements:
         )
     now = _NOW[dialect]
     return Statements(
-        claim=f"INSERT INTO {TABLE} (id, record_key, owner, state, task_id, worker, token, attempt,"
-        " fingerprint, format, body) VALUES (:id, :record_key, :owner, :state, :task_id, :worker,"
-        " :token, :attempt, :fingerprint, '', :body)",
-        take_over=f"UPDATE {TABLE} SET owner = :owner, state = :state, task_id = :task_id,"
-        " worker = :worker, token = :token, attempt = :attempt, fingerprint = :fingerprint,"
-        " format = '', body = :body, finished_at = NULL, expires_at = NULL"
-        " WHERE id = :id AND owner = :seen",
-        finish=f"UPDATE {TABLE} SET state = :state, format = :format, body = :body,"
+        claim=f"INSERT INTO {TABLE} (id, record_key, {', '.join(_CLAIMED)}, format)"
+        f" VALUES (:id, :record_key, {', '.join(f':{name}' for name in _CLAIMED)}, '')",
+        take_over=f"UPDATE {TABLE} SET {', '.join(f'{name} = :{name}' for name in _CLAIMED)},"
+        " format = '', finished_at = NULL, expires_at = NULL WHERE id = :id AND owner = :seen",
+        finish=f"UPDATE {TABLE} SET turn = NULL, state = :state, format = :format, body = :body,"
         f" finished_at = {now}, expires_at = {now} + :retention_ms"
         " WHERE id = :id AND owner = :owner",
         find=f"SELECT {', '.join(_SELECTED)}, {now} FROM {TABLE} WHERE id = :id",
@@ -81,8 +81,28 @@ def statements(dialect: str) -> Statements:
 
 
 def row_id(prefix: str, key: Key) -> str:
-    """Returns the primary key of the row of `key`: hexadecimal, so that no collation matters."""
-    return blake2b(f"{prefix}:{key}".encode(), digest_size=16).hexdigest()
+    """Returns the primary key of the row of `key`: hexadecimal, so that no collation matters.
+
+    A key that may run again (``idempotency_until``) has a row for each of its messages.
+    """
+    name = f"{prefix}:{key} {key.message}" if key.message else f"{prefix}:{key}"
+    return blake2b(name.encode(), digest_size=16).hexdigest()
+
+
+def turn_id(prefix: str, key: Key) -> str | None:
+    """Returns what the rows of all messages of `key` share until they are finished.
+
+    It is unique, so that messages of a key that may run again run one after the other.
+    """
+    return row_id(prefix, key.turn) if key.message else None
+
+
+def committed_without_outcome() -> TransactionError:
+    """Returns the error for a row that cannot be claimed, and has no outcome."""
+    return TransactionError(
+        f"a row of {TABLE} was committed without an outcome: the connection commits each statement "
+        "(autocommit), or a body has committed its transaction; forget the key to let it run again"
+    )
 
 
 class Claim(NamedTuple):
@@ -134,11 +154,7 @@ class Row(NamedTuple):
         """
         row = cls(*values)
         if row.state == CLAIMED:
-            raise TransactionError(
-                f"a row of {TABLE} was committed without an outcome: the connection commits each "
-                "statement (autocommit), or a body has committed its transaction; forget the key "
-                "to let it run again"
-            )
+            raise committed_without_outcome()
         return row._replace(body=bytes(row.body))
 
     @property

@@ -25,8 +25,11 @@ class Session(Protocol):
     def active(self) -> bool:
         """Whether the transaction is open, and can be committed."""
 
-    def begin(self) -> None:
+    def begin(self, *, durable: bool = True) -> None:
         """Connects and begins a transaction.
+
+        Args:
+            durable: its commit must not depend on a transaction of the caller.
 
         Raises:
             TransactionError: inside a transaction of the caller.

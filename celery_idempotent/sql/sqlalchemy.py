@@ -85,7 +85,7 @@ class SQLAlchemySession:
         """Whether the transaction is open."""
         return self._transaction is not None and self._transaction.is_active
 
-    def begin(self) -> None:
+    def begin(self, *, durable: bool = True) -> None:
         """Connects and begins."""
         self._connection = self._engine.connect()
         self._transaction = self._connection.begin()

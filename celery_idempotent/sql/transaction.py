@@ -6,12 +6,19 @@ import os
 import random
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError, TransactionError
 from celery_idempotent.sql.errors import is_transient
-from celery_idempotent.sql.outcomes import CLAIMED, Claim, Ended, Row, row_id
+from celery_idempotent.sql.outcomes import (
+    CLAIMED,
+    Claim,
+    Ended,
+    Row,
+    committed_without_outcome,
+    row_id,
+    turn_id,
+)
 
 if TYPE_CHECKING:
     from celery_idempotent.sql.database import Database
@@ -19,6 +26,8 @@ if TYPE_CHECKING:
 #: Claims that a deadlock or a lost connection has ended are repeated so often, with these pauses.
 CLAIM_ATTEMPTS = 8
 MIN_PAUSE, MAX_PAUSE = 0.01, 1.0
+#: How often a row may be removed, or taken over by another execution, before it is claimed.
+MAX_RACES = 50
 
 CLOSED, OPEN, COMMITTING, COMMITTED = "closed", "open", "committing", "committed"
 
@@ -91,6 +100,7 @@ class Transaction:
         owner = os.urandom(16).hex()
         values = {
             "id": self._id,
+            "turn": turn_id(self._claim.prefix, self._claim.key),
             "record_key": str(self._claim.key),
             "owner": owner,
             "state": CLAIMED,
@@ -101,7 +111,7 @@ class Transaction:
             "fingerprint": self._claim.key.fingerprint.hex(),
             "body": b"",
         }
-        while True:
+        for _ in range(MAX_RACES):
             self._session.begin()
             if resolving and self._statements.limit_wait:
                 self._session.execute(self._statements.limit_wait, {})
@@ -121,6 +131,7 @@ class Transaction:
             if answer.changed == 1:
                 return owner, None
             self._session.rollback()
+        raise committed_without_outcome()
 
     def _find(self) -> Row | None:
         self._session.begin()
@@ -208,19 +219,26 @@ class Transaction:
             self._session.rollback()
 
 
-def forget(database: Database, prefix: str, key: Any) -> bool:
-    """Deletes the row of `key`; returns whether there was one.
+class PlainTransaction:
+    """A transaction without an outcome, of a call that runs without protection.
 
-    Raises:
-        StoreUnavailableError: if the database is unavailable.
+    Inside a transaction of the caller, a part of that.
     """
-    session = database.engine.session()
-    try:
-        session.begin()
-        answer = session.execute(database.statements.forget, {"id": row_id(prefix, key)})
-        session.commit()
-    except database.engine.error as error:
-        with suppress(Exception):
-            session.rollback()
-        raise database.unavailable(error) from error
-    return answer.changed > 0
+
+    def __init__(self, database: Database) -> None:
+        self._session = database.engine.session()
+
+    @property
+    def connection(self) -> Any:
+        """The connection of the transaction."""
+        return self._session.connection
+
+    def __enter__(self) -> PlainTransaction:
+        self._session.begin(durable=False)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None:
+            self._session.commit()
+        else:
+            self._session.rollback()

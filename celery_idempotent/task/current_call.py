@@ -20,12 +20,16 @@ from celery.app.task import Context
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.executor import soft_limit
+from celery_idempotent.executor.execution import Execution, unprotected
 from celery_idempotent.executor.soft_limit import BODY, SoftLimit
+from celery_idempotent.executor.transaction import run_plain as run_in_transaction
 
 if TYPE_CHECKING:
     from celery_idempotent.task.call import TaskCall
+    from celery_idempotent.task.task import IdempotentTask
 
 _call_of_context: ContextVar[TaskCall | None] = ContextVar("idempotent_call", default=None)
+_plain_execution: ContextVar[Execution | None] = ContextVar("idempotent_plain", default=None)
 #: The calls of messages that this process runs.
 _running: set[TaskCall] = set()
 
@@ -41,6 +45,27 @@ def run_in_executor(enter: Callable[[TaskCall], Any], call: TaskCall, *, eager: 
     finally:
         _running.discard(call)
         _call_of_context.set(outer_call)
+
+
+def run_plain(task: IdempotentTask, work: Callable[[], Any]) -> Any:
+    """Runs `work` without protection; with ``idempotency_transaction``, in a transaction.
+
+    Inside the body of the task, in that one's.
+    """
+    settings = task.idempotency_configuration.settings
+    if settings.transaction is None:
+        return work()
+    outer, execution = task.idempotency, unprotected()
+    reset = _plain_execution.set(execution)
+    try:
+        return run_in_transaction(settings, execution, work, outer)
+    finally:
+        _plain_execution.reset(reset)
+
+
+def plain_execution() -> Execution:
+    """Returns the execution of a call without protection."""
+    return _plain_execution.get() or unprotected()
 
 
 def call_in_context(task: Task) -> TaskCall | None:

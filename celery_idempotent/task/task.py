@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from celery import Celery, Task
@@ -17,7 +18,7 @@ from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import ConflictError, IdempotencyError, KeyRuleError
 from celery_idempotent.executor.decision import refuse_without_key
-from celery_idempotent.executor.execution import Execution, unprotected
+from celery_idempotent.executor.execution import Execution
 from celery_idempotent.executor.shadow import count_refusal
 from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.key import Key
@@ -124,7 +125,7 @@ class IdempotentTask(Task):
         if request is None or request.called_directly or request._protected:  # noqa: SLF001
             map_request = map_item.current_map_request()
             if map_request is None:
-                return super().__call__(*args, **kwargs)
+                return current_call.run_plain(self, partial(super().__call__, *args, **kwargs))
             try:
                 item_id = map_item.next_item_id(map_request)
                 return self._execute(map_request, args, kwargs, item_id)
@@ -169,10 +170,10 @@ class IdempotentTask(Task):
         """Runs the body without a record."""
         request.idempotency_without_body = False
         if item_id is not None:
-            return super().__call__(*args, **kwargs)
+            return current_call.run_plain(self, partial(super().__call__, *args, **kwargs))
         current_call.stop_deferring_soft_limit(request)
         self.before_start(request.id, args, kwargs)
-        return self.run(*args, **kwargs)
+        return current_call.run_plain(self, partial(self.run, *args, **kwargs))
 
     @property
     def idempotency(self) -> Execution:
@@ -184,7 +185,7 @@ class IdempotentTask(Task):
         """
         request = self.request_stack.top
         call = current_call.call_in_context(self) if request is None else TaskCall.of(request)
-        return unprotected() if call is None or call.execution is None else call.execution
+        return (call and call.execution) or current_call.plain_execution()
 
     @property
     def idempotency_configuration(self) -> TaskConfiguration:
@@ -375,15 +376,16 @@ class IdempotentTask(Task):
     def idempotency_forget(self, *args: Any, **kwargs: Any) -> bool:
         """Deletes the record of a call with these arguments; returns whether there was one.
 
-        The next call runs. Errors that are stored for task ids of the key are deleted too, with or
-        without a record, so copies of those messages run as well. A running execution is not
-        stopped; its outcome will be rejected.
+        The next call runs. So do copies of messages whose errors are stored for the key. Its row
+        is deleted, too. A running execution is not stopped; its outcome will be rejected.
 
         Raises:
-            StoreUnavailableError: if Redis does not reply.
+            StoreUnavailableError: if Redis or the database does not reply.
         """
         key = self.idempotency_key_of(*args, **kwargs)
-        return self.idempotency_configuration.executor.forget(key) == "ok"
+        configuration = self.idempotency_configuration
+        database = configuration.settings.transaction
+        return configuration.executor.forget(key, database=database) == "ok"
 
     def idempotency_key_of(self, *args: Any, **kwargs: Any) -> Key:
         """Returns the key of a call with these arguments; its ``str()`` is `Record.key`.

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from uuid import uuid4
 
 import pytest
 
+from celery_idempotent.testing.server import RedisServer
 from tests.servers.sql_server import MariaDB, PostgreSQL, SQLServer
 from tests.sql.databases import KINDS, LIBRARIES, TestDatabase
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer.start(config={}) as server:
+        yield server
+
+
+@pytest.fixture
+def order() -> str:
+    """A unique order."""
+    return uuid4().hex
 
 
 @pytest.fixture(scope="session")

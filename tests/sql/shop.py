@@ -7,6 +7,7 @@ and kills itself.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from celery.signals import worker_init
 
 from celery_idempotent import IdempotentTask, signals
 from tests.sql.databases import effects, new_engine, set_up_django
+from tests.waiting import eventually
 from tests.worker.parent_death import die_with_parent
 
 #: Where a process can be killed, in the order of a call.
@@ -41,6 +43,11 @@ LIBRARY = os.environ.get("SHOP_LIBRARY", "sqlalchemy")
 def breakpoint_of(directory: Path, order: str, point: str) -> Path:
     """Returns the file that requests the death of the process that charges `order`, at `point`."""
     return directory / f"{order} {point}"
+
+
+def starts_of(directory: Path, order: str) -> Path:
+    """Returns the file that has a line for each execution of the order."""
+    return directory / f"{order} starts"
 
 
 def reach(point: str) -> None:
@@ -88,9 +95,11 @@ else:
 app = Celery("sql_shop", broker=os.environ.get("SHOP_REDIS"), backend=os.environ.get("SHOP_REDIS"))
 app.conf.update(
     broker_connection_retry_on_startup=True,
+    broker_transport_options={"unacked_restore_interval": 1, "unacked_restore_throttle": 1},
     worker_hijack_root_logger=False,
     idempotency_transaction=database,
     idempotency_lease=float(os.environ.get("SHOP_LEASE", "20")),
+    **json.loads(os.environ.get("SHOP_SETTINGS", "{}")),
 )
 
 
@@ -128,9 +137,12 @@ class Declined(Exception):
     idempotency_replay_errors=(Declined,),
 )
 def charge(self: Any, order: str, end: str = "return") -> str:
-    """Writes one effect, and returns a receipt of its own."""
+    """Writes one effect, and returns a receipt of its own; it waits while its order is held."""
+    with starts_of(BREAKPOINTS, order).open("a") as starts:
+        starts.write("started\n")
     write_effect(self.idempotency.connection, order)
     reach("effect written")
+    eventually(lambda: not breakpoint_of(BREAKPOINTS, order, "held").exists(), "it is released")
     receipt = uuid4().hex
     if end == "decline":
         raise Declined(receipt)

@@ -4,42 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from celery import Celery
-from celery.result import AsyncResult
 
 from celery_idempotent.testing.server import RedisServer
 from tests.sql.conftest import each_library_and_kind
 from tests.sql.databases import TestDatabase
-from tests.sql.shop import POINTS, breakpoint_of
+from tests.sql.harness import Shop
+from tests.sql.shop import POINTS
 from tests.waiting import SOON
-from tests.worker.harness import WorkerProcess
 
 #: Where the row of an error is written, after the rollback of the effects.
 ERROR_POINTS = ("row claimed", "outcome written", "committed")
 
 pytestmark = pytest.mark.worker
-
-
-@dataclass
-class Shop:
-    """A worker and its database."""
-
-    app: Celery
-    database: TestDatabase
-    breakpoints: Path
-
-    def charge(self, order: str, end: str = "return") -> AsyncResult:
-        return self.app.send_task("sql_shop.charge", (order,), {"end": end})
-
-    def charge_and_kill(self, order: str, point: str, end: str = "return") -> AsyncResult:
-        """Charges `order` in a process that is killed at `point`."""
-        breakpoint_of(self.breakpoints, order, point).touch()
-        return self.charge(order, end)
 
 
 @dataclass(frozen=True)
@@ -53,12 +33,6 @@ class Killed:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer.start(config={"databases": "16"}) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def shop(
     request: pytest.FixtureRequest,
     server: RedisServer,
@@ -67,36 +41,8 @@ def shop(
 ) -> Iterator[Shop]:
     library, kind = request.param
     database = create_database(kind, library)
-    directory = tmp_path_factory.mktemp("shop")
-    breakpoints = directory / "breakpoints"
-    breakpoints.mkdir()
-    with server.client() as client:
-        client.flushall()
-    app = Celery(broker=server.url, backend=server.url, set_as_current=False)
-    worker = WorkerProcess(
-        f"{library}-{kind}",
-        ("--concurrency", "4"),
-        {
-            "SHOP_REDIS": server.url,
-            "SHOP_DATABASE": database.url,
-            "SHOP_LIBRARY": library,
-            "SHOP_BREAKPOINTS": str(breakpoints),
-        },
-        directory / "worker.log",
-        app="tests.sql.shop",
-    )
-    worker.ready()
-    try:
-        yield Shop(app, database, breakpoints)
-    finally:
-        worker.stop()
-        app.close()
-        print(worker.logs())
-
-
-@pytest.fixture
-def order() -> str:
-    return uuid4().hex
+    with Shop(server, database, library, tmp_path_factory.mktemp("shop")) as shop:
+        yield shop
 
 
 def kill_at_each(shop: Shop, points: Sequence[str], end: str) -> dict[str, Killed]:
@@ -106,7 +52,7 @@ def kill_at_each(shop: Shop, points: Sequence[str], end: str) -> dict[str, Kille
     firsts = {p: result.get(timeout=SOON, propagate=False) for p, result in results.items()}
     return {
         point: Killed(
-            not breakpoint_of(shop.breakpoints, order, point).exists(),
+            shop.was_killed(order, point),
             shop.database.effects(order),
             firsts[point],
             shop.charge(order, end).get(timeout=SOON, propagate=False),

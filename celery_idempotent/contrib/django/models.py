@@ -11,6 +11,9 @@ class Outcome(models.Model):
     """The outcome of a key, committed together with the effects of the task."""
 
     id = models.CharField(primary_key=True, max_length=32, help_text="digest of prefix and key")
+    turn = models.CharField(
+        max_length=32, null=True, unique=True, help_text="digest of a key that may run again"
+    )
     record_key = models.TextField("key")
     owner = models.CharField(max_length=32, help_text="random id of the transaction")
     state = models.CharField(max_length=16)

@@ -24,6 +24,15 @@ class Migration(migrations.Migration):
                         serialize=False,
                     ),
                 ),
+                (
+                    "turn",
+                    models.CharField(
+                        help_text="digest of a key that may run again",
+                        max_length=32,
+                        null=True,
+                        unique=True,
+                    ),
+                ),
                 ("record_key", models.TextField(verbose_name="key")),
                 (
                     "owner",

@@ -1,0 +1,112 @@
+"""A worker whose tasks write into a database."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.result import AsyncResult
+
+from celery_idempotent.testing.server import RedisServer
+from tests.sql.databases import TestDatabase
+from tests.sql.shop import breakpoint_of, starts_of
+from tests.waiting import eventually
+from tests.worker.harness import WorkerProcess
+
+
+class Shop:
+    """Workers, the database that they write into, and files by which the test controls them.
+
+    Args:
+        database_url: how the workers reach the database, if not directly.
+        redis_url: how they reach the store of their records, if not directly.
+        settings: of their app.
+    """
+
+    def __init__(
+        self,
+        server: RedisServer,
+        database: TestDatabase,
+        library: str,
+        directory: Path,
+        *,
+        database_url: str | None = None,
+        workers: int = 1,
+        **settings: Any,
+    ) -> None:
+        self.database = database
+        self.breakpoints = directory / "breakpoints"
+        self.breakpoints.mkdir()
+        with server.client() as client:
+            client.flushall()
+        self.app = Celery(broker=server.url, backend=server.url, set_as_current=False)
+        environment = {
+            "SHOP_REDIS": server.url,
+            "SHOP_DATABASE": database_url or database.url,
+            "SHOP_LIBRARY": library,
+            "SHOP_BREAKPOINTS": str(self.breakpoints),
+            "SHOP_SETTINGS": json.dumps(settings),
+        }
+        self.workers = [
+            WorkerProcess(
+                f"{directory.name}-{library}-{database.kind}-{number}",
+                ("--concurrency", "4"),
+                environment,
+                directory / f"worker-{number}.log",
+                app="tests.sql.shop",
+            )
+            for number in range(workers)
+        ]
+
+    def charge(self, order: str, end: str = "return") -> AsyncResult:
+        """Publishes a charge."""
+        return self.app.send_task("sql_shop.charge", (order,), {"end": end})
+
+    def charge_and_kill(self, order: str, point: str, end: str = "return") -> AsyncResult:
+        """Charges `order` in a process that is killed at `point`."""
+        breakpoint_of(self.breakpoints, order, point).touch()
+        return self.charge(order, end)
+
+    def was_killed(self, order: str, point: str) -> bool:
+        """Returns whether a process was killed there."""
+        return not breakpoint_of(self.breakpoints, order, point).exists()
+
+    def hold(self, order: str) -> None:
+        """Lets the executions of `order` wait, after their effect, until :meth:`release`."""
+        breakpoint_of(self.breakpoints, order, "held").touch()
+
+    def release(self, order: str) -> None:
+        """Lets them continue."""
+        breakpoint_of(self.breakpoints, order, "held").unlink()
+
+    def starts(self, order: str) -> int:
+        """Returns the number of executions that have started."""
+        path = starts_of(self.breakpoints, order)
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def wait_for_start(self, order: str, number: int = 1) -> None:
+        """Waits until so many executions have started."""
+        eventually(lambda: self.starts(order) >= number, f"execution {number} has started")
+
+    def wait_for_log(self, text: str) -> None:
+        """Waits until a worker has logged `text`."""
+        eventually(lambda: text in self.logs(), f"a worker logs {text!r}")
+
+    def logs(self) -> str:
+        """Returns the output of all workers."""
+        return "".join(worker.logs() for worker in self.workers)
+
+    def __enter__(self) -> Shop:
+        for worker in self.workers:
+            worker.ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.request_shutdown()
+        for worker in self.workers:
+            worker.stop()
+        self.app.close()
+        print(self.logs())
