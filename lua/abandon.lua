@@ -16,7 +16,7 @@
 --   worker             the child
 --   grace_ms           how long the child may still live; 0 if it is dead
 --   generation         of the message
---   format             encoding of the error
+--   format             encoding of the error; if the message returns, how the execution ends
 --   error              the error, or the reason why it is not stored; '' if the message returns
 --   error_ms           how long the error is kept
 -- REPLIES
@@ -44,7 +44,7 @@ if error ~= '' then
   end
 end
 local abandoned = pack(new_state, attempt, token + 1, math.min(at, now + grace_ms), fingerprint, stored_task_id,
-  stored_worker, new_state == 'S' and '' or NOBODY, '', body)
+  stored_worker, new_state == 'S' and '' or NOBODY, new_state == 'S' and format or '', body)
 redis.call('SET', record, abandoned, 'KEEPTTL')
 if new_state == 'E' then
   redis.call('PEXPIRE', record, error_ms)

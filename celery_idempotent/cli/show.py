@@ -76,6 +76,8 @@ def _fields(view: RecordView) -> list[tuple[str, str]]:
         verb = "expired" if record.deadline <= now else "until"
         fields.append((label, f"{verb} {formatting.absolute_time(record.deadline, now)}"))
         fields += _waiting(record)
+        if record.ended_by:
+            fields.append(("ended by", record.ended_by.replace("_", " ")))
         fields += _steps(record)
     else:
         fields.append(("finished", formatting.absolute_time(record.finished_at, now)))

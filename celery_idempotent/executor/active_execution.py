@@ -16,6 +16,7 @@ from celery_idempotent.executor.steps import Steps
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.payload.codec import PayloadCodec
+from celery_idempotent.record import layout
 from celery_idempotent.record.layout import Begun
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.sql.transaction import Transaction
@@ -163,15 +164,22 @@ class ActiveExecution:
             return False
         return self.lease.trusted or monotonic() < since + self.lease.seconds
 
-    def _lease_lost(self) -> None:
+    def _lease_lost(self, raw: bytes) -> None:
         """Called by the heartbeat when the record is not this execution's any more."""
-        self.report_lease_lost()
+        self.report_lease_lost(raw)
         if self.interrupt is not None:
             self.interrupt.trigger()
 
-    def report_lease_lost(self) -> None:
-        """Logs, and sends the signal, once."""
-        if not self._loss_reported:
+    def report_lease_lost(self, raw: bytes) -> None:
+        """Logs, and sends the signal, once; only logs if no other execution has begun.
+
+        Args:
+            raw: the record that Redis has replied with.
+        """
+        if layout.is_abandoned(raw, self.execution.token, self.call.worker):
+            self.lease.lost = True
+            self.log(logging.INFO, "is ended by its worker, which is about to kill this process")
+        elif not self._loss_reported:
             self._loss_reported = True
             self.lease.lost = True
             self.log(logging.WARNING, "has lost its lease; its outcome will be refused")

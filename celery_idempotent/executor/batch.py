@@ -169,7 +169,7 @@ async def complete_many(
                 await active.steps.discard()
             errors.append(_not_stored(active, outcome))
         else:
-            active.report_lease_lost()
+            active.report_lease_lost(reply.raw)
             await active.discard_outcome()
             errors.append(
                 LeaseLostError(f"{active.execution.key}: another execution has taken over")
@@ -238,4 +238,4 @@ async def release_many(
             active.log(logging.INFO, "did not complete; its key is free")
             active.report(signals.released, error=reason, reserved_seconds=None)
         else:
-            active.report_lease_lost()
+            active.report_lease_lost(reply.raw)

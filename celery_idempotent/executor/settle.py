@@ -203,7 +203,7 @@ async def _release(active: ActiveExecution, outcome: Outcome, disposition: Relea
     await active.discard_outcome()
     if disposition.hold or not isinstance(error, Exception):
         # The retry is published already, or the process is about to exit.
-        active.report_lease_lost()
+        active.report_lease_lost(reply.raw)
         return outcome
     return await _resolve_lost_lease(active, reply, outcome)
 
@@ -278,7 +278,7 @@ def report_unsaved(active: ActiveExecution, error: Exception) -> None:
 
 async def _resolve_lost_lease(active: ActiveExecution, reply: Reply, outcome: Outcome) -> Outcome:
     """The outcome was refused: return the other execution's, or requeue until there is one."""
-    active.report_lease_lost()
+    active.report_lease_lost(reply.raw)
     record = _winning_record(active, reply)
     if record is None:
         active.log(logging.WARNING, "ran; its record is gone, and its outcome is not stored")

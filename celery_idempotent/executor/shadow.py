@@ -122,7 +122,7 @@ async def _decide(call: ExecutorCall, runtime: Runtime) -> Reply:
     return reply
 
 
-def _ignore_loss() -> None:
+def _ignore_loss(raw: bytes) -> None:
     """Another execution has taken over, as it would have: it completes the record."""
 
 

@@ -81,6 +81,6 @@ class Steps:
             )
         )
         if reply.case == "lost":
-            active.report_lease_lost()
+            active.report_lease_lost(reply.raw)
             raise LeaseLostError(f"{active.execution.key}: another execution has taken over")
         self._body += entry

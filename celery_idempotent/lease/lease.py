@@ -23,7 +23,8 @@ class Lease(Generic[StoreT]):
         store: where the record is.
         extension: the record, the token and the length of the lease.
         sent_at: seconds of `lease.clock`, read before the request that granted the lease was sent.
-        on_lost: called once, in the heartbeat's thread, when the server replies that it is lost.
+        on_lost: called once with the record, in the heartbeat's thread, when the server replies
+            that the lease is lost.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class Lease(Generic[StoreT]):
         store: StoreT,
         extension: Extension,
         sent_at: float,
-        on_lost: Callable[[], None],
+        on_lost: Callable[[bytes], None],
     ) -> None:
         self.store = store
         self.extension = extension

@@ -63,15 +63,15 @@ class Leases(Generic[StoreT]):
             elif reply.case == "ok":
                 lease.renewed(sent_at)
             elif not _was_settled(lease, reply):
-                self._report_lost(lease)
+                self._report_lost(lease, reply.raw)
 
-    def _report_lost(self, lease: Lease[StoreT]) -> None:
+    def _report_lost(self, lease: Lease[StoreT], raw: bytes) -> None:
         try:
             self.held.remove(lease)
         except KeyError:
             return  # renewal was stopped meanwhile
         lease.lost = True
-        lease.on_lost()
+        lease.on_lost(raw)
 
 
 def by_store(leases: Iterable[Lease[StoreT]]) -> dict[StoreT, list[Lease[StoreT]]]:

@@ -46,6 +46,7 @@ def record_fields(record: Record) -> dict[str, Any]:
         "started_at": _iso(record.started_at),
         "finished_at": _iso(record.finished_at),
         "deadline": _iso(record.deadline),
+        "ended_by": record.ended_by,
         "expires_at": _iso(record.expires_at),
     }
 

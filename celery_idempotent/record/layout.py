@@ -14,7 +14,7 @@ owner          1 +  length, then, if STARTED: the execution id; if RESERVED: the
                     first message that it is reserved for, in decimals (empty: any; "-": none)
 format         1 +  length, then ASCII: the encoding of the body, see payload/codec.py, and after a
                     space the traceparent of the outcome; if STARTED by a takeover: how many
-                    milliseconds the key was orphaned
+                    milliseconds the key was orphaned; if abandoned: how the execution ended
 body          rest  the outcome, or the reason why no value is stored; while there is none: errors
                     that ended one task id, but not the key, then the finished steps, see
                     record/steps.py
@@ -141,6 +141,19 @@ def _read_label(field: bytes) -> str:
 def is_absent(raw: bytes) -> bool:
     """Whether `raw` holds only errors of ended task ids."""
     return raw[:1] == b"E"
+
+
+def is_abandoned(raw: bytes, token: int, worker: str) -> bool:
+    """Whether lua/abandon.lua has ended the execution with `token`, and none has begun since."""
+    try:
+        _, _, stored_token, _, _, _, stored_worker, owner, _, _ = _unpack(raw)
+    except IndexError:
+        return False
+    return (
+        stored_token == token + 1
+        and owner in (b"", b"-")
+        and stored_worker.decode(errors="replace") == worker
+    )
 
 
 class Begun(NamedTuple):

@@ -89,6 +89,16 @@ class Record:
         return None if self.state.finished else _moment(self.at_ms / 1e3)
 
     @property
+    def ended_by(self) -> str | None:
+        """How the execution of a STARTED record ended; None if it runs, or its end was not seen.
+
+        ``hard_time_limit``, ``process_lost`` or ``terminated``: the worker's main process has ended
+        its lease.
+        """
+        is_abandoned = self.state is State.STARTED and not self.format.isdigit()
+        return self.format or None if is_abandoned else None
+
+    @property
     def result(self) -> Any:
         """The stored value, or the stored exception if FAILED; None before there is an outcome.
 

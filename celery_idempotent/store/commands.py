@@ -130,19 +130,21 @@ def abandon(
     *,
     grace_ms: int,
     generation: int = 0,
+    reason: str = "",
     error: Payload | None = None,
     error_ms: int = 0,
 ) -> Command:
     """Ends the lease of a worker process that died or is about to: ``ok`` or ``lost``.
 
     Args:
+        reason: how the execution ends, without spaces; `Record.ended_by` until the next begins.
         error: raised by copies of the message, if it does not return to the broker.
     """
     arguments = [
         layout.write_task_id(task_id),
         _worker(worker),
         grace_ms,
-        *_final_error(generation, error, error_ms),
+        *(_final_error(generation, error, error_ms) if error else (generation, reason, b"", 0)),
     ]
     return Command(scripts.load("abandon"), key, arguments)
 

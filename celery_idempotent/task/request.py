@@ -14,7 +14,7 @@ from celery.platforms import signals
 from celery.worker.request import Request
 from celery.worker.state import revoked as revoked_tasks
 
-from celery_idempotent.call_log import fields
+from celery_idempotent.call_log import fields, log_call
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.record import State
@@ -28,6 +28,9 @@ from celery_idempotent.task.requeue import seconds_until
 
 #: Seconds that Celery may take to kill a child after `on_timeout`.
 KILL_GRACE = 1.0
+
+#: How an execution ends whose process cannot settle it: `Record.ended_by`.
+HARD_TIME_LIMIT, PROCESS_LOST, TERMINATED = "hard_time_limit", "process_lost", "terminated"
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +126,7 @@ class IdempotentRequest(Request):
                 # The child is alive: it has replayed this error, and has sent the continuation.
                 if not self._in_shadow:
                     canvas.drop_continuation(self._context)
-            elif self._abandon(0.0, final_error):
+            elif self._abandon(0.0, _reason(error), final_error):
                 result = super().on_failure(exc_info, send_failed_event, return_ok)
                 self._mark_errbacks_sent()
                 return result
@@ -133,14 +136,14 @@ class IdempotentRequest(Request):
         """Abandons the lease of a child that gets SIGKILL, which cannot release its key itself."""
         super().terminate(pool, signal)
         if self.time_start and signals.signum(signal or TERM_SIGNAME) == SIGKILL:
-            self._abandon(grace=0.0)
+            self._abandon(0.0, TERMINATED)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         """Lets the lease end shortly after a child that has reached its hard time limit."""
         if soft:
             return super().on_timeout(soft, timeout)
         final_error = TimeLimitExceeded(timeout) if acknowledged(self.task, "timeout") else None
-        has_error = self._abandon(KILL_GRACE, final_error)
+        has_error = self._abandon(KILL_GRACE, HARD_TIME_LIMIT, final_error)
         result = super().on_timeout(soft, timeout)
         if has_error:
             self._mark_errbacks_sent()
@@ -177,10 +180,11 @@ class IdempotentRequest(Request):
             or not acknowledged(task, "failure")
         )
 
-    def _abandon(self, grace: float, final_error: Exception | None = None) -> bool:
+    def _abandon(self, grace: float, reason: str, final_error: Exception | None = None) -> bool:
         """Ends the child's lease after `grace` seconds.
 
         Args:
+            reason: how the execution ends: `Record.ended_by`.
             final_error: the error that Celery stores, if it acknowledges the message.
 
         Returns:
@@ -208,10 +212,21 @@ class IdempotentRequest(Request):
                     worker_name(self.hostname, self.worker_pid),
                     grace_ms=round(grace * 1000),
                     generation=generation_of(self._context),
+                    reason=reason,
                     error=payload,
                     error_ms=settings.error_ms,
                 )
             )
+            if reply.case == "ok":
+                log_call(
+                    logger,
+                    logging.INFO,
+                    "is ended (%s); its key is free in %.1f s",
+                    reason,
+                    grace,
+                    key=key,
+                    task_id=self.id,
+                )
             return final_error is not None and reply.case == "ok" and not self._in_shadow
         except Exception as error:
             # The lease expires by itself, and the message has to be redelivered in any case.
@@ -238,3 +253,7 @@ class IdempotentRequest(Request):
                 error,
                 extra=fields(None, task_id=self.id),
             )
+
+
+def _reason(error: BaseException) -> str:
+    return PROCESS_LOST if isinstance(error, WorkerLostError) else TERMINATED

@@ -144,7 +144,12 @@ class TestHeartbeat:
             store.extend = count_leases  # type: ignore[method-assign]
             sent_at = time.monotonic()
             leases: list[Lease[RecordStore]] = [
-                Lease(store, Extension(idem.key_of(f"{key}:{n}"), n, 300, 1000), sent_at, lost.set)
+                Lease(
+                    store,
+                    Extension(idem.key_of(f"{key}:{n}"), n, 300, 1000),
+                    sent_at,
+                    lambda raw: lost.set(),
+                )
                 for n in range(1, 21)
             ]
             for lease in leases:

@@ -215,6 +215,7 @@ class RecordHarness:
         task_id: str = FIRST,
         worker: str = WORKER,
         grace_ms: int = 0,
+        reason: str = "",
         error: Payload | None = None,
     ) -> RecordReply:
         return self._answer(
@@ -225,6 +226,7 @@ class RecordHarness:
                         task_id,
                         worker,
                         grace_ms=grace_ms,
+                        reason=reason,
                         error=error,
                         error_ms=ERROR_MS,
                     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from celery_idempotent.record import layout
 from celery_idempotent.record.record import State
 from tests.store.record_harness import FIRST, LEASE_MS, OTHER_WORKER, SECOND, WORKER, RecordHarness
 from tests.waiting import eventually
@@ -17,6 +18,29 @@ def test_the_next_begin_takes_over_at_once(harness: RecordHarness) -> None:
     successor = harness.begin(task_id=SECOND)
     assert (successor.case, successor.stored.attempt) == ("begun", 2)
     assert successor.token > dead.token
+
+
+def test_the_record_has_the_reason_until_the_next_begin(harness: RecordHarness) -> None:
+    harness.started()
+    assert harness.record().ended_by is None
+
+    harness.abandon(reason="hard_time_limit")
+
+    assert harness.record().ended_by == "hard_time_limit"
+    assert harness.begin(task_id=SECOND).stored.ended_by is None
+
+
+def test_the_execution_can_tell_that_no_other_has_begun(harness: RecordHarness) -> None:
+    token = harness.started().token
+    assert not layout.is_abandoned(harness.client.get(harness.name), token, WORKER)
+
+    harness.abandon(reason="hard_time_limit")
+
+    assert layout.is_abandoned(harness.client.get(harness.name), token, WORKER)
+    assert not layout.is_abandoned(harness.client.get(harness.name), token, OTHER_WORKER)
+    assert not layout.is_abandoned(b"S", token, WORKER)
+    harness.begin(task_id=SECOND)
+    assert not layout.is_abandoned(harness.client.get(harness.name), token, WORKER)
 
 
 def test_the_same_message_takes_over_as_well(harness: RecordHarness) -> None:

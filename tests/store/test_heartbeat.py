@@ -48,7 +48,7 @@ class Holder:
             self._lost,
         )
 
-    def _lost(self) -> None:
+    def _lost(self, raw: bytes) -> None:
         self.losses += 1
 
 
@@ -309,7 +309,7 @@ def test_an_unexpected_error_does_not_end_the_others(
 ) -> None:
     bad, good = (Holder(harness, key) for key in keys(2))
 
-    def explode() -> None:
+    def explode(raw: bytes) -> None:
         raise RuntimeError("in a handler")
 
     bad.lease.on_lost = explode

@@ -216,7 +216,8 @@ class Protocol:
         if record.state != STARTED:
             return Result("ok", None, record)
         at = min(record.at, clock.ms + grace_ms)
-        abandoned = record._replace(token=record.token + 1, at=at, owner=b"", format=b"")
+        ended_by = b"" if error else format
+        abandoned = record._replace(token=record.token + 1, at=at, owner=b"", format=ended_by)
         if error:
             final = Error(task_id, FAILED, generation, clock.ms, format, error)
             abandoned = self.reserved_for_nobody(self.prepend_error(abandoned, final))

@@ -45,7 +45,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def lease_of(seconds: float, sent_at: float) -> Lease:
     extension = Extension(Key("shop.charge", "digest"), 17, int(seconds * 1000), 1000)
-    return Lease(NOBODY, extension, sent_at, lambda: None)
+    return Lease(NOBODY, extension, sent_at, lambda raw: None)
 
 
 def execution_of(lease: Lease, attempt: int = 1) -> Execution:

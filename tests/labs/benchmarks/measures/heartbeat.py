@@ -108,7 +108,7 @@ class ManyLeases(Measure):
     def _lease(self, bench: Bench) -> Lease[RecordStore]:
         key = next(bench.new_keys)
         extension = Extension(key, bench.begin_token(key), self.LEASE_MS, RETENTION_MS)
-        return Lease(bench.store, extension, time.monotonic(), lambda: None)
+        return Lease(bench.store, extension, time.monotonic(), lambda raw: None)
 
 
 def _renewals(server: RedisServer) -> int:
