@@ -18,6 +18,7 @@ from celery.signals import task_failure, task_success, worker_init
 
 from celery_idempotent import IdempotentTask, signals
 from celery_idempotent.task import republish
+from tests.migration import migrated_tasks, transitional_tasks  # noqa: F401 (registers the tasks)
 from tests.worker import (  # noqa: F401 (registers the tasks)
     canvas_tasks,
     failing_tasks,

@@ -1,0 +1,138 @@
+"""The two deployments of the guides: processes of the old, the middle and the new version."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.migration.conftest import NO_WORKER, make_task
+from tests.migration.migrated_tasks import ONE_AT_A_TIME
+from tests.migration.transitional_tasks import OPTIONS
+from tests.waiting import SOON, eventually
+from tests.worker.harness import Shop
+from tests.worker.ledger import Ledger
+from tests.worker.shop import make_app
+
+pytestmark = [pytest.mark.worker, pytest.mark.xdist_group("migration")]
+
+OLD_CLASSES = {"once": "QueueOnce", "singleton": "Singleton"}
+
+
+@pytest.fixture(params=OPTIONS)
+def library(request: pytest.FixtureRequest) -> str:
+    pytest.importorskip(f"celery_{request.param}", reason="extra peers is not installed")
+    return str(request.param)
+
+
+@pytest.fixture
+def in_transition(shop: Shop, library: str) -> Any:
+    """The task as processes of the first step have it, the worker included."""
+    return shop.app.tasks[f"shop.{library}_handle"]
+
+
+@pytest.fixture
+def old(shop: Shop, library: str) -> Any:
+    """The task as old processes have it."""
+    base = getattr(importlib.import_module(f"celery_{library}"), OLD_CLASSES[library])
+    return _in_another_process(shop, library, base=base, **OPTIONS[library])
+
+
+@pytest.fixture
+def new(shop: Shop, library: str) -> Any:
+    """The task as processes of the second step have it."""
+    return _in_another_process(shop, library, idempotency_key=("order",), **ONE_AT_A_TIME)
+
+
+def _in_another_process(shop: Shop, library: str, **options: Any) -> Any:
+    def task(self: Any, order: str, amount: int = 1) -> None: ...
+
+    name = f"shop.{library}_handle"
+    app = make_app(shop.settings)
+    del app.tasks[name]
+    return make_task(app, task, bind=True, name=name, **options)
+
+
+def is_refused(task: Any, first: Any, order: str) -> bool:
+    """Returns whether a call is not published, in the way of either library."""
+    try:
+        return bool(task.apply_async((order,), queue=NO_WORKER).id == first.id)
+    except Exception as error:
+        return type(error).__name__ == "AlreadyQueued"
+
+
+def locks(shop: Shop) -> list[Any]:
+    """Returns the locks of both libraries that are held."""
+    return [*shop.redis.scan_iter("qo_*"), *shop.redis.scan_iter("SINGLETONLOCK_*")]
+
+
+@pytest.fixture(autouse=True)
+def _without_locks(shop: Shop) -> None:
+    for lock in locks(shop):
+        shop.redis.delete(lock)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("published_by", "others"),
+    [
+        ("old", ["old", "in_transition"]),
+        ("in_transition", ["old", "in_transition", "new"]),
+        ("new", ["in_transition", "new"]),
+    ],
+)
+def test_a_queued_call_is_not_queued_by_a_process_that_runs_at_the_same_time(
+    request: pytest.FixtureRequest,
+    order: str,
+    waiting_messages: Callable[[], int],
+    published_by: str,
+    others: list[str],
+) -> None:
+    first = request.getfixturevalue(published_by).apply_async((order,), queue=NO_WORKER)
+
+    for version in others:
+        assert is_refused(request.getfixturevalue(version), first, order), version
+    assert waiting_messages() == 1
+
+
+def test_a_call_that_an_old_process_has_queued_leaves_no_reservation(
+    in_transition: Any, old: Any, new: Any, order: str
+) -> None:
+    first = old.apply_async((order,), queue=NO_WORKER)
+    assert is_refused(in_transition, first, order)
+    assert new.idempotency_record(order) is None
+
+
+def test_after_its_end_every_version_can_queue_it_again(
+    shop: Shop, in_transition: Any, old: Any, new: Any, ledger: Ledger, order: str
+) -> None:
+    for version in (old, in_transition, new, in_transition, old):
+        version.delay(order).get(SOON)
+        # The older libraries release their locks after the result is stored.
+        eventually(lambda: not locks(shop), "no lock is left")
+    assert len(ledger.runs(order)) == 5
+
+
+def test_a_copy_of_the_running_message_is_put_back_in_spite_of_its_lock(
+    in_transition: Any, ledger: Ledger, order: str
+) -> None:
+    ledger.hold(order)
+    first = in_transition.delay(order)
+    ledger.wait_for_run(order)
+
+    in_transition.app.send_task(in_transition.name, (order,), task_id=first.id)
+    ledger.wait_for_signal(first.id, "conflicted")
+    ledger.release(order)
+
+    ledger.wait_for_signal(first.id, "replayed")
+    assert len(ledger.runs(order)) == 1
+
+
+def test_a_retry_is_published_in_spite_of_its_lock(
+    shop: Shop, library: str, ledger: Ledger, order: str
+) -> None:
+    task = shop.app.tasks[f"shop.{library}_retry"]
+    assert task.delay(order, 0).get(SOON) == "retried"
+    assert len(ledger.runs(order)) == 2

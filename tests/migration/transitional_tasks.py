@@ -1,0 +1,43 @@
+"""Tasks in the middle of a migration: with the base classes that the guides print.
+
+Empty without celery-once and celery-singleton.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import shared_task
+
+from tests.docs.test_docs import ROOT, block_with
+from tests.migration.migrated_tasks import retry_once
+from tests.worker.tasks import handle
+
+#: The options of a task for each library; IdempotentTask ignores them.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "once": {"once": {"keys": ["order"], "timeout": 60}},
+    "singleton": {"unique_on": ["order"]},
+}
+
+
+def _base_class(library: str) -> Any:
+    guide = ROOT / f"docs/migrating-from-celery-{library}.md"
+    names: dict[str, Any] = {"__name__": __name__}
+    try:
+        exec(block_with(guide, "class TransitionalTask"), names)
+    except ModuleNotFoundError:
+        return None
+    return names["TransitionalTask"]
+
+
+for _library, _options in OPTIONS.items():
+    if _base := _base_class(_library):
+        for _name, _body in (("handle", handle), ("retry", retry_once)):
+            shared_task(
+                _body,
+                bind=True,
+                base=_base,
+                name=f"shop.{_library}_{_name}",
+                idempotency_key=("order",),
+                **_options,
+            )
