@@ -65,7 +65,6 @@ class RecordStore:
         decode: Callable[[Record], Any],
         transport: Transport | None = None,
     ) -> None:
-        self.instances.add(self)
         self.config = config
         self.breaker = Breaker(config.breaker_threshold, config.breaker_max_delay, self._probe)
         self.outage = OutageLogger(config)
@@ -78,6 +77,7 @@ class RecordStore:
         self._heartbeat_timeout = config.timeout
         #: Seconds of `clock.monotonic`.
         self._no_references_until = 0.0
+        self.instances.add(self)
 
     def name(self, key: Key) -> str:
         """Returns the name of the record in Redis."""

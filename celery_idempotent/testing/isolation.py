@@ -13,6 +13,7 @@ from celery import Celery, Task
 
 from celery_idempotent.configuration import configuration
 from celery_idempotent.record.record import Record
+from celery_idempotent.settings import SHADOW_SUFFIX
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
@@ -42,8 +43,15 @@ def isolated_stores(url: str) -> Iterator[str]:
     prefix = f"test-{uuid4().hex}"
 
     def isolated(config: StoreConfig) -> StoreConfig:
+        suffix = SHADOW_SUFFIX if config.prefix.endswith(SHADOW_SUFFIX) else ""
         return replace(
-            config, url=url, prefix=prefix, options={}, client=None, wait_replicas=0, wait_aof=False
+            config,
+            url=url,
+            prefix=prefix + suffix,
+            options={},
+            client=None,
+            wait_replicas=0,
+            wait_aof=False,
         )
 
     def values_of(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:

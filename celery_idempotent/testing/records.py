@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 from celery_idempotent import signals
+from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
 from celery_idempotent.task.task import IdempotentTask
 from celery_idempotent.testing.isolation import isolated_stores
 from celery_idempotent.testing.server import RedisServer
+
+_CRASHED_TASK = "crashed-task"
 
 
 @cache
@@ -53,7 +56,7 @@ class IsolatedRecords:
         settings: Celery settings with which a worker in another process uses the same records.
     """
 
-    def __init__(self, url: str, prefix: str, executions: Mapping[str, int]) -> None:
+    def __init__(self, url: str, prefix: str, executions: Counter[str]) -> None:
         self.settings: dict[str, Any] = {
             "idempotency_enabled": True,
             "idempotency_redis_url": url,
@@ -73,13 +76,9 @@ class IsolatedRecords:
         if record is None or record.state is not State.STARTED:
             state = "absent" if record is None else record.state.value
             raise AssertionError(f"{task.name} is {state} for these arguments: it has no lease")
+        key = _record_key(task, record.task_id, args, kwargs)
         task.idempotency_configuration.execute(
-            commands.abandon(
-                task.idempotency_key_of(*args, **kwargs),
-                record.task_id,
-                record.worker,
-                grace_ms=0,
-            )
+            commands.abandon(key, record.task_id, record.worker, grace_ms=0)
         )
 
     def crash(self, task: IdempotentTask, *args: Any, **kwargs: Any) -> None:
@@ -89,12 +88,13 @@ class IsolatedRecords:
             AssertionError: if the call has finished, or is running.
         """
         settings = task.idempotency_configuration.settings
+        key = _record_key(task, _CRASHED_TASK, args, kwargs)
         reply = task.idempotency_configuration.execute(
             commands.begin(
-                task.idempotency_key_of(*args, **kwargs),
+                key,
                 execution_id=b"crashed execution",
                 unanswered_ids=b"",
-                task_id="crashed-task",
+                task_id=_CRASHED_TASK,
                 worker="crashed-worker/0",
                 lease_ms=settings.lease_ms,
                 retention_ms=settings.result_ms,
@@ -106,6 +106,7 @@ class IsolatedRecords:
             raise AssertionError(
                 f"{task.name} cannot crash: begin replied {reply.case!r} for these arguments"
             )
+        self._executions[str(key)] += 1
         self.expire_lease(task, *args, **kwargs)
 
     def assert_ran_once(self, task: IdempotentTask, *args: Any, **kwargs: Any) -> None:
@@ -117,16 +118,23 @@ class IsolatedRecords:
         Raises:
             AssertionError: with the state of the call and the number of its executions.
         """
+        configuration = task.idempotency_configuration
+        if configuration.in_shadow or not configuration.settings.enabled:
+            option = "shadow is True" if configuration.in_shadow else "enabled is False"
+            raise AssertionError(f"{task.name}: idempotency_{option}, so duplicates run as well")
         record = task.idempotency_record(*args, **kwargs)
-        key = str(task.idempotency_key_of(*args, **kwargs))
         state = "absent" if record is None else record.state.value
         attempt = 0 if record is None else record.attempt
-        executions = max(self._executions.get(key, 0), attempt)
-        if state == "COMPLETED" and executions == 1:
-            return
-        hint = ""
-        if not task.idempotency_configuration.settings.enabled:
-            hint = "; idempotency_enabled is False for this task, so nothing is recorded"
-        raise AssertionError(
-            f"{task.name} is {state} after {executions} executions, not COMPLETED after one{hint}"
-        )
+        executions = max(self._executions[str(task.idempotency_key_of(*args, **kwargs))], attempt)
+        if state != "COMPLETED" or executions != 1:
+            raise AssertionError(
+                f"{task.name} is {state} after {executions} executions, not COMPLETED after one"
+            )
+
+
+def _record_key(
+    task: IdempotentTask, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Key:
+    """Returns the key of the record that an execution of `task_id` has."""
+    key = task.idempotency_key_of(*args, **kwargs)
+    return key.of_message(task_id) if task.idempotency_configuration.settings.runs_again else key

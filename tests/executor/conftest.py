@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
@@ -64,7 +65,7 @@ def task(app: Celery) -> Callable[..., IdempotentTask]:
 @pytest.fixture
 def idempotency(server: RedisServer) -> IsolatedRecords:
     """Simulates faults on the records of `app`, whose server and prefix these tests access."""
-    return IsolatedRecords(server.url, "idem", {})
+    return IsolatedRecords(server.url, "idem", Counter())
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from celery_idempotent.testing.server import RedisServer
 #: No server listens there: a test that passes has not used it.
 ELSEWHERE = "redis://127.0.0.1:1/0"
 
+RUNS_AGAIN = ["finished", "started"]
+
 MakeTask = Callable[..., Any]
 
 
@@ -61,6 +63,17 @@ class TestFaults:
         assert charge.idempotency_record("1").state is State.STARTED
         assert charge.delay("1").get() == 2
 
+    @pytest.mark.parametrize("until", RUNS_AGAIN)
+    def test_a_crash_is_taken_over_by_another_message(
+        self, idempotency: IsolatedRecords, make_task: MakeTask, runs: list[str], until: str
+    ) -> None:
+        charge = make_task(idempotency_until=until)
+        idempotency.crash(charge, "1")
+        assert charge.idempotency_record("1").state is State.STARTED
+        charge.delay("1")
+        assert charge.idempotency_record("1").state is State.COMPLETED
+        assert runs == ["1"]
+
     def test_an_expired_lease_is_taken_over_from_a_running_execution(
         self, idempotency: IsolatedRecords, app: Celery
     ) -> None:
@@ -103,7 +116,22 @@ class TestAssertRanOnce:
         with pytest.raises(AssertionError, match="COMPLETED after 2 executions"):
             idempotency.assert_ran_once(charge, "1")
 
-    def test_after_a_crash_it_fails(self, idempotency: IsolatedRecords, charge: Any) -> None:
+    @pytest.mark.parametrize("until", RUNS_AGAIN)
+    def test_after_two_calls_of_a_key_that_runs_again_it_fails(
+        self, idempotency: IsolatedRecords, make_task: MakeTask, until: str
+    ) -> None:
+        charge = make_task(idempotency_until=until)
+        charge.delay("1")
+        idempotency.assert_ran_once(charge, "1")
+        charge.delay("1")
+        with pytest.raises(AssertionError, match="COMPLETED after 2 executions"):
+            idempotency.assert_ran_once(charge, "1")
+
+    @pytest.mark.parametrize("until", ["expired", *RUNS_AGAIN])
+    def test_after_a_crash_it_fails(
+        self, idempotency: IsolatedRecords, make_task: MakeTask, until: str
+    ) -> None:
+        charge = make_task(idempotency_until=until)
         idempotency.crash(charge, "1")
         charge.delay("1")
         with pytest.raises(AssertionError, match="COMPLETED after 2 executions"):
@@ -118,12 +146,13 @@ class TestAssertRanOnce:
         ):
             records.assert_ran_once(charge, "1")
 
-    def test_it_names_the_option_that_disables_the_task(
-        self, idempotency: IsolatedRecords, make_task: MakeTask
+    @pytest.mark.parametrize(("option", "value"), [("enabled", False), ("shadow", True)])
+    def test_it_names_the_option_that_lets_duplicates_run(
+        self, idempotency: IsolatedRecords, make_task: MakeTask, option: str, value: bool
     ) -> None:
-        charge = make_task(idempotency_enabled=False)
+        charge = make_task(**{f"idempotency_{option}": value})
         charge.delay("1")
-        with pytest.raises(AssertionError, match="idempotency_enabled is False for this task"):
+        with pytest.raises(AssertionError, match=f"idempotency_{option} is {value}"):
             idempotency.assert_ran_once(charge, "1")
 
 
