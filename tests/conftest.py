@@ -34,6 +34,7 @@ SLOW_FOLDERS = (
         "labs",
         "monitoring",
         "sql",
+        "dashboard",
     ),
 )
 

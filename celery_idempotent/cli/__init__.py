@@ -9,6 +9,7 @@ from __future__ import annotations
 import click
 from celery.bin.control import inspect
 
+from celery_idempotent.cli.dashboard import dashboard
 from celery_idempotent.cli.doctor import doctor
 from celery_idempotent.cli.explain import explain
 from celery_idempotent.cli.forget import forget
@@ -31,5 +32,5 @@ for _parameter in inspect.params:
     if isinstance(_parameter.type, click.Choice):
         _parameter.type = click.Choice([*_parameter.type.choices, *inspect_commands.COMMANDS])
 
-for _command in (list_records, show, forget, stats, explain, doctor, keys):
+for _command in (list_records, show, forget, stats, explain, doctor, keys, dashboard):
     idempotency.add_command(_command)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import click
 from celery import Celery
@@ -15,6 +14,7 @@ from celery import Celery
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.monitoring import formatting
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,19 +55,15 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A duration such as ``90``, ``90s``, ``10m``, ``2h`` or ``1d``, as a timedelta."""
 
     name = "duration"
-    _UNITS: ClassVar = {"": "seconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> timedelta:
         """Parses `value`; a value without a unit is in seconds."""
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(value))
-        if match is None:
-            self.fail(f"{value!r} is not a duration: write 90s, 10m, 2h or 1d", param, ctx)
         try:
-            return timedelta(**{self._UNITS[match[2]]: float(match[1])})
-        except OverflowError:
-            self.fail(f"{value!r} is too long: write less than 1000000000d", param, ctx)
+            return formatting.parse_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 STATES = click.Choice(["RESERVED", "STARTED", "COMPLETED", "FAILED"], case_sensitive=False)

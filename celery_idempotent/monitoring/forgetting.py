@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from celery_idempotent import signals
+from celery_idempotent import call_log, signals
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.record.record import State
 from celery_idempotent.store.commands import UNREADABLE
@@ -44,8 +44,10 @@ def forget(
         return {"changed": CHANGED, "absent": ABSENT}[case]
     task_id = "" if record is None else record.task_id
     state = "unreadable" if record is None else f"{record.state}, of task {task_id!r}"
-    logger.info("%r has forgotten the record %s (%s)", user, view.key, state)
+    token = None if record is None else record.token
     label = "" if record is None else record.label
+    extra = call_log.fields(str(view.key), task_id=task_id, label=label, token=token)
+    logger.info("%r has forgotten the record %s (%s)", user, view.key, state, extra=extra)
     signals.send(
         signals.forgotten, sender, task_id=task_id, key=str(view.key), label=label, user=user
     )

@@ -1,8 +1,28 @@
-"""Formats times, durations, sizes and counts for people."""
+"""Formats times, durations, sizes and counts for people, and parses durations that they write."""
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
+
+_UNITS = {"": "seconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def parse_duration(text: str) -> timedelta:
+    """Returns the duration that ``90``, ``90s``, ``10m``, ``2h`` or ``1d`` describes.
+
+    A number without a unit is in seconds.
+
+    Raises:
+        ValueError: if it is not of this form, or too long.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration: write 90s, 10m, 2h or 1d")
+    try:
+        return timedelta(**{_UNITS[match[2]]: float(match[1])})
+    except OverflowError:
+        raise ValueError(f"{text!r} is too long: write less than 1000000000d") from None
 
 
 def relative_time(moment: datetime | None, now: datetime) -> str:

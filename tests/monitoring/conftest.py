@@ -39,6 +39,7 @@ class Shop:
     def __init__(self, app: Celery, client: Redis) -> None:
         self.app = app
         self.client = client
+        self.url: str = app.conf.broker_url
         self.charge, self.pack, self.tidy = (
             app.tasks[f"shop.{name}"] for name in ("charge", "pack", "tidy")
         )

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import celery_idempotent
-from celery_idempotent import errors, pytest_plugin, settings, signals
+from celery_idempotent import dashboard, errors, pytest_plugin, settings, signals
 from celery_idempotent.cli import idempotency
 from celery_idempotent.contrib import asgi, kombu, wsgi
 from celery_idempotent.contrib.django import middleware as django
@@ -30,7 +30,7 @@ IMPORTED = (
     kombu.IdempotentConsumer,
 )
 #: Modules with public functions for the options of these classes.
-HELPERS = (asgi, django, wsgi)
+HELPERS = (asgi, django, wsgi, dashboard)
 #: Public classes that users do not instantiate.
 RETURNED = (
     Execution,

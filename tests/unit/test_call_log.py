@@ -22,13 +22,14 @@ NOT_ABOUT_A_CALL = (
     "%d keys cannot be released",
     "%d leases could not be extended",
     "%s",  # the settings, when a worker starts
-    "%r has forgotten the record",
     "A call has no label",  # once for each template
     "A request with an Idempotency-Key is refused",  # beside the line of its refusal
     "Cannot serve the idempotency metrics",
+    "Refused a request of another site",  # to the dashboard
     "Serving idempotency metrics",
     "Task ids of duplicates are not recorded",  # many at once
     "The configuration weakens idempotency",
+    "The dashboard cannot be updated",
     "The event %s could not be sent",
     "The flow of a cancelled call failed",
     "The idempotency heartbeat",

@@ -30,10 +30,19 @@ class RecordFilter:
     task: str | None = None
     #: Time since the outcome, or since the begin if there is no outcome yet.
     older_than: timedelta | None = None
+    #: Id of the task that holds the key, or stored the outcome.
+    task_id: str | None = None
+
+    @property
+    def needs_record(self) -> bool:
+        """Whether a record that cannot be read does not match."""
+        return (self.state, self.older_than, self.task_id) != (None, None, None)
 
     def matches(self, record: Record, now: datetime) -> bool:
-        """Returns whether state and age match; the scan has selected the task."""
+        """Returns whether all but the task match, which the scan has selected."""
         if self.state is not None and record.state is not self.state:
+            return False
+        if self.task_id is not None and record.task_id != self.task_id:
             return False
         return self.older_than is None or now - since(record) > self.older_than
 
@@ -57,10 +66,14 @@ def since(record: Record) -> datetime:
     return record.finished_at or datetime.fromtimestamp(record.token / 1e6, tz=timezone.utc)
 
 
-def read_view(store: RecordStore, key: Key) -> RecordView | None:
-    """Reads the record of `key`; None if it is absent."""
+def read_view(store: RecordStore, key: Key, *, whole: bool = False) -> RecordView | None:
+    """Reads the record of `key`; None if it is absent.
+
+    Args:
+        whole: also read what a scan leaves out of a long record: its finished steps.
+    """
     with store.open_reader() as reader:
-        found = reader.get([key]).get(key)
+        found = reader.get([key], whole=whole).get(key)
         if found is None:
             return None
         try:
@@ -75,7 +88,7 @@ def record_views(
 ) -> Iterator[list[RecordView]]:
     """Returns the records in pages, which may be empty.
 
-    Records that cannot be read are included, unless the filter is by state or age.
+    Records that cannot be read are included, unless the filter is by more than the task.
 
     Raises:
         StoreUnavailableError: if Redis does not reply.
@@ -152,7 +165,7 @@ def _matching(
         try:
             record = reader.read(scanned)
         except CorruptRecordError:
-            if record_filter.state is None and record_filter.older_than is None:
+            if not record_filter.needs_record:
                 yield RecordView(scanned.key, None, scanned.now, store)
             continue
         if record_filter.matches(record, scanned.now):

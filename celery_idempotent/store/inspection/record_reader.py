@@ -56,6 +56,10 @@ class RecordReader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes its connections."""
         if self._owns_client:
             close_client(self._client)
 
@@ -102,13 +106,20 @@ class RecordReader:
                     page = scan.heads(node, ours, expiry=expiry)
                     yield (end if end[0] < len(nodes) else None), page
 
-    def get(self, keys: Iterable[Key]) -> dict[Key, ScannedRecord]:
-        """Returns the records of `keys` that exist, in one round trip to each node."""
+    def get(self, keys: Iterable[Key], *, whole: bool = False) -> dict[Key, ScannedRecord]:
+        """Returns the records of `keys` that exist, in one round trip to each node.
+
+        Args:
+            whole: read all bytes of long records, too.
+        """
+        size = scan.WHOLE if whole else scan.HEAD
         with _translated_errors():
             return {
                 scanned.key: scanned
                 for node, its_keys in self._by_node(keys)
-                for scanned in scan.heads(node, [(self.name(key), key) for key in its_keys])
+                for scanned in scan.heads(
+                    node, [(self.name(key), key) for key in its_keys], size=size
+                )
             }
 
     def read(self, scanned: ScannedRecord) -> Record:

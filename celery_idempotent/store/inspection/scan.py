@@ -20,6 +20,8 @@ from celery_idempotent.record import layout
 PAGE = 500
 #: Bytes that hold every field before the outcome, unless a task id is unusually long.
 HEAD = 640
+#: More bytes than Redis can store in a string.
+WHOLE = 2**29
 
 _KEY = re.compile(r"[^:]+:~?[A-Za-z0-9_-]{22}")
 
@@ -93,12 +95,13 @@ def names(
 
 
 def heads(
-    node: Any, keys: Sequence[tuple[Any, Key]], *, expiry: bool = True
+    node: Any, keys: Sequence[tuple[Any, Key]], *, expiry: bool = True, size: int = HEAD
 ) -> list[ScannedRecord]:
     """Returns the records under these names; names without a record are left out.
 
     Args:
         expiry: read the expiry too, which is half of the work.
+        size: bytes of each record that are read.
 
     Raises:
         RedisError: if the server replies with an error that is not about one record.
@@ -108,7 +111,7 @@ def heads(
     pipeline = node.pipeline(transaction=False)
     pipeline.time()
     for name, _ in keys:
-        pipeline.getrange(name, 0, HEAD - 1)
+        pipeline.getrange(name, 0, size - 1)
         if expiry:
             pipeline.pttl(name)
     replies = pipeline.execute(raise_on_error=False)
@@ -124,7 +127,7 @@ def heads(
         head = b"?" if isinstance(raw, Exception) else raw
         if head and not layout.is_absent(head):
             expires_at = _utc(clock + ttl_ms / 1e3) if ttl_ms >= 0 else None
-            whole = len(head) < HEAD
+            whole = len(head) < size
             records.append(ScannedRecord(key, head, whole, expires_at, _utc(clock)))
     return records
 

@@ -1,0 +1,67 @@
+"""``dashboard``: serves the dashboard."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+import click
+
+from celery_idempotent.cli.command import FriendlyCommand, idempotent_tasks
+
+AUTH_VARIABLE = "CELERY_IDEMPOTENCY_DASHBOARD_AUTH"
+
+
+@click.command(cls=FriendlyCommand)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=5556, show_default=True, help="0 is any."
+)
+@click.option(
+    "--auth",
+    metavar="USER:PASSWORD",
+    envvar=AUTH_VARIABLE,
+    show_envvar=True,
+    help="Require a user and a password. Other users of the machine can read the option, but not "
+    "the variable.",
+)
+@click.option("--read-only", is_flag=True, help="Nobody may forget records.")
+@click.option(
+    "--url-prefix", default="", metavar="/PATH", help="Serve below this path, behind a proxy."
+)
+@click.pass_obj
+def dashboard(
+    obj: Any, host: str, port: int, auth: str | None, read_only: bool, url_prefix: str
+) -> None:
+    """Serve a web page for the person on call.
+
+    Without --auth it listens on the loopback interface alone.
+    """
+    try:
+        from celery_idempotent.dashboard import server
+    except ImportError as error:
+        raise click.ClickException(
+            f"{error.name} is not installed: pip install 'celery-idempotent[dashboard]'"
+        ) from None
+    if not auth and not _is_loopback(host):
+        raise click.UsageError(
+            f"--host {host} can be reached from other machines: set {AUTH_VARIABLE} or --auth, or "
+            "listen on 127.0.0.1"
+        )
+    idempotent_tasks(obj.app)
+    server.serve(
+        obj.app,
+        host,
+        port,
+        auth=auth or None,
+        read_only=read_only,
+        url_prefix=url_prefix,
+        announce=click.echo,
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

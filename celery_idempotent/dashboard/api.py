@@ -1,0 +1,165 @@
+"""The JSON API, with the documents of ``celery idempotency … --json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from celery_idempotent.dashboard import explain
+from celery_idempotent.dashboard.access import Access
+from celery_idempotent.dashboard.context import Context, make_filter, shown_record
+from celery_idempotent.dashboard.protection import read_body
+from celery_idempotent.dashboard.sampler import Snapshot
+from celery_idempotent.monitoring import forgetting, json_format
+from celery_idempotent.store.inspection.record_query import RecordView
+
+#: Records of one page.
+MAX_LIMIT = 500
+
+_STATUS = {
+    forgetting.FORGOTTEN: 200,
+    forgetting.ABSENT: 404,
+    forgetting.RUNNING: 409,
+    forgetting.CHANGED: 412,
+}
+
+
+def json_response(
+    document: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Returns `document` as JSON; what JSON cannot represent becomes text."""
+    text = json.dumps(document, default=str)
+    return Response(f"{text}\n", status, headers, media_type="application/json")
+
+
+class Api:
+    """The endpoints below /api."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def routes(self) -> list[Route]:
+        """Returns the routes."""
+        return [
+            Route("/records", self.records),
+            Route("/records/{key}", self.record, methods=["GET"]),
+            Route("/records/{key}", self.forget, methods=["DELETE"]),
+            Route("/stats", self.stats),
+            Route("/doctor", self.doctor),
+            Route("/workers", self.workers),
+            Route("/explain", self.explain, methods=["POST"]),
+        ]
+
+    def records(self, request: Request) -> Response:
+        """Returns a page of records and the cursor of the next one."""
+        query = request.query_params
+        record_filter = make_filter(
+            query.get("state", ""), query.get("task", ""), query.get("older_than", "")
+        )
+        limit = _integer(query.get("limit", "50"))
+        page = self._context.page(record_filter, query.get("cursor", ""), limit)
+        records = [json_format.view_fields(view) for view in page.views]
+        return json_response({"records": records, "cursor": page.cursor or None})
+
+    def record(self, request: Request) -> Response:
+        """Returns one record; its headers have what a DELETE needs."""
+        view = self._context.find(request.path_params["key"])
+        if view is None:
+            raise HTTPException(404, "There is no such record.")
+        access: Access = request.state.access
+        document = json_format.view_fields(view)
+        if access.results and view.record is not None:
+            document |= json_format.outcome_fields(view.record)
+        headers = {"etag": _etag(view)}
+        if access.forget:
+            headers["x-csrf-token"] = self._context.tokens.csrf(access.user)
+        return json_response(document, headers=headers)
+
+    def forget(self, request: Request) -> Response:
+        """Forgets one record, if it still has the ETag in If-Match."""
+        access: Access = request.state.access
+        check_right(access)
+        if not self._context.tokens.is_csrf(request.headers.get("x-csrf-token", ""), access.user):
+            raise HTTPException(403, "Send the header X-CSRF-Token of the record's GET.")
+        view = self._context.find(request.path_params["key"])
+        if view is None:
+            raise HTTPException(404, "There is no such record.")
+        expected = request.headers.get("if-match")
+        if expected is None:
+            raise HTTPException(428, "Send the ETag of the record's GET as If-Match.")
+        if expected != _etag(view):
+            raise HTTPException(412, "The record has changed: read it again.")
+        force = request.query_params.get("force") == "true"
+        (case,) = self._context.forget([shown_record(view)], access.user, force=force).values()
+        return json_response({"key": str(view.key), "case": case}, _STATUS[case])
+
+    def stats(self, request: Request) -> Response:
+        """Returns the number of records by task and state, and the workers' counters."""
+        return json_response(stats_document(self._context.sampler.snapshot()))
+
+    def doctor(self, request: Request) -> Response:
+        """Returns the findings."""
+        findings = self._context.sampler.findings()
+        return json_response({"findings": [finding.to_json() for finding in findings]})
+
+    def workers(self, request: Request) -> Response:
+        """Returns the leases and counters of each worker that replies."""
+        workers = self._context.sampler.snapshot().workers
+        return json_response(
+            {worker.name: {"leases": worker.leases, "counts": worker.counts} for worker in workers}
+        )
+
+    async def explain(self, request: Request) -> Response:
+        """Explains the call in the request's JSON object."""
+        try:
+            call = json.loads(await read_body(request))
+        except ValueError:
+            raise HTTPException(400, "The body is not JSON.") from None
+        if not isinstance(call, dict):
+            raise HTTPException(400, "The body is not a JSON object.")
+        explained = await run_in_threadpool(explain.explained, self._context, call)
+        return json_response(explained.to_json())
+
+
+def stats_document(snapshot: Snapshot) -> dict[str, Any]:
+    """Returns the records and counters of each task."""
+    counts, records = snapshot.totals(), snapshot.records
+    return {
+        "workers_answered": bool(snapshot.workers),
+        "counted_at": None if records.finished_at is None else records.finished_at.isoformat(),
+        "tasks": {
+            task: {
+                "states": dict(records.by_task.get(task, {})),
+                "counts": dict(counts.get(task, {})),
+            }
+            for task in sorted({*records.by_task, *counts})
+        },
+    }
+
+
+def check_right(access: Access) -> None:
+    """Refuses a user who may not forget records.
+
+    Raises:
+        HTTPException: 403.
+    """
+    if not access.forget:
+        raise HTTPException(403, "You may not forget records, or the dashboard is read-only.")
+
+
+def _etag(view: RecordView) -> str:
+    shown = shown_record(view)
+    return f'"{shown.state}-{shown.token}"'
+
+
+def _integer(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_LIMIT:
+        raise HTTPException(400, f"limit is not a number from 1 to {MAX_LIMIT}.")
+    return int(text)

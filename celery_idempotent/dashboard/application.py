@@ -1,0 +1,102 @@
+"""Assembles the dashboard as an ASGI application."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Collection
+
+from celery import Celery
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from celery_idempotent.dashboard.access import Authorize, BasicAuth
+from celery_idempotent.dashboard.api import Api, json_response
+from celery_idempotent.dashboard.context import Context
+from celery_idempotent.dashboard.live import Live
+from celery_idempotent.dashboard.pages import Pages
+from celery_idempotent.dashboard.presentation import FOLDER, render
+from celery_idempotent.dashboard.protection import Protection
+from celery_idempotent.errors import IdempotencyError, SettingsError
+
+
+def asgi(
+    app: Celery,
+    *,
+    auth: str | None = None,
+    authorize: Authorize | None = None,
+    read_only: bool = False,
+    url_prefix: str = "",
+    allowed_hosts: Collection[str] | None = None,
+    secret_key: str | bytes | None = None,
+) -> ASGIApp:
+    """Returns the dashboard of an app. It needs `auth` or `authorize`.
+
+    Args:
+        auth: ``USER:PASSWORD`` of HTTP basic authentication; this user has every right.
+        authorize: returns the :class:`Access` of a request (a Starlette ``HTTPConnection``), or
+            None to refuse it; may be a coroutine function.
+        read_only: nobody may forget records.
+        url_prefix: the path under which it is served, such as ``/idempotency``, where requests
+            arrive with the whole path. A framework's ``mount`` needs none.
+        allowed_hosts: names in the Host header that are accepted; None for all.
+        secret_key: signs forms; the same in all processes that serve the dashboard. By default
+            each process has a random one.
+
+    Raises:
+        SettingsError: if nothing says who may see the dashboard.
+    """
+    if (auth is None) == (authorize is None):
+        raise SettingsError("asgi() needs one of auth='USER:PASSWORD' and authorize=a callable")
+    if url_prefix and not (url_prefix.startswith("/") and url_prefix.strip("/")):
+        raise SettingsError(f"url_prefix is not a path: write '/idempotency', not {url_prefix!r}")
+    context = Context(app, secret_key)
+    routes: list[BaseRoute] = [
+        *Pages(context).routes(),
+        Route("/live", Live(context).__call__),
+        Mount("/api", routes=Api(context).routes()),
+        Mount("/static", StaticFiles(directory=FOLDER / "static")),
+    ]
+    protection = Middleware(
+        Protection,
+        authorize=authorize or BasicAuth(auth or ""),
+        allowed_hosts=allowed_hosts,
+        read_only=read_only,
+        url_prefix=url_prefix.rstrip("/"),
+    )
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        # Before the first request; a mounted application gets no event of the server.
+        threading.Thread(target=context.warm_up, name="dashboard start", daemon=True).start()
+        yield
+        context.sampler.close()
+
+    return Starlette(
+        routes=routes,
+        middleware=[protection],
+        exception_handlers={HTTPException: _on_http_error, IdempotencyError: _on_store_error},
+        lifespan=lifespan,
+    )
+
+
+def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _error(request, error.status_code, error.detail)
+
+
+def _on_store_error(request: Request, error: Exception) -> Response:
+    """An unreachable Redis, for example. These errors contain no secrets."""
+    return _error(request, 503, str(error))
+
+
+def _error(request: Request, status: int, text: str) -> Response:
+    if request.url.path.startswith(f"{request.state.root}/api/"):
+        return json_response({"error": text}, status)
+    return render(request, "error.html", status=status, text=text)

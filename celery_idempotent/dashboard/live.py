@@ -1,0 +1,93 @@
+"""Announces changes of a page by server-sent events; the page then requests itself again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from celery_idempotent.dashboard.context import Context
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.store.inspection.record_query import RecordView
+
+#: Seconds between two reads, after which a page is announced anyway because its times are old, and
+#: between comments that keep proxies from closing the connection.
+POLL_INTERVAL, REFRESH_INTERVAL, PING_INTERVAL = 1.0, 30.0, 10
+#: Streams of one process.
+MAX_STREAMS = 64
+
+
+class Live:
+    """The endpoint /live."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._streams = 0
+
+    async def __call__(self, request: Request) -> Response:
+        """Sends an event ``changed`` whenever the page's data have changed."""
+        if self._streams >= MAX_STREAMS:
+            raise HTTPException(503, "Too many pages are open: close some.")
+        key = request.query_params.get("key", "")
+        headers = {"x-accel-buffering": "no"}
+        return EventSourceResponse(self._events(key), headers=headers, ping=PING_INTERVAL)
+
+    async def _events(self, key: str) -> AsyncIterator[ServerSentEvent]:
+        self._streams += 1
+        try:
+            last, sent_at = "", anyio.current_time()
+            while True:
+                digest = await run_in_threadpool(self._digest, key)
+                is_old = anyio.current_time() - sent_at > REFRESH_INTERVAL
+                if digest != last or is_old:
+                    # The first event is for a page that has reconnected.
+                    yield ServerSentEvent(event="changed", data=digest)
+                    last, sent_at = digest, anyio.current_time()
+                await anyio.sleep(POLL_INTERVAL)
+        finally:
+            self._streams -= 1
+
+    def _digest(self, key: str) -> str:
+        state = self._record_state(key) if key else self._overview_state()
+        return hashlib.blake2b(repr(state).encode(), digest_size=8).hexdigest()
+
+    def _record_state(self, key: str) -> Any:
+        try:
+            view = self._context.find(key)
+        except IdempotencyError as error:
+            return str(error)
+        return None if view is None else _version(view)
+
+    def _overview_state(self) -> Any:
+        snapshot = self._context.sampler.snapshot()
+        return (
+            [_version(view) for view in snapshot.started],
+            snapshot.expired,
+            [(worker.name, worker.counts, len(worker.leases)) for worker in snapshot.workers],
+            snapshot.records.total,
+            snapshot.error,
+            [finding.name for finding in self._context.sampler.known_findings() or ()],
+        )
+
+
+def _version(view: RecordView) -> Any:
+    record = view.record
+    if record is None:
+        return "corrupt"
+    expired = record.deadline is not None and record.deadline <= view.now
+    return (
+        str(view.key),
+        record.state,
+        record.token,
+        record.attempt,
+        record.at_ms,
+        expired,
+        record.body,
+    )

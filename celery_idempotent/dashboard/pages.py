@@ -1,0 +1,294 @@
+"""The pages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from celery_idempotent import signals
+from celery_idempotent.dashboard import explain
+from celery_idempotent.dashboard.access import Access
+from celery_idempotent.dashboard.api import check_right
+from celery_idempotent.dashboard.chart import chart
+from celery_idempotent.dashboard.context import Context, make_filter, shown_record
+from celery_idempotent.dashboard.presentation import key_path, render
+from celery_idempotent.dashboard.protection import read_body
+from celery_idempotent.dashboard.timeline import timeline
+from celery_idempotent.dashboard.tree import tree
+from celery_idempotent.doctor import versions
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.monitoring import forgetting, json_format
+from celery_idempotent.monitoring.statistics import double_executions
+from celery_idempotent.record import steps
+from celery_idempotent.record.payload import OFFLOADED
+from celery_idempotent.record.record import Record
+from celery_idempotent.store.inspection.record_query import RecordView, since
+
+#: Rows of a page of records.
+PAGE_SIZE = 50
+STATES = ("RESERVED", "STARTED", "COMPLETED", "FAILED")
+#: Titles of the charts and columns, and the decisions that they count.
+DECISIONS = {
+    "Executions": ("run", "takeover"),
+    "Replays": ("replay",),
+    "Conflicts": ("conflict",),
+    "Takeovers": ("takeover",),
+    "Refusals": ("refused",),
+}
+
+
+class Pages:
+    """The endpoints that return HTML."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def routes(self) -> list[Route]:
+        """Returns the routes."""
+        return [
+            Route("/", self.overview),
+            Route("/records", self.records),
+            Route("/search", self.search),
+            Route("/records/{key}", self.record),
+            Route("/forget", self.confirm, methods=["GET"]),
+            Route("/forget", self.forget, methods=["POST"]),
+            Route("/explain", self.explain_form, methods=["GET"]),
+            Route("/explain", self.explain, methods=["POST"]),
+            Route("/workers", self.workers),
+            Route("/doctor", self.doctor),
+        ]
+
+    def overview(self, request: Request) -> Response:
+        """Shows what runs, the charts, the records of each task, and the worst findings."""
+        sampler = self._context.sampler
+        snapshot, now = sampler.snapshot(), sampler.now()
+        counts = snapshot.totals()
+        names = {task.name for task in self._context.tasks}
+        return render(
+            request,
+            "overview.html",
+            live="view=overview",
+            snapshot=snapshot,
+            charts=[
+                chart(title, sampler.history.numbers(names, now))
+                for title, names in DECISIONS.items()
+            ],
+            decisions=DECISIONS,
+            shadow=signals.SHADOW,
+            double_executions=double_executions,
+            tasks=sorted(names | set(counts) | set(snapshot.records.by_task)),
+            counts=counts,
+            states=STATES,
+            findings=sampler.known_findings(),
+        )
+
+    def records(self, request: Request) -> Response:
+        """Shows a page of records."""
+        query = _filter_of(request.query_params)
+        cursor = request.query_params.get("cursor", "")
+        page = self._context.page(make_filter(**query), cursor, PAGE_SIZE)
+        views = sorted(page.views, key=_newest_first)
+        return render(
+            request,
+            "records.html",
+            views=views,
+            since=since,
+            next_cursor=page.cursor,
+            cursor=cursor,
+            query=query,
+            states=STATES,
+            tasks=self._context.tasks,
+        )
+
+    def search(self, request: Request) -> Response:
+        """Redirects to the record of a key or of a task id."""
+        text = request.query_params.get("q", "").strip()
+        if not text:
+            raise HTTPException(400, "Enter a key or a task id.")
+        view = self._context.find(text) or self._context.find_task_id(text)
+        if view is None:
+            raise HTTPException(404, f"No record has the key or the task id {text}.")
+        return RedirectResponse(f"{request.state.root}{key_path(view.key)}", 303)
+
+    def record(self, request: Request) -> Response:
+        """Shows one record."""
+        key = request.path_params["key"]
+        view = self._context.find(key, whole=True)
+        live = urlencode({"key": key})
+        if view is None:
+            return render(request, "absent.html", status=404, key=key, live=live)
+        access: Access = request.state.access
+        names = _steps(view.record)
+        return render(
+            request,
+            "record.html",
+            live=live,
+            view=view,
+            record=view.record,
+            events=timeline(view, names),
+            outcome=_outcome(view.record, access),
+            steps=names,
+        )
+
+    def confirm(self, request: Request) -> Response:
+        """Asks whether to forget one record, or those that a filter selects."""
+        access: Access = request.state.access
+        check_right(access)
+        query, cursor = _filter_of(request.query_params), ""
+        if key := request.query_params.get("key", ""):
+            view = self._context.find(key)
+            views = [] if view is None else [view]
+        elif any(query.values()):
+            page = self._context.select(
+                make_filter(**query), request.query_params.get("cursor", "")
+            )
+            views, cursor = page.views, page.cursor
+        else:
+            raise HTTPException(400, "Select records by state, task or age.")
+        shown = [shown_record(view) for view in views]
+        return render(
+            request,
+            "confirm.html",
+            views=views,
+            query=query,
+            next_cursor=cursor,
+            any_running=any(view.record and view.record.state == "STARTED" for view in views),
+            selection=self._context.tokens.selection(access.user, shown),
+            csrf=self._context.tokens.csrf(access.user),
+        )
+
+    async def forget(self, request: Request) -> Response:
+        """Forgets the records of a confirmation that have not changed since."""
+        form = await _read_form(request)
+        access: Access = request.state.access
+        check_right(access)
+        if not self._context.tokens.is_csrf(form.get("csrf", ""), access.user):
+            raise HTTPException(403, "The form is too old, or was forged: open the page again.")
+        selected = self._context.tokens.selected(form.get("selection", ""), access.user)
+        if selected is None:
+            raise HTTPException(400, "The question is too old: open the page again.")
+        cases = await run_in_threadpool(
+            self._context.forget, selected, access.user, force=form.get("force") == "yes"
+        )
+        kept = {key: case for key, case in cases.items() if case != forgetting.FORGOTTEN}
+        return render(
+            request,
+            "forgotten.html",
+            forgotten=len(cases) - len(kept),
+            kept=kept,
+            messages=_KEPT,
+            status=200 if not kept else 409,
+        )
+
+    def explain_form(self, request: Request) -> Response:
+        """Shows the form for a call."""
+        call = {"task": request.query_params.get("task", "")}
+        return self._explain_page(request, call, None, "")
+
+    async def explain(self, request: Request) -> Response:
+        """Shows the form, and the explanation of its call."""
+        form = await _read_form(request)
+        try:
+            call = dict(form) | {
+                name: _json(form.get(name, ""), name, empty)
+                for name, empty in (("args", "[]"), ("kwargs", "{}"))
+            }
+            explained = await run_in_threadpool(explain.explained, self._context, call)
+        except HTTPException as error:
+            return self._explain_page(request, form, None, error.detail, error.status_code)
+        return self._explain_page(request, form, explained, "")
+
+    def _explain_page(
+        self,
+        request: Request,
+        call: Mapping[str, str],
+        explained: Any,
+        error: str,
+        status: int = 200,
+    ) -> Response:
+        return render(
+            request,
+            "explain.html",
+            status=status,
+            call={
+                name: call.get(name, "") for name in ("task", "args", "kwargs", "key", "task_id")
+            },
+            tasks=self._context.tasks,
+            explained=explained,
+            error=error,
+        )
+
+    def workers(self, request: Request) -> Response:
+        """Shows the workers that reply, their leases and counters."""
+        snapshot = self._context.sampler.snapshot()
+        return render(request, "workers.html", live="view=workers", snapshot=snapshot)
+
+    def doctor(self, request: Request) -> Response:
+        """Shows all findings."""
+        stores = list(dict.fromkeys(str(store.config) for store in self._context.stores))
+        return render(
+            request,
+            "doctor.html",
+            findings=self._context.sampler.findings(),
+            versions=versions.installed(),
+            stores=stores,
+        )
+
+
+_KEPT = {
+    forgetting.RUNNING: "kept: it is running",
+    forgetting.CHANGED: "kept: it has changed since it was shown",
+    forgetting.ABSENT: "already absent",
+}
+
+
+def _filter_of(query: Mapping[str, str]) -> dict[str, str]:
+    return {name: query.get(name, "").strip() for name in ("state", "task", "older_than")}
+
+
+def _newest_first(view: RecordView) -> float:
+    return 0.0 if view.record is None else -since(view.record).timestamp()
+
+
+def _steps(record: Record | None) -> list[str]:
+    if record is None or record.state.finished:
+        return []
+    try:
+        return list(steps.read(record.body, record.key))
+    except IdempotencyError:
+        return []
+
+
+def _outcome(record: Record | None, access: Access) -> dict[str, Any]:
+    """Returns the outcome of a record as far as its user may see it."""
+    if record is None or not record.state.finished:
+        return {}
+    if not access.results:
+        return {"hidden": "You may not see results and errors."}
+    if record.format.startswith(OFFLOADED):
+        return {"hidden": "It is stored outside of Redis: celery idempotency show fetches it."}
+    fields = json_format.outcome_fields(record)
+    return fields | {"tree": tree(fields["result"])} if "result" in fields else fields
+
+
+async def _read_form(request: Request) -> dict[str, str]:
+    body = (await read_body(request)).decode(errors="replace")
+    try:
+        return dict(parse_qsl(body, keep_blank_values=True, max_num_fields=20))
+    except ValueError:
+        raise HTTPException(400, "The form has too many fields.") from None
+
+
+def _json(text: str, name: str, empty: str) -> Any:
+    try:
+        return json.loads(text.strip() or empty)
+    except ValueError:
+        raise HTTPException(400, f"The field {name} is not JSON.") from None

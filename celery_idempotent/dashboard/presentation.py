@@ -1,0 +1,83 @@
+"""Renders pages with Jinja."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from celery_idempotent.dashboard.chart import HEIGHT, WIDTH
+from celery_idempotent.monitoring import formatting
+
+FOLDER = Path(__file__).parent
+
+_environment = Environment(
+    loader=FileSystemLoader(FOLDER / "templates"),
+    autoescape=select_autoescape(default=True, default_for_string=True),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def render(
+    request: Request, template: str, *, status: int = 200, live: str = "", **values: Any
+) -> HTMLResponse:
+    """Returns a page.
+
+    Args:
+        live: the parameters of /live that announce the page's changes; empty if it has none.
+        values: for the template.
+    """
+    root = request.state.root
+
+    def url(path: str, **parameters: Any) -> str:
+        given = {name: value for name, value in parameters.items() if value}
+        return f"{root}{path}" + (f"?{urlencode(given)}" if given else "")
+
+    page = _environment.get_template(template).render(
+        url=url,
+        path=request.url.path.removeprefix(root),
+        access=request.state.access,
+        live_url=url("/live") + f"?{live}" if live else "",
+        chart_width=WIDTH,
+        chart_height=HEIGHT,
+        **values,
+    )
+    return HTMLResponse(page, status)
+
+
+def key_path(key: object) -> str:
+    """Returns the path of a record's page."""
+    return f"/records/{quote(str(key), safe='')}"
+
+
+def _epoch_ms(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)
+
+
+def _short_key(key: object) -> str:
+    """Returns the digest of a key, cut: the whole one is in the link's title."""
+    digest = str(key).rpartition(":")[2]
+    return f"{digest[:10]}…"
+
+
+_environment.filters.update(
+    ago=formatting.relative_time,
+    at=formatting.absolute_time,
+    epoch_ms=_epoch_ms,
+    key_path=key_path,
+    short_key=_short_key,
+    number=lambda number: f"{number:,}",
+    seconds=formatting.duration,
+)
+_environment.filters["counted"] = lambda counter, names: sum(counter.get(n, 0) for n in names)
+_environment.tests["in_shadow"] = lambda task, counts, names: any(
+    counts.get(task, {}).get(name) for name in names
+)
+_environment.globals.update(plural=formatting.plural)

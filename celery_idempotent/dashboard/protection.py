@@ -1,0 +1,139 @@
+"""Protects every response: host, user, origin and body of the request, and security headers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from celery_idempotent.dashboard.access import Authorize, access_of
+
+logger = logging.getLogger(__name__)
+
+#: Bytes of the largest request body: a selection of records is the largest.
+MAX_BODY = 256 * 1024
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+#: Names of this machine. A page elsewhere can point a name of its own to 127.0.0.1 (DNS rebinding).
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    # Not no-referrer, which makes browsers send "Origin: null" with forms.
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "x-robots-tag": "noindex",
+}
+
+
+class Protection:
+    """Middleware around the whole dashboard.
+
+    Args:
+        allowed_hosts: names in the Host header that are accepted; None for all.
+        read_only: takes the right to forget from everyone.
+        url_prefix: the beginning of the paths of requests.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        authorize: Authorize,
+        allowed_hosts: Collection[str] | None,
+        read_only: bool,
+        url_prefix: str,
+    ) -> None:
+        self._app = app
+        self._authorize = authorize
+        self._allowed_hosts = allowed_hosts
+        self._read_only = read_only
+        self._url_prefix = url_prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes on an admitted request; its state has the path of the dashboard and the access."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        root = scope["root_path"] = scope.get("root_path", "") + self._url_prefix
+        scope.setdefault("state", {})["root"] = root
+        refusal = await self._refusal(scope)
+        await (refusal or self._app)(scope, receive, send_with_headers)
+
+    async def _refusal(self, scope: Scope) -> Response | None:
+        connection = HTTPConnection(scope)
+        if not self._is_allowed_host(connection):
+            return _refuse(400, "This name of the server is not allowed: use its address.")
+        access = await access_of(self._authorize, connection, read_only=self._read_only)
+        if access is None:
+            challenge = getattr(self._authorize, "challenge", None)
+            if challenge is None:
+                return _refuse(403, "You may not see this dashboard.")
+            headers = {"www-authenticate": challenge}
+            return _refuse(401, "The dashboard requires a user and a password.", headers)
+        if scope["method"] not in SAFE_METHODS and not is_same_origin(connection):
+            logger.warning("Refused a request of another site for %r", access.user)
+            return _refuse(403, "This request comes from another site.")
+        scope["state"]["access"] = access
+        return None
+
+    def _is_allowed_host(self, connection: HTTPConnection) -> bool:
+        if self._allowed_hosts is None:
+            return True
+        try:
+            name = urlsplit(f"//{connection.headers.get('host', '')}").hostname
+        except ValueError:
+            return False
+        return name in self._allowed_hosts
+
+
+def is_same_origin(connection: HTTPConnection) -> bool:
+    """Whether a request comes from a page of this server, or from a program.
+
+    Browsers send Sec-Fetch-Site to servers that they trust (HTTPS or localhost), and Origin always.
+    """
+    site = connection.headers.get("sec-fetch-site")
+    if site is not None:
+        return site in ("same-origin", "none")
+    origin = connection.headers.get("origin")
+    return origin is None or origin.partition("://")[2] == connection.headers.get("host")
+
+
+async def read_body(request: Request) -> bytes:
+    """Returns the body of a request.
+
+    Raises:
+        HTTPException: 413 if it is too large.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            raise HTTPException(413, f"The request has more than {MAX_BODY} bytes.")
+    return bytes(body)
+
+
+def _refuse(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
+    return PlainTextResponse(f"{text}\n", status, headers)

@@ -1,0 +1,60 @@
+"""Signed texts in forms: against forged requests, and for what a confirmation is about."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, NamedTuple
+
+from itsdangerous import BadData, URLSafeTimedSerializer
+
+#: Seconds for which a form can be sent.
+FORM_SECONDS = 12 * 3600
+#: Seconds between the question whether to forget records, and the answer.
+CONFIRMATION_SECONDS = 900
+
+
+class ShownRecord(NamedTuple):
+    """A record as a person has seen it: it is forgotten only if it has not changed since."""
+
+    key: str
+    #: ``CORRUPT`` for one that cannot be read.
+    state: str
+    token: int
+
+
+class Tokens:
+    """Signs and verifies. A text is valid for one user and one purpose.
+
+    Args:
+        secret: the same in all processes that serve the dashboard; None for a random one.
+    """
+
+    def __init__(self, secret: str | bytes | None) -> None:
+        self._serializer = URLSafeTimedSerializer(
+            secret or secrets.token_bytes(32), salt="celery-idempotent dashboard"
+        )
+
+    def csrf(self, user: str) -> str:
+        """Returns the token of a form."""
+        return self._serializer.dumps(["csrf", user])
+
+    def is_csrf(self, text: str, user: str) -> bool:
+        """Whether `text` is the token of a form that was sent to `user`."""
+        return bool(self._load(text, FORM_SECONDS) == ["csrf", user])
+
+    def selection(self, user: str, records: list[ShownRecord]) -> str:
+        """Returns the records of a confirmation, signed."""
+        return self._serializer.dumps(["selection", user, records])
+
+    def selected(self, text: str, user: str) -> list[ShownRecord] | None:
+        """Returns the records of a confirmation; None if it is forged or too old."""
+        match self._load(text, CONFIRMATION_SECONDS):
+            case ["selection", owner, list(records)] if owner == user:
+                return [ShownRecord(*record) for record in records]
+        return None
+
+    def _load(self, text: str, max_age: int) -> Any:
+        try:
+            return self._serializer.loads(text, max_age=max_age)
+        except BadData:
+            return None

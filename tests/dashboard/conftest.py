@@ -1,0 +1,76 @@
+"""Fixtures: a shop for each test, and the dashboard of its app behind a real web server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from redis import Redis
+
+from celery_idempotent.dashboard import asgi
+from celery_idempotent.dashboard.access import local_user
+from celery_idempotent.testing.server import RedisServer
+from tests.monitoring.conftest import Shop
+from tests.monitoring.shop import make_app
+from tests.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer.start(config={"databases": "20"}) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[Redis]:
+    with server.client() as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def shop(server: RedisServer, client: Redis) -> Iterator[Shop]:
+    app = make_app(server.url)
+    yield Shop(app, client)
+    app.close()
+
+
+@contextmanager
+def serving(application: Any) -> Iterator[str]:
+    """Serves an ASGI application in a thread; yields its URL."""
+    config = uvicorn.Config(application, port=0, log_level="error", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        eventually(lambda: server.started, "the web server accepts connections")
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def open_dashboard(shop: Shop) -> Iterator[Callable[..., httpx.Client]]:
+    """Serves the dashboard of the shop with options of `asgi`; returns a client."""
+    with ExitStack() as stack:
+
+        def open_dashboard(**options: Any) -> httpx.Client:
+            if not {"auth", "authorize"} & set(options):
+                options["authorize"] = local_user
+            url = stack.enter_context(serving(asgi(shop.app, **options)))
+            return stack.enter_context(httpx.Client(base_url=url, timeout=60))
+
+        yield open_dashboard
+
+
+@pytest.fixture
+def web(open_dashboard: Callable[..., httpx.Client]) -> httpx.Client:
+    """A client with every right."""
+    return open_dashboard()

@@ -1,0 +1,124 @@
+"""``celery idempotency dashboard`` as a process, and mounted in other applications."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from celery_idempotent.cli.dashboard import AUTH_VARIABLE
+from celery_idempotent.dashboard import asgi
+from tests.dashboard.conftest import serving
+from tests.monitoring.conftest import Shop
+from tests.monitoring.shop import URL_VARIABLE
+from tests.waiting import SOON
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@contextmanager
+def command(url: str, *options: str, **environment: str) -> Iterator[tuple[str, subprocess.Popen]]:
+    """Starts the command; yields its URL and its process."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "celery", "-A", "tests.monitoring.shop", "idempotency", "dashboard",
+         "--port", "0", *options],
+        cwd=REPOSITORY,
+        env={**os.environ, URL_VARIABLE: url, "PYTHONUNBUFFERED": "1", **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.fullmatch(r"Dashboard: (http://\S+)\n", line)
+        assert found, line
+        yield found[1], process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.core
+def test_serves_the_app_and_ends_promptly_with_a_stream_open(shop: Shop) -> None:
+    shop.charge.apply((42, 999))
+    with (
+        command(shop.url, **{AUTH_VARIABLE: "ann:secret"}) as (url, process),
+        httpx.Client(base_url=url, auth=("ann", "secret"), timeout=SOON) as web,
+    ):
+        assert web.get("/", auth=("ann", "wrong")).status_code == 401
+        assert "shop.charge" in web.get("/records").text
+        with web.stream("GET", "/live?view=overview") as stream:
+            assert next(stream.iter_lines()) == "event: changed"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SOON) in (0, -signal.SIGTERM)
+
+
+def test_a_prefix_is_part_of_every_link(shop: Shop) -> None:
+    with command(shop.url, "--url-prefix", "/ops/jobs", "--read-only") as (url, _):
+        assert url.endswith("/ops/jobs/")
+        page = httpx.get(url, timeout=SOON).text
+
+    links = re.findall(r'(?:href|src|action|data-live)="([^"]+)"', page)
+    assert links
+    assert [link for link in links if not link.startswith(("/ops/jobs/", "#"))] == []
+
+
+class TestRefuses:
+    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "shop.example"])
+    def test_other_interfaces_without_a_user(self, shop: Shop, host: str) -> None:
+        output = shop.celery("dashboard", "--host", host, code=2)
+
+        (line,) = [line for line in output.splitlines() if line.startswith("Error:")]
+        assert AUTH_VARIABLE in line
+
+    def test_a_port_in_use(self, shop: Shop) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            output = shop.celery("dashboard", "--port", str(taken.getsockname()[1]), code=1)
+
+        assert len(output.splitlines()) == 1
+        assert "cannot listen on 127.0.0.1:" in output
+
+    def test_credentials_without_a_password(self, shop: Shop) -> None:
+        assert "USER:PASSWORD" in shop.celery("dashboard", "--auth", "ann", code=1)
+
+    def test_an_app_without_tasks(self, shop: Shop) -> None:
+        shop.app.tasks.clear()
+
+        assert "has no idempotent task" in shop.celery("dashboard", code=1)
+
+    def test_a_missing_library(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in [
+            name for name in sys.modules if name.startswith("celery_idempotent.dashboard")
+        ]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.delattr("celery_idempotent.dashboard", raising=False)
+        monkeypatch.setitem(sys.modules, "itsdangerous", None)
+
+        output = shop.celery("dashboard", code=1)
+
+        assert "pip install 'celery-idempotent[dashboard]'" in output
+
+
+def test_is_mounted_in_fastapi(shop: Shop) -> None:
+    shop.charge.apply((42, 999))
+    site = FastAPI()
+    site.mount("/ops", asgi(shop.app, auth="ann:secret"))
+
+    with serving(site) as url, httpx.Client(base_url=url, auth=("ann", "secret")) as web:
+        page = web.get("/ops/records").text
+        assert 'href="/ops/records/shop.charge%3A' in page
+        assert web.get("/ops/static/dashboard.css").status_code == 200
+        assert web.get("/ops/api/records").json()["records"]
+        assert web.get("/ops/api/absent").json() == {"error": "Not Found"}
+        search = web.get("/ops/search", params={"q": str(shop.charge.idempotency_key_of(42, 999))})
+        assert search.headers["location"].startswith("/ops/records/")

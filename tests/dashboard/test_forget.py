@@ -1,0 +1,208 @@
+"""Forgetting: one record or many, by form and by API; rights, tokens, changes, log and signal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from celery_idempotent import signals
+from celery_idempotent.dashboard import Access
+from celery_idempotent.record.record import State
+from tests.monitoring.conftest import Shop
+
+Open = Callable[..., httpx.Client]
+
+
+def fields_of(page: httpx.Response) -> dict[str, str]:
+    """Returns the hidden fields of a form."""
+    return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]+)">', page.text))
+
+
+def confirm(web: httpx.Client, query: str, **fields: str) -> httpx.Response:
+    """Opens the question, and answers it with yes."""
+    form = fields_of(web.get(f"/forget?{query}"))
+    return web.post("/forget", data={**form, **fields})
+
+
+@pytest.fixture
+def forgotten() -> Iterator[list[dict[str, Any]]]:
+    """The arguments of the signals `forgotten`."""
+    received: list[dict[str, Any]] = []
+
+    def receive(**details: Any) -> None:
+        received.append(details)
+
+    signals.forgotten.connect(receive)
+    yield received
+    signals.forgotten.disconnect(receive)
+
+
+def test_one_record_is_forgotten_after_a_question(
+    shop: Shop,
+    open_dashboard: Open,
+    forgotten: list[dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "celery_idempotent")
+    shop.charge.apply((42, 999))
+    record = shop.charge.idempotency_record(42, 999)
+    web = open_dashboard(authorize=lambda _: Access("ann\n", forget=True))
+
+    question = web.get(f"/forget?key={record.key}")
+    assert "Forget 1 record?" in question.text
+    assert shop.charge.idempotency_record(42, 999) is not None
+    response = web.post("/forget", data=fields_of(question))
+
+    assert (response.status_code, "1 record forgotten" in response.text) == (200, True)
+    assert shop.charge.idempotency_record(42, 999) is None
+    (details,) = forgotten
+    assert (details["user"], details["key"], details["task_id"], details["sender"]) == (
+        "ann\n",
+        record.key,
+        record.task_id,
+        shop.charge,
+    )
+    (line,) = [line for line in caplog.messages if "forgotten" in line]
+    assert line.startswith(f"'ann\\n' has forgotten the record {record.key} (COMPLETED")
+
+
+def test_many_records_are_forgotten_by_a_filter(
+    shop: Shop, web: httpx.Client, forgotten: list[dict[str, Any]]
+) -> None:
+    for number in range(30):
+        shop.charge.apply((number, 13))
+    shop.charge.apply((99, 999))
+
+    question = web.get("/forget?state=FAILED")
+    assert "Forget 30 records?" in question.text
+    assert "and 10 more" in question.text
+    response = confirm(web, "state=FAILED")
+
+    assert "30 records forgotten" in response.text
+    assert len(forgotten) == 30
+    assert [record["state"] for record in web.get("/api/records").json()["records"]] == [
+        "COMPLETED"
+    ]
+
+
+def test_a_filter_is_required(web: httpx.Client) -> None:
+    assert web.get("/forget").status_code == 400
+
+
+def test_a_record_that_has_changed_since_is_kept(shop: Shop, web: httpx.Client) -> None:
+    shop.charge.apply((42, 999))
+    form = fields_of(web.get(f"/forget?key={shop.charge.idempotency_key_of(42, 999)}"))
+    shop.charge.idempotency_forget(42, 999)
+    shop.charge.apply((42, 999))
+
+    response = web.post("/forget", data=form)
+
+    assert (response.status_code, "it has changed" in response.text) == (409, True)
+    assert shop.charge.idempotency_record(42, 999) is not None
+    shop.charge.idempotency_forget(42, 999)
+    assert "already absent" in web.post("/forget", data=form).text
+
+
+def test_a_running_record_is_kept_unless_requested(shop: Shop, web: httpx.Client) -> None:
+    key = shop.begin(shop.charge, 42, 999)
+
+    assert "it is running" in confirm(web, f"key={key}").text
+    assert shop.charge.idempotency_record(42, 999).state is State.STARTED
+    assert "1 record forgotten" in confirm(web, f"key={key}", force="yes").text
+    assert shop.charge.idempotency_record(42, 999) is None
+
+
+def test_an_unreadable_record_is_forgotten(shop: Shop, web: httpx.Client) -> None:
+    key = "shop.charge:" + "x" * 22
+    shop.client.set(f"idem:{key}", "Znewer")
+
+    assert "cannot be read" in web.get(f"/records/{key}").text
+    assert "1 record forgotten" in confirm(web, f"key={key}").text
+    assert not shop.client.exists(f"idem:{key}")
+
+
+@pytest.mark.parametrize("field", ["csrf", "selection"])
+@pytest.mark.parametrize("change", ["missing", "forged", "of another user", "of another form"])
+def test_a_forged_form_is_refused(
+    shop: Shop, open_dashboard: Open, field: str, change: str
+) -> None:
+    shop.charge.apply((42, 999))
+    web = open_dashboard(
+        authorize=lambda connection: Access(connection.headers["x-user"], forget=True)
+    )
+    web.headers["x-user"] = "ann"
+    path = f"/forget?key={shop.charge.idempotency_key_of(42, 999)}"
+    form = fields_of(web.get(path))
+    other = "selection" if field == "csrf" else "csrf"
+    form[field] = {
+        "missing": "",
+        "forged": form[field][:-1] + ("x" if form[field][-1] != "x" else "y"),
+        "of another user": fields_of(web.get(path, headers={"x-user": "bea"}))[field],
+        "of another form": form[other],
+    }[change]
+
+    assert web.post("/forget", data=form).status_code in (400, 403)
+    assert shop.charge.idempotency_record(42, 999) is not None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"authorize": lambda _: Access("bea", results=True)},
+        {"authorize": lambda _: Access("ann", forget=True), "read_only": True},
+        {"auth": "ann:secret", "read_only": True},
+    ],
+    ids=["without the right", "read-only", "read-only with basic auth"],
+)
+def test_who_may_not_forget_finds_no_way_to(
+    shop: Shop, open_dashboard: Open, options: dict[str, Any]
+) -> None:
+    shop.charge.apply((42, 999))
+    key = shop.charge.idempotency_key_of(42, 999)
+    web = open_dashboard(secret_key="of all", **options)
+    if "auth" in options:
+        web.auth = ("ann", "secret")
+    allowed = open_dashboard(secret_key="of all", authorize=lambda _: Access("ann", forget=True))
+    form = fields_of(allowed.get(f"/forget?key={key}"))
+
+    for page in (f"/records/{key}", "/records?state=COMPLETED"):
+        assert "/forget" not in web.get(page).text
+    assert web.get(f"/forget?key={key}").status_code == 403
+    assert web.post("/forget", data=form).status_code == 403
+    response = web.get(f"/api/records/{key}")
+    assert "x-csrf-token" not in response.headers
+    headers = {"x-csrf-token": form["csrf"], "if-match": response.headers["etag"]}
+    assert web.delete(f"/api/records/{key}", headers=headers).status_code == 403
+    assert shop.charge.idempotency_record(42, 999) is not None
+
+
+class TestApi:
+    def test_a_record_is_deleted_with_its_etag_and_a_token(
+        self, shop: Shop, web: httpx.Client, forgotten: list[dict[str, Any]]
+    ) -> None:
+        shop.charge.apply((42, 999))
+        path = f"/api/records/{shop.charge.idempotency_key_of(42, 999)}"
+        headers = web.get(path).headers
+        token, etag = {"x-csrf-token": headers["x-csrf-token"]}, {"if-match": headers["etag"]}
+
+        assert web.delete(path).status_code == 403
+        assert web.delete(path, headers=etag).status_code == 403
+        assert web.delete(path, headers=token).status_code == 428
+        assert web.delete(path, headers={**token, "if-match": '"C-1"'}).status_code == 412
+        response = web.delete(path, headers={**token, **etag})
+
+        assert (response.status_code, response.json()["case"]) == (200, "forgotten")
+        assert web.delete(path, headers={**token, **etag}).status_code == 404
+        assert [details["user"] for details in forgotten] == ["local"]
+
+    def test_a_running_record_is_deleted_by_force(self, shop: Shop, web: httpx.Client) -> None:
+        path = f"/api/records/{shop.begin(shop.charge, 42, 999)}"
+        headers = web.get(path).headers
+        sent = {"x-csrf-token": headers["x-csrf-token"], "if-match": headers["etag"]}
+
+        assert web.delete(path, headers=sent).json()["case"] == "running"
+        assert web.delete(f"{path}?force=true", headers=sent).json()["case"] == "forgotten"

@@ -1,0 +1,233 @@
+"""The pages and the JSON API, with records of every state."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from celery_idempotent.testing.server import RedisServer
+from tests.monitoring.conftest import Shop
+from tests.waiting import eventually
+
+
+def text_of(response: httpx.Response) -> str:
+    """Returns the text of a page, on one line."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", response.text)).split())
+
+
+def test_the_overview_shows_what_runs_and_counts_records(shop: Shop, web: httpx.Client) -> None:
+    shop.charge.apply((1, 999))
+    shop.begin(shop.charge, 2, 999)
+    shop.begin(shop.pack, 3, lease_ms=0, attempt=2)
+
+    def overview() -> str:
+        text = text_of(web.get("/"))
+        return text if "1 lease expired" in text and "3 records" in text else ""
+
+    page = eventually(overview, "the overview has all records")
+    assert "1 running" in page
+    assert "LEASE EXPIRED shop.pack" in page
+    assert "STARTED shop.charge" in page
+    assert "2 takeover" in page
+    stats = web.get("/api/stats").json()
+    assert stats["tasks"]["shop.charge"]["states"] == {"COMPLETED": 1, "STARTED": 1}
+
+
+def test_records_are_filtered_and_paged(shop: Shop, web: httpx.Client) -> None:
+    for number in range(3):
+        shop.charge.apply((number, 999))
+    shop.charge.apply((3, 13))
+    shop.begin(shop.pack, 1)
+
+    assert len(web.get("/api/records").json()["records"]) == 5
+    failed = web.get("/api/records?state=failed").json()["records"]
+    assert [record["state"] for record in failed] == ["FAILED"]
+    assert len(web.get("/api/records?task=shop.charge").json()["records"]) == 4
+    assert web.get("/api/records?older_than=1h").json() == {"records": [], "cursor": None}
+    assert text_of(web.get("/records?state=FAILED")).count("FAILED shop.charge") == 1
+    assert "No matching records" in text_of(web.get("/records?older_than=1h"))
+
+
+def test_a_page_leads_to_the_next_one(shop: Shop, web: httpx.Client) -> None:
+    shop.charge.apply((1, 999))
+    raw = shop.client.get(f"idem:{shop.charge.idempotency_key_of(1, 999)}")
+    for number in range(300):
+        shop.client.set(f"idem:shop.charge:{number:022d}", raw or b"", px=60_000)
+
+    keys, path = set(), "/records?task=shop.charge"
+    for _ in range(50):
+        page = web.get(path).text
+        keys |= set(re.findall(r'href="/records/(shop\.charge%3A[^"]+)"', page))
+        following = re.search(r'rel="next" href="([^"]+)"', page)
+        if following is None:
+            break
+        path = html.unescape(following[1])
+
+    assert len(keys) == 301
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("records?state=GONE", "'GONE' is not a valid State"),
+        ("records?older_than=soon", "is not a duration"),
+        ("records?cursor=x", "is not a cursor"),
+    ],
+)
+def test_an_invalid_parameter_is_refused(web: httpx.Client, path: str, message: str) -> None:
+    for prefix in ("/", "/api/"):
+        response = web.get(f"{prefix}{path}")
+        assert (response.status_code, message in html.unescape(response.text)) == (400, True)
+    assert web.get("/api/records?limit=9999").status_code == 400
+
+
+class TestRecord:
+    def test_shows_a_result_as_a_tree(self, shop: Shop, web: httpx.Client) -> None:
+        shop.charge.apply((42, 999), task_id="the-task-id")
+        key = shop.charge.idempotency_key_of(42, 999)
+
+        page = text_of(web.get(f"/records/{key}"))
+
+        assert "object of 2 order 42 amount 999" in page
+        assert "the-task-id" in page
+        assert "Execution began" in page
+        assert "Result stored" in page
+        document = web.get(f"/api/records/{key}").json()
+        assert (document["state"], document["result"]) == (
+            "COMPLETED",
+            {"order": 42, "amount": 999},
+        )
+
+    def test_shows_an_error(self, shop: Shop, web: httpx.Client) -> None:
+        shop.charge.apply((42, 13))
+
+        page = text_of(web.get(f"/records/{shop.charge.idempotency_key_of(42, 13)}"))
+
+        assert "DeclinedError : order 42" in page
+
+    def test_shows_a_takeover_and_the_lease(self, shop: Shop, web: httpx.Client) -> None:
+        key = shop.begin(shop.charge, 42, 999, attempt=3)
+
+        response = web.get(f"/records/{key}")
+
+        page = text_of(response)
+        assert "2 earlier executions died" in page
+        assert "Taken over by another execution" in page
+        assert "Running; the lease ends" in page
+        assert "data-deadline=" in response.text
+
+    def test_shows_an_expired_lease(self, shop: Shop, web: httpx.Client) -> None:
+        key = shop.begin(shop.charge, 42, 999, lease_ms=0)
+
+        assert "LEASE EXPIRED" in text_of(web.get(f"/records/{key}"))
+
+    def test_an_absent_one_is_explained(self, shop: Shop, web: httpx.Client) -> None:
+        key = shop.charge.idempotency_key_of(42, 999)
+
+        assert "a call with it would run" in text_of(web.get(f"/records/{key}"))
+        assert web.get(f"/records/{key}").status_code == 404
+        assert "error" in web.get(f"/api/records/{key}").json()
+
+    def test_a_large_value_is_cut(self, shop: Shop, web: httpx.Client) -> None:
+        shop.pack.apply((1, 9_000))
+
+        page = web.get(f"/records/{shop.pack.idempotency_key_of(1, 9_000)}").text
+
+        assert "(9,000 characters)" in page
+        assert "x" * 2_001 not in page
+
+
+class TestSearch:
+    @pytest.mark.parametrize("form", ["{key}", "idem:{key}", " {key} ", "the-task-id"])
+    def test_leads_to_the_record(self, shop: Shop, web: httpx.Client, form: str) -> None:
+        shop.charge.apply((42, 999), task_id="the-task-id")
+        key = str(shop.charge.idempotency_key_of(42, 999))
+
+        response = web.get("/search", params={"q": form.format(key=key)})
+
+        assert response.status_code == 303
+        assert web.get(response.headers["location"]).status_code == 200
+        assert response.headers["location"] == f"/records/{key.replace(':', '%3A')}"
+
+    def test_of_something_unknown_says_so(self, web: httpx.Client) -> None:
+        assert web.get("/search?q=unknown").status_code == 404
+        assert web.get("/search?q=").status_code == 400
+
+
+class TestExplain:
+    def test_shows_key_and_prediction(self, shop: Shop, web: httpx.Client) -> None:
+        shop.charge.apply((42, 999))
+        key = shop.charge.idempotency_key_of(42, 999)
+        form = {"task": "shop.charge", "args": "[42]", "kwargs": '{"amount": 999}'}
+
+        page = text_of(web.post("/explain", data=form))
+
+        assert f"Key {key}" in page
+        assert "replay The call replays the result" in page
+        call = {"task": "shop.charge", "args": [42], "kwargs": {"amount": 1}}
+        document = web.post("/api/explain", json=call).json()
+        assert (document["key"], document["prediction"]["case"]) == (str(key), "reused")
+
+    def test_takes_a_key_of_the_call_and_a_task_id(self, shop: Shop, web: httpx.Client) -> None:
+        own = {"task": "shop.charge", "args": [42, 999], "key": ["acme", "r-1"]}
+        assert "~" in web.post("/api/explain", json=own).json()["key"]
+        tidy = {"task": "shop.tidy", "task_id": "x"}
+        assert web.post("/api/explain", json=tidy).json()["prediction"]["case"] == "run"
+
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            ({"task": "shop.absent"}, "is not an idempotent task"),
+            ({"task": "shop.charge", "args": "[1"}, "is not JSON"),
+            ({"task": "shop.charge", "args": "{}"}, "not a JSON list and a JSON object"),
+            ({"task": "shop.charge", "args": "[]"}, "do not fit shop.charge"),
+            ({"task": "shop.tidy"}, "give the task's id"),
+            ({"task": "shop.charge", "args": "[1, 2]", "key": "x" * 999}, "No key can be derived"),
+        ],
+    )
+    def test_says_what_is_wrong(
+        self, web: httpx.Client, call: dict[str, str], message: str
+    ) -> None:
+        assert message in text_of(web.post("/explain", data=call))
+
+    @pytest.mark.parametrize("body", [b"", b"[]", b'"x"', b"\xff"])
+    def test_refuses_what_is_no_object(self, web: httpx.Client, body: bytes) -> None:
+        assert web.post("/api/explain", content=body).status_code == 400
+
+
+def test_doctor_shows_the_findings(shop: Shop, web: httpx.Client) -> None:
+    page = text_of(web.get("/doctor"))
+    findings = web.get("/api/doctor").json()["findings"]
+
+    assert {finding["name"] for finding in findings} >= {"persistence"}
+    assert all(finding["what"] in page for finding in findings)
+
+
+def test_without_workers_the_pages_say_so(web: httpx.Client) -> None:
+    assert "No worker replies" in text_of(web.get("/workers"))
+    assert web.get("/api/workers").json() == {}
+    assert web.get("/api/stats").json()["workers_answered"] is False
+
+
+def test_an_unreachable_redis_is_reported(
+    shop: Shop, open_dashboard: Callable[..., httpx.Client]
+) -> None:
+    with RedisServer.start() as stopped:
+        shop.app.conf.idempotency_redis_url = stopped.url.replace("://", "://:secret@")
+    web = open_dashboard()
+
+    for path, status in (("/", 200), ("/records", 503), ("/doctor", 200), ("/api/records", 503)):
+        response = web.get(path)
+        assert response.status_code == status, path
+        assert "secret" not in response.text
+    assert "cannot be reached" in web.get("/records").text
+    assert "cannot be reached" in eventually(lambda: alert(web), "the overview shows the error")
+
+
+def alert(web: httpx.Client) -> str:
+    found = re.search(r'role="alert">([^<]+)', web.get("/").text)
+    return found[1] if found else ""

@@ -1,0 +1,239 @@
+"""Users and rights, hosts, forged requests, headers, escaped output, hidden results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from celery_idempotent import IdempotentTask
+from celery_idempotent.dashboard import Access, asgi
+from celery_idempotent.dashboard.protection import HEADERS, LOOPBACK_HOSTS, MAX_BODY
+from celery_idempotent.errors import SettingsError
+from tests.dashboard.conftest import serving
+from tests.monitoring.conftest import Shop
+from tests.monitoring.shop import make_app
+
+Open = Callable[..., httpx.Client]
+
+PAGES = ("/", "/records", "/records/x", "/search?q=x", "/forget?state=FAILED", "/explain",
+         "/workers", "/doctor", "/live", "/static/dashboard.css", "/absent",
+         "/api/records", "/api/records/x", "/api/stats", "/api/doctor", "/api/workers")  # fmt: skip
+
+
+class TestUsers:
+    @pytest.mark.parametrize("path", PAGES)
+    def test_every_path_requires_the_user(self, open_dashboard: Open, path: str) -> None:
+        web = open_dashboard(auth="ann:secret")
+
+        response = web.get(path)
+
+        assert response.status_code == 401
+        assert response.headers["www-authenticate"].startswith("Basic ")
+
+    @pytest.mark.parametrize("credentials", ["ann:wrong", "bob:secret", "ann:", "ann:secret2"])
+    def test_other_credentials_are_refused(self, open_dashboard: Open, credentials: str) -> None:
+        web = open_dashboard(auth="ann:secret")
+        user, _, password = credentials.partition(":")
+
+        assert web.get("/records", auth=(user, password)).status_code == 401
+
+    @pytest.mark.parametrize("header", ["Basic", "Basic ?", "Bearer YW5uOnNlY3JldA==", "é"])
+    def test_a_malformed_header_is_refused(self, open_dashboard: Open, header: str) -> None:
+        web = open_dashboard(auth="ann:secret")
+
+        assert web.get("/", headers={"authorization": header.encode()}).status_code == 401
+
+    def test_the_credentials_may_be_any_text(self, open_dashboard: Open) -> None:
+        web = open_dashboard(auth="änn:pass:wörd")
+
+        assert web.get("/records", auth=("änn", "pass:wörd")).status_code == 200
+
+    def test_a_callable_decides(self, open_dashboard: Open) -> None:
+        async def authorize(connection: Any) -> Access | None:
+            user = connection.headers.get("x-user")
+            return Access(user) if user else None
+
+        web = open_dashboard(authorize=authorize)
+
+        assert web.get("/records").status_code == 403
+        assert "bea · read-only" in web.get("/records", headers={"x-user": "bea"}).text
+
+    def test_a_user_must_be_named(self, shop: Shop) -> None:
+        with pytest.raises(SettingsError, match="needs one of auth"):
+            asgi(shop.app)
+        with pytest.raises(SettingsError, match="USER:PASSWORD"):
+            asgi(shop.app, auth="ann")
+        with pytest.raises(SettingsError, match="url_prefix is not a path"):
+            asgi(shop.app, auth="ann:secret", url_prefix="x")
+
+
+class TestRequestsOfOtherSites:
+    @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[", "x:1"])
+    def test_a_name_that_was_pointed_to_the_loopback_is_refused(
+        self, open_dashboard: Open, host: str
+    ) -> None:
+        web = open_dashboard(allowed_hosts=LOOPBACK_HOSTS)
+
+        assert web.get("/records", headers={"host": host}).status_code == 400
+
+    @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:5556", "127.0.0.1:80", "[::1]:5556"])
+    def test_names_of_the_loopback_are_accepted(self, open_dashboard: Open, host: str) -> None:
+        web = open_dashboard(allowed_hosts=LOOPBACK_HOSTS)
+
+        assert web.get("/records", headers={"host": host}).status_code == 200
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"sec-fetch-site": "cross-site"},
+            {"sec-fetch-site": "same-site"},
+            {"origin": "https://evil.example"},
+            {"origin": "null"},
+        ],
+    )
+    def test_forms_of_other_sites_are_refused(
+        self, web: httpx.Client, headers: dict[str, str]
+    ) -> None:
+        response = web.post("/explain", data={"task": "shop.charge"}, headers=headers)
+
+        assert (response.status_code, "another site" in response.text) == (403, True)
+
+    def test_forms_of_this_site_are_accepted(self, web: httpx.Client) -> None:
+        origin = {"origin": str(web.base_url).rstrip("/")}
+        form = {"task": "shop.charge", "args": "[1, 2]"}
+
+        assert web.post("/explain", data=form, headers=origin).status_code == 200
+        own = {"sec-fetch-site": "same-origin", "origin": "https://shop.example"}
+        assert web.post("/explain", data=form, headers=own).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/absent", "/records/x", "/api/stats", "/static/dashboard.js"]
+)
+def test_every_response_has_the_security_headers(web: httpx.Client, path: str) -> None:
+    headers = web.get(path).headers
+
+    assert {name: headers.get(name) for name in HEADERS} == HEADERS
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["cache-control"] == "no-store"
+
+
+def test_a_large_body_is_refused(web: httpx.Client) -> None:
+    response = web.post("/explain", content=b"x" * (MAX_BODY + 1))
+
+    assert response.status_code == 413
+
+
+def test_a_form_with_many_fields_is_refused(web: httpx.Client) -> None:
+    assert web.post("/explain", data={f"f{n}": "x" for n in range(50)}).status_code == 400
+
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
+
+
+def test_text_from_outside_is_escaped(shop: Shop, open_dashboard: Open) -> None:
+    class HostileError(Exception):
+        pass
+
+    def answer(text: str) -> dict[str, str]:
+        return {text: text}
+
+    def fail(text: str) -> None:
+        raise HostileError(text)
+
+    for name, body in ((f"answer{HOSTILE}", answer), (f"fail{HOSTILE}", fail)):
+        shop.app.task(
+            body,
+            base=IdempotentTask,
+            name=name,
+            shared=False,
+            lazy=False,
+            idempotency_replay_errors=(HostileError,),
+            idempotency_label="{text}",
+        ).apply((HOSTILE,), task_id=HOSTILE)
+    web = open_dashboard(authorize=lambda _: Access(HOSTILE, forget=True, results=True))
+    keys = [record["key"] for record in web.get("/api/records").json()["records"]]
+    paths = ["/", "/records", "/doctor", f"/search?q={HOSTILE}", "/forget?state=FAILED",
+             f"/records?task={HOSTILE}&older_than={HOSTILE}", "/records?older_than=0s",
+             f"/explain?task={HOSTILE}", *(f"/records/{quoted(key)}" for key in keys),
+             f"/records/{quoted(HOSTILE)}", f"/forget?key={quoted(keys[0])}"]  # fmt: skip
+
+    for path in paths:
+        page = web.get(path).text
+        assert "<script>" not in page, path
+        assert "<img src=x" not in page, path
+    assert len(keys) == 2
+    assert "&lt;script&gt;alert(1)" in web.get("/records").text
+
+
+def quoted(key: str) -> str:
+    """Returns a key as a part of a path."""
+    return httpx.QueryParams({"k": key}).__str__()[2:].replace("+", "%20")
+
+
+class TestResults:
+    def test_are_shown_to_users_with_the_right_only(self, shop: Shop, open_dashboard: Open) -> None:
+        shop.pack.apply((3, 27))
+        shop.charge.apply((42, 13))
+        secret, error = "x" * 27, "DeclinedError"
+        keys = [
+            str(shop.pack.idempotency_key_of(3, 27)),
+            str(shop.charge.idempotency_key_of(42, 13)),
+        ]
+        may_not = open_dashboard(authorize=lambda _: Access("bea", forget=True))
+        may = open_dashboard(authorize=lambda _: Access("ann", results=True))
+
+        for key, text in zip(keys, (secret, error), strict=True):
+            for path in (f"/records/{key}", f"/api/records/{key}"):
+                assert text in may.get(path).text
+                assert text not in may_not.get(path).text
+        for path in ("/", "/records", "/api/records", "/forget?state=COMPLETED"):
+            assert secret not in may_not.get(path).text
+
+    def test_encrypted_ones_need_the_keys_too(
+        self, shop: Shop, open_dashboard: Open, server: Any
+    ) -> None:
+        from cryptography.fernet import Fernet
+
+        def whisper() -> str:
+            return "the secret"
+
+        options = {"base": IdempotentTask, "name": "shop.whisper", "shared": False, "lazy": False}
+        shop.app.conf.idempotency_encryption_keys = [Fernet.generate_key().decode()]
+        task = shop.app.task(whisper, **options)
+        task.apply()
+        key = str(task.idempotency_key_of())
+        with_keys = open_dashboard()
+        without_keys = make_app(server.url)
+        without_keys.task(whisper, **options)
+
+        assert "the secret" in with_keys.get(f"/records/{key}").text
+        with serving(asgi(without_keys, auth="ann:secret")) as url:
+            page = httpx.get(f"{url}/records/{key}", auth=("ann", "secret")).text
+        without_keys.close()
+        assert "the secret" not in page
+        assert "Not available" in page
+
+    def test_an_offloaded_one_is_not_fetched(
+        self, shop: Shop, web: httpx.Client, tmp_path: Any
+    ) -> None:
+        def scan() -> str:
+            return "x" * 1_000
+
+        task = shop.app.task(
+            scan,
+            base=IdempotentTask,
+            name="shop.scan",
+            shared=False,
+            lazy=False,
+            idempotency_max_result_size=10,
+            idempotency_offload_backend=f"file://{tmp_path}",
+        )
+        task.apply()
+
+        page = web.get(f"/records/{task.idempotency_key_of()}").text
+        assert "stored outside of Redis" in page
+        assert "x" * 1_000 not in page
