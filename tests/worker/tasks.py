@@ -42,9 +42,7 @@ short_lease = task_of(handle, "short_lease", idempotency_lease=2.0, idempotency_
 aborting = task_of(handle, "aborting", idempotency_lease=2.0, idempotency_on_lease_lost="abort")
 frail = task_of(handle, "frail", idempotency_max_attempts=1)
 one_at_a_time = task_of(handle, "one_at_a_time", idempotency_until="finished")
-collapsed = task_of(
-    handle, "collapsed", idempotency_until="started", idempotency_dedupe_publish=True
-)
+collapsed = task_of(handle, "bundled", idempotency_until="started", idempotency_dedupe_publish=True)
 reserved = task_of(handle, "reserved", idempotency_dedupe_publish=True)
 silent = task_of(handle, "silent", ignore_result=True)
 forgetful = task_of(handle, "forgetful", idempotency_store_result=False)
