@@ -12,6 +12,7 @@ import pytest
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult, ResultSet, denied_join_result, result_from_tuple
 
+from celery_idempotent import outcome_of
 from celery_idempotent.testing.server import RedisServer
 from tests.waiting import SOON
 from tests.worker.failing_tasks import OutOfStockError, final
@@ -73,10 +74,14 @@ class TestKeyHeldBy:
             ledger.release(order)
             ledger.wait_for_signal(first.id, "completed")
         result = pack.delay(order)
+        assert (outcome_of(result) is None) is not done
         ledger.release(order)
 
         assert result.get(timeout=SOON)["receipt"]
         assert result.id == first.id
+        outcome = outcome_of(result)
+        assert outcome is not None
+        assert (outcome.replayed, outcome.task_id) == (True, first.id)
 
     def test_task_with_store_result_off(self, ledger: Ledger, order: str) -> None:
         ledger.hold(order)

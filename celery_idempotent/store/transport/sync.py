@@ -119,21 +119,20 @@ class SyncTransport:
         Raises:
             RedisError, OSError: if it cannot be sent.
         """
-        connection, unread = self._take_connection()
-        try:
-            connection.send_packed_command([pack(command)], check_health=False)
-        except BaseException:
-            connection.disconnect()
-            raise
-        self._idle.append((connection, unread + 1))
+        self._send_once((command,), wait=False)
 
-    def _send_once(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        connection, unread = self._take_connection()
+    def _send_once(self, commands: Sequence[Sequence[Any]], *, wait: bool = True) -> list[Any]:
+        try:
+            connection, unread = self._idle.pop()
+        except IndexError:
+            connection, unread = self._open_connection(), 0
+        if connection.pid != os.getpid():  # it belongs to the parent of this fork
+            connection, unread = self._open_connection(), 0
         replies: list[Any] = []
         try:
             packed = b"".join(map(pack, commands))
             connection.send_packed_command([packed], check_health=False)
-            while len(replies) < len(commands):
+            while wait and len(replies) < len(commands):
                 try:
                     reply = connection.read_response(disable_decoding=True)
                 except ResponseError as error:
@@ -150,18 +149,8 @@ class SyncTransport:
             # After an interruption a reply may still arrive; no other command must read it.
             connection.disconnect()
             raise
-        self._idle.append((connection, 0))
+        self._idle.append((connection, 0 if wait else unread + len(commands)))
         return replies
-
-    def _take_connection(self) -> tuple[Any, int]:
-        """Returns a connection, and how many replies on it have not been read."""
-        try:
-            connection, unread = self._idle.pop()
-        except IndexError:
-            return self._open_connection(), 0
-        if connection.pid != os.getpid():  # it belongs to the parent of this fork
-            return self._open_connection(), 0
-        return connection, unread
 
     def _open_connection(self) -> Any:
         connection = self._pool.connection_class(**self._pool.connection_kwargs)

@@ -20,7 +20,11 @@ save_step: local state, _, stored_token = unpack_record(raw or '')  ⟶  '' beco
 begin: if differ(stored_fingerprint, fingerprint)  ⟶  stored_fingerprint, fingerprint becomes fingerprint, stored_fingerprint
 reserve: elseif differ(stored_fingerprint, fingerprint)  ⟶  stored_fingerprint, fingerprint becomes fingerprint, stored_fingerprint
 """,
+    "equal fingerprints do not differ in their first bytes either": """
+prelude: if fingerprint == '' or other == '' or fingerprint == other then  ⟶  fingerprint == '' or other == '' or fingerprint == other becomes fingerprint == '' or other == ''
+""",
     "Lua treats position 0, or none, as the first position": """
+prelude: fingerprint, other = string.sub(fingerprint, 1, 8), string.sub(other, 1, 8)  ⟶  1 becomes 0
 begin: local unanswered = state == 'S' and owner ~= '' and string.find(unanswered_ids, owner, 1, true)  ⟶  1 becomes 0
 begin: local unanswered = state == 'S' and owner ~= '' and string.find(unanswered_ids, owner, 1, true)  ⟶  1 becomes nil
 mark_continued: redis.call('SET', record, string.sub(raw, 1, letter_position - 1) .. letter .. string.sub(raw, letter_position + 1),  ⟶  1 becomes 0
