@@ -12,6 +12,7 @@ import yaml
 pytest.importorskip("prometheus_client")
 
 from celery_idempotent import signals
+from celery_idempotent.cli import idempotency
 from celery_idempotent.contrib.prometheus import Metrics
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -50,6 +51,14 @@ def test_the_runbook_has_an_entry_for_each_rule_in_order() -> None:
     entries = re.split(r"^## ", RUNBOOK, flags=re.M)[1:]
     for entry in entries:
         assert re.findall(r"^\*\*(.*?)\*\*", entry, re.M) == ["Means.", "Look at.", "Do."], entry
+
+
+def test_the_commands_in_the_runbook_exist() -> None:
+    commands = re.findall(r"`celery -A shop idempotency (\w+)(.*?)`", RUNBOOK)
+    assert commands
+    for name, arguments in commands:
+        options = {o for parameter in idempotency.commands[name].params for o in parameter.opts}
+        assert set(re.findall(r"--[\w-]+", arguments)) <= options
 
 
 @each_rule
