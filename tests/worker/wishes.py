@@ -36,7 +36,7 @@ reserved_turn = task_of(
 )
 collapsed = task_of(
     handle_in_turn,
-    "collapsed",
+    "collapsed_burst",
     idempotency_until="started",
     idempotency_dedupe_publish=True,
 )
