@@ -15,6 +15,7 @@ from celery_idempotent.cli.explain import explain
 from celery_idempotent.cli.forget import forget
 from celery_idempotent.cli.keys import keys
 from celery_idempotent.cli.listing import list_records
+from celery_idempotent.cli.purge import purge
 from celery_idempotent.cli.show import show
 from celery_idempotent.cli.stats import stats
 
@@ -32,5 +33,5 @@ for _parameter in inspect.params:
     if isinstance(_parameter.type, click.Choice):
         _parameter.type = click.Choice([*_parameter.type.choices, *inspect_commands.COMMANDS])
 
-for _command in (list_records, show, forget, stats, explain, doctor, keys, dashboard):
+for _command in (list_records, show, forget, stats, explain, doctor, keys, dashboard, purge):
     idempotency.add_command(_command)

@@ -15,7 +15,6 @@ from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
 from kombu.compression import get_encoder
 from kombu.serialization import dumps, prepare_accept_content, registry
-from kombu.utils.imports import symbol_by_name
 
 from celery_idempotent import settings
 from celery_idempotent.configuration.arguments import normaliser
@@ -187,7 +186,7 @@ def with_database(options: Settings) -> Settings:
     """Returns `options` with the database of `transaction`, which is not resolved yet."""
     if options.transaction is None:
         return options
-    return replace(options, transaction=Database(options.transaction, symbol_by_name))
+    return replace(options, transaction=Database(options.transaction))
 
 
 def accepted_content_types(app: Celery) -> frozenset[str]:

@@ -14,7 +14,7 @@ metadata = MetaData()
 outcomes = Table(
     TABLE,
     metadata,
-    Column("id", String(32), primary_key=True, comment="digest of key prefix and key"),
+    Column("id", String(64), primary_key=True, comment="digest of prefix, key and step"),
     Column("turn", String(32), unique=True, comment="digest of a key that may run again"),
     Column("record_key", Text, nullable=False, comment="task:digest, as Record.key"),
     Column("owner", String(32), nullable=False, comment="random id of the transaction"),

@@ -19,6 +19,7 @@ from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record import layout
 from celery_idempotent.record.layout import Begun
 from celery_idempotent.record.payload import Payload
+from celery_idempotent.sql.outcomes import Claim
 from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command, Extension
@@ -104,9 +105,17 @@ class ActiveExecution:
         steps: Steps = vars(self).setdefault("_steps", Steps(self, self._body))
         return steps
 
-    def step(self, name: str, func: Callable[[], Any]) -> Any:
+    def step(self, name: str, func: Callable[[], Any], transaction: Any = None) -> Any:
         """The outcome of a step; on an event loop an awaitable of it."""
-        return self.runtime.drive_step(partial(self.steps.run, name, func))
+        return self.runtime.drive_step(partial(self.steps.run, name, func, transaction))
+
+    def claim(self, step: str | None = None) -> Claim:
+        """Claims the row of the key, or of a step, for this execution."""
+        call, execution = self.call, self.execution
+        prefix = self.runtime.store.config.prefix
+        return Claim(
+            call.key, prefix, call.task_id, call.worker, execution.token, execution.attempt, step
+        )
 
     async def discard_outcome(self) -> None:
         """Deletes the offloaded value of an outcome that was refused."""

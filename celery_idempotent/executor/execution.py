@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from celery_idempotent.errors import LeaseLostError, TransactionError
 from celery_idempotent.lease.lease import Lease
+from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.transaction import PlainTransaction, Transaction
 
 T = TypeVar("T")
@@ -20,7 +21,7 @@ class Protection(Protocol):
 
     lease: Lease[Any]
 
-    def step(self, name: str, func: Callable[[], Any]) -> Any:
+    def step(self, name: str, func: Callable[[], Any], transaction: Any = None) -> Any:
         """The outcome of a step; on an event loop an awaitable of it."""
 
 
@@ -81,6 +82,16 @@ class BaseExecution:
             raise LeaseLostError(f"{self.key}: another execution has taken over")
         raise LeaseLostError(f"{self.key}: the lease could not be extended in time")
 
+    def _with_connection(
+        self, transaction: Transaction | PlainTransaction, work: Callable[[], T]
+    ) -> T:
+        """Runs `work`, whose effects belong to `transaction`."""
+        outer, self._transaction = self._transaction, transaction
+        try:
+            return work()
+        finally:
+            self._transaction = outer
+
     def _returned_by(self, name: str, value: Any) -> Any:
         """Returns the value of a step that is not stored."""
         return value if self._restore_step is None else self._restore_step(name, value)
@@ -91,7 +102,15 @@ class Execution(BaseExecution):
 
     __slots__ = ()
 
-    def step(self, name: str, func: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    def step(
+        self,
+        name: str,
+        func: Callable[..., T],
+        /,
+        *args: Any,
+        transaction: Any = None,
+        **kwargs: Any,
+    ) -> T:
         """Runs ``func(*args, **kwargs)`` once for the key, and returns its value.
 
         The value is stored in one round trip, and returned as the serializer restores it: under
@@ -100,18 +119,36 @@ class Execution(BaseExecution):
         and that round trip, the step runs again: use `key` or `token` to make it idempotent where
         you can. `name` is unique within the task.
 
+        Args:
+            transaction: a database, as for ``idempotency_transaction``: the effects of `func` on
+                `connection` are committed once, together with its value. True: they belong to the
+                body's transaction, so `func` runs again if that is rolled back.
+
         Raises:
+            TransactionError: if the body has a transaction in that database, or none at all.
             LeaseLostError: before `func` runs if another execution may have begun, or afterwards
                 if one has taken over.
             ResultNotStoredError: if the step has finished, in this execution or in an earlier
                 one, and its value cannot be serialized or was too large to be stored.
         """
+        if transaction is True and self._transaction is None:
+            raise TransactionError(
+                f"step {name!r}: the body has no transaction; set idempotency_transaction, or pass "
+                "the step a database"
+            )
+        work = partial(func, *args, **kwargs)
         if self._protection is None:
-            plain: T = self._returned_by(name, func(*args, **kwargs))
-            return plain
+            value: T = self._returned_by(name, self._run_plain(work, transaction))
+            return value
         self.check()
-        value: T = self._protection.step(name, partial(func, *args, **kwargs)).get()
-        return value
+        outcome = self._protection.step(name, work, transaction)
+        return outcome.get()  # type: ignore[no-any-return]
+
+    def _run_plain(self, work: Callable[[], T], transaction: Any) -> T:
+        if transaction in (None, True):
+            return work()
+        with PlainTransaction(Database(transaction)) as plain:
+            return self._with_connection(plain, work)
 
 
 class AsyncExecution(BaseExecution):

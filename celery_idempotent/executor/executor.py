@@ -19,7 +19,7 @@ from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.decision import decide, decide_by, log, refuse
 from celery_idempotent.executor.execution import BaseExecution
-from celery_idempotent.executor.outcome import Failure, Outcome, Result
+from celery_idempotent.executor.outcome import Failure, Outcome, Result, is_asynchronous
 from celery_idempotent.executor.replay import replay_or_refuse
 from celery_idempotent.executor.returned import restore_step, without_record
 from celery_idempotent.executor.runtime.blocking import BlockingRuntime
@@ -94,7 +94,7 @@ async def execute_in_transaction(
             return await transaction.adopt(active, row)
         active.decide()
         outcome = await active.runtime.run(active.work, active.interrupt)
-        if isinstance(outcome, Failure) and transaction.asynchronous(outcome.error):
+        if isinstance(outcome, Failure) and is_asynchronous(outcome.error):
             active.roll_back(discard=True)
         return await settle(active, outcome)
     finally:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from billiard.exceptions import SoftTimeLimitExceeded
+
+from celery_idempotent.errors import LeaseLostError
+
 
 class Result(NamedTuple):
     """The body returned."""
@@ -30,3 +34,12 @@ class Failure(NamedTuple):
 
 
 Outcome = Result | Failure
+
+#: Raised between any two bytecodes, so that a driver may have sent a statement and not read the
+#: reply.
+_ASYNCHRONOUS_ERRORS = (LeaseLostError, SoftTimeLimitExceeded)
+
+
+def is_asynchronous(error: BaseException) -> bool:
+    """Whether `error` may have been raised in the middle of a statement."""
+    return isinstance(error, _ASYNCHRONOUS_ERRORS) or not isinstance(error, Exception)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery_idempotent.errors import LeaseLostError
-from celery_idempotent.executor.outcome import Failure, Outcome, Result
+from celery_idempotent.errors import LeaseLostError, TransactionError
+from celery_idempotent.executor.outcome import Failure, Outcome, Result, is_asynchronous
 from celery_idempotent.executor.returned import restored
 from celery_idempotent.payload.fields import step_field
 from celery_idempotent.record import steps
 from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.record import State
+from celery_idempotent.sql.database import Database
+from celery_idempotent.sql.outcomes import Ended
 from celery_idempotent.store import commands
 
 if TYPE_CHECKING:
@@ -26,10 +30,13 @@ class Steps:
         #: The values of the steps that this execution has run.
         self._payloads: dict[str, Payload] = {}
 
-    async def run(self, name: str, func: Callable[[], Any]) -> Outcome:
+    async def run(self, name: str, func: Callable[[], Any], transaction: Any = None) -> Outcome:
         """The outcome of the step: the value of `func` as the serializer restores it, or its error.
 
         Each call restores the value anew: the caller may have changed the one that it got.
+
+        Args:
+            transaction: as for :meth:`Execution.step`.
         """
         active = self._active
         key = active.execution.key
@@ -39,16 +46,64 @@ class Steps:
         if stored is not None:
             return Result(await active.codec.decode_step(Payload(*stored), key, name))
         steps.write(name, "", b"")  # refuses an invalid name before `func` runs
+        if transaction not in (None, True):
+            return await self._run_in_transaction(name, func, self._database(name, transaction))
         outcome = await active.runtime.run(func)
         if isinstance(outcome, Failure):
             return outcome
-        settings, values = active.call.settings, active.codec.values
-        field = step_field(name)
-        payload, outcome = restored(outcome.value, settings, values, key=key, field=field)
-        await self._save(name, payload)
+        payload, outcome = self._restored(name, outcome.value)
+        if transaction is None:
+            await self._save(name, await self._protected(name, payload))
         if payload.has_value:
             self._payloads[name] = payload
         return outcome
+
+    async def _run_in_transaction(
+        self, name: str, func: Callable[[], Any], database: Database
+    ) -> Outcome:
+        """As `run`; the effects of `func` and its value are one transaction of `database`."""
+        active = self._active
+        transaction = database.transaction(active.claim(name), lambda row: False)
+        work = partial(active.execution._with_connection, transaction, func)  # noqa: SLF001
+        try:
+            row = transaction.begin()
+            if row is None:
+                outcome = await active.runtime.run(work)
+                if isinstance(outcome, Failure):
+                    transaction.rollback(discard=is_asynchronous(outcome.error))
+                    return outcome
+                payload, outcome = self._restored(name, outcome.value)
+                stored = await self._protected(name, payload)
+                retention_ms = active.call.settings.result_ms
+                row = transaction.commit(Ended(State.COMPLETED, *stored, retention_ms))
+                if row is None:
+                    await self._save(name, stored)
+                    return outcome
+        finally:
+            transaction.rollback(discard=True)
+        stored = Payload(row.format, row.body)
+        await self._save(name, stored)
+        return Result(await active.codec.decode_step(stored, active.execution.key, name))
+
+    def _database(self, name: str, source: Any) -> Database:
+        database = Database(source)
+        own = self._active.call.settings.transaction
+        if self._active.transaction is not None and database.engine == own.engine:
+            raise TransactionError(
+                f"step {name!r}: the body has a transaction in this database, and would wait for "
+                "its own locks; pass transaction=True"
+            )
+        return database
+
+    def _restored(self, name: str, value: Any) -> tuple[Payload, Outcome]:
+        active = self._active
+        return restored(
+            value,
+            active.call.settings,
+            active.codec.values,
+            key=active.execution.key,
+            field=step_field(name),
+        )
 
     @property
     def finished(self) -> bytes:
@@ -60,16 +115,19 @@ class Steps:
         active = self._active
         await active.codec.delete_step_objects(self._body, active.execution.key)
 
-    async def _save(self, name: str, payload: Payload) -> None:
+    async def _protected(self, name: str, payload: Payload) -> Payload:
         active = self._active
-        settings = active.call.settings
-        payload = await active.codec.protect(
+        return await active.codec.protect(
             payload,
-            settings,
+            active.call.settings,
             key=active.execution.key,
             token=active.execution.token,
             field=step_field(name),
         )
+
+    async def _save(self, name: str, payload: Payload) -> None:
+        active = self._active
+        settings = active.call.settings
         entry = steps.write(name, payload.format, payload.body)
         reply = await active.persist(
             commands.save_step(

@@ -11,12 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-from billiard.exceptions import SoftTimeLimitExceeded
-
 from celery_idempotent.errors import (
     CorruptRecordError,
     IdempotencyError,
-    LeaseLostError,
     StoreUnavailableError,
 )
 from celery_idempotent.executor import conflict
@@ -35,8 +32,9 @@ from celery_idempotent.record.layout import Begun
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
 from celery_idempotent.settings import Settings
+from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.errors import is_transient
-from celery_idempotent.sql.outcomes import Claim, Ended, Row
+from celery_idempotent.sql.outcomes import Ended, Row
 from celery_idempotent.sql.transaction import PlainTransaction
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
@@ -44,9 +42,6 @@ from celery_idempotent.store.scripts import Reply
 
 #: Messages that were requeued so often are not requeued again for an error of the database.
 MAX_REQUEUES = 20
-#: Raised between any two bytecodes, so that the driver may have sent a statement and not read the
-#: reply.
-_ASYNCHRONOUS_ERRORS = (LeaseLostError, SoftTimeLimitExceeded)
 
 
 class UnrecordedExecution(ActiveExecution):
@@ -100,16 +95,8 @@ async def claim(active: ActiveExecution) -> Row | None:
         BaseException: what requeues the call, if the database is unavailable.
     """
     call, execution = active.call, active.execution
-    claimed = Claim(
-        call.key,
-        active.runtime.store.config.prefix,
-        call.task_id,
-        call.generation,
-        call.worker,
-        execution.token,
-        execution.attempt,
-    )
-    transaction = call.settings.transaction.transaction(claimed, lambda row: _continues(row, call))
+    database: Database = call.settings.transaction
+    transaction = database.transaction(active.claim(), lambda row: _continues(row, call))
     active.transaction = transaction
     execution._transaction = transaction  # noqa: SLF001 - the body reads its connection
     limit = innermost()
@@ -213,8 +200,3 @@ async def adopt(active: ActiveExecution, row: Row) -> Outcome:
     active.settled = True
     active.finish()
     return await replay_or_refuse(call, record, active.codec)
-
-
-def asynchronous(error: BaseException) -> bool:
-    """Whether `error` may have been raised in the middle of a statement."""
-    return isinstance(error, _ASYNCHRONOUS_ERRORS) or not isinstance(error, Exception)

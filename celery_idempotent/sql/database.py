@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+from kombu.utils.imports import symbol_by_name
+
 from celery_idempotent.errors import SettingsError, StoreUnavailableError
 from celery_idempotent.key.key import Key
 from celery_idempotent.sql.errors import is_transient
@@ -16,7 +18,7 @@ from celery_idempotent.sql.outcomes import (
     Claim,
     Row,
     Statements,
-    row_id,
+    rows_of,
     statements,
 )
 from celery_idempotent.sql.session import Engine
@@ -28,12 +30,10 @@ class Database:
 
     Args:
         source: a SQLAlchemy engine, the path of one, or a Django alias.
-        load: imports the object of a path.
     """
 
-    def __init__(self, source: Any, load: Callable[[str], Any]) -> None:
+    def __init__(self, source: Any) -> None:
         self.source = source
-        self._load = load
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Database) and self.source == other.source
@@ -64,7 +64,7 @@ class Database:
             return DjangoEngine(source)
         if isinstance(source, str):
             try:
-                source = self._load(source)
+                source = symbol_by_name(source)
             except (ImportError, AttributeError, ValueError) as error:
                 raise SettingsError(
                     f"idempotency_transaction {source!r} cannot be imported: {type(error).__name__}"
@@ -95,12 +95,32 @@ class Database:
         session = self.engine.session()
         try:
             session.begin()
-            deleted = session.execute(self.statements.forget, {"id": row_id(prefix, key)})
+            deleted = session.execute(self.statements.forget, rows_of(prefix, key))
             session.commit()
         except self.engine.error as error:
             session.rollback()
             raise self.unavailable(error) from error
         return deleted.changed > 0
+
+    def purge(self, limit: int) -> int:
+        """Deletes up to `limit` expired rows in one transaction; returns how many it found.
+
+        Raises:
+            StoreUnavailableError: if the database is unavailable.
+        """
+        session = self.engine.session()
+        try:
+            session.begin()
+            rows = session.execute(self.statements.expired, {"limit": limit}).rows
+            if rows:
+                ids = {f"id{number}": row[0] for number, row in enumerate(rows)}
+                names = ", ".join(f":{name}" for name in ids)
+                session.execute(f"{self.statements.purge}({names})", ids)
+            session.commit()
+        except self.engine.error as error:
+            session.rollback()
+            raise self.unavailable(error) from error
+        return len(rows)
 
     def unavailable(self, error: Exception) -> StoreUnavailableError:
         """Returns the error for a database that cannot be used, without the driver's message.
@@ -133,7 +153,7 @@ class Database:
             session.begin()
             kept = session.execute(self.statements.find, {"id": probe}).rows
             if kept:
-                session.execute(self.statements.forget, {"id": probe})
+                session.execute(self.statements.forget, {"id": probe, "end": probe + "g"})
             session.commit()
         except engine.error as error:
             session.rollback()

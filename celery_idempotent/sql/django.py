@@ -18,8 +18,8 @@ from celery_idempotent.sql.session import Answer
 @lru_cache
 def _positional(statement: str) -> tuple[str, tuple[str, ...]]:
     """Returns `statement` with positional parameters, and their names in order."""
-    names = tuple(re.findall(r":([a-z_]+)", statement))
-    return re.sub(r":[a-z_]+", "%s", statement), names
+    names = tuple(re.findall(r":([a-z_0-9]+)", statement))
+    return re.sub(r":[a-z_0-9]+", "%s", statement), names
 
 
 class DjangoEngine:
@@ -43,6 +43,12 @@ class DjangoEngine:
                 f"{', '.join(connections)}"
             )
         self._alias = alias
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DjangoEngine) and self._alias == other._alias
+
+    def __hash__(self) -> int:
+        return hash(self._alias)
 
     @property
     def name(self) -> str:

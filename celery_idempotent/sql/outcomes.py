@@ -6,6 +6,7 @@ as ``:name``; a session translates them for its driver.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -23,6 +24,8 @@ _NOW: Mapping[str, str] = {
     "mysql": "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)",
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
 }
+#: Lets `purge` pass by rows that are being taken over.
+_SKIP_LOCKED = {"postgresql": " FOR UPDATE SKIP LOCKED"}
 _ALIASES = {"mariadb": "mysql"}
 
 #: Of a row whose transaction is open. No other transaction ever reads it.
@@ -46,6 +49,8 @@ class Statements(NamedTuple):
     find: str
     forget: str
     expired: str
+    #: Lacks the list of ids.
+    purge: str
     #: Limits the time that the transaction waits for a lock; empty if the server limits it.
     limit_wait: str
 
@@ -73,9 +78,11 @@ def statements(dialect: str) -> Statements:
         f" finished_at = {now}, expires_at = {now} + :retention_ms"
         " WHERE id = :id AND owner = :owner",
         find=f"SELECT {', '.join(_SELECTED)}, {now} FROM {TABLE} WHERE id = :id",
-        forget=f"DELETE FROM {TABLE} WHERE id = :id",
-        expired=f"SELECT id, owner FROM {TABLE} WHERE expires_at <= {now}"
-        " ORDER BY expires_at LIMIT :limit",
+        forget=f"DELETE FROM {TABLE} WHERE id >= :id AND id < :end",
+        expired=f"SELECT id FROM {TABLE} WHERE expires_at <= {now}"
+        f" ORDER BY expires_at LIMIT :limit{_SKIP_LOCKED.get(dialect, '')}",
+        # Again by the time: a row may have been taken over meanwhile.
+        purge=f"DELETE FROM {TABLE} WHERE expires_at <= {now} AND id IN ",
         limit_wait="SET LOCAL lock_timeout = '5s'" if dialect == "postgresql" else "",
     )
 
@@ -87,6 +94,17 @@ def row_id(prefix: str, key: Key) -> str:
     """
     name = f"{prefix}:{key} {key.message}" if key.message else f"{prefix}:{key}"
     return blake2b(name.encode(), digest_size=16).hexdigest()
+
+
+def step_id(prefix: str, key: Key, step: str) -> str:
+    """Returns the primary key of the row of a step of `key`; it begins with that of the key."""
+    return row_id(prefix, key) + blake2b(step.encode(), digest_size=16).hexdigest()
+
+
+def rows_of(prefix: str, key: Key) -> dict[str, str]:
+    """Returns the range of primary keys of `key` and its steps, for the statement `forget`."""
+    first = row_id(prefix, key)
+    return {"id": first, "end": first + "g"}
 
 
 def turn_id(prefix: str, key: Key) -> str | None:
@@ -112,11 +130,29 @@ class Claim(NamedTuple):
     #: ``idempotency_key_prefix``.
     prefix: str
     task_id: str
-    #: Number of the message among those of its task id.
-    generation: int
     worker: str
     token: int
     attempt: int
+    #: The step that has a row of its own; None for the key's row.
+    step: str | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values of the statement `claim`, with a new owner."""
+        step, key = self.step, self.key
+        return {
+            "id": row_id(self.prefix, key) if step is None else step_id(self.prefix, key, step),
+            "turn": turn_id(self.prefix, key) if step is None else None,
+            "record_key": str(key),
+            "owner": os.urandom(16).hex(),
+            "state": CLAIMED,
+            "task_id": self.task_id,
+            "worker": self.worker,
+            "token": self.token,
+            "attempt": self.attempt,
+            "fingerprint": key.fingerprint.hex(),
+            "body": b"",
+        }
 
 
 class Ended(NamedTuple):

@@ -43,6 +43,12 @@ class SQLAlchemyEngine:
             )
         self._engine = engine
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SQLAlchemyEngine) and self._engine is other._engine
+
+    def __hash__(self) -> int:
+        return hash(self._engine)
+
     @property
     def name(self) -> str:
         """The name of the database, or its dialect."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable
@@ -11,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError, TransactionError
 from celery_idempotent.sql.errors import is_transient
 from celery_idempotent.sql.outcomes import (
-    CLAIMED,
     Claim,
     Ended,
     Row,
     committed_without_outcome,
-    row_id,
-    turn_id,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +43,7 @@ class Transaction:
         self._may_replace = may_replace
         self._session = database.engine.session()
         self._statements = database.statements
-        self._id = row_id(claim.prefix, claim.key)
+        self._id = ""
         self._owner = ""
         self.phase = CLOSED
 
@@ -97,20 +93,9 @@ class Transaction:
 
     def _claim_row(self, *, resolving: bool) -> tuple[str, Row | None]:
         """Returns the random owner of the claimed row; or "" and the row with an outcome."""
-        owner = os.urandom(16).hex()
-        values = {
-            "id": self._id,
-            "turn": turn_id(self._claim.prefix, self._claim.key),
-            "record_key": str(self._claim.key),
-            "owner": owner,
-            "state": CLAIMED,
-            "task_id": self._claim.task_id,
-            "worker": self._claim.worker,
-            "token": self._claim.token,
-            "attempt": self._claim.attempt,
-            "fingerprint": self._claim.key.fingerprint.hex(),
-            "body": b"",
-        }
+        values = self._claim.values
+        owner: str = values["owner"]
+        self._id = values["id"]
         for _ in range(MAX_RACES):
             self._session.begin()
             if resolving and self._statements.limit_wait:

@@ -230,11 +230,9 @@ class TestTwoExecutions:
 
 def hold_row(connection: sa.Connection, prefix: str, key: Any) -> None:
     """Claims the row of `key`, as an execution does."""
-    from celery_idempotent.sql.outcomes import CLAIMED, row_id, statements
+    from celery_idempotent.sql.outcomes import Claim, statements
 
-    values: dict[str, Any] = {"id": row_id(prefix, key), "owner": "me", "state": CLAIMED}
-    values |= dict.fromkeys(("record_key", "task_id", "worker", "fingerprint"), "")
-    values |= {"turn": None, "token": 0, "attempt": 0, "body": b""}
+    values = Claim(key, prefix, "a task", "a worker", 1, 1).values
     connection.execute(sa.text(statements(connection.dialect.name).claim), values)
 
 
@@ -284,7 +282,7 @@ class TestConfiguration:
 
         engine = new_engine(database.url, isolation_level="AUTOCOMMIT")
         with pytest.raises(SettingsError, match="does not roll back"):
-            Database(engine, str).check()
+            Database(engine).check()
         engine.dispose()
 
     def test_a_missing_table_is_named_with_its_remedy(
@@ -296,7 +294,7 @@ class TestConfiguration:
         empty = create_database(database.kind)
         metadata.drop_all(empty.engine)
         with pytest.raises(SettingsError, match=r"celery_idempotency_outcomes.*metadata"):
-            Database(empty.engine, str).check()
+            Database(empty.engine).check()
         shop = Shop(idem, empty)
         with pytest.raises(StoreUnavailableError, match="create_all"):
             shop.charge(order)
@@ -319,3 +317,111 @@ class TestConfiguration:
         with pytest.raises(ZeroDivisionError):
             shop.charge(order)
         assert database.effects(order) == 1
+
+
+class TestSteps:
+    def test_a_step_is_committed_with_its_value(
+        self, idem: Idempotency, database: TestDatabase, order: str
+    ) -> None:
+        def book(fail: bool) -> str:
+            idem.current.connection.execute(effects.insert().values(name=order, pid=0))
+            if fail:
+                raise ValueError
+            return uuid4().hex
+
+        values: list[str] = []
+
+        @idem.idempotent(key="{order}", name="ship")
+        def ship(order: str, ends: Callable[[], Any]) -> str:
+            step = idem.current.step
+            with pytest.raises(ValueError):  # noqa: PT011
+                step("fails", book, True, transaction=database.engine)
+            values.append(step("book", book, False, transaction=database.engine))
+            forget_records(idem)
+            ends()
+            return values[-1]
+
+        with pytest.raises(ZeroDivisionError):
+            ship(order, lambda: 1 / 0)
+        assert ship(order, lambda: None) == values[0], "it did not run again, even without Redis"
+        assert values == [values[0]] * 2
+        assert database.effects(order) == 1
+        assert idem.executor.forget(ship.idempotency_key_of(order, len), database=db(database))
+
+    def test_a_step_of_the_body_s_transaction_is_rolled_back_with_it(
+        self, shop: Shop, database: TestDatabase, order: str
+    ) -> None:
+        runs: list[int] = []
+
+        def during() -> int:
+            value = shop.idem.current.step("count", lambda: runs.append(1), transaction=True)
+            assert value is None
+            return 1 // (len(runs) - 1)
+
+        shop.during = during
+        with pytest.raises(ZeroDivisionError):
+            shop.charge(order)
+        shop.charge(order)
+        assert len(runs) == 2
+
+    def test_a_step_needs_a_database_of_its_own(
+        self, shop: Shop, database: TestDatabase, idem: Idempotency, order: str
+    ) -> None:
+        shop.during = lambda: idem.current.step("own", len, (), transaction=database.engine)
+        with pytest.raises(TransactionError, match="transaction=True"):
+            shop.charge(order)
+
+        @idem.idempotent
+        def without() -> None:
+            idem.current.step("count", len, (), transaction=True)
+
+        with pytest.raises(TransactionError, match="idempotency_transaction"):
+            without()
+
+
+def forget_records(idem: Idempotency) -> None:
+    idem.executor.store.client.flushdb()
+
+
+def db(database: TestDatabase) -> Any:
+    from celery_idempotent.sql.database import Database
+
+    return Database(database.engine)
+
+
+class TestKeysThatRunAgain:
+    """``until="finished"``: each message has a row, and one runs after the other."""
+
+    def test_two_messages_run_one_after_the_other(
+        self, idem: Idempotency, database: TestDatabase, order: str
+    ) -> None:
+        shop = Shop(idem, database, until="finished")
+        shop.charge(order)
+        shop.charge(order)
+        assert (shop.runs, database.effects(order)) == (2, 2)
+
+    def test_without_redis_too(self, database: TestDatabase, order: str) -> None:
+        """The second one's INSERT waits for the first one's commit, and then succeeds."""
+        away = Idempotency("redis://127.0.0.1:1/0", key_prefix=uuid4().hex)
+        engine = new_engine(database.url)
+        shop = Shop(away, database, until="finished", on_store_error="run", transaction=engine)
+        running: list[int] = []
+        peak: list[int] = []
+
+        def during() -> None:
+            running.append(1)
+            peak.append(len(running))
+            # Long enough for the other one to begin, if nothing holds it back.
+            started.wait(0.3)
+            running.pop()
+
+        started = threading.Event()
+        shop.during = during
+        threads = [threading.Thread(target=shop.charge, args=(order,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SOON)
+        engine.dispose()
+        assert peak == [1, 1, 1]
+        assert database.effects(order) == 3

@@ -10,7 +10,7 @@ from celery_idempotent.sql.outcomes import TABLE
 class Outcome(models.Model):
     """The outcome of a key, committed together with the effects of the task."""
 
-    id = models.CharField(primary_key=True, max_length=32, help_text="digest of prefix and key")
+    id = models.CharField(primary_key=True, max_length=64, help_text="digest of prefix and key")
     turn = models.CharField(
         max_length=32, null=True, unique=True, help_text="digest of a key that may run again"
     )

@@ -19,7 +19,7 @@ class Migration(migrations.Migration):
                     "id",
                     models.CharField(
                         help_text="digest of prefix and key",
-                        max_length=32,
+                        max_length=64,
                         primary_key=True,
                         serialize=False,
                     ),

@@ -1,0 +1,54 @@
+"""``purge``: deletes the rows of SQL outcomes whose retention has ended."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from celery_idempotent.cli.command import (
+    FriendlyCommand,
+    idempotent_tasks,
+    json_option,
+    print_json,
+)
+from celery_idempotent.monitoring import formatting
+
+#: Rows that one transaction deletes.
+BATCH = 500
+
+
+@click.command(cls=FriendlyCommand)
+@click.option(
+    "--batch", type=click.IntRange(1, 10_000), default=BATCH, help="Rows per transaction."
+)
+@click.option(
+    "--pause", type=click.FloatRange(0), default=0.0, help="Seconds between two transactions."
+)
+@json_option
+@click.pass_obj
+def purge(obj: Any, batch: int, pause: float, as_json: bool) -> None:
+    """Delete expired outcomes from the databases of idempotency_transaction.
+
+    Rows are deleted in batches, each in a short transaction, oldest first. Run it from cron; it may
+    run at any time, and more than once at a time. Expired rows that are not deleted do no harm.
+    """
+    databases = {
+        task.idempotency_configuration.settings.transaction for task in idempotent_tasks(obj.app)
+    }
+    deleted: dict[str, int] = {}
+    for database in databases - {None}:
+        name = database.engine.name
+        while found := database.purge(batch):
+            deleted[name] = deleted.get(name, 0) + found
+            if found < batch:
+                break
+            time.sleep(pause)
+        deleted.setdefault(name, 0)
+    if as_json:
+        print_json({"deleted": deleted})
+    elif not deleted:
+        click.echo("No task has idempotency_transaction.")
+    for name, number in () if as_json else deleted.items():
+        click.echo(f"{name}: deleted {formatting.plural(number, 'expired outcome')}")

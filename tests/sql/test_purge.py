@@ -1,0 +1,69 @@
+"""``celery idempotency purge``, and what it costs to find expired rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from celery_idempotent.contrib.sqlalchemy import outcomes
+from celery_idempotent.testing.server import RedisServer
+from tests.sql.conftest import each_kind
+from tests.sql.databases import LIBRARIES, REPOSITORY, TestDatabase
+
+pytestmark = each_kind
+
+YEAR_3000 = 32_503_680_000_000
+
+
+def insert_rows(database: TestDatabase, number: int, expires_at: int | None) -> None:
+    values: dict[str, Any] = {
+        **dict.fromkeys(("record_key", "owner", "task_id", "worker", "fingerprint", "format"), ""),
+        "state": "COMPLETED",
+        "token": 1,
+        "attempt": 1,
+        "body": b"1",
+        "finished_at": 1,
+        "expires_at": expires_at,
+    }
+    with database.engine.begin() as connection:
+        connection.execute(
+            outcomes.insert(), [{**values, "id": uuid4().hex} for _ in range(number)]
+        )
+
+
+def purge(server: RedisServer, database: TestDatabase, library: str, *options: str) -> Any:
+    command = ["-m", "celery", "-q", "-A", "tests.sql.shop", "idempotency", "purge", "--json"]
+    environment = {
+        "SHOP_REDIS": server.url,
+        "SHOP_DATABASE": database.url,
+        "SHOP_LIBRARY": library,
+    }
+    done = subprocess.run(
+        [sys.executable, *command, *options],
+        cwd=REPOSITORY,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_deletes_expired_rows_only(server: RedisServer, database: TestDatabase) -> None:
+    insert_rows(database, 3, expires_at=YEAR_3000)
+    insert_rows(database, 1, expires_at=None)
+
+    for library in LIBRARIES:
+        insert_rows(database, 250, expires_at=1000)
+        printed = purge(server, database, library, "--batch", "100")
+        assert list(printed["deleted"].values()) == [250]
+    with database.engine.connect() as connection:
+        left = connection.execute(sa.select(sa.func.count()).select_from(outcomes)).scalar_one()
+    assert left == 4
