@@ -43,6 +43,7 @@ def log_call(
     *args: Any,
     key: str,
     task_id: str,
+    task: str = "",
     label: str = "",
     decision: str = "",
     token: int = 0,
@@ -53,7 +54,8 @@ def log_call(
 
     Args:
         message: continues the sentence; `args` are merged into it.
-        key: or the task's name, if no key can be derived.
+        key: empty if none can be derived.
+        task: its name, which stands for the key then.
         attempt: 0 if no execution has begun.
     """
     if not logger.isEnabledFor(level):
@@ -61,7 +63,7 @@ def log_call(
     logger.log(
         level,
         f"%s%s: task %s%s {message}",  # noqa: G004 - message is a template, too
-        key,
+        key or task,
         f" ({label})" if label else "",
         task_id,
         f" (attempt {attempt})" if attempt else "",

@@ -173,7 +173,8 @@ def _report_refusal(sender: Any, task: str, task_id: str, key: str, error: Excep
         logging.INFO,
         "runs in shadow; it would have failed: %s",
         without_key(key, error),
-        key=key or task,
+        key=key,
+        task=task,
         task_id=task_id,
         decision="would_refuse",
     )

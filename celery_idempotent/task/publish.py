@@ -173,7 +173,8 @@ def _marked(
             logging.DEBUG,
             "is published, uncounted in shadow: %s",
             error,
-            key=task.name,
+            key="",
+            task=task.name,
             task_id=task_id,
         )
         return options

@@ -30,6 +30,8 @@ from tests.worker.ledger import Ledger
 from tests.worker.parent_death import die_with_parent
 
 SETTINGS_VARIABLE = "SHOP_SETTINGS"
+#: The directory to which a worker reports, see reporting.py.
+REPORTS_VARIABLE = "SHOP_REPORTS"
 KEYRING_VARIABLE = "SHOP_KEYRING"
 
 SIGNALS = (
@@ -63,6 +65,11 @@ def make_app(settings: Mapping[str, Any]) -> Celery:
     republish.CONFIRM_TIMEOUT = settings.get("shop_confirm_timeout", republish.CONFIRM_TIMEOUT)
     return app
 
+
+if REPORTS_VARIABLE in os.environ:
+    from tests.worker import reporting
+
+    reporting.install(Path(os.environ[REPORTS_VARIABLE]))
 
 app = (
     make_app(json.loads(os.environ[SETTINGS_VARIABLE])) if SETTINGS_VARIABLE in os.environ else None

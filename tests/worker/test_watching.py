@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -27,6 +26,7 @@ from celery_idempotent.testing.ports import Ports
 from tests.waiting import SOON, eventually
 from tests.worker import harness
 from tests.worker.harness import Shop, Worker
+from tests.worker.monitor import Monitor
 from tests.worker.tasks import charge, labelled, misruled, pack, raising, short_lease
 
 pytestmark = pytest.mark.worker
@@ -219,39 +219,6 @@ class TestInspect:
         assert by_worker in findings
         assert (by_worker["subject"], by_worker["severity"]) == ("shop.misruled", "error")
         assert "no key could be derived for 1 of its calls" in by_worker["what"]
-
-
-class Monitor:
-    """Receives a shop's events, as Flower does."""
-
-    def __init__(self, shop: Shop) -> None:
-        self.state = shop.app.events.State()
-        self.received: list[dict[str, Any]] = []
-        ready = threading.Event()
-        self._connection = shop.app.connection()
-        self._receiver = shop.app.events.Receiver(self._connection, handlers={"*": self._on_event})
-        self._receiver.on_consume_ready = lambda *_, **__: ready.set()
-        self._thread = threading.Thread(target=self._receiver.capture, args=(None, None, False))
-        self._thread.start()
-        assert ready.wait(SOON)
-
-    def _on_event(self, event: dict[str, Any]) -> None:
-        self.state.event(dict(event))
-        self.received.append(event)
-
-    def wait_for(self, name: str, task_id: str) -> dict[str, Any]:
-        """Waits for an event about a task, and returns it."""
-        return eventually(
-            lambda: next(
-                (e for e in self.received if e["type"] == name and e.get("uuid") == task_id), None
-            ),
-            f"{name} of {task_id}; received: {[e['type'] for e in self.received]}",
-        )
-
-    def stop(self) -> None:
-        self._receiver.should_stop = True
-        self._thread.join(SOON)
-        self._connection.release()
 
 
 @pytest.fixture

@@ -1,0 +1,543 @@
+"""What an operator gets of each thing that happens to a call: the table of docs/operations.md.
+
+Each row happens to a real worker, whose log is JSON, whose Sentry events are captured, and whose
+events and metrics are read. ``pytest -rP`` prints what each row produced.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import celery
+import pytest
+from celery.result import AsyncResult
+
+pytest.importorskip("sentry_sdk")
+pytest.importorskip("pythonjsonlogger")
+
+from celery_idempotent import signals
+from celery_idempotent.store import commands
+from celery_idempotent.testing.ports import Ports
+from celery_idempotent.testing.server import RedisServer
+from tests.waiting import SOON, eventually
+from tests.worker import reporting
+from tests.worker.failing_tasks import final, flaky
+from tests.worker.harness import Shop
+from tests.worker.monitor import Monitor
+from tests.worker.shop import REPORTS_VARIABLE
+from tests.worker.tasks import (
+    charge,
+    ignoring,
+    misruled,
+    pack,
+    raising,
+    rejecting,
+    short_lease,
+    strict,
+    thrifty,
+    unguarded,
+)
+
+pytestmark = [pytest.mark.worker, pytest.mark.slow]
+
+GUIDE = Path(__file__).parents[2] / "docs" / "operations.md"
+CELERY = tuple(map(int, celery.__version__.split(".")[:2]))
+INFO, WARNING, ERROR, CRITICAL = "INFO", "WARNING", "ERROR", "CRITICAL"
+#: What Sentry gets of a line at ERROR or above; of an error, its type.
+LINE = "the line"
+
+Scenario = Callable[["Scene"], Iterator[AsyncResult]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What happens, and what is reported of it."""
+
+    what: str
+    scenario: Scenario
+    #: Level and text of the package's lines; … stands for any text.
+    lines: tuple[tuple[str, str], ...]
+    signals: tuple[str, ...]
+    #: Besides Celery's own; its last one is compared as well.
+    events: tuple[str, ...]
+    counted: tuple[str, ...]
+    #: In the result backend, once all of this was reported.
+    state: str
+    sentry: str = ""
+    #: Lines of the first call of an outage in a process.
+    first: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def markdown(self) -> str:
+        """The row of the table in the guide."""
+        lines = [*((level, f"{text} (first call of an outage)") for level, text in self.first)]
+        cells = (
+            self.what,
+            "<br>".join(f"{level} `{text}`" for level, text in [*lines, *self.lines]),
+            _code(self.signals),
+            _code(self.events),
+            _code(self.counted),
+            f"`{self.state}`",
+            f"`{self.sentry}`" if self.sentry and self.sentry != LINE else self.sentry,
+        )
+        return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
+
+
+def _code(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+class Scene:
+    """The shop, and one key in it."""
+
+    def __init__(self, shop: Shop, store: RedisServer, order: str) -> None:
+        self.shop = shop
+        self.store = store
+        self.order = order
+
+    def hold(self, task: Any) -> tuple[AsyncResult, int]:
+        """Starts an execution that runs until the order is released; returns its process id."""
+        self.shop.ledger.hold(self.order)
+        result = task.delay(self.order)
+        return result, self.shop.ledger.wait_for_run(self.order).pid
+
+    def begin_elsewhere(self, task: Any, *args: Any) -> None:
+        """Begins an execution in another worker, which dies."""
+        configuration = task.idempotency_configuration
+        key = task.idempotency_key_of(*args)
+        configuration.execute(
+            commands.begin(
+                key,
+                execution_id=os.urandom(16),
+                task_id="elsewhere",
+                worker="elsewhere/1",
+                lease_ms=60_000,
+                retention_ms=60_000,
+                max_attempts=5,
+                error_ms=60_000,
+            )
+        )
+
+    def die_elsewhere(self, task: Any, *args: Any) -> None:
+        """Ends the lease of the execution of `begin_elsewhere`, or of the worker's."""
+        record = task.idempotency_record(*args)
+        key = task.idempotency_key_of(*args)
+        task.idempotency_configuration.execute(
+            commands.abandon(key, record.task_id, record.worker, grace_ms=0)
+        )
+
+
+def run(scene: Scene) -> Iterator[AsyncResult]:
+    yield pack.delay(scene.order)
+
+
+def replay(scene: Scene) -> Iterator[AsyncResult]:
+    pack.delay(scene.order).get(timeout=SOON)
+    yield pack.delay(scene.order)
+
+
+def conflict(task: Any) -> Scenario:
+    def scenario(scene: Scene) -> Iterator[AsyncResult]:
+        first, _ = scene.hold(task)
+        yield task.delay(scene.order)
+        scene.shop.ledger.release(scene.order)
+        first.get(timeout=SOON)
+
+    return scenario
+
+
+def take_over(scene: Scene) -> Iterator[AsyncResult]:
+    result, pid = scene.hold(pack)
+    os.kill(pid, signal.SIGKILL)
+    scene.shop.ledger.wait_for_run(scene.order, 2)
+    scene.shop.ledger.release(scene.order)
+    yield result
+
+
+def release(scene: Scene) -> Iterator[AsyncResult]:
+    yield flaky.delay(scene.order)
+
+
+def fail(scene: Scene) -> Iterator[AsyncResult]:
+    yield final.delay(scene.order)
+
+
+def replay_error(scene: Scene) -> Iterator[AsyncResult]:
+    final.delay(scene.order).get(timeout=SOON, propagate=False)
+    yield final.delay(scene.order)
+
+
+def key_rule(scene: Scene) -> Iterator[AsyncResult]:
+    yield misruled.delay("raises", scene.order)
+
+
+def reuse(scene: Scene) -> Iterator[AsyncResult]:
+    charge.delay(scene.order, 1).get(timeout=SOON)
+    yield charge.delay(scene.order, 2)
+
+
+def poison(scene: Scene) -> Iterator[AsyncResult]:
+    for _ in range(5):
+        scene.begin_elsewhere(pack, scene.order)
+        scene.die_elsewhere(pack, scene.order)
+    yield pack.delay(scene.order)
+
+
+def damage(scene: Scene) -> Iterator[AsyncResult]:
+    scene.store.client().set(f"idem:{pack.idempotency_key_of(scene.order)}", b"damaged")
+    yield pack.delay(scene.order)
+
+
+def lose_value(scene: Scene) -> Iterator[AsyncResult]:
+    yield thrifty.delay(scene.order)
+
+
+def replay_lost_value(scene: Scene) -> Iterator[AsyncResult]:
+    thrifty.delay(scene.order).get(timeout=SOON)
+    yield thrifty.delay(scene.order)
+
+
+def lose_lease(scene: Scene) -> Iterator[AsyncResult]:
+    result, _ = scene.hold(short_lease)
+    scene.die_elsewhere(short_lease, scene.order)
+    scene.begin_elsewhere(short_lease, scene.order)
+    yield result
+    short_lease.idempotency_forget(scene.order)
+    scene.shop.ledger.release(scene.order)
+    result.get(timeout=SOON)
+
+
+def lose_store(scene: Scene) -> Iterator[AsyncResult]:
+    result, _ = scene.hold(short_lease)
+    scene.store.kill()
+    scene.shop.ledger.release(scene.order)
+    yield result
+
+
+def call_without_store(task: Any) -> Scenario:
+    def scenario(scene: Scene) -> Iterator[AsyncResult]:
+        scene.store.kill()
+        yield task.delay(scene.order)
+
+    return scenario
+
+
+HOLDER = "the key is held by task … on …"
+OUTAGE = (ERROR, "cannot begin: …")
+
+ROWS = (
+    Row(
+        "a call runs", run,
+        ((INFO, "ran; its result is stored"),),
+        ("begun", "completed"), ("task-succeeded",), ("run", "completed"), "SUCCESS",
+    ),
+    Row(
+        "its duplicate, afterwards", replay,
+        ((INFO, "gets the outcome of task …"),),
+        ("replayed",), ("task-replayed", "task-succeeded"), ("replay",), "SUCCESS",
+    ),
+    Row(
+        "its duplicate, meanwhile: `retry`, `wait`, or a copy of its message", conflict(pack),
+        ((INFO, f"is requeued for … s: {HOLDER}"),),
+        ("conflicted",), ("task-conflicted",), ("conflict",), "PENDING",
+    ),
+    Row(
+        "its duplicate, meanwhile: `raise`", conflict(raising),
+        ((INFO, f"raises ConflictError: {HOLDER}"),),
+        ("conflicted",), ("task-conflicted", "task-failed"), ("conflict",), "FAILURE",
+    ),
+    Row(
+        "its duplicate, meanwhile: `ignore`", conflict(ignoring),
+        ((INFO, f"is ignored as a duplicate: {HOLDER}"),),
+        ("conflicted",), ("task-conflicted",), ("conflict",), "PENDING",
+    ),
+    Row(
+        "its duplicate, meanwhile: `reject`", conflict(rejecting),
+        ((INFO, f"is rejected as a duplicate: {HOLDER}"),),
+        ("conflicted",), ("task-conflicted", "task-rejected"), ("conflict",), "FAILURE",
+    ),
+    Row(
+        "a worker process is killed, and its task runs again", take_over,
+        (
+            (INFO, "is ended (process_lost); its key is free in 0.0 s"),
+            (INFO, "takes over from an execution that died"),
+            (INFO, "ran; its result is stored"),
+        ),
+        ("begun", "taken_over", "completed"), ("task-taken-over", "task-succeeded"),
+        ("run", "takeover", "completed"), "SUCCESS",
+    ),
+    Row(
+        "the task raises", release,
+        ((INFO, "ran and raised …; its key is free"),),
+        ("begun", "released"), ("task-failed",), ("run", "released"), "FAILURE",
+        "OutOfStockError",
+    ),
+    Row(
+        "the task raises one of `idempotency_replay_errors`", fail,
+        ((INFO, "ran and raised …; its duplicates will get this error"),),
+        ("begun", "failed"), ("task-failed",), ("run", "failed"), "FAILURE",
+        "OutOfStockError",
+    ),
+    Row(
+        "its duplicate, if the error is stored", replay_error,
+        ((INFO, "gets the outcome of task …"),),
+        ("replayed",), ("task-replayed", "task-failed"), ("replay",), "FAILURE",
+        "OutOfStockError",
+    ),
+    Row(
+        "no key can be derived", key_rule,
+        ((WARNING, "is refused (key_rule): …"),),
+        ("refused",), ("task-refused", "task-failed"), ("refused", "refused_key_rule"), "FAILURE",
+        "KeyRuleError",
+    ),
+    Row(
+        "the key was used with other arguments", reuse,
+        ((WARNING, "is refused (reused): …"),),
+        ("refused",), ("task-refused", "task-failed"), ("refused", "refused_reused"), "FAILURE",
+        "KeyReusedError",
+    ),
+    Row(
+        "the task has killed its worker too often", poison,
+        ((WARNING, "is refused (poisoned): …"),),
+        ("refused",), ("task-refused", "task-failed"), ("refused", "refused_poisoned"), "FAILURE",
+        "PoisonedTaskError",
+    ),
+    Row(
+        "the record is damaged", damage,
+        ((WARNING, "is refused (corrupt): …"),),
+        ("refused",), ("task-refused", "task-failed"), ("refused", "refused_corrupt"), "FAILURE",
+        "CorruptRecordError",
+    ),
+    Row(
+        "a result cannot be stored", lose_value,
+        (
+            (
+                ERROR,
+                "ran; its outcome is not stored, and its duplicates will get …: …",
+            ),
+        ),
+        ("begun", "completed", "not_stored"), ("task-succeeded",),
+        ("run", "completed", "not_stored"), "SUCCESS", LINE,
+    ),
+    Row(
+        "its duplicate, if the result is not stored", replay_lost_value,
+        ((WARNING, "is refused (not_stored): …"),),
+        ("refused",), ("task-refused", "task-failed"), ("refused", "refused_not_stored"), "FAILURE",
+        "ResultNotStoredError",
+    ),
+    Row(
+        "a lease is lost, and another execution has begun", lose_lease,
+        ((WARNING, "has lost its lease; its outcome will be refused"),),
+        ("begun", "lease_lost"), (), ("run", "lease_lost"), "PENDING",
+    ),
+    Row(
+        "Redis is unavailable when a task has ended", lose_store,
+        ((CRITICAL, "ran; its outcome is not stored, so a duplicate may run again: …"),),
+        ("begun", "outcome_unsaved"), ("task-succeeded",), ("run", "outcome_unsaved"), "SUCCESS",
+        LINE,
+    ),
+    Row(
+        "Redis is unavailable before a call: `retry`", call_without_store(pack),
+        ((INFO, "is requeued for … s: …"),),
+        ("store_unavailable",), (), ("store_unavailable",), "PENDING", LINE, first=(OUTAGE,),
+    ),
+    Row(
+        "Redis is unavailable before a call: `raise`", call_without_store(strict),
+        ((WARNING, "is refused (store_unavailable): …"),),
+        ("store_unavailable", "refused"), ("task-refused", "task-failed"),
+        ("refused", "refused_store_unavailable"), "FAILURE", "StoreUnavailableError",
+        first=(OUTAGE,),
+    ),
+    Row(
+        "Redis is unavailable before a call: `run`", call_without_store(unguarded),
+        ((WARNING, "runs without protection: …"),),
+        ("store_unavailable",), ("task-succeeded",), ("unprotected",), "SUCCESS", first=(OUTAGE,),
+    ),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with Ports(1) as ports:
+        yield ports.numbers[0]
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[RedisServer]:
+    """The records' own server, which goes away."""
+    with RedisServer.start(config={}) as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reports")
+
+
+@pytest.fixture(scope="module")
+def shared_shop(
+    open_shop: Callable[..., Shop], store: RedisServer, reports: Path, port: int
+) -> Iterator[Shop]:
+    with open_shop(
+        idempotency_redis_url=store.url, idempotency_metrics=f"127.0.0.1:{port}"
+    ) as shop:
+        shop.start_worker("--task-events", concurrency=2, **{REPORTS_VARIABLE: str(reports)})
+        yield shop
+
+
+@pytest.fixture(scope="module")
+def monitor(shared_shop: Shop) -> Iterator[Monitor]:
+    monitor = Monitor(shared_shop)
+    yield monitor
+    monitor.stop()
+
+
+class Observer:
+    """Reads what was reported of one task id."""
+
+    def __init__(self, shop: Shop, monitor: Monitor, reports: Path, port: int) -> None:
+        self._shop, self._monitor, self._reports, self._port = shop, monitor, reports, port
+
+    def lines(self, task_id: str) -> list[dict[str, Any]]:
+        """The package's lines."""
+        records = reporting.log(self._reports)
+        return [
+            r
+            for r in records
+            if r["name"].startswith("celery_idempotent") and r.get("idempotency_task_id") == task_id
+        ]
+
+    def celerys_lines(self, task_id: str) -> list[dict[str, Any]]:
+        """The lines of Celery's tracer."""
+        records = reporting.log(self._reports)
+        return [
+            r
+            for r in records
+            if r["name"] == "celery.app.trace" and r.get("data", {}).get("id") == task_id
+        ]
+
+    def signals(self, task_id: str) -> set[str]:
+        return {signal.name for signal in self._shop.ledger.signals(task_id)}
+
+    def events(self, task_id: str) -> set[str]:
+        return {e["type"] for e in self._monitor.received if e.get("uuid") == task_id}
+
+    def sentry(self, task_id: str) -> list[str]:
+        """The types of the errors, or the levels of the lines."""
+        return [
+            event["exception"]["values"][-1]["type"] if "exception" in event else LINE
+            for event in reporting.sentry_events(self._reports)
+            if event.get("tags", {}).get("celery_task_id") == task_id
+        ]
+
+    def counts(self) -> dict[tuple[str, str], float]:
+        """The counters by task and decision, outcome, or reason of refusals."""
+        with urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=SOON) as response:
+            text = response.read().decode()
+        found = {}
+        for family, labels, value in re.findall(
+            r"^celery_idempotent_(\w+)_total\{(.*?)\} (\S+)$", text, re.MULTILINE
+        ):
+            named = dict(re.findall(r'(\w+)="(.*?)"', labels))
+            task = named.pop("task")
+            name = signals.REFUSED * (family == "refused") + "".join(named.values())
+            found[task, name] = float(value)
+        return found
+
+
+@pytest.fixture
+def observer(shared_shop: Shop, monitor: Monitor, reports: Path, port: int) -> Observer:
+    return Observer(shared_shop, monitor, reports, port)
+
+
+#: Sent by Celery before a task ends.
+BEFORE = {"task-received", "task-started"}
+#: Counted for what precedes a row.
+PREPARATION = {"run", "completed", "failed", "not_stored"}
+FIELDS = {f"idempotency_{name}" for name in ("key", "task_id", "decision", "token", "attempt")}
+
+
+def matches(text: str, line: dict[str, Any], level_and_text: tuple[str, str]) -> bool:
+    level, template = level_and_text
+    pattern = ".+".join(map(re.escape, template.split("…")))
+    return line["levelname"] == level and re.fullmatch(pattern, text, re.DOTALL) is not None
+
+
+def text_of(line: dict[str, Any]) -> str:
+    """Returns the text after the call that the line begins with."""
+    prefix = r"shop\.[\w:~-]+: task [\w-]+(?: \(attempt \d+\))? "
+    text, found = re.subn(rf"\A{prefix}", "", line["message"])
+    assert found, line
+    return text
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.what)
+def test_row(row: Row, shop: Shop, store: RedisServer, observer: Observer, order: str) -> None:
+    before = observer.counts()
+    scenario = row.scenario(Scene(shop, store, order))
+    result = next(scenario)
+    task_id = result.id
+    eventually(
+        lambda: (
+            len(observer.lines(task_id)) >= len(row.lines)
+            and {*row.events} <= observer.events(task_id)
+            and {*row.signals} <= observer.signals(task_id)
+            and (not row.sentry or bool(row.first) or observer.sentry(task_id))
+        ),
+        f"{row.what}: {observer.lines(task_id)} {observer.events(task_id)}",
+    )
+    lines, celerys_lines = observer.lines(task_id), observer.celerys_lines(task_id)
+    increased = {
+        name for (task, name), n in observer.counts().items() if n > before.get((task, name), 0)
+    }
+    state = result.state
+    print(f"{row.what}: {state}")
+    for line in (*lines, *celerys_lines):
+        print("   ", line["levelname"], line["message"].splitlines()[0])
+    print("    signals", *sorted(observer.signals(task_id)))
+    print("    events", *sorted(observer.events(task_id)))
+    print("    counted", *sorted(increased))
+    print("    Sentry", *observer.sentry(task_id))
+
+    for line in lines:
+        candidates = (*row.lines, *row.first)
+        assert any(matches(text_of(line), line, candidate) for candidate in candidates), line
+        assert line.keys() >= FIELDS
+        assert "exc_info" not in line
+        assert line["idempotency_decision"] in (None, *row.counted)
+        assert bool(line["idempotency_token"]) == bool(line["idempotency_attempt"])
+    for expected in row.lines:
+        assert any(matches(text_of(line), line, expected) for line in lines), expected
+    assert observer.signals(task_id) == {*row.signals}
+    assert observer.events(task_id) - BEFORE == {*row.events}
+    assert {*row.counted} <= increased <= {*row.counted} | PREPARATION
+    assert state == row.state
+    if row.sentry or not row.first:
+        expected_events = {row.sentry} - {""}
+        if row.first:
+            expected_events |= {LINE} & {*observer.sentry(task_id)}
+        assert {*observer.sentry(task_id)} == expected_events
+        assert len(observer.sentry(task_id)) == len(expected_events), "one event for each"
+    if "task-failed" in row.events:
+        (line,) = celerys_lines
+        assert (line["levelname"] == ERROR) == bool(row.sentry)
+        assert ("exc_info" in line) == bool(row.sentry), "with a traceback"
+        if row.sentry == "KeyRuleError":
+            assert "LookupError: no such order" in line["exc_info"], "and with that of its cause"
+    elif state != "SUCCESS":
+        assert celerys_lines == [], "Celery's line would say that the message is ignored"
+    next(scenario, None)
+
+
+def test_the_guide_has_these_rows() -> None:
+    table = GUIDE.read_text("utf-8").partition("### What is reported")[2]
+    rows = [line for line in table.splitlines() if line.startswith("|")][2 : 2 + len(ROWS)]
+
+    assert rows == [row.markdown for row in ROWS]
