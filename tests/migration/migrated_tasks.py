@@ -30,5 +30,5 @@ single_retrying = task_of(retry_once, "single_retrying", **ONE_AT_A_TIME)
 short_wait_in_queue = task_of(
     handle, "short_wait_in_queue", idempotency_reservation_ttl=1.0, **ONE_AT_A_TIME
 )
-collapsed = task_of(handle, "collapsed", **COLLAPSED)
+collapsed = task_of(handle, "collapsed_migrated", **COLLAPSED)
 collapsed_by_order = task_of(handle, "collapsed_by_order", idempotency_key=("order",), **COLLAPSED)

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -26,6 +26,7 @@ from celery_idempotent import signals
 from celery_idempotent.store import commands
 from celery_idempotent.testing.ports import Ports
 from celery_idempotent.testing.server import RedisServer
+from tests.executor.deliveries import begin_elsewhere
 from tests.waiting import SOON, eventually
 from tests.worker import reporting
 from tests.worker.failing_tasks import final, flaky
@@ -75,19 +76,31 @@ class Row:
     first: tuple[tuple[str, str], ...] = ()
 
     @property
+    def celerys_line(self) -> tuple[str, str] | None:
+        """Level and text of the line with which Celery logs the error of the task."""
+        if "task-failed" not in self.events or "task-rejected" in self.events:
+            return None
+        if self.sentry:
+            return ERROR, f"raised unexpected: {self.sentry}"
+        return INFO, "raised expected: ConflictError"
+
+    @property
     def markdown(self) -> str:
         """The row of the table in the guide."""
-        lines = [*((level, f"{text} (first call of an outage)") for level, text in self.first)]
+        lines = [f"{level} `{text}`, once in an outage" for level, text in self.first]
+        lines += [f"{level} `{text}`" for level, text in self.lines]
+        if self.celerys_line:
+            lines.append("Celery's {} `{}`".format(*self.celerys_line))
         cells = (
             self.what,
-            "<br>".join(f"{level} `{text}`" for level, text in [*lines, *self.lines]),
+            "<br>".join(lines),
             _code(self.signals),
             _code(self.events),
             _code(self.counted),
             f"`{self.state}`",
             f"`{self.sentry}`" if self.sentry and self.sentry != LINE else self.sentry,
         )
-        return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
+        return " ".join(f"| {' | '.join(cells)} |".split())
 
 
 def _code(names: tuple[str, ...]) -> str:
@@ -108,25 +121,8 @@ class Scene:
         result = task.delay(self.order)
         return result, self.shop.ledger.wait_for_run(self.order).pid
 
-    def begin_elsewhere(self, task: Any, *args: Any) -> None:
-        """Begins an execution in another worker, which dies."""
-        configuration = task.idempotency_configuration
-        key = task.idempotency_key_of(*args)
-        configuration.execute(
-            commands.begin(
-                key,
-                execution_id=os.urandom(16),
-                task_id="elsewhere",
-                worker="elsewhere/1",
-                lease_ms=60_000,
-                retention_ms=60_000,
-                max_attempts=5,
-                error_ms=60_000,
-            )
-        )
-
     def die_elsewhere(self, task: Any, *args: Any) -> None:
-        """Ends the lease of the execution of `begin_elsewhere`, or of the worker's."""
+        """Ends the lease of the execution that holds the key."""
         record = task.idempotency_record(*args)
         key = task.idempotency_key_of(*args)
         task.idempotency_configuration.execute(
@@ -185,7 +181,7 @@ def reuse(scene: Scene) -> Iterator[AsyncResult]:
 
 def poison(scene: Scene) -> Iterator[AsyncResult]:
     for _ in range(5):
-        scene.begin_elsewhere(pack, scene.order)
+        begin_elsewhere(pack, scene.order)
         scene.die_elsewhere(pack, scene.order)
     yield pack.delay(scene.order)
 
@@ -207,7 +203,7 @@ def replay_lost_value(scene: Scene) -> Iterator[AsyncResult]:
 def lose_lease(scene: Scene) -> Iterator[AsyncResult]:
     result, _ = scene.hold(short_lease)
     scene.die_elsewhere(short_lease, scene.order)
-    scene.begin_elsewhere(short_lease, scene.order)
+    begin_elsewhere(short_lease, scene.order)
     yield result
     short_lease.idempotency_forget(scene.order)
     scene.shop.ledger.release(scene.order)
@@ -261,7 +257,8 @@ ROWS = (
     Row(
         "its duplicate, meanwhile: `reject`", conflict(rejecting),
         ((INFO, f"is rejected as a duplicate: {HOLDER}"),),
-        ("conflicted",), ("task-conflicted", "task-rejected"), ("conflict",), "FAILURE",
+        ("conflicted",), ("task-conflicted", "task-failed", "task-rejected"),
+        ("conflict",), "FAILURE",
     ),
     Row(
         "a worker process is killed, and its task runs again", take_over,
@@ -270,7 +267,8 @@ ROWS = (
             (INFO, "takes over from an execution that died"),
             (INFO, "ran; its result is stored"),
         ),
-        ("begun", "taken_over", "completed"), ("task-taken-over", "task-succeeded"),
+        ("begun", "taken_over", "completed"),
+        ("task-rejected", "task-taken-over", "task-succeeded"),
         ("run", "takeover", "completed"), "SUCCESS",
     ),
     Row(
@@ -480,16 +478,23 @@ def text_of(line: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.what)
 def test_row(row: Row, shop: Shop, store: RedisServer, observer: Observer, order: str) -> None:
+    if "task-rejected" in row.events and row.state == "FAILURE" and CELERY < (5, 7):
+        # Such a message has no outcome there.
+        row = replace(row, state="PENDING", events=("task-conflicted", "task-rejected"))
     before = observer.counts()
     scenario = row.scenario(Scene(shop, store, order))
     result = next(scenario)
     task_id = result.id
     eventually(
         lambda: (
-            len(observer.lines(task_id)) >= len(row.lines)
+            all(
+                any(matches(text_of(line), line, expected) for line in observer.lines(task_id))
+                for expected in row.lines
+            )
             and {*row.events} <= observer.events(task_id)
             and {*row.signals} <= observer.signals(task_id)
             and (not row.sentry or bool(row.first) or observer.sentry(task_id))
+            and row.state == result.state
         ),
         f"{row.what}: {observer.lines(task_id)} {observer.events(task_id)}",
     )
@@ -513,8 +518,6 @@ def test_row(row: Row, shop: Shop, store: RedisServer, observer: Observer, order
         assert "exc_info" not in line
         assert line["idempotency_decision"] in (None, *row.counted)
         assert bool(line["idempotency_token"]) == bool(line["idempotency_attempt"])
-    for expected in row.lines:
-        assert any(matches(text_of(line), line, expected) for line in lines), expected
     assert observer.signals(task_id) == {*row.signals}
     assert observer.events(task_id) - BEFORE == {*row.events}
     assert {*row.counted} <= increased <= {*row.counted} | PREPARATION
@@ -525,19 +528,20 @@ def test_row(row: Row, shop: Shop, store: RedisServer, observer: Observer, order
             expected_events |= {LINE} & {*observer.sentry(task_id)}
         assert {*observer.sentry(task_id)} == expected_events
         assert len(observer.sentry(task_id)) == len(expected_events), "one event for each"
-    if "task-failed" in row.events:
+    if row.celerys_line:
         (line,) = celerys_lines
-        assert (line["levelname"] == ERROR) == bool(row.sentry)
+        assert line["levelname"] == row.celerys_line[0]
+        assert row.celerys_line[1] in line["message"]
         assert ("exc_info" in line) == bool(row.sentry), "with a traceback"
         if row.sentry == "KeyRuleError":
             assert "LookupError: no such order" in line["exc_info"], "and with that of its cause"
-    elif state != "SUCCESS":
+    elif "task-succeeded" not in row.events:
         assert celerys_lines == [], "Celery's line would say that the message is ignored"
     next(scenario, None)
 
 
 def test_the_guide_has_these_rows() -> None:
-    table = GUIDE.read_text("utf-8").partition("### What is reported")[2]
+    table = GUIDE.read_text("utf-8").partition("## What is reported")[2]
     rows = [line for line in table.splitlines() if line.startswith("|")][2 : 2 + len(ROWS)]
 
     assert rows == [row.markdown for row in ROWS]
