@@ -7,10 +7,18 @@ from typing import Any
 import pytest
 
 from celery_idempotent.testing.server import RedisServer
-from tests.labs.verification import table
+from tests.labs.verification import table, turn_table
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("script", table.ARGUMENTS)
 def test_a_call_does_what_the_model_does(server: RedisServer, client: Any, script: str) -> None:
     assert list(table.mismatches(client, script)) == []
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("script", turn_table.ARGUMENTS)
+def test_a_call_with_a_turn_does_what_the_model_does(
+    server: RedisServer, client: Any, script: str
+) -> None:
+    assert list(turn_table.mismatches(client, script, 800)) == []

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from celery_idempotent.testing.server import Binary, find_servers
-from tests.labs.verification import conformance_run, lua_mutants, mutation_run, table
+from tests.labs.verification import conformance_run, lua_mutants, mutation_run, table, turn_table
 from tests.labs.verification.environment import Environment
 from tests.labs.verification.environments import LIMITS, LONG
 from tests.labs.verification.equivalent_mutants import EQUIVALENT_MUTANTS
@@ -80,7 +80,11 @@ class Verification:
         return "mistakes in the model", figures
 
     def table(self) -> tuple[str, str]:
-        jobs = [(kind, script) for kind in self.servers for script in table.ARGUMENTS]
+        jobs = [
+            (kind, script)
+            for kind in self.servers
+            for script in {**table.ARGUMENTS, **turn_table.ARGUMENTS}
+        ]
         total = 0
         for _, (calls, mismatches) in self._map("single calls", _table, jobs):
             total += calls

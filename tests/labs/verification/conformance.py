@@ -196,7 +196,7 @@ class Machine(RuleBasedStateMachine):
         raw, ttl_ms, (seconds, microseconds) = (
             self.client.pipeline().get(self.harness.name).pttl(self.harness.name).time().execute()
         )
-        names = command.script.argv
+        names = command.script.argv[: len(command.arguments)]
         values = map(model_argument, names, command.arguments)
         argv = dict(zip(names, values, strict=True))
         now_ms = reply.now_ms or seconds * 1000

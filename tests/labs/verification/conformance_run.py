@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from celery_idempotent.testing.server import RedisServer
-from tests.labs.verification import table
+from tests.labs.verification import table, turn_table
 from tests.labs.verification.conformance import Machine, lengths
 from tests.store.record_harness import RecordHarness, close_stores, store_at
 
@@ -67,7 +67,13 @@ def table_on(kind: str, script: str) -> tuple[int, list[str]]:
     """Returns the number of calls, and the mismatches."""
     with server_of(kind).client() as client:
         client.flushall()
-        return CALLS, list(table.mismatches(client, script, CALLS))
+        mismatches = [
+            mismatch
+            for module in (table, turn_table)
+            if script in module.ARGUMENTS
+            for mismatch in module.mismatches(client, script, CALLS)
+        ]
+        return CALLS, mismatches
 
 
 def sequences_on(kind: str, number: int) -> SequenceResult:

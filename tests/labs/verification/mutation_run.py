@@ -21,7 +21,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from celery_idempotent.store import commands, scripts
-from tests.labs.verification import table
+from tests.labs.verification import table, turn_table
 from tests.labs.verification.conformance import Machine, lengths
 from tests.labs.verification.conformance_run import server_of
 from tests.labs.verification.equivalent_mutants import EQUIVALENT_MUTANTS
@@ -29,6 +29,8 @@ from tests.labs.verification.lua_mutants import Mutant
 from tests.store.deployments import KINDS
 from tests.store.record_harness import KEY, RecordHarness, close_stores, store_at
 
+#: Files that several scripts share.
+_SHARED = ("prelude", "epilogue")
 #: Seconds that tests/store may take; a mutant that makes them take longer is detected, too.
 SUITE_TIMEOUT = 300.0
 #: Failures are not shrunk: one failure suffices.
@@ -42,7 +44,7 @@ _TESTS = [
     f"tests/store/test_{name}.py"
     for name in (
         "begin", "outcome", "release", "reserve", "extend", "step", "abandon", "forget", "get",
-        "every_transition", "lost_replies", "label",
+        "every_transition", "lost_replies", "label", "turns",
     )
 ]  # fmt: skip
 
@@ -91,15 +93,19 @@ def run(mutant: Mutant, kind: str = "") -> MutationResult:
 
 def _table_detects(script: str, kind: str) -> bool:
     """Executes the cases of the script; of all scripts for a shared file."""
-    names = [script] if script in table.ARGUMENTS else [*table.ARGUMENTS]
+    tables = [
+        (module.mismatches, name, cases)
+        for cases in (60, table.CASES)
+        for module in (table, turn_table)
+        for name in module.ARGUMENTS
+        if script in (name, *_SHARED)
+    ]
     with server_of(kind).client() as client:
         client.flushall()
         try:
             # First a few of each script.
             return any(
-                next(table.mismatches(client, name, cases), None)
-                for cases in (60, table.CASES)
-                for name in names
+                next(mismatches(client, name, cases), None) for mismatches, name, cases in tables
             )
         except (redis.ConnectionError, redis.TimeoutError):
             raise  # a fault of the environment, not of the mutant

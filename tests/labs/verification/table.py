@@ -54,47 +54,47 @@ _NAME = "idem:table"
 
 # With every character that is special in a Lua pattern: ids must not be used as patterns.
 _ONE, _TWO, _THREE = b"%a.*-+?[^$]1(.)%", b"." * 16, b"3" * 16
-_FIRST, _SECOND = layout.write_task_id(FIRST), layout.write_task_id(SECOND)
+FIRST_ID, SECOND_ID = layout.write_task_id(FIRST), layout.write_task_id(SECOND)
 _WORKER, _OTHER = WORKER.encode(), OTHER_WORKER.encode()
 _FINGERPRINTS = [KEY.fingerprint, KEY.fingerprint, OTHER_ARGUMENTS.fingerprint, b""]
-_ENTRY = entries.write("one", "json", b"1")
+ENTRY = entries.write("one", "json", b"1")
 _LEASE = {"lease_ms": [LEASE_MS], "ttl_ms": [LEASE_MS + RETENTION_MS]}
 #: Differs from TOKEN - 1 and TOKEN + 1 in the last of its 16 digits only.
 TOKEN = 1_700_000_000_000_003
 _TOKENS = {"token": [TOKEN, TOKEN, TOKEN, TOKEN - 1, TOKEN + 1, 17]}
-_OUTCOME = {"format": [b"json", b""], "body": [b'"charged"', b"", _ENTRY]}
+_OUTCOME = {"format": [b"json", b""], "body": [b'"charged"', b"", ENTRY]}
 
 _ERROR_ARGUMENTS = {
-    "generation": [0, 2], "format": [b"json", b""], "error": [b"", b"", b"too large", _ENTRY],
+    "generation": [0, 2], "format": [b"json", b""], "error": [b"", b"", b"too large", ENTRY],
     "error_ms": [ERROR_MS, 3 * RETENTION_MS],
 }  # fmt: skip
 #: Errors of the first and of the second task id, and one that just leaves room for the other.
-_ERROR_1 = Error(_FIRST, "F", 1, 1_700_000_000_000, b"json", b"{}")
-_ERROR_2 = Error(_SECOND, "G", 0, 1_700_000_000_001, b"", b"too large")
-_LARGE = _ERROR_2._replace(body=b"x" * (OLDER_ERRORS - _ERROR_1.size - 23 - len(_SECOND)))
+_ERROR_1 = Error(FIRST_ID, "F", 1, 1_700_000_000_000, b"json", b"{}")
+_ERROR_2 = Error(SECOND_ID, "G", 0, 1_700_000_000_001, b"", b"too large")
+_LARGE = _ERROR_2._replace(body=b"x" * (OLDER_ERRORS - _ERROR_1.size - 23 - len(SECOND_ID)))
 #: Long enough to be parsed as an error, except for its name.
 _LONG_ENTRY = entries.write("one", "json", bytes(60))
 #: Errors and steps in a body; the last ones are cut short.
 _BODIES: list[tuple[tuple[Error, ...], bytes]] = [
-    ((), b""), ((), _ENTRY), ((), _LONG_ENTRY), ((_ERROR_1,), b""), ((_ERROR_1,), _LONG_ENTRY),
-    ((_ERROR_2, _ERROR_1), b""), ((_ERROR_2, _ERROR_1), _ENTRY), ((_ERROR_1, _ERROR_2), b""),
-    ((_ERROR_1, _LARGE), b""), ((_ERROR_1, _LARGE._replace(body=_LARGE.body + b"x")), _ENTRY),
+    ((), b""), ((), ENTRY), ((), _LONG_ENTRY), ((_ERROR_1,), b""), ((_ERROR_1,), _LONG_ENTRY),
+    ((_ERROR_2, _ERROR_1), b""), ((_ERROR_2, _ERROR_1), ENTRY), ((_ERROR_1, _ERROR_2), b""),
+    ((_ERROR_1, _LARGE), b""), ((_ERROR_1, _LARGE._replace(body=_LARGE.body + b"x")), ENTRY),
     ((_ERROR_1,), b"\0"), ((), b"\0\0\1\0\0\0F"),
 ]  # fmt: skip
-_REPLACEMENT = layout.write_replacement(1, FIRST, _ENTRY)
+_REPLACEMENT = layout.write_replacement(1, FIRST, ENTRY)
 #: Formats and bodies of outcomes: some look like errors or replacements; some are of a task that
 #: replaced itself: with finished steps, without any, and cut short.
 _OUTCOMES = [
-    (b"json", b""), (b"json", _ENTRY), (b"json", entry(_ERROR_1)), (b"json", _REPLACEMENT),
+    (b"json", b""), (b"json", ENTRY), (b"json", entry(_ERROR_1)), (b"json", _REPLACEMENT),
     (b"", _REPLACEMENT), (b"=task", _REPLACEMENT), (b"=ignored", _REPLACEMENT),
-    (b"=task", _REPLACEMENT[: -len(_ENTRY)]), (b"=task", _REPLACEMENT[: -len(_ENTRY) - 1]),
+    (b"=task", _REPLACEMENT[: -len(ENTRY)]), (b"=task", _REPLACEMENT[: -len(ENTRY) - 1]),
 ]  # fmt: skip
 
 #: The values of each argument.
 ARGUMENTS: dict[str, dict[str, list[Any]]] = {
     "begin": {
         "execution_id": [_ONE, _TWO], "unanswered_ids": [b"", _ONE, _THREE + _ONE, _THREE],
-        "task_id": [_FIRST, _SECOND], "generation": [0, 1, 2], "fingerprint": _FINGERPRINTS,
+        "task_id": [FIRST_ID, SECOND_ID], "generation": [0, 1, 2], "fingerprint": _FINGERPRINTS,
         "worker": [_WORKER, _OTHER],
         **_LEASE, "max_attempts": [1, 2, 5], "error_ms": [ERROR_MS],
     },
@@ -104,16 +104,16 @@ ARGUMENTS: dict[str, dict[str, list[Any]]] = {
         **_TOKENS, "hold_ms": [0, 0, HOLD_MS], "retention_ms": [RETENTION_MS], **_ERROR_ARGUMENTS,
     },
     "extend": {**_TOKENS, **_LEASE},
-    "save_step": {**_TOKENS, "entry": [_ENTRY, entries.write("two", "", b"")], **_LEASE},
+    "save_step": {**_TOKENS, "entry": [ENTRY, entries.write("two", "", b"")], **_LEASE},
     "abandon": {
-        "task_id": [_FIRST, _FIRST, _SECOND], "worker": [_WORKER, _WORKER, _OTHER],
+        "task_id": [FIRST_ID, FIRST_ID, SECOND_ID], "worker": [_WORKER, _WORKER, _OTHER],
         "grace_ms": [0, 1000, 2 * LEASE_MS], **_ERROR_ARGUMENTS,
     },
     "reserve": {
-        "task_id": [_FIRST, _SECOND], "fingerprint": _FINGERPRINTS,
+        "task_id": [FIRST_ID, SECOND_ID], "fingerprint": _FINGERPRINTS,
         "hold_ms": [0, HOLD_MS, 2 * RETENTION_MS],
     },
-    "mark_continued": {"task_id": [_FIRST, _SECOND]},
+    "mark_continued": {"task_id": [FIRST_ID, SECOND_ID]},
     "get": {},
     "forget": {"state": ["", "R", "S", "C", "F", "?"], "token": ["", TOKEN, TOKEN, TOKEN - 1, 17]},
 }  # fmt: skip
@@ -122,7 +122,7 @@ ARGUMENTS: dict[str, dict[str, list[Any]]] = {
 _NOW = (-1, 0, 1)
 _TIMES = (-LEASE_MS, *_NOW, LEASE_MS)
 #: Added to a token that is a day ahead of the server's clock.
-_AHEAD = 86_400_000_000 - TOKEN
+AHEAD = 86_400_000_000 - TOKEN
 
 
 #: Values that are not records.
@@ -161,13 +161,13 @@ def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[s
 def _cases(client: redis.Redis, name: str, limit: int) -> Iterator[Case]:
     seconds, microseconds = client.time()
     now_ms = seconds * 1000 + microseconds // 1000
-    calls, records = _calls(name), _records()
+    calls, records = _calls(name), all_records()
     everything = range(len(calls) * len(records))
     for number in random.Random(name).sample(everything, min(limit, len(everything))):
         record, after_ms = records[number % len(records)]
         arguments = calls[number // len(records)]
         if isinstance(record, Record):
-            ahead = _AHEAD + now_ms * 1000 if record.token > TOKEN else 0
+            ahead = AHEAD + now_ms * 1000 if record.token > TOKEN else 0
             if ahead and arguments.get("token") == TOKEN:
                 arguments = {**arguments, "token": record.token + ahead}
             record = record._replace(
@@ -183,7 +183,7 @@ def _calls(name: str) -> list[dict[str, Any]]:
 
 
 @cache
-def _records() -> list[tuple[Record | bytes | None, int | None]]:
+def all_records() -> list[tuple[Record | bytes | None, int | None]]:
     """Returns the records, relative to a server time of 0, each with `Case.after_ms`.
 
     A token above TOKEN stands for one that is ahead of the clock.
@@ -194,7 +194,7 @@ def _records() -> list[tuple[Record | bytes | None, int | None]]:
         "CDFG", (-LEASE_MS, LEASE_MS), (TOKEN, TOKEN + 7), (KEY.fingerprint, b""), _OUTCOMES, (1, 5)
     ):
         record = Record(
-            state, attempt, token, at, fingerprint, _FIRST, _WORKER, b"", form, body,
+            state, attempt, token, at, fingerprint, FIRST_ID, _WORKER, b"", form, body,
             RETENTION_MS,
         )  # fmt: skip
         records.append((record, None))
@@ -214,15 +214,16 @@ def _records() -> list[tuple[Record | bytes | None, int | None]]:
         elif state == "R" and attempt:
             owner = b"%d" % (len(body) % 3)
         record = Record(
-            state, attempt, token, at, fingerprint, _FIRST, worker, owner, form, body, RETENTION_MS,
-            errors,
+            state, attempt, token, at, fingerprint, FIRST_ID, worker, owner, form, body,
+            RETENTION_MS, errors,
         )  # fmt: skip
         records.append((record, -at if at in _NOW else None))
     return records
 
 
 def _queue(pipeline: Any, script: scripts.Script, name: str, case: Case) -> None:
-    values = [case.arguments[name] for name in script.argv]
+    # An argument that is only for a turn is the last one.
+    values = [case.arguments[name] for name in script.argv if name in case.arguments]
     if case.record is None:
         pipeline.delete(name)
     elif isinstance(case.record, bytes):
