@@ -16,14 +16,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from celery_idempotent.testing.server import Binary, find_servers
-from tests.labs.verification import conformance_run, lua_mutants, mutation_run, table, turn_table
+from tests.labs.verification import (
+    conformance_run,
+    lua_mutants,
+    mutation_run,
+    table,
+    turn_environments,
+    turn_table,
+)
 from tests.labs.verification.environment import Environment
 from tests.labs.verification.environments import LIMITS, LONG
 from tests.labs.verification.equivalent_mutants import EQUIVALENT_MUTANTS
 from tests.labs.verification.model_mutants import MUTANTS
 from tests.labs.verification.search import SearchResult, format_counterexample, search
+from tests.labs.verification.turn_environment import TurnEnvironment
 
 PROCESSES = 2
+_MUTANTS = [*MUTANTS, *turn_environments.MUTANTS]
 STAGES = ("search", "mistakes", "table", "sequences", "lua")
 
 
@@ -47,7 +56,8 @@ class Verification:
 
     def search(self) -> tuple[str, str]:
         states = transitions = 0
-        for name, result in self._map("searching", _search, LONG):
+        environments = [*((Environment, name) for name in LONG), *_turn_environments()]
+        for (_, name), result in self._map("searching", _search, environments):
             states, transitions = states + result.states, transitions + result.transitions
             if self.options.verbose:
                 self.console.print(
@@ -57,12 +67,12 @@ class Verification:
             if result.counterexample is not None:
                 trace = "\n".join(format_counterexample(result.counterexample))
                 self.failures.append(f"{name}: {result.counterexample.violation}\n{trace}")
-        figures = f"{len(LONG)} environments, {states:,} states, {transitions:,} steps"
+        figures = f"{len(environments)} environments, {states:,} states, {transitions:,} steps"
         return "model searched", figures
 
     def mistakes(self) -> tuple[str, str]:
         detected = 0
-        names = [mutant.name for mutant in MUTANTS]
+        names = [mutant.name for mutant in _MUTANTS]
         for name, result in self._map("mutating the model", _search_mutant, names):
             if result.counterexample is None:
                 self.failures.append(f"the mistake {name!r} in the model is not detected")
@@ -76,7 +86,7 @@ class Verification:
             counterexample = search(Environment(**arguments)).counterexample
             if counterexample is None or counterexample.violation != violation:
                 self.failures.append(f"the search does not find the known limit {name!r} any more")
-        figures = f"{detected} of {len(MUTANTS)} detected, {len(LIMITS)} known limits found"
+        figures = f"{detected} of {len(_MUTANTS)} detected, {len(LIMITS)} known limits found"
         return "mistakes in the model", figures
 
     def table(self) -> tuple[str, str]:
@@ -161,12 +171,19 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _search(name: str) -> SearchResult:
-    return search(Environment(**LONG[name]))
+def _turn_environments() -> list[tuple[type, str]]:
+    return [(TurnEnvironment, name) for name in turn_environments.LONG]
+
+
+def _search(job: tuple[type, str]) -> SearchResult:
+    kind, name = job
+    environments = LONG if kind is Environment else turn_environments.LONG
+    environment: Environment = kind(**environments[name])
+    return search(environment)
 
 
 def _search_mutant(name: str) -> SearchResult:
-    return next(mutant for mutant in MUTANTS if mutant.name == name).search()
+    return next(mutant for mutant in _MUTANTS if mutant.name == name).search()
 
 
 def _table(job: tuple[str, str]) -> tuple[int, list[str]]:

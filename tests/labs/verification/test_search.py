@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.labs.verification import turn_environments
 from tests.labs.verification.environment import Environment
 from tests.labs.verification.environments import LIMITS, SHORT
 from tests.labs.verification.model_mutants import MUTANTS, Mutant
 from tests.labs.verification.search import format_counterexample, search
+from tests.labs.verification.turn_environment import TurnEnvironment
 
 
 @cache
@@ -27,6 +29,23 @@ def test_every_invariant_holds_in_every_state(arguments: dict[str, Any]) -> None
         ["", *format_counterexample(result.counterexample)]
     )
     assert result.states > 100
+
+
+@pytest.mark.parametrize("arguments", turn_environments.SHORT.values(), ids=turn_environments.SHORT)
+def test_every_invariant_of_a_turn_holds_in_every_state(arguments: dict[str, Any]) -> None:
+    environment: Any = TurnEnvironment(**arguments)
+
+    result = search(environment)
+
+    assert result.counterexample is None, "\n".join(
+        ["", *format_counterexample(result.counterexample)]
+    )
+    assert result.states > 50
+
+
+@pytest.mark.parametrize("mutant", turn_environments.MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mistake_with_a_turn_is_detected(mutant: turn_environments.TurnMutant) -> None:
+    assert mutant.search().counterexample is not None
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
