@@ -335,7 +335,7 @@ class TurnEnvironment:
             for each in state.deliveries
         )  # fmt: skip
         return state._replace(
-            turn=self._aged(state.turn), records=tuple(map(self._aged, state.records)),
+            turn=self._aged_turn(state.turn), records=tuple(map(self._aged, state.records)),
             deliveries=deliveries, token=state.token - TICK_US,
         )  # fmt: skip
 
@@ -349,12 +349,14 @@ class TurnEnvironment:
             for error in record.errors
         )
         at = record.at if record.finished else max(-1, record.at - by)
-        expires = record.expires
-        if record.state == RESERVED and at <= 0 and not record.body:
-            expires = 0 if not errors else expires
-        if expires <= 0:
-            return None
         return record._replace(at=at, errors=errors, token=record.token - TICK_US)
+
+    def _aged_turn(self, turn: Record | None) -> Record | None:
+        """Returns the turn after a tick; Redis forgets a reservation at its end."""
+        aged = self._aged(turn)
+        if aged is not None and aged.state == RESERVED and aged.at <= 0 and not aged.errors:
+            return None
+        return aged
 
     @staticmethod
     def _count(state: TurnState, event: str) -> TurnState:
