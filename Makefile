@@ -44,6 +44,10 @@ chaos: .venv/chaos  ## Inject faults by a seeded schedule, also for other librar
 proof: .venv/proof  ## Search the model, compare the scripts with it, run mutation tests: about ten minutes
 	@$(BIN)/python -m tests.labs.verification
 
+.PHONY: screenshots
+screenshots: .venv/test  ## Write the images of the dashboard to docs/images, with Debian's Chromium
+	@$(BIN)/python -m tests.dashboard.screenshots
+
 .PHONY: matrix
 matrix: .venv/test  ## Run the core tests with each supported Python and Celery
 	@$(BIN)/python -m tests.labs.matrix $(if $(CORNERS),--corners) -- $(SPREAD)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent import Idempotency
+from tests.dashboard.chromium import find_chromium
 from tests.servers.clock import find_faketime
 from tests.servers.prometheus import find_prometheus
 from tests.servers.rabbitmq import find_rabbitmq
@@ -41,6 +42,10 @@ SLOW_FOLDERS = (
 
 #: For each mark: how to find its prerequisite, and the message if that is missing.
 PREREQUISITES: dict[str, tuple[Callable[[], object], str]] = {
+    "browser": (
+        find_chromium,
+        "Chromium is not installed: apt-get install chromium-headless-shell",
+    ),
     "clock": (find_faketime, "libfaketime is not installed: apt-get install libfaketime"),
     "prometheus": (find_prometheus, "Prometheus is not installed: apt-get install prometheus"),
     "rabbitmq": (find_rabbitmq, "RabbitMQ is not installed: apt-get install rabbitmq-server"),

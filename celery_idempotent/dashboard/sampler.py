@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 INTERVAL, IDLE_INTERVAL = 1.0, 10.0
 #: Seconds between two requests to the workers, and for their replies.
 WORKER_INTERVAL, WORKER_TIMEOUT = 2.0, 0.5
+#: Seconds for which a worker that does not reply is shown as it was: a busy one replies late.
+WORKER_GRACE = 10.0
 #: Seconds after the last request until no page counts as open.
 IDLE_AFTER = 60.0
 #: Seconds of each round that are spent on counting records.
@@ -60,6 +62,8 @@ class Worker:
     counts: dict[str, dict[str, int]]
     #: Why its leases are unknown; empty if they are known.
     error: str = ""
+    #: When it replied, on a monotonic clock.
+    replied_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -206,9 +210,12 @@ class Sampler:
         for thread in threads:
             thread.join()
         leases, counts = (replies.get(command, {}) for command in _COMMANDS)
-        return tuple(
-            _worker(name, leases.get(name), counts.get(name)) for name in sorted({*leases, *counts})
-        )
+        now = time.monotonic()
+        known = {w.name: w for w in self._snapshot.workers if now - w.replied_at < WORKER_GRACE}
+        # A worker that has replied to both commands replaces what is known of it.
+        replied = leases.keys() & counts.keys()
+        workers = known | {name: _worker(name, leases[name], counts[name], now) for name in replied}
+        return tuple(workers[name] for name in sorted(workers))
 
     def _held_keys(self, workers: Sequence[Worker]) -> list[tuple[RecordStore, Key]]:
         """Returns the keys of the leases that the workers hold, for each store that may have them.
@@ -255,13 +262,14 @@ def _record(reader: RecordReader, scanned: ScannedRecord | None) -> Record | Non
 _COMMANDS = ("idempotency_leases", "idempotency_counts")
 
 
-def _worker(name: str, leases: Any, counts: Any) -> Worker:
+def _worker(name: str, leases: Any, counts: Any, now: float) -> Worker:
     error = leases.get("error", "") if isinstance(leases, Mapping) else ""
     return Worker(
         name,
         leases if isinstance(leases, list) else [],
         counts if isinstance(counts, dict) and "error" not in counts else {},
         error,
+        now,
     )
 
 

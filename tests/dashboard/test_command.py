@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -19,40 +14,19 @@ from fastapi import FastAPI
 from celery_idempotent.cli.dashboard import AUTH_VARIABLE
 from celery_idempotent.dashboard import asgi
 from tests.dashboard.conftest import serving
+from tests.dashboard.process import dashboard
 from tests.monitoring.conftest import Shop
 from tests.monitoring.shop import URL_VARIABLE
 from tests.waiting import SOON
 
-REPOSITORY = Path(__file__).parents[2]
-
-
-@contextmanager
-def command(url: str, *options: str, **environment: str) -> Iterator[tuple[str, subprocess.Popen]]:
-    """Starts the command; yields its URL and its process."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "celery", "-A", "tests.monitoring.shop", "idempotency", "dashboard",
-         "--port", "0", *options],
-        cwd=REPOSITORY,
-        env={**os.environ, URL_VARIABLE: url, "PYTHONUNBUFFERED": "1", **environment},
-        stdout=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        found = re.fullmatch(r"Dashboard: (http://\S+)\n", line)
-        assert found, line
-        yield found[1], process
-    finally:
-        process.kill()
-        process.communicate()
+APP = "tests.monitoring.shop"
 
 
 @pytest.mark.core
 def test_serves_the_app_and_ends_promptly_with_a_stream_open(shop: Shop) -> None:
     shop.charge.apply((42, 999))
     with (
-        command(shop.url, **{AUTH_VARIABLE: "ann:secret"}) as (url, process),
+        dashboard(APP, **{URL_VARIABLE: shop.url, AUTH_VARIABLE: "ann:secret"}) as (url, process),
         httpx.Client(base_url=url, auth=("ann", "secret"), timeout=SOON) as web,
     ):
         assert web.get("/", auth=("ann", "wrong")).status_code == 401
@@ -64,7 +38,8 @@ def test_serves_the_app_and_ends_promptly_with_a_stream_open(shop: Shop) -> None
 
 
 def test_a_prefix_is_part_of_every_link(shop: Shop) -> None:
-    with command(shop.url, "--url-prefix", "/ops/jobs", "--read-only") as (url, _):
+    options = ("--url-prefix", "/ops/jobs", "--read-only")
+    with dashboard(APP, *options, **{URL_VARIABLE: shop.url}) as (url, _):
         assert url.endswith("/ops/jobs/")
         page = httpx.get(url, timeout=SOON).text
 

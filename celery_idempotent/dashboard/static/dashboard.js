@@ -124,8 +124,8 @@ function remaining(milliseconds) {
     [seconds % 60, "s"],
   ];
   const first = Math.max(0, parts.findIndex(([number]) => number));
-  const shown = seconds ? parts.slice(first, first + 2) : [[0, "s"]];
-  const text = shown.map(([number, unit]) => `${number} ${unit}`).join(" ");
+  const shown = parts.slice(first, first + 2).filter(([number]) => number);
+  const text = shown.map(([number, unit]) => `${number} ${unit}`).join(" ") || "0 s";
   return milliseconds < 0 ? `${text} ago` : `in ${text}`;
 }
 

@@ -1,0 +1,236 @@
+"""The pages: accessible, narrow, dark, zoomed, by keyboard alone, without scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from tests.dashboard.site import Site
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.worker,
+    pytest.mark.xdist_group("browser"),
+]
+
+OpenPage = Callable[..., Page]
+
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+#: CSS pixels of a page that is zoomed are fewer: 1280 at 200 % are 640.
+VIEWS: dict[str, dict[str, Any]] = {
+    "wide": {"viewport": {"width": 1280, "height": 800}},
+    "narrow and dark": {"viewport": {"width": 360, "height": 740}, "color_scheme": "dark"},
+    "zoomed": {"viewport": {"width": 640, "height": 400}, "device_scale_factor": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def keys(shared_site: Site) -> dict[str, str]:
+    """Records of several states, by what they are."""
+    site, tasks = shared_site, shared_site.app.tasks
+    site.publish("shop.charge", "page-1", 999)
+    site.publish("shop.charge", "page-2", 13)
+    site.publish("shop.charge", HOSTILE, 999)
+    site.hold("page-3")
+    site.publish("shop.ship", "page-3")
+    site.wait_for("shop.charge", "page-1", 999)
+    site.wait_for("shop.charge", "page-2", 13, state="FAILED")
+    site.wait_for("shop.charge", HOSTILE, 999)
+    site.wait_for("shop.ship", "page-3", state="STARTED")
+    damaged = "shop.charge:" + "x" * 22
+    site.redis.set(f"idem:{damaged}", "Znewer", ex=300)
+    return {
+        "completed": str(tasks["shop.charge"].idempotency_key_of("page-1", 999)),
+        "failed": str(tasks["shop.charge"].idempotency_key_of("page-2", 13)),
+        "hostile": str(tasks["shop.charge"].idempotency_key_of(HOSTILE, 999)),
+        "running": str(tasks["shop.ship"].idempotency_key_of("page-3")),
+        "damaged": damaged,
+    }
+
+
+def paths(keys: dict[str, str]) -> list[str]:
+    """Returns the path of each page; those with all colours first."""
+    records = [f"/records/{key}" for key in keys.values()]
+    confirmations = [f"/forget?key={keys['running']}", "/forget?state=COMPLETED"]
+    return ["/", "/records", "/doctor", *records, *confirmations, "/explain", "/workers"]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_page_is_accessible_and_fits(
+    keys: dict[str, str], open_page: OpenPage, view: str
+) -> None:
+    page = open_page(**VIEWS[view])
+    # What a screen reader gets does not depend on the view; colours do.
+    examined = {"wide": paths(keys), "narrow and dark": paths(keys)[:5], "zoomed": []}[view]
+    for path in paths(keys):
+        page.goto(path)
+        expect(page.locator("h1")).to_be_visible()
+        overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert overflow <= 0, path
+        if path in examined:
+            assert serious_violations(page) == [], path
+
+
+def serious_violations(page: Page) -> list[tuple[str, list[str]]]:
+    """Returns the rules of axe-core that the page violates, with the elements."""
+    return [
+        (violation["id"], [node["html"] for node in violation["nodes"]])
+        for violation in Axe().run(page).response["violations"]
+        if violation["impact"] in ("serious", "critical")
+    ]
+
+
+def test_an_inline_script_violates_the_policy(open_page: OpenPage) -> None:
+    """Otherwise the console would prove nothing."""
+    page = open_page(may_fail=("Content Security Policy", "Trusted", "requires 'TrustedScript'"))
+    violations: list[str] = []
+    page.on("console", lambda line: violations.append(line.text))
+
+    page.evaluate("document.body.append(document.createElement('style'))")
+    page.evaluate("document.querySelector('body > style').textContent = 'body { color: red }'")
+
+    page.wait_for_timeout(0)
+    assert "Content Security Policy" in " ".join(violations)
+
+
+def test_hostile_text_stays_text(keys: dict[str, str], open_page: OpenPage) -> None:
+    page = open_page(f"/records/{keys['hostile']}")
+
+    expect(page.locator(".tree")).to_contain_text(HOSTILE)
+    expect(page.locator("h1")).to_contain_text("onerror=alert(1)")
+    assert page.locator("main img, main script").count() == 0
+
+
+def test_everything_works_with_the_keyboard_alone(
+    site: Site, open_page: OpenPage, order: str
+) -> None:
+    site.publish("shop.charge", order, 13)
+    site.wait_for("shop.charge", order, 13, state="FAILED")
+    key = site.record("shop.charge", order, 13).key
+    page = open_page()
+
+    page.keyboard.press("Tab")
+    assert focused(page) == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+
+    page.goto("/")
+    follow(page, "Records")
+    tab_to(page, "#state")
+    page.keyboard.type("FAILED")
+    follow(page, "Filter")
+    assert "state=FAILED" in page.url
+    follow(page, f"a[title='{key}']")
+    follow(page, "Forget this record…")
+    follow(page, "Forget 1 record")
+
+    expect(page.locator("h1")).to_have_text("1 record forgotten")
+    assert site.record("shop.charge", order, 13) is None
+
+
+def follow(page: Page, target: str) -> None:
+    """Tabs to a link or button, and presses Enter."""
+    tab_to(page, target)
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+
+
+def focused(page: Page) -> str:
+    text: str = page.evaluate("document.activeElement.innerText?.trim() ?? ''")
+    return text
+
+
+def tab_to(page: Page, target: str) -> None:
+    """Presses Tab until the element with this text, or of this selector, has a visible focus."""
+    for _ in range(200):
+        page.keyboard.press("Tab")
+        script = "target => document.activeElement.matches(target)"
+        is_selector = target[0] in "#.a" and ("[" in target or target[0] == "#")
+        if page.evaluate(script, target) if is_selector else focused(page) == target:
+            outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+            assert outline == "solid", f"{target} has no visible focus"
+            return
+    raise AssertionError(f"Tab does not reach {target}")
+
+
+class TestWithoutScripts:
+    """Pages are readable, and everything can be done."""
+
+    @pytest.fixture
+    def page(self, open_page: OpenPage) -> Page:
+        return open_page(java_script_enabled=False)
+
+    def test_pages_are_complete(self, page: Page, keys: dict[str, str]) -> None:
+        expect(page.locator("#running ~ table")).to_contain_text("shop.ship")
+        page.goto(f"/records/{keys['completed']}")
+        expect(page.locator(".tree")).to_contain_text("EUR")
+        expect(page.locator(".timeline")).to_contain_text("Result stored")
+
+    def test_a_record_is_found_and_forgotten(self, site: Site, page: Page, order: str) -> None:
+        result = site.publish("shop.charge", order, 999)
+        site.wait_for("shop.charge", order, 999)
+
+        page.get_by_label("Find a record").fill(result.id)
+        page.get_by_role("button", name="Find").click()
+        page.get_by_role("link", name="Forget this record").click()
+        page.get_by_role("button", name="Forget 1 record").click()
+
+        expect(page.locator("h1")).to_have_text("1 record forgotten")
+        assert site.record("shop.charge", order, 999) is None
+
+    def test_a_call_is_explained(self, page: Page, keys: dict[str, str]) -> None:
+        page.goto("/explain")
+        page.get_by_label("Task", exact=True).select_option("shop.charge")
+        page.get_by_label("Positional arguments").fill('["page-1", 999]')
+        page.get_by_role("button", name="Explain").click()
+
+        expect(page.locator(".prediction")).to_contain_text("replays the result")
+
+
+def test_forgetting_many_asks_first(site: Site, open_page: OpenPage, order: str) -> None:
+    for number in range(3):
+        site.publish("shop.renew", f"{order}-{number}")
+    for number in range(3):
+        site.wait_for("shop.renew", f"{order}-{number}")
+    page = open_page("/records?task=shop.renew")
+
+    page.get_by_role("link", name="Forget matching records").click()
+    page.get_by_role("link", name="Keep them").click()
+    assert site.record("shop.renew", f"{order}-0") is not None
+    page.get_by_role("link", name="Forget matching records").click()
+    page.get_by_role("button", name="Forget").click()
+
+    expect(page.locator("h1")).to_contain_text("forgotten")
+    assert [site.record("shop.renew", f"{order}-{number}") for number in range(3)] == [None] * 3
+
+
+def test_a_running_record_is_forgotten_only_with_the_choice(
+    site: Site, open_page: OpenPage, order: str
+) -> None:
+    site.hold(order)
+    site.publish("shop.charge", order, 999)
+    key = site.wait_for("shop.charge", order, 999, state="STARTED").key
+    page = open_page(f"/forget?key={key}", may_fail=("409",))
+
+    page.get_by_role("button", name="Forget 1 record").click()
+    expect(page.locator("main")).to_contain_text("it is running")
+    page.goto(f"/forget?key={key}")
+    page.get_by_label("Also forget what is running").check()
+    page.get_by_role("button", name="Forget 1 record").click()
+
+    expect(page.locator("h1")).to_have_text("1 record forgotten")
+
+
+def test_an_error_of_a_form_is_shown_beside_it(open_page: OpenPage) -> None:
+    page = open_page("/explain", may_fail=("400",))
+    page.get_by_label("Positional arguments").fill("[1")
+    page.get_by_role("button", name="Explain").click()
+
+    expect(page.get_by_role("alert")).to_contain_text("not JSON")
+    expect(page.get_by_label("Positional arguments")).to_have_value("[1")
