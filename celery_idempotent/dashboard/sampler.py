@@ -143,7 +143,8 @@ class Sampler:
         """Returns the findings of doctor, which are at most a minute old."""
         with self._findings_lock:
             if self._findings is None or time.monotonic() - self._findings[0] > FINDINGS_AGE:
-                self._findings = time.monotonic(), doctor.examine(self._app)
+                findings = doctor.examine(self._app, self._snapshot.totals())
+                self._findings = time.monotonic(), findings
             return self._findings[1]
 
     def known_findings(self) -> list[Finding] | None:

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from celery_idempotent import IdempotentTask
 from celery_idempotent.cli import idempotency
 from celery_idempotent.configuration import app_tasks
+from celery_idempotent.dashboard.sampler import Sampler
 from celery_idempotent.monitoring.bootstep import describe_settings
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
@@ -216,7 +217,12 @@ class TestInspect:
         )
         findings = json.loads(result.output)["findings"]
 
+        sampler = Sampler(shop.app, app_tasks.tasks(shop.app))
+        sampler.snapshot()
+        sampler.close()
+
         assert by_worker in findings
+        assert by_worker in [finding.to_json() for finding in sampler.findings()]
         assert (by_worker["subject"], by_worker["severity"]) == ("shop.misruled", "error")
         assert "no key could be derived for 1 of its calls" in by_worker["what"]
 
