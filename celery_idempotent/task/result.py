@@ -66,9 +66,12 @@ def outcome_of(result: AsyncResult, key: Key | None = None) -> CallOutcome | Non
     if found is not None and found.replayed:
         return CallOutcome(found.key, True, found.task_id, found.token, found.attempt)
     key = key or (found and key_of(found.key, "")) or _key_of_extended_result(result)
-    if key is not None and _runs_again(key, result.app):
+    task: Any = result.app.tasks.get(key.task) if key is not None else None
+    if key is None or not hasattr(task, "idempotency_configuration"):
+        return None
+    if task.idempotency_configuration.settings.runs_again:
         key = key.of_message(result.id)
-    record = None if key is None else _finished_record(key, result.app)
+    record = _finished_record(key, result.app)
     if record is None or record.task_id != result.id:
         return None
     return _outcome(record, replayed=False)
@@ -76,10 +79,6 @@ def outcome_of(result: AsyncResult, key: Key | None = None) -> CallOutcome | Non
 
 def _outcome(record: Record, *, replayed: bool) -> CallOutcome:
     return CallOutcome(record.key, replayed, record.task_id, record.token, record.attempt)
-
-
-def _runs_again(key: Key, app: Any) -> bool:
-    return bool(app.tasks[key.task].idempotency_configuration.settings.runs_again)
 
 
 def _finished_record(key: Key, app: Any) -> Record | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from celery_idempotent import CallOutcome, outcome_of
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.record.record import Record
 from celery_idempotent.store.inspection.task_lookup import FoundTask, find_task
+from celery_idempotent.store.run_sync import run_sync
 from tests.monitoring.conftest import Shop
 from tests.waiting import eventually
 
@@ -171,3 +173,29 @@ class TestKeyThatRunsAgain:
             (False, "first-id"),
             (False, "second-id"),
         ]
+
+    def test_a_duplicate_that_ran_in_its_turn_leads_to_its_own_record(self, shop: Shop) -> None:
+        store = shop.pack.idempotency_configuration.executor.store
+        first = store.get(shop.pack.idempotency_key_of(42, 3000).of_message("first-id"))
+        # As if it had met the first execution, before it ran.
+        store.refer("second-id", run_sync(first), replayed=False, keep_ms=60_000)
+        eventually(lambda: store.reference("second-id") is not None)
+        shop.pack.apply((42, 3000), task_id="third-id")
+
+        document = shop.json("show", "second-id")
+
+        assert document["task_id"] == "second-id"
+        assert "duplicate" not in document
+        outcome = outcome_of(AsyncResult("second-id", app=shop.app))
+        assert outcome is not None
+        assert (outcome.replayed, outcome.task_id) == (False, "second-id")
+
+
+def test_a_reference_to_a_task_of_another_app_is_none(shop: Shop) -> None:
+    record = call_twice(shop, 42, "first-id", "duplicate-id")
+    store = shop.charge.idempotency_configuration.executor.store
+    other = replace(record, key=record.key.replace("shop.charge", "other.task"))
+    store.refer("lost-id", other, replayed=False, keep_ms=60_000)
+    eventually(lambda: store.reference("lost-id") is not None)
+
+    assert outcome_of(AsyncResult("lost-id", app=shop.app)) is None

@@ -41,11 +41,15 @@ def find_duplicate(stores: Iterable[RecordStore], task_id: str) -> FoundTask | N
     for store in stores:
         reference = store.reference(task_id)
         key = key_of(reference.key, store.config.prefix) if reference else None
-        if key is not None:
-            view = read_view(store, key)
-            # It was held for a while, and then ran.
-            executed = view and view.record and view.record.task_id == task_id
-            return FoundTask(view, None if executed else reference)
+        if reference is None or key is None:
+            continue
+        if not reference.replayed:
+            # It may have run since, under the key or, if that may run again, a message's.
+            for own_key in (key, key.of_message(task_id)):
+                view = read_view(store, own_key)
+                if view and view.record and view.record.task_id == task_id:
+                    return FoundTask(view, None)
+        return FoundTask(read_view(store, key), reference)
     return None
 
 
