@@ -138,7 +138,7 @@ class TestList:
 
         assert list(record) == [
             *("key", "label", "explicit", "task", "state", "task_id", "worker", "token"),
-            *("attempt", "started_at", "finished_at", "deadline", "expires_at"),
+            *("attempt", "started_at", "finished_at", "deadline", "ended_by", "expires_at"),
         ]
 
     def test_ends_without_an_error_when_its_pipe_is_closed(

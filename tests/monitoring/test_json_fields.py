@@ -11,7 +11,7 @@ from tests.monitoring.conftest import Shop
 
 RECORD = [
     *("key", "label", "explicit", "task", "state", "task_id", "worker", "token", "attempt"),
-    *("started_at", "finished_at", "deadline", "expires_at"),
+    *("started_at", "finished_at", "deadline", "ended_by", "expires_at"),
 ]
 TASK = [
     *(
