@@ -120,3 +120,16 @@ def test_every_signal_is_documented_with_its_arguments() -> None:
         if isinstance(signal, signals.Signal)
     }
     assert documented == actual
+
+
+def test_the_site_has_each_page_once() -> None:
+    index = (ROOT / "docs/index.md").read_text("utf-8")
+    entries = re.findall(
+        r"^([\w/-]+)$", "".join(re.findall(r"{toctree}(.*?)```", index, re.S)), re.M
+    )
+
+    assert sorted(entries) == sorted(
+        page.relative_to(ROOT / "docs").with_suffix("").as_posix()
+        for page in (ROOT / "docs").rglob("*.md")
+        if page.name != "index.md"
+    )
