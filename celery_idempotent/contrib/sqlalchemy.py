@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy.dialects.mysql import LONGBLOB
 
 from celery_idempotent.sql.outcomes import TABLE
 
 __all__ = ["metadata", "outcomes"]
 
 metadata = MetaData()
+
+#: MySQL's BLOB holds 64 KiB only.
+_Body = LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb")
 
 #: The rows of finished keys; a row is claimed and finished in the transaction of the effects.
 outcomes = Table(
@@ -25,8 +29,7 @@ outcomes = Table(
     Column("attempt", Integer, nullable=False),
     Column("fingerprint", String(32), nullable=False),
     Column("format", String(255), nullable=False),
-    # LONGBLOB on MySQL, whose BLOB holds 64 KiB.
-    Column("body", LargeBinary(2**32 - 1), nullable=False),
+    Column("body", _Body, nullable=False),
     Column("finished_at", BigInteger, comment="milliseconds since the epoch"),
     Column("expires_at", BigInteger, index=True, comment="milliseconds since the epoch"),
 )

@@ -101,9 +101,9 @@ class DjangoSession:
         )
 
     def begin(self, *, durable: bool = True) -> None:
-        """Enters the block; a connection that is broken or too old is replaced."""
+        """Enters the block; a connection that has broken is replaced."""
         connection = self.connection
-        if not connection.in_atomic_block:
+        if connection.errors_occurred and not connection.in_atomic_block:
             connection.close_if_unusable_or_obsolete()
         atomic = transaction.atomic(using=self._alias, durable=durable)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -24,6 +25,8 @@ CLAIM_ATTEMPTS = 8
 MIN_PAUSE, MAX_PAUSE = 0.01, 1.0
 #: How often a row may be removed, or taken over by another execution, before it is claimed.
 MAX_RACES = 50
+
+logger = logging.getLogger(__name__)
 
 CLOSED, OPEN, COMMITTING, COMMITTED = "closed", "open", "committing", "committed"
 
@@ -177,6 +180,9 @@ class Transaction:
         row = self.begin(resolving=True)
         if row is not None and row.owner == self._owner:
             self.phase = COMMITTED
+            if error is not None:
+                # The reply was lost, or a function of Django's on_commit has raised.
+                logger.warning("%s is committed, but: %r", self._claim.key, error)
             return None
         self._session.rollback()
         self.phase = CLOSED

@@ -52,20 +52,20 @@ def create_database(
     return create
 
 
-_MARKS = {
+MARKS = {
     "sqlite": (),
     "postgresql": (pytest.mark.postgresql,),
     "mariadb": (pytest.mark.mariadb,),
 }
 
 each_kind = pytest.mark.parametrize(
-    "database", [pytest.param(kind, marks=_MARKS[kind]) for kind in KINDS], indirect=True
+    "database", [pytest.param(kind, marks=MARKS[kind]) for kind in KINDS], indirect=True
 )
 #: For a fixture `shop`, whose parameter is a library and a kind of database.
 each_library_and_kind = pytest.mark.parametrize(
     "shop",
     [
-        pytest.param((library, kind), id=f"{library}-{kind}", marks=_MARKS[kind])
+        pytest.param((library, kind), id=f"{library}-{kind}", marks=MARKS[kind])
         for library in LIBRARIES
         for kind in KINDS
     ],

@@ -23,7 +23,7 @@ effects = sa.Table(
     "effects",
     sa.MetaData(),
     sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("name", sa.String(64), nullable=False, index=True),
     sa.Column("pid", sa.Integer, nullable=False),
 )
 

@@ -125,8 +125,30 @@ def write_effect(connection: Any, name: str) -> None:
         connection.execute(effects.insert().values(name=name, pid=os.getpid()))
 
 
+def touch(connection: Any, name: str) -> None:
+    """Locks the effects of that name."""
+    if LIBRARY == "django":
+        with connection.cursor() as cursor:
+            cursor.execute("UPDATE effects SET pid = %s WHERE name = %s", [os.getpid(), name])
+    else:
+        connection.execute(effects.update().where(effects.c.name == name).values(pid=os.getpid()))
+
+
 class Declined(Exception):
     """Ends the key."""
+
+
+@app.task(bind=True, name="sql_shop.transfer", base=IdempotentTask)
+def transfer(self: Any, source: str, target: str) -> str:
+    """Updates two rows; two transfers in opposite directions deadlock at their first attempt."""
+    connection = self.idempotency.connection
+    touch(connection, source)
+    with starts_of(BREAKPOINTS, source).open("a") as starts:
+        starts.write("started\n")
+    eventually(starts_of(BREAKPOINTS, target).exists, "the other transfer has its first row")
+    touch(connection, target)
+    write_effect(connection, f"{source[:8]}-{target[:8]}")
+    return "transferred"
 
 
 @app.task(

@@ -11,7 +11,7 @@ from sqlalchemy.engine import make_url
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.servers.sql_server import SQLServer
-from tests.sql.databases import LIBRARIES, TestDatabase
+from tests.sql.databases import LIBRARIES, TestDatabase, effects
 from tests.sql.harness import Shop
 from tests.waiting import SOON, eventually
 
@@ -140,3 +140,21 @@ class TestLostRecords:
         assert first.get(timeout=SOON) == second.get(timeout=SOON)
         assert shop.database.effects(order) == 1
         assert shop.starts(order) == 1
+
+
+class TestDeadlock:
+    def test_is_requeued(self, shop: Shop, database_server: SQLServer, order: str) -> None:
+        other = order[::-1]
+        with shop.database.engine.begin() as connection:
+            for name in (order, other):
+                connection.execute(effects.insert().values(name=name, pid=0))
+        results = [
+            shop.app.send_task("sql_shop.transfer", names)
+            for names in ((order, other), (other, order))
+        ]
+
+        assert [result.get(timeout=SOON) for result in results] == ["transferred"] * 2
+        starts = shop.starts(order) + shop.starts(other)
+        assert starts == 3, "one of them has run again"
+        for names in ((order, other), (other, order)):
+            assert shop.database.effects("-".join(name[:8] for name in names)) == 1

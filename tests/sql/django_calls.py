@@ -1,0 +1,144 @@
+"""Calls in a Django process; prints what has become of each as JSON.
+
+python -m tests.sql.django_calls DATABASE_URL REDIS_URL
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+from celery_idempotent import Idempotency
+from tests.sql.databases import set_up_django
+
+set_up_django(sys.argv[1])
+
+from django.core.management import call_command  # noqa: E402 - Django has to be set up
+from django.db import connection, transaction  # noqa: E402
+from django.http import HttpRequest, HttpResponse  # noqa: E402
+from django.test import RequestFactory  # noqa: E402
+from django.test.utils import CaptureQueriesContext  # noqa: E402
+
+idem = Idempotency(sys.argv[2], key_prefix=uuid4().hex, transaction="default")
+
+
+def insert(name: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO effects (name, pid) VALUES (%s, 0)", [name])
+
+
+def effects(name: str) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT COUNT(*) FROM effects WHERE name = %s", [name])
+        return int(cursor.fetchone()[0])
+
+
+class Call:
+    """A function with a transaction, and what it does after its effect."""
+
+    def __init__(self, during: Callable[[str], Any] = lambda name: None) -> None:
+        self.name = uuid4().hex
+        self.runs = 0
+
+        @idem.idempotent(key="{name}", name="call")
+        def call(name: str) -> int:
+            self.runs += 1
+            insert(name)
+            during(name)
+            return self.runs
+
+        self._call = call
+
+    def __call__(self) -> Any:
+        try:
+            return self._call(self.name)
+        except Exception as error:
+            return type(error).__name__
+
+    def result(self) -> list[Any]:
+        """Calls it twice; returns both outcomes, its runs and its effects."""
+        return [self(), self(), self.runs, effects(self.name)]
+
+
+def inside_atomic() -> list[Any]:
+    call = Call()
+    with transaction.atomic():
+        outcome = call()
+    return [outcome, *call.result()]
+
+
+def under_atomic_requests() -> list[Any]:
+    call = Call()
+
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(call())
+
+    settings = connection.settings_dict
+    settings["ATOMIC_REQUESTS"] = True
+    from django.core.handlers.base import BaseHandler
+
+    response = BaseHandler().make_view_atomic(view)(RequestFactory().get("/"))
+    settings["ATOMIC_REQUESTS"] = False
+    return [response.content.decode(), call.runs, effects(call.name)]
+
+
+def nested_atomic() -> list[Any]:
+    def during(name: str) -> None:
+        with transaction.atomic():
+            insert(name)
+            transaction.set_rollback(True)
+        with transaction.atomic():
+            insert(name)
+
+    return Call(during).result()
+
+
+def set_rollback() -> list[Any]:
+    return Call(lambda name: transaction.set_rollback(True)).result()
+
+
+def failing_on_commit() -> list[Any]:
+    return Call(lambda name: transaction.on_commit(lambda: 1 / 0)).result()
+
+
+def statements() -> int:
+    """Returns how many more statements there are than in a plain transaction."""
+    with CaptureQueriesContext(connection) as plain, transaction.atomic():
+        insert("plain")
+    with CaptureQueriesContext(connection) as ours:
+        Call()()
+    return len(ours) - len(plain)
+
+
+def missing_migrations() -> str:
+    try:
+        call_command("makemigrations", "celery_idempotent", check=True, dry_run=True, verbosity=0)
+    except SystemExit:
+        return "the models differ from the migrations"
+    return ""
+
+
+def connection_in_body() -> bool:
+    return Call(lambda name: idem.current.connection is connection).result() == [1, 1, 1, 1]
+
+
+print(
+    json.dumps(
+        {
+            case.__name__: case()
+            for case in (
+                inside_atomic,
+                under_atomic_requests,
+                nested_atomic,
+                set_rollback,
+                failing_on_commit,
+                statements,
+                missing_migrations,
+                connection_in_body,
+            )
+        }
+    )
+)
