@@ -74,6 +74,10 @@ class ExecutorCall(Protocol):
     rescheduled: Release | None
 
     @property
+    def wait_ms(self) -> int:
+        """How long the next turn is reserved for this message if it meets a run; 0: it is not."""
+
+    @property
     def wait_timeout(self) -> float:
         """Seconds to wait at most while another execution holds the key."""
 

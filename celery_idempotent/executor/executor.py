@@ -300,7 +300,7 @@ def begin_command(call: ExecutorCall, execution_id: bytes) -> Command:
         retention_ms=settings.result_ms,
         max_attempts=settings.max_attempts,
         error_ms=settings.error_ms,
-        wait_ms=settings.wait_ms,
+        wait_ms=call.wait_ms,
     )
 
 

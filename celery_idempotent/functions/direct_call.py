@@ -51,6 +51,8 @@ class DirectCall:
     unanswered_ids = b""
     requeue_count = 0
     generation = 0
+    #: With ``until="finished"`` no call waits for the next turn.
+    wait_ms = 0
     returns_restored = True
     #: None, because a soft time limit applies to the task that makes the call.
     soft_limit: SoftLimit | None = None

@@ -25,7 +25,7 @@ from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 from celery_idempotent.task import canvas, celery_log, current_call, message_headers, republish
 from celery_idempotent.task.message_headers import MessageHeaders
-from celery_idempotent.task.requeue import RequeuePause, hold_for, longest_wait
+from celery_idempotent.task.requeue import RequeuePause, hold_for, longest_wait, seconds_until
 
 if TYPE_CHECKING:
     from celery.app.task import Context
@@ -89,6 +89,14 @@ class TaskCall:
         self.began_at = monotonic()
         self._args = args
         self._kwargs = kwargs
+
+    @property
+    def wait_ms(self) -> int:
+        """How long the next turn is reserved for the message, but not beyond its expiry."""
+        wait_ms, expires = self.settings.wait_ms, self._request.expires
+        if not wait_ms or expires is None:
+            return wait_ms
+        return max(1, min(wait_ms, round(seconds_until(expires) * 1000)))
 
     @property
     def wait_timeout(self) -> float:

@@ -12,12 +12,13 @@ import pytest
 from celery import chord
 
 from celery_idempotent import State
+from celery_idempotent.record import turn
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report
 from tests.worker.failing_tasks import OutOfStockError, flaky, try_later
 from tests.worker.harness import FAST_REDELIVERY, Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import pack
+from tests.worker.tasks import collapsed, pack
 
 pytestmark = pytest.mark.worker
 
@@ -135,6 +136,24 @@ class TestMessageThatHasNotStarted:
         eventually(lambda: result.state == "REVOKED", "it has expired")
         ledger.release(order)
         assert len(ledger.runs(order)) == 1
+
+    def test_reserves_the_next_turn_until_it_expires(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        """It renews its reservation when it meets the run, but not beyond its expiry."""
+        ledger.hold(order)
+        collapsed.delay(order)
+        ledger.wait_for_run(order)
+        result = collapsed.apply_async((order,), expires=60)
+        ledger.wait_for_signal(result.id, "conflicted")
+
+        waiting = turn.waiting(collapsed.idempotency_record(order))
+
+        assert waiting is not None
+        assert waiting.task_id == result.id
+        assert waiting.until_ms / 1000 <= time.time() + 60
+        ledger.release(order)
+        assert result.get(timeout=SOON)["receipt"]
 
     def test_retry_reserves_the_key_until_it_expires(
         self, shop: Shop, ledger: Ledger, order: str
