@@ -60,3 +60,7 @@ class NotReadyError(IdempotencyError):
 
 class ResultNotStoredError(IdempotencyError):
     """The key has completed, but its result was not stored; the task does not run again."""
+
+
+class ResultDiscardedError(ResultNotStoredError):
+    """… as configured: by ``idempotency_store_result`` or ``ignore_result``. Nothing was lost."""

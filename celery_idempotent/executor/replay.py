@@ -9,6 +9,7 @@ from celery_idempotent.errors import (
     CorruptRecordError,
     NotReadyError,
     PoisonedTaskError,
+    ResultDiscardedError,
     ResultNotStoredError,
     StoreUnavailableError,
 )
@@ -40,6 +41,9 @@ async def replay(call: ExecutorCall, record: Record, codec: PayloadCodec) -> Out
         call.replayed(record)
         try:
             outcome, failed = call.recover_result(record, error), False
+        except ResultDiscardedError:
+            replayed(call, record)
+            raise
         except (ResultNotStoredError, CorruptRecordError) as refusal:
             refuse(call, refusal)
             raise

@@ -32,6 +32,7 @@ from celery_idempotent.errors import (
     DecryptionError,
     NotReadyError,
     PoisonedTaskError,
+    ResultDiscardedError,
     ResultNotStoredError,
     StoreUnavailableError,
 )
@@ -238,7 +239,7 @@ class PayloadCodec:
         if record.state is State.FAILED:
             return self._decode_error(record)
         if record.format == RESULT_IGNORED:
-            raise ResultNotStoredError(
+            raise ResultDiscardedError(
                 f"{subject(record.key, RESULT)} was not stored: the task that replaced it ignores "
                 "its result (ignore_result)"
             )
@@ -306,9 +307,8 @@ class PayloadCodec:
 def not_stored(payload: Payload, key: str, field: str) -> ResultNotStoredError:
     """Returns the error for a payload that holds the reason why the value is not stored."""
     reason = payload.body.decode(errors="replace")
-    return ResultNotStoredError(
-        f"{subject(key, field)} was not stored" + (reason and f": {reason}")
-    )
+    kind = ResultDiscardedError if payload.body == NOT_STORED else ResultNotStoredError
+    return kind(f"{subject(key, field)} was not stored" + (reason and f": {reason}"))
 
 
 def _payloads_in(body: bytes, key: str) -> list[tuple[Payload, str]]:

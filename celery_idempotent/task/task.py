@@ -16,7 +16,12 @@ from kombu.exceptions import EncodeError
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration.configuration import TaskConfiguration
-from celery_idempotent.errors import ConflictError, IdempotencyError, KeyRuleError
+from celery_idempotent.errors import (
+    ConflictError,
+    IdempotencyError,
+    KeyRuleError,
+    ResultDiscardedError,
+)
 from celery_idempotent.executor.decision import refuse_without_key
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.executor.shadow import count_refusal
@@ -64,7 +69,7 @@ class IdempotentTask(Task):
     reject_on_worker_lost = True
 
     #: Celery logs these errors in one line, without a traceback, and Sentry leaves them out.
-    throws = (ConflictError,)
+    throws = (ConflictError, ResultDiscardedError)
 
     #: The message in the worker's main process, which observes how a pool child ends.
     Request = "celery_idempotent.task.request:IdempotentRequest"

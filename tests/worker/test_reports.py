@@ -35,6 +35,7 @@ from tests.worker.monitor import Monitor
 from tests.worker.shop import REPORTS_VARIABLE
 from tests.worker.tasks import (
     charge,
+    forgetful,
     ignoring,
     misruled,
     pack,
@@ -82,7 +83,8 @@ class Row:
             return None
         if self.sentry:
             return ERROR, f"raised unexpected: {self.sentry}"
-        return INFO, "raised expected: ConflictError"
+        error = "ConflictError" if "conflict" in self.counted else "ResultDiscardedError"
+        return INFO, f"raised expected: {error}"
 
     @property
     def markdown(self) -> str:
@@ -198,6 +200,11 @@ def lose_value(scene: Scene) -> Iterator[AsyncResult]:
 def replay_lost_value(scene: Scene) -> Iterator[AsyncResult]:
     thrifty.delay(scene.order).get(timeout=SOON)
     yield thrifty.delay(scene.order)
+
+
+def replay_fact(scene: Scene) -> Iterator[AsyncResult]:
+    forgetful.delay(scene.order).get(timeout=SOON)
+    yield forgetful.delay(scene.order)
 
 
 def lose_lease(scene: Scene) -> Iterator[AsyncResult]:
@@ -329,6 +336,11 @@ ROWS = (
         ((WARNING, "is refused (not_stored): …"),),
         ("refused",), ("task-refused", "task-failed"), ("refused", "refused_not_stored"), "FAILURE",
         "ResultNotStoredError",
+    ),
+    Row(
+        "its duplicate, if results are not kept (`idempotency_store_result=False`)", replay_fact,
+        ((INFO, "gets the outcome of task …"),),
+        ("replayed",), ("task-replayed", "task-failed"), ("replay",), "FAILURE",
     ),
     Row(
         "a lease is lost, and another execution has begun", lose_lease,

@@ -16,7 +16,7 @@ import pytest
 from celery import Celery
 from click.testing import CliRunner
 
-from celery_idempotent import IdempotentTask
+from celery_idempotent import IdempotentTask, signals
 from celery_idempotent.cli import idempotency
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.dashboard.sampler import Sampler
@@ -58,6 +58,13 @@ def shop(watched: Shop) -> Iterator[Shop]:
 @pytest.fixture
 def worker(shop: Shop) -> Worker:
     return shop.workers[0]
+
+
+@pytest.fixture
+def monitor(shop: Shop) -> Iterator[Monitor]:
+    monitor = Monitor(shop)
+    yield monitor
+    monitor.stop()
 
 
 def inspect(shop: Shop, command: str) -> Any:
@@ -201,6 +208,38 @@ class TestInspect:
 
         assert after - before == {"run": 1, "completed": 1, "takeover": 1}
 
+    def test_decisions_sum_to_the_deliveries(
+        self, shop: Shop, monitor: Monitor, order: str
+    ) -> None:
+        def decisions() -> int:
+            counts = inspect(shop, "idempotency_counts").values()
+            return sum(task.get(name, 0) for task in counts for name in signals.DECISIONS)
+
+        before, paid = decisions(), f"{order} paid"
+        charge.delay(paid, 1).get(timeout=SOON)
+        shop.ledger.hold(order)
+        results = [pack.delay(order)]
+        kill(shop, order)
+        shop.ledger.wait_for_run(order, 2)
+        duplicate = pack.delay(order)
+        shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+        shop.ledger.release(order)
+        results += [duplicate, pack.delay(order), charge.delay(paid, 1), charge.delay(paid, 2)]
+        results += [
+            misruled.delay("raises", order),
+            shop.app.send_task("shop.pack", (order, "too", "many")),
+        ]
+        for result in results:
+            result.get(timeout=SOON, propagate=False)
+        shop.wait_until_empty()
+        with shop.app.events.default_dispatcher() as dispatcher:
+            dispatcher.send("task-marked", uuid=order)
+        monitor.wait_for("task-marked", order)
+
+        deliveries = sum(event["type"] == "task-started" for event in monitor.received)
+        assert deliveries == 11
+        assert decisions() - before == deliveries
+
     def test_returns_findings(self, shop: Shop) -> None:
         names = {finding["name"] for finding in inspect(shop, "idempotency_doctor")}
 
@@ -225,13 +264,6 @@ class TestInspect:
         assert by_worker in [finding.to_json() for finding in sampler.findings()]
         assert (by_worker["subject"], by_worker["severity"]) == ("shop.misruled", "error")
         assert "no key could be derived for 1 of its calls" in by_worker["what"]
-
-
-@pytest.fixture
-def monitor(shop: Shop) -> Iterator[Monitor]:
-    monitor = Monitor(shop)
-    yield monitor
-    monitor.stop()
 
 
 class TestEvents:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,7 +18,13 @@ from typing import Any
 from uuid import uuid4
 
 from celery import Celery
-from celery.signals import after_task_publish, task_received, worker_init
+from celery.signals import (
+    after_task_publish,
+    task_postrun,
+    task_prerun,
+    task_received,
+    worker_init,
+)
 from kombu.message import Message
 
 from celery_idempotent import signals
@@ -149,6 +156,28 @@ def make_app(config: AppConfig) -> Celery:
     @signals.outcome_unsaved.connect(weak=False)
     def unsaved(task_id: str, token: int, **_: Any) -> None:
         ledger.write("unsaved", task_id=task_id, token=token)
+
+    # Each delivery that ends has exactly one decision; one that is killed has at most one.
+
+    delivery = threading.local()
+
+    @task_prerun.connect(weak=False)
+    def delivered(task_id: str, **_: Any) -> None:
+        delivery.id = uuid4().hex
+        ledger.write("delivered", delivery=delivery.id, task_id=task_id)
+
+    @task_postrun.connect(weak=False)
+    def ended(**_: Any) -> None:
+        ledger.write("ended", delivery=delivery.id)
+
+    def count(name: str, task: str) -> None:
+        if name in signals.DECISIONS:
+            ledger.write("decided", delivery=delivery.id, decision=name)
+
+    @worker_init.connect(weak=False)
+    def count_decisions(**_: Any) -> None:
+        if contestant is OURS:
+            signals.counters.append(count)
 
     def acknowledged(message: Message) -> None:
         ledger.write("acknowledged", task_id=message.headers.get("id"))

@@ -228,6 +228,22 @@ def test_two_completions_are_counted(run: Run) -> None:
     assert run.judge().completed_twice == 1
 
 
+@pytest.mark.parametrize(
+    ("decisions", "ends", "miscounted"), [(1, True, 0), (0, False, 0), (0, True, 1), (2, True, 1)]
+)
+def test_each_delivery_that_ends_has_one_decision(
+    run: Run, decisions: int, ends: bool, miscounted: int
+) -> None:
+    for _ in range(decisions):
+        run._ledger.write("decided", delivery="first", decision="run")
+    if ends:
+        run._ledger.write("ended", delivery="first")
+
+    verdict = run.judge()
+    assert verdict.miscounted == miscounted
+    assert verdict.keeps_promises is not bool(miscounted)
+
+
 def test_different_results_break_a_promise(run: Run) -> None:
     run.execution(1, done=1.0)
     run.result("SUCCESS r1")

@@ -17,6 +17,7 @@ from typing import Any
 from tests.labs.chaos import downstream
 from tests.labs.chaos.downstream import Request
 from tests.labs.chaos.schedule import LEASE, STORE_KILLED, Schedule
+from tests.labs.comparison.contestants import OURS
 from tests.labs.outages.ledger import Ledger
 
 #: The reasons for duplicate effects that a library cannot prevent.
@@ -94,6 +95,8 @@ class Verdict:
     differing: int
     #: Orders whose downstream receipt differs from the outcome of their callers.
     disagreeing: int
+    #: Deliveries with several decisions, or that ended without one (`signals.DECISIONS`).
+    miscounted: int = 0
     #: Seconds from the end of each fault to the next effect.
     recovery: Sequence[float] = ()
     #: Seconds from a call to its result.
@@ -121,6 +124,7 @@ class Verdict:
             or self.stale_accepted
             or self.disagreeing
             or self.completed_twice
+            or self.miscounted
             or self.unanswered > self.lost_by_broker
             or self.duplicates.get(UNEXPLAINED)
         )
@@ -142,6 +146,9 @@ class Evidence:
     unsaved: frozenset[int]
     #: Requests to the downstream system, and its receipts, by order.
     requests: Mapping[str, list[Request]]
+    #: Number of decisions of each delivery, and the deliveries that have ended.
+    decisions: Mapping[str, int]
+    ended: frozenset[str]
     receipts: Mapping[str, str | None]
 
     @classmethod
@@ -175,6 +182,8 @@ class Evidence:
             completed,
             frozenset(line["token"] for line in ledger.read("unsaved")),
             downstream.requests(folder / "downstream.sqlite"),
+            Counter(line["delivery"] for line in ledger.read("decided")),
+            frozenset(line["delivery"] for line in ledger.read("ended")),
             downstream.receipts(folder / "downstream.sqlite"),
         )
         ledger.close()
@@ -234,12 +243,18 @@ def judge(schedule: Schedule, contestant: str, folder: Path) -> Verdict:
         stale_accepted=sum(map(downstream.stale_accepted, evidence.requests.values())),
         differing=len(differing),
         disagreeing=len(disagreeing),
+        miscounted=_miscounted(evidence) if contestant == OURS.name else 0,
         recovery=_recovery(evidence),
         median_delay=median(delays),
         longest_delay=delays[-1],
         seconds=observations["ended_at"] - observations["started_at"],
         notes=notes,
     )
+
+
+def _miscounted(evidence: Evidence) -> int:
+    undecided = sum(delivery not in evidence.decisions for delivery in evidence.ended)
+    return undecided + sum(number > 1 for number in evidence.decisions.values())
 
 
 def _is_lost_by_broker(task_id: str, evidence: Evidence) -> bool:
