@@ -15,6 +15,9 @@ PREFIX = "idempotency_"
 #: Begins misspelt names, too, such as ``idempotent_key``.
 SIMILAR_PREFIX = "idem"
 
+#: Seconds that a message which was put back may wait in its queue beyond its delay.
+QUEUE_SECONDS = 300.0
+
 UNTIL = ("expired", "finished", "started")
 ON_CONFLICT = ("retry", "wait", "raise", "ignore", "reject")
 ON_STORE_ERROR = ("retry", "run", "raise")
@@ -123,6 +126,13 @@ class Settings:
         """Returns how long a message that waits for the next turn has it reserved; 0: none does."""
         # A message that is put back returns within a lease.
         return round(max(self.reservation_ttl, self.lease) * 1000) if self.until == "started" else 0
+
+    @cached_property
+    def keep_ms(self) -> int:
+        """Returns how long an outcome is kept for a call that has met its execution."""
+        # Scripts renew it when half of it is over. The rest covers the longest delay of a message
+        # that is put back, which is a lease or a second, and a queue.
+        return round(2000 * (max(self.lease, 1.0) + QUEUE_SECONDS))
 
     @cached_property
     def error_ms(self) -> int:

@@ -28,7 +28,7 @@ local task_id, worker, grace_ms, generation, format, error, error_ms = unpack(AR
 
 local now = read_clock()
 local raw = redis.call('GET', record)
-local state, attempt, token, at, fingerprint, stored_task_id, stored_worker, _, _, position =
+local state, attempt, token, at, fingerprint, stored_task_id, stored_worker, _, stored_format, position =
   unpack_record(raw or '')
 if not state or is_finished(state) or stored_task_id ~= task_id or stored_worker ~= worker then
   return reply('lost', raw)
@@ -44,10 +44,10 @@ if error ~= '' then
   end
 end
 local abandoned = pack(new_state, attempt, token + 1, math.min(at, now + grace_ms), fingerprint, stored_task_id,
-  stored_worker, new_state == 'S' and '' or NOBODY, new_state == 'S' and format or '', body)
+  stored_worker, new_state == 'S' and '' or NOBODY, new_state == 'S' and format .. read_met(stored_format) or '', body)
 redis.call('SET', record, abandoned, 'KEEPTTL')
 if new_state == 'E' then
-  redis.call('PEXPIRE', record, error_ms)
+  redis.call('PEXPIRE', record, kept_ms(stored_format, error_ms, now))
 end
 local turn_raw = turn and redis.call('GET', turn)
 if turn and is_held_by(turn_raw, token) then

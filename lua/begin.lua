@@ -33,6 +33,7 @@
 --   error_ms           retention of the FAILED record of a task that has used them up
 --   wait_ms            with a turn: how long the next one is reserved for a message that meets a run; 0:
 --                      no message waits
+--   keep_ms            how long the outcome of an execution that this call meets is kept for it, if given
 -- REPLIES
 --   begun              run; attempt > 1: this execution takes over from one that died
 --   held               another execution runs, or the key is reserved for another message; its record
@@ -43,7 +44,7 @@
 --   corrupt            not a record that this version can read
 
 local record, turn = unpack(KEYS)
-local execution_id, unanswered_ids, task_id, generation, fingerprint, worker, lease_ms, ttl_ms, max_attempts, error_ms, wait_ms =
+local execution_id, unanswered_ids, task_id, generation, fingerprint, worker, lease_ms, ttl_ms, max_attempts, error_ms, wait_ms, keep_ms =
   unpack(ARGV)
 generation = tonumber(generation)
 
@@ -118,6 +119,13 @@ if raw then
     local unanswered = state == 'S' and owner ~= '' and string.find(unanswered_ids, owner, 1, true)
     if at > now and not unanswered and not is_replacement
         and not (awaited_generation and awaited_generation <= generation) then
+      local met_till = tonumber(string.match(stored_format, ',(%d+)$') or 0)
+      -- Not each time: who waits for a change of the record would wake all others.
+      if state == 'S' and keep_ms and met_till < now + keep_ms / 2 then
+        raw = pack(state, stored_attempt, stored_token, at, stored_fingerprint, stored_task_id, stored_worker, owner,
+          (string.gsub(stored_format, ',%d+$', '')) .. string.format(',%.0f', now + keep_ms), string.sub(raw, position))
+        redis.call('SET', record, raw, 'KEEPTTL')
+      end
       return reply('held', raw)
     end
     token = math.max(token, stored_token + 1)
@@ -125,11 +133,13 @@ if raw then
     if unanswered then
       orphaned_ms = stored_format
     elseif stored_attempt > 0 then
-      orphaned_ms = string.format('%.0f', math.max(0, now - at))
+      orphaned_ms = string.format('%.0f', math.max(0, now - at)) .. read_met(stored_format)
+    elseif state == 'R' then
+      orphaned_ms = read_met(stored_format)
     end
     if attempt > stored_attempt and attempt > tonumber(max_attempts) then
       raw = pack('F', stored_attempt, token, now, stored_fingerprint, task_id, stored_worker, '', '', 'poisoned')
-      redis.call('SET', record, raw, 'PX', error_ms)
+      redis.call('SET', record, raw, 'PX', kept_ms(stored_format, error_ms, now))
       return reply('finished', raw)
     end
   end

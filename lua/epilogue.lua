@@ -3,7 +3,7 @@
 
 local now = read_clock()
 local raw = redis.call('GET', record)
-local state, attempt, stored_token, _, fingerprint, task_id, worker = unpack_record(raw or '')
+local state, attempt, stored_token, _, fingerprint, task_id, worker, _, stored_format = unpack_record(raw or '')
 local turn_raw = turn and redis.call('GET', turn)
 if stored_token ~= tonumber(token) or state ~= 'S' and state ~= outcome
     or turn and state == 'S' and not is_held_by(turn_raw, token) then
@@ -16,6 +16,7 @@ if state == outcome then
   redis.call('PEXPIRE', record, retention_ms)
   return reply('ok', raw)
 end
+retention_ms = kept_ms(stored_format, retention_ms, now)
 local settled = pack(outcome, attempt, stored_token, now, fingerprint, task_id, worker, '', format, body)
 redis.call('SET', record, settled, 'PX', retention_ms)
 if turn then

@@ -152,6 +152,18 @@ local function end_turn(turn, turn_raw, now, last, ttl_ms)
   end
 end
 
+-- A call that meets an execution comes back for its outcome. Until when it may come is in the format field
+-- of S, and of R for a retry: a comma and milliseconds, at the end.
+local function read_met(format)
+  return string.match(format, ',%d+$') or ''
+end
+
+-- Returns how long an outcome is kept: at least until those who have met its execution may come back.
+local function kept_ms(format, retention_ms, now)
+  local till = string.match(format, ',(%d+)$')
+  return till and math.max(retention_ms, till - now) or retention_ms
+end
+
 -- Whether `raw` is STARTED under `token`; parses those two fields only. Numbers are exact up to 2^53,
 -- which microseconds reach in 2255.
 local function is_held_by(raw, token)

@@ -36,7 +36,7 @@ if not raw then
   end
   return reply('ok')
 end
-local state, _, stored_token, _, fingerprint, task_id, _, _, _, position = unpack_record(raw)
+local state, _, stored_token, _, fingerprint, task_id, _, _, stored_format, position = unpack_record(raw)
 if state ~= 'S' or stored_token ~= tonumber(token) then
   local resent = (state == 'R' or state == 'E') and stored_token == tonumber(token)
   return reply(resent and 'ok' or 'lost', raw)
@@ -47,9 +47,9 @@ local body = string.sub(raw, position)
 if error ~= '' then
   body = prepend_error(raw, position, task_id, generation, now, format, error)
 end
-local new_state, owner, ttl_ms = 'R', NOBODY, hold_ms + retention_ms
+local new_state, owner, met, ttl_ms = 'R', NOBODY, '', hold_ms + retention_ms
 if tonumber(hold_ms) ~= 0 then
-  owner = generation
+  owner, met = generation, read_met(stored_format)
   ttl_ms = body == '' and not turn and hold_ms or ttl_ms
 elseif body == '' then
   redis.call('DEL', record)
@@ -61,10 +61,11 @@ elseif has_no_steps(body, 1) then
   new_state, fingerprint = 'E', ''
 end
 if error ~= '' then
+  error_ms = kept_ms(stored_format, error_ms, now)
   ttl_ms = new_state == 'E' and error_ms or math.max(error_ms, ttl_ms)
 end
 local released =
-  pack(new_state, 0, stored_token, now + hold_ms, fingerprint, task_id, '', owner, '', body)
+  pack(new_state, 0, stored_token, now + hold_ms, fingerprint, task_id, '', owner, met, body)
 redis.call('SET', record, released, 'PX', ttl_ms)
 if turn and tonumber(hold_ms) ~= 0 then
   local _, _, _, _, _, _, _, _, _, turn_position = unpack_record(turn_raw)

@@ -18,7 +18,6 @@ from celery_idempotent.configuration.broker import (
     visibility_timeout,
 )
 from celery_idempotent.doctor.finding import Finding, Severity
-from celery_idempotent.executor.conflict import FIRST_REQUEUE_DELAY
 
 #: Defaults of kombu's Redis transport, which sweeps for unacknowledged messages at an interval
 #: (seconds) times a throttle.
@@ -93,17 +92,14 @@ def _check_retention(app: Celery, task: IdempotentTaskLike) -> Iterator[Finding]
     if settings.replay_errors and settings.error_ttl < retention:
         option, retention = "idempotency_error_ttl", settings.error_ttl
     timeout = visibility_timeout(app)
-    slowest, what = max(
-        (max(settings.lease, FIRST_REQUEUE_DELAY), "the back-off of its duplicates"),
-        (timeout + _sweep_interval(app) if timeout else 0.0, "the broker's redelivery"),
-    )
+    slowest = timeout + _sweep_interval(app) if timeout else 0.0
     if retention < slowest:
         yield Finding(
             "result-ttl", Severity.WARNING, task.name,
-            f"{option} ({retention:g} s) is shorter than {what} (up to {slowest:g} s)",
+            f"{option} ({retention:g} s) is shorter than the broker's redelivery (up to "
+            f"{slowest:g} s)",
             f"{option} above {slowest:g}",
-            "a duplicate, or a dead worker's message, that comes back after the outcome has "
-            "expired runs again",
+            "a dead worker's message that comes back after the outcome has expired runs again",
         )  # fmt: skip
 
 

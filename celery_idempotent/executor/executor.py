@@ -301,6 +301,7 @@ def begin_command(call: ExecutorCall, execution_id: bytes) -> Command:
         max_attempts=settings.max_attempts,
         error_ms=settings.error_ms,
         wait_ms=call.wait_ms,
+        keep_ms=settings.keep_ms,
     )
 
 

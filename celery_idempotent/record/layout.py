@@ -14,7 +14,10 @@ owner          1 +  length, then, if STARTED: the execution id; if RESERVED: the
                     first message that it is reserved for, in decimals (empty: any; "-": none)
 format         1 +  length, then ASCII: the encoding of the body, see payload/codec.py, and after a
                     space the traceparent of the outcome; if STARTED by a takeover: how many
-                    milliseconds the key was orphaned; if abandoned: how the execution ended
+                    milliseconds the key was orphaned; if abandoned: how the execution ended; if
+                    STARTED, or RESERVED for a retry, behind these and a comma: the time in
+                    milliseconds until which the outcome is kept for calls that have met an
+                    execution
 body          rest  the outcome, or the reason why no value is stored; while there is none: errors
                     that ended one task id, but not the key, then the finished steps, see
                     record/steps.py
@@ -104,6 +107,8 @@ def read(
         if at_ms >= _MAX_MS:
             raise ValueError(at_ms)
         encoding, _, traceparent = form.partition(b" ")
+        if not _STATES[letter].finished:
+            encoding = encoding.partition(b",")[0]
         return Record(
             state=_STATES[letter],
             key=key,
@@ -170,7 +175,7 @@ class Begun(NamedTuple):
 def begun(raw: bytes) -> Begun:
     """Returns what an execution needs of the record in the reply to its begin."""
     _, attempt, token, _, _, _, _, _, orphaned_ms, body = _unpack(raw)
-    return Begun(token, attempt, body, int(orphaned_ms or b"0") / 1000)
+    return Begun(token, attempt, body, int(orphaned_ms.partition(b",")[0] or b"0") / 1000)
 
 
 def write_replacement(generation: int, task_id: str, steps: bytes) -> bytes:

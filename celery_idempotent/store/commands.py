@@ -49,12 +49,15 @@ def begin(
     max_attempts: int,
     error_ms: int,
     wait_ms: int = 0,
+    keep_ms: int = 0,
 ) -> Command:
     """Requests the right to run; lua/begin.lua lists the replies.
 
     Args:
         wait_ms: how long the next turn of `key`, if it may run again, is reserved for this message
             if it meets a run; 0: it is not.
+        keep_ms: how long the outcome of an execution that this call meets is kept for it, even if
+            its retention is shorter.
     """
     arguments = [
         execution_id,
@@ -68,8 +71,10 @@ def begin(
         max_attempts,
         error_ms,
     ]
-    if key.message:
+    if key.message or keep_ms:
         arguments.append(wait_ms)
+    if keep_ms:
+        arguments.append(keep_ms)
     return Command(scripts.load("begin"), key, arguments)
 
 

@@ -118,6 +118,7 @@ class RecordHarness:
         max_attempts: int = 5,
         label: str = "",
         wait_ms: int = 0,
+        keep_ms: int = 0,
     ) -> RecordReply:
         return self._answer(
             run_sync(
@@ -135,6 +136,7 @@ class RecordHarness:
                         max_attempts=max_attempts,
                         error_ms=ERROR_MS,
                         wait_ms=wait_ms,
+                        keep_ms=keep_ms,
                     )
                 )
             )

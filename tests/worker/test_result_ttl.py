@@ -83,3 +83,25 @@ def test_unusable_one_is_refused_by_the_worker(
     assert ledger.runs(order) == []
     (received,) = ledger.signals(result.id, "refused")
     assert received.details["reason"] == "invalid"
+
+
+class TestShorterThanTheDelayOfADuplicate:
+    def test_duplicate_that_met_the_run_gets_its_outcome(self, ledger: Ledger, order: str) -> None:
+        ledger.hold(order)
+        first = pack.apply_async((order,), idempotency_result_ttl=1)
+        ledger.wait_for_run(order)
+        duplicate = pack.apply_async((order,), idempotency_result_ttl=1)
+        # It comes back after 1.5 s at least, when the result would have expired.
+        ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+        ledger.release(order)
+
+        assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+        assert len(ledger.runs(order)) == 1
+        assert [received.name for received in ledger.signals(duplicate.id)][-1] == "replayed"
+
+    def test_result_that_nobody_waits_for_expires(self, ledger: Ledger, order: str) -> None:
+        pack.apply_async((order,), idempotency_result_ttl=1).get(timeout=SOON)
+        eventually(lambda: pack.idempotency_record(order) is None, "the record has expired")
+        pack.delay(order).get(timeout=SOON)
+
+        assert len(ledger.runs(order)) == 2

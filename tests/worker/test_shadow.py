@@ -17,15 +17,14 @@ from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import (
     charge,
-    collapsed,
     frail,
     misruled,
-    one_at_a_time,
     pack,
     raising,
     reserved,
     waiting,
 )
+from tests.worker.wishes import collapsed, in_turn
 
 pytestmark = pytest.mark.worker
 
@@ -289,12 +288,12 @@ class TestCrash:
 class TestKeysThatRunAgain:
     def test_call_that_would_wait_is_no_double_execution(self, ledger: Ledger, order: str) -> None:
         ledger.hold(order)
-        first, second = one_at_a_time.delay(order), one_at_a_time.delay(order)
+        first, second = in_turn.delay(order), in_turn.delay(order)
         ledger.wait_for_run(order, number=2)
         ledger.release(order)
         for result in (first, second):
             result.get(timeout=SOON)
-        third = one_at_a_time.delay(order)
+        third = in_turn.delay(order)
 
         assert third.get(timeout=SOON)
         found = [decisions(ledger, result.id) for result in (first, second)]

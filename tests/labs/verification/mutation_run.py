@@ -44,7 +44,7 @@ _TESTS = [
     f"tests/store/test_{name}.py"
     for name in (
         "begin", "outcome", "release", "reserve", "extend", "step", "abandon", "forget", "get",
-        "every_transition", "lost_replies", "label", "turns",
+        "met", "every_transition", "lost_replies", "label", "turns",
     )
 ]  # fmt: skip
 

@@ -24,6 +24,8 @@ AN_ERROR = {"generation": 2, "format": "yaml", "error": b"error", "error_ms": 9}
 
 #: For a key that may run again.
 WAIT = {"wait_ms": 30}
+#: For a call that may come back.
+KEEP = {"wait_ms": 0, "keep_ms": 40}
 
 COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
     (
@@ -31,6 +33,16 @@ COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
         commands.begin(KEY, task_id="t", worker="w", lease_ms=10, retention_ms=200, **BEGIN),
         {
             **BEGIN, "task_id": b"t", "fingerprint": KEY.fingerprint, "worker": b"w",
+            "lease_ms": 10, "ttl_ms": 210,
+        },
+    ),
+    (
+        "begin",
+        commands.begin(
+            KEY, task_id="t", worker="w", lease_ms=10, retention_ms=200, **BEGIN, keep_ms=40
+        ),
+        {
+            **BEGIN, **KEEP, "task_id": b"t", "fingerprint": KEY.fingerprint, "worker": b"w",
             "lease_ms": 10, "ttl_ms": 210,
         },
     ),
@@ -106,9 +118,8 @@ COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "command", "values"), COMMANDS)
 def test_arguments(name: str, command: Command, values: dict[str, Any]) -> None:
     assert (command.script.name, command.key) == (name, KEY)
-    argv = command.script.argv
-    if not command.key.message:
-        argv = tuple(argument for argument in argv if argument not in WAIT)
+    optional = {*WAIT, *KEEP} - values.keys()
+    argv = tuple(argument for argument in command.script.argv if argument not in optional)
     assert sorted(values) == sorted(argv)
     assert command.arguments == [values[argument] for argument in argv]
 
