@@ -121,7 +121,7 @@ if raw then
         and not (awaited_generation and awaited_generation <= generation) then
       local met_till = tonumber(string.match(stored_format, ',(%d+)$') or 0)
       -- Not each time: who waits for a change of the record would wake all others.
-      if state == 'S' and keep_ms and met_till < now + keep_ms / 2 then
+      if state == 'S' and keep_ms and keep_ms ~= '0' and met_till < now + keep_ms / 2 then
         raw = pack(state, stored_attempt, stored_token, at, stored_fingerprint, stored_task_id, stored_worker, owner,
           (string.gsub(stored_format, ',%d+$', '')) .. string.format(',%.0f', now + keep_ms), string.sub(raw, position))
         redis.call('SET', record, raw, 'KEEPTTL')

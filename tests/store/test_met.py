@@ -61,7 +61,7 @@ def test_a_longer_retention_stays(harness: RecordHarness) -> None:
     assert kept(harness, RETENTION_MS)
 
 
-def test_without_a_meeting_the_retention_stays(harness: RecordHarness) -> None:
+def test_an_unmet_execution_keeps_the_retention(harness: RecordHarness) -> None:
     harness.complete(harness.started(keep_ms=KEEP_MS).token)
 
     assert kept(harness, RETENTION_MS)

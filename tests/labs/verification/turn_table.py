@@ -145,7 +145,7 @@ def _entry() -> bytes:
 
 
 def _queue(pipeline: Any, script: scripts.Script, sha: str, name: str, case: Case) -> None:
-    values = [case.arguments[argument] for argument in script.argv if argument in case.arguments]
+    values = [case.arguments.get(argument, 0) for argument in script.argv]
     times = []
     for number, (key, record) in enumerate([(name, case.record), (f"{name}:t", case.turn)], 1):
         if record is None:
