@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from celery_idempotent.dashboard import explain
 from celery_idempotent.dashboard.access import Access
-from celery_idempotent.dashboard.context import Context, make_filter, shown_record
+from celery_idempotent.dashboard.context import Context, filter_of, make_filter, shown_record
 from celery_idempotent.dashboard.protection import read_body
 from celery_idempotent.dashboard.sampler import Snapshot
 from celery_idempotent.monitoring import forgetting, json_format
@@ -60,9 +60,7 @@ class Api:
     def records(self, request: Request) -> Response:
         """Returns a page of records and the cursor of the next one."""
         query = request.query_params
-        record_filter = make_filter(
-            query.get("state", ""), query.get("task", ""), query.get("older_than", "")
-        )
+        record_filter = make_filter(**filter_of(query))
         limit = _integer(query.get("limit", "50"))
         page = self._context.page(record_filter, query.get("cursor", ""), limit)
         records = [json_format.view_fields(view) for view in page.views]

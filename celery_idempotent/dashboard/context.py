@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, timezone
 from functools import cached_property
+from typing import NamedTuple
 
 from celery import Celery
 from starlette.exceptions import HTTPException
@@ -17,6 +18,7 @@ from celery_idempotent.dashboard.sampler import Sampler
 from celery_idempotent.dashboard.tokens import ShownRecord, Tokens
 from celery_idempotent.monitoring import forgetting, formatting
 from celery_idempotent.record.record import State
+from celery_idempotent.sql.outcomes import Row
 from celery_idempotent.store.inspection.record_query import (
     RecordFilter,
     RecordPage,
@@ -25,6 +27,8 @@ from celery_idempotent.store.inspection.record_query import (
     record_page,
     record_views,
 )
+from celery_idempotent.store.inspection.scan import key_of
+from celery_idempotent.store.inspection.task_lookup import find_duplicate
 from celery_idempotent.store.record_store import RecordStore
 
 #: Seconds of scanning for one page of records, and for a search by task id.
@@ -101,11 +105,29 @@ class Context:
         return None
 
     def find_task_id(self, task_id: str) -> RecordView | None:
-        """Returns the record of a task id; None if a scan of bounded time does not find it."""
+        """Returns the record of a task id, or the one that a duplicate of this id met.
+
+        Returns None if neither a reference nor a scan of bounded time leads to it.
+        """
+        found = find_duplicate(self.stores, task_id)
+        if found is not None and found.view is not None:
+            return found.view
         end = time.monotonic() + SEARCH_SECONDS
         for page in record_views(self.stores, RecordFilter(task_id=task_id), expiry=False):
             if page or time.monotonic() > end:
                 return next(iter(page), None)
+        return None
+
+    def sql_outcome(self, text: str) -> SqlOutcome | None:
+        """Returns the outcome of a key in the database of its task; None if there is none."""
+        for task in self.tasks:
+            configuration = task.idempotency_configuration
+            database = configuration.settings.transaction
+            prefix = configuration.executor.store.config.prefix
+            key = None if database is None else key_of(text, prefix)
+            if key is not None and key.task == task.name:
+                row = database.find(prefix, key)
+                return None if row is None else SqlOutcome(database.engine.name, row)
         return None
 
     def select(self, record_filter: RecordFilter, cursor: str) -> RecordPage:
@@ -132,6 +154,29 @@ class Context:
         return cases
 
 
+class SqlOutcome(NamedTuple):
+    """A row of the table of outcomes."""
+
+    #: Of the database.
+    name: str
+    row: Row
+
+    @property
+    def finished_at(self) -> datetime:
+        """When the transaction was about to be committed."""
+        return datetime.fromtimestamp(self.row.finished_at / 1e3, tz=timezone.utc)
+
+    @property
+    def expires_at(self) -> datetime:
+        """When its retention ends."""
+        return datetime.fromtimestamp(self.row.expires_at / 1e3, tz=timezone.utc)
+
+    @property
+    def now(self) -> datetime:
+        """The time of the database."""
+        return datetime.fromtimestamp(self.row.now / 1e3, tz=timezone.utc)
+
+
 def shown_record(view: RecordView) -> ShownRecord:
     """Returns what identifies the version of a record."""
     if view.record is None:
@@ -139,7 +184,12 @@ def shown_record(view: RecordView) -> ShownRecord:
     return ShownRecord(str(view.key), view.record.state.value, view.record.token)
 
 
-def make_filter(state: str, task: str, older_than: str) -> RecordFilter:
+def filter_of(query: Mapping[str, str]) -> dict[str, str]:
+    """Returns the arguments of :func:`make_filter` in the parameters of a request."""
+    return {name: query.get(name, "").strip() for name in ("state", "task", "older_than", "label")}
+
+
+def make_filter(state: str, task: str, older_than: str, label: str) -> RecordFilter:
     """Returns the filter that the fields of a form, or the parameters of a request, describe.
 
     Raises:
@@ -147,6 +197,8 @@ def make_filter(state: str, task: str, older_than: str) -> RecordFilter:
     """
     try:
         age: timedelta | None = formatting.parse_duration(older_than) if older_than else None
-        return RecordFilter(State(state.upper()) if state else None, task or None, age)
+        return RecordFilter(
+            State(state.upper()) if state else None, task or None, age, label=label or None
+        )
     except ValueError as error:
         raise HTTPException(400, str(error)) from None

@@ -18,7 +18,7 @@ from celery_idempotent.dashboard import explain
 from celery_idempotent.dashboard.access import Access
 from celery_idempotent.dashboard.api import check_right
 from celery_idempotent.dashboard.chart import chart
-from celery_idempotent.dashboard.context import Context, make_filter, shown_record
+from celery_idempotent.dashboard.context import Context, filter_of, make_filter, shown_record
 from celery_idempotent.dashboard.presentation import key_path, render
 from celery_idempotent.dashboard.protection import read_body
 from celery_idempotent.dashboard.timeline import timeline
@@ -88,11 +88,12 @@ class Pages:
             counts=counts,
             states=STATES,
             findings=sampler.known_findings(),
+            sql_outcomes=sampler.sql_outcomes,
         )
 
     def records(self, request: Request) -> Response:
         """Shows a page of records."""
-        query = _filter_of(request.query_params)
+        query = filter_of(request.query_params)
         cursor = request.query_params.get("cursor", "")
         page = self._context.page(make_filter(**query), cursor, PAGE_SIZE)
         views = sorted(page.views, key=_newest_first)
@@ -123,8 +124,11 @@ class Pages:
         key = request.path_params["key"]
         view = self._context.find(key, whole=True)
         live = urlencode({"key": key})
+        sql_outcome = self._context.sql_outcome(key)
         if view is None:
-            return render(request, "absent.html", status=404, key=key, live=live)
+            return render(
+                request, "absent.html", status=404, key=key, live=live, sql_outcome=sql_outcome
+            )
         access: Access = request.state.access
         names = _steps(view.record)
         return render(
@@ -136,13 +140,14 @@ class Pages:
             events=timeline(view, names),
             outcome=_outcome(view.record, access),
             steps=names,
+            sql_outcome=sql_outcome,
         )
 
     def confirm(self, request: Request) -> Response:
         """Asks whether to forget one record, or those that a filter selects."""
         access: Access = request.state.access
         check_right(access)
-        query, cursor = _filter_of(request.query_params), ""
+        query, cursor = filter_of(request.query_params), ""
         if key := request.query_params.get("key", ""):
             view = self._context.find(key)
             views = [] if view is None else [view]
@@ -152,7 +157,7 @@ class Pages:
             )
             views, cursor = page.views, page.cursor
         else:
-            raise HTTPException(400, "Select records by state, task or age.")
+            raise HTTPException(400, "Select records by state, task, age or label.")
         shown = [shown_record(view) for view in views]
         return render(
             request,
@@ -248,10 +253,6 @@ _KEPT = {
     forgetting.CHANGED: "kept: it has changed since it was shown",
     forgetting.ABSENT: "already absent",
 }
-
-
-def _filter_of(query: Mapping[str, str]) -> dict[str, str]:
-    return {name: query.get(name, "").strip() for name in ("state", "task", "older_than")}
 
 
 def _newest_first(view: RecordView) -> float:

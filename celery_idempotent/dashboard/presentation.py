@@ -77,6 +77,7 @@ _environment.filters.update(
     seconds=formatting.duration,
 )
 _environment.filters["counted"] = lambda counter, names: sum(counter.get(n, 0) for n in names)
+_environment.tests["has_any"] = lambda task, *by_task: any(found.get(task) for found in by_task)
 _environment.tests["in_shadow"] = lambda task, counts, names: any(
     counts.get(task, {}).get(name) for name in names
 )

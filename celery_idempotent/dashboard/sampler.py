@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Celery
 
@@ -27,6 +27,7 @@ from celery_idempotent.errors import CorruptRecordError, IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring import inspect_commands
 from celery_idempotent.record.record import Record, State
+from celery_idempotent.sql.database import Database
 from celery_idempotent.store.inspection.record_query import RecordView
 from celery_idempotent.store.inspection.record_reader import RecordReader
 from celery_idempotent.store.inspection.scan import ScannedRecord
@@ -64,6 +65,16 @@ class Worker:
     error: str = ""
     #: When it replied, on a monotonic clock.
     replied_at: float = 0.0
+
+
+class SqlCount(NamedTuple):
+    """How many outcomes a database has."""
+
+    name: str
+    rows: int = 0
+    expired: int = 0
+    #: Why they could not be counted; empty if they were.
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,6 +123,10 @@ class Sampler:
         self._requested_at = 0.0
         self._snapshot = Snapshot()
         self.history = History()
+        databases = {task.idempotency_configuration.settings.transaction for task in tasks}
+        self._databases = sorted(databases - {None}, key=lambda database: database.engine.name)
+        #: As old as the findings.
+        self.sql_outcomes: list[SqlCount] = []
         self._findings: tuple[float, list[Finding]] | None = None
         self._findings_lock = threading.Lock()
 
@@ -144,6 +159,7 @@ class Sampler:
         with self._findings_lock:
             if self._findings is None or time.monotonic() - self._findings[0] > FINDINGS_AGE:
                 findings = doctor.examine(self._app, self._snapshot.totals())
+                self.sql_outcomes = [_count(database) for database in self._databases]
                 self._findings = time.monotonic(), findings
             return self._findings[1]
 
@@ -261,6 +277,14 @@ def _record(reader: RecordReader, scanned: ScannedRecord | None) -> Record | Non
 
 
 _COMMANDS = ("idempotency_leases", "idempotency_counts")
+
+
+def _count(database: Database) -> SqlCount:
+    name = database.engine.name
+    try:
+        return SqlCount(name, *database.count())
+    except IdempotencyError as error:
+        return SqlCount(name, error=str(error))
 
 
 def _worker(name: str, leases: Any, counts: Any, now: float) -> Worker:

@@ -35,7 +35,7 @@ def timeline(view: RecordView, steps: list[str]) -> list[Event]:
         events.append(Event("done", title, record.started_at, detail))
     events += [Event("done", f"Step {name} finished") for name in steps]
     if record.state is State.STARTED and record.deadline is not None:
-        events.append(_lease(record.deadline, view.now))
+        events.append(_lease(record.deadline, view.now, record.ended_by))
     elif record.state is State.COMPLETED:
         events.append(Event("done", "Result stored", record.finished_at, _duration(record)))
     elif record.state is State.FAILED:
@@ -68,9 +68,10 @@ def _reservation(record: Record, now: datetime) -> Event:
     return Event("running", title, record.deadline, "until then, other calls are in conflict")
 
 
-def _lease(deadline: datetime, now: datetime) -> Event:
+def _lease(deadline: datetime, now: datetime, ended_by: str | None) -> Event:
     if deadline <= now:
-        detail = "the process has died or is frozen; the next delivery takes over"
+        why = (ended_by or "its process is dead or frozen").replace("_", " ")
+        detail = f"{why}; the next delivery takes over"
         return Event("bad", "Lease expired", deadline, detail)
     return Event("running", "Running; the lease ends", deadline, "unless the heartbeat extends it")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from celery_idempotent.sql.outcomes import (
     Claim,
     Row,
     Statements,
+    row_id,
     rows_of,
     statements,
 )
@@ -121,6 +122,36 @@ class Database:
             session.rollback()
             raise self.unavailable(error) from error
         return len(rows)
+
+    def find(self, prefix: str, key: Key) -> Row | None:
+        """Returns the committed row of `key`, for people.
+
+        Raises:
+            StoreUnavailableError: if the database is unavailable.
+            TransactionError: if the row was committed without an outcome.
+        """
+        rows = self._read(self.statements.find, {"id": row_id(prefix, key)})
+        return Row.read(rows[0]) if rows else None
+
+    def count(self) -> tuple[int, int]:
+        """Returns the number of rows, and of those that have expired. Reads the whole table.
+
+        Raises:
+            StoreUnavailableError: if the database is unavailable.
+        """
+        ((rows, expired),) = self._read(self.statements.totals, {})
+        return int(rows), int(expired)
+
+    def _read(self, statement: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+        session = self.engine.session()
+        try:
+            session.begin()
+            rows = session.execute(statement, values).rows
+            session.commit()
+        except self.engine.error as error:
+            session.rollback()
+            raise self.unavailable(error) from error
+        return rows
 
     def unavailable(self, error: Exception) -> StoreUnavailableError:
         """Returns the error for a database that cannot be used, without the driver's message.

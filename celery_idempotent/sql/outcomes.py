@@ -47,6 +47,8 @@ class Statements(NamedTuple):
     take_over: str
     finish: str
     find: str
+    #: Number of rows, and of those that have expired.
+    totals: str
     forget: str
     expired: str
     #: Lacks the list of ids.
@@ -78,6 +80,8 @@ def statements(dialect: str) -> Statements:
         f" finished_at = {now}, expires_at = {now} + :retention_ms"
         " WHERE id = :id AND owner = :owner",
         find=f"SELECT {', '.join(_SELECTED)}, {now} FROM {TABLE} WHERE id = :id",
+        totals=f"SELECT COUNT(*), COALESCE(SUM(CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END), 0)"
+        f" FROM {TABLE}",
         forget=f"DELETE FROM {TABLE} WHERE id >= :id AND id < :end",
         expired=f"SELECT id FROM {TABLE} WHERE expires_at <= {now}"
         f" ORDER BY expires_at LIMIT :limit{_SKIP_LOCKED.get(dialect, '')}",

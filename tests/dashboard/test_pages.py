@@ -5,10 +5,14 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import create_engine
 
+from celery_idempotent import IdempotentTask
+from celery_idempotent.contrib.sqlalchemy import metadata
 from celery_idempotent.testing.server import RedisServer
 from tests.monitoring.conftest import Shop
 from tests.waiting import eventually
@@ -50,6 +54,27 @@ def test_records_are_filtered_and_paged(shop: Shop, web: httpx.Client) -> None:
     assert web.get("/api/records?older_than=1h").json() == {"records": [], "cursor": None}
     assert text_of(web.get("/records?state=FAILED")).count("FAILED shop.charge") == 1
     assert "No matching records" in text_of(web.get("/records?older_than=1h"))
+
+
+def test_records_are_filtered_by_label(shop: Shop, web: httpx.Client) -> None:
+    def book(order: int) -> None: ...
+
+    task = shop.app.task(
+        book,
+        base=IdempotentTask,
+        name="shop.book",
+        shared=False,
+        lazy=False,
+        idempotency_label="Order {order}",
+    )
+    for number in range(3):
+        task.apply((number,))
+
+    found = web.get("/api/records?label=order%202").json()["records"]
+
+    assert [record["label"] for record in found] == ["Order 2"]
+    assert "Order 2" in web.get("/records?label=order+2").text
+    assert "Order 1" not in web.get("/records?label=order+2").text
 
 
 def test_a_page_leads_to_the_next_one(shop: Shop, web: httpx.Client) -> None:
@@ -153,6 +178,18 @@ class TestSearch:
         assert web.get(response.headers["location"]).status_code == 200
         assert response.headers["location"] == f"/records/{key.replace(':', '%3A')}"
 
+    def test_of_a_duplicate_leads_to_the_record_that_it_met(
+        self, shop: Shop, web: httpx.Client
+    ) -> None:
+        shop.charge.apply((42, 999), task_id="the-first")
+        shop.charge.apply((42, 999), task_id="the-duplicate")
+
+        def location() -> str:
+            return str(web.get("/search?q=the-duplicate").headers.get("location", ""))
+
+        expected = str(shop.charge.idempotency_key_of(42, 999)).replace(":", "%3A")
+        assert eventually(location, "the duplicate's reference is stored").endswith(expected)
+
     def test_of_something_unknown_says_so(self, web: httpx.Client) -> None:
         assert web.get("/search?q=unknown").status_code == 404
         assert web.get("/search?q=").status_code == 400
@@ -197,6 +234,37 @@ class TestExplain:
     @pytest.mark.parametrize("body", [b"", b"[]", b'"x"', b"\xff"])
     def test_refuses_what_is_no_object(self, web: httpx.Client, body: bytes) -> None:
         assert web.post("/api/explain", content=body).status_code == 400
+
+
+def test_outcomes_in_a_database_are_shown_and_counted(
+    shop: Shop, open_dashboard: Callable[..., httpx.Client], tmp_path: Path
+) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/outcomes")
+    metadata.create_all(engine)
+
+    def book(order: int) -> int:
+        return order
+
+    task = shop.app.task(
+        book,
+        base=IdempotentTask,
+        name="shop.book",
+        shared=False,
+        lazy=False,
+        idempotency_transaction=engine,
+    )
+    task.apply((42,))
+    key = task.idempotency_key_of(42)
+    web = open_dashboard()
+
+    assert "Outcome in the database Database" in text_of(web.get(f"/records/{key}"))
+    shop.client.delete(f"idem:{key}")
+    page = text_of(web.get(f"/records/{key}"))
+    assert "the database has its outcome" in page
+    assert "COMPLETED" in page
+    web.get("/doctor")
+    assert "Outcomes in databases Database Rows Expired" in text_of(web.get("/"))
+    engine.dispose()
 
 
 def test_doctor_shows_the_findings(shop: Shop, web: httpx.Client) -> None:

@@ -32,17 +32,24 @@ class RecordFilter:
     older_than: timedelta | None = None
     #: Id of the task that holds the key, or stored the outcome.
     task_id: str | None = None
+    #: A part of the label, in upper or lower case.
+    label: str | None = None
 
     @property
     def needs_record(self) -> bool:
         """Whether a record that cannot be read does not match."""
-        return (self.state, self.older_than, self.task_id) != (None, None, None)
+        return any(
+            condition is not None
+            for condition in (self.state, self.older_than, self.task_id, self.label)
+        )
 
     def matches(self, record: Record, now: datetime) -> bool:
         """Returns whether all but the task match, which the scan has selected."""
         if self.state is not None and record.state is not self.state:
             return False
         if self.task_id is not None and record.task_id != self.task_id:
+            return False
+        if self.label is not None and self.label.casefold() not in record.label.casefold():
             return False
         return self.older_than is None or now - since(record) > self.older_than
 
