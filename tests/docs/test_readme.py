@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
 
-from celery_idempotent import KeyReusedError
+from celery_idempotent import TASK_ID, IdempotentTask, KeyReusedError
+from celery_idempotent.settings import PREFIX
 from celery_idempotent.testing.server import RedisServer
-from tests.docs.test_docs import ROOT, block_with
+from tests.docs.test_docs import ROOT, block_with, prose
 
 README = ROOT / "README.md"
+
+
+def test_the_modes_are_options_of_a_task() -> None:
+    table = prose(README).partition("## Choosing a mode\n")[2].partition("\n## ")[0]
+    modes = re.findall(r"^\| [^|]+ \| `(idempotency_[^`]+)` \|", table, flags=re.M)
+    assert len(modes) == 4
+    for number, mode in enumerate(modes):
+        app = Celery("shop", backend="redis://", set_as_current=False)
+        options = eval(f"dict({mode})", {"TASK_ID": TASK_ID})
+
+        def task(order_id: int) -> None: ...
+
+        made = app.task(task, base=IdempotentTask, shared=False, name=f"shop.{number}", **options)
+        chosen = made.idempotency_configuration.settings
+        assert {name: getattr(chosen, name.removeprefix(PREFIX)) for name in options} == options
 
 
 @pytest.fixture

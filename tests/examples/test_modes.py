@@ -80,7 +80,9 @@ def test_a_burst_is_indexed_twice_at_most(
 
     worker = start_worker(index)
     eventually(lambda: index.idempotency_record(42).state.value == "STARTED", "it runs")
+    worker.kill("SIGSTOP")
     (waiting,) = {index.delay(42).id for _ in range(50)}
+    worker.kill("SIGCONT")
 
     assert waiting != queued
     assert index.AsyncResult(queued).get(SOON) < index.AsyncResult(waiting).get(SOON)
