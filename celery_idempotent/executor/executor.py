@@ -85,20 +85,31 @@ async def execute_in_transaction(
     request: BeginRequest, granted: ActiveExecution | BaseExecution
 ) -> Outcome:
     """As :func:`execute`, with the body in a transaction of ``idempotency_transaction``."""
-    if isinstance(granted, BaseExecution):
-        granted = UnrecordedExecution(request.call, granted, request.runtime, request.codec)
-    active = request.active = granted
     try:
-        row = await transaction.claim(active)
-        if row is not None:
-            return await transaction.adopt(active, row)
-        active.decide()
+        active = await begin_transaction(request, granted)
+        if not isinstance(active, ActiveExecution):
+            return active
         outcome = await active.runtime.run(active.work, active.interrupt)
         if isinstance(outcome, Failure) and is_asynchronous(outcome.error):
             active.roll_back(discard=True)
         return await settle(active, outcome)
     finally:
-        active.roll_back(discard=True)
+        if request.active is not None:
+            request.active.roll_back(discard=True)
+
+
+async def begin_transaction(
+    request: BeginRequest, granted: ActiveExecution | BaseExecution
+) -> ActiveExecution | Outcome:
+    """Begins the transaction of an execution; or returns the outcome that the database has."""
+    if isinstance(granted, BaseExecution):
+        granted = UnrecordedExecution(request.call, granted, request.runtime, request.codec)
+    active = request.active = granted
+    row = await transaction.claim(active)
+    if row is not None:
+        return await transaction.adopt(active, row)
+    active.decide()
+    return active
 
 
 class Executor:

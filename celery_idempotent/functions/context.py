@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from celery_idempotent.errors import ConflictError, IdempotencyError, LeaseLostError
+from celery_idempotent.errors import ConflictError, IdempotencyError, LeaseLostError, SettingsError
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.decision import decide_by
 from celery_idempotent.executor.execution import AsyncExecution, BaseExecution, Execution
-from celery_idempotent.executor.executor import BeginRequest, begin
+from celery_idempotent.executor.executor import BeginRequest, begin, begin_transaction
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.executor.returned import without_record
 from celery_idempotent.executor.runtime.asyncio import AsyncioRuntime
@@ -76,6 +76,11 @@ class BaseContextExecution:
         """False if Redis was unavailable and ``on_store_error="run"`` applies."""
         return self._running.protected
 
+    @property
+    def connection(self) -> Any:
+        """The connection of the block's transaction, as :attr:`Execution.connection`."""
+        return self._running.connection
+
     def check(self) -> None:
         """Checks, without a round trip, that no other execution can be running.
 
@@ -94,6 +99,10 @@ class BaseContextExecution:
         request = BeginRequest(self._call, self._runtime, self._codec)
         try:
             admission = await begin(request)
+            if self._call.settings.transaction is not None and not isinstance(
+                admission, (Result, Failure)
+            ):
+                admission = await begin_transaction(request, admission)
         except ConflictError as error:
             self.conflict = error
             return
@@ -112,11 +121,11 @@ class BaseContextExecution:
             self.decision, self._outcome = Decision.REPLAY, admission
 
     async def _complete(self, value: Any) -> Outcome:
-        execution = self._running
+        _ = self._running  # the block is to run
         if self._outcome is not None:
             raise IdempotencyError(f"{self.key} is already completed; complete it only once")
         outcome: Outcome = Result(value)
-        if execution.protected:
+        if self._active is not None:
             outcome = await self._settle(outcome)
         else:
             outcome = without_record(self._call, outcome, self._codec)
@@ -136,6 +145,7 @@ class BaseContextExecution:
             return await settle(active, outcome)
         finally:
             active.finish()
+            active.roll_back(discard=True)
 
     def _stop_renewal(self) -> None:
         if self._active is not None:
@@ -243,6 +253,11 @@ class ExecutionContext:
         self._execution.__exit__(*error)
 
     async def __aenter__(self) -> AsyncContextExecution:
+        if self._call.settings.transaction is not None:
+            raise SettingsError(
+                f"{self._engine.name}: idempotency_transaction needs `with`, not `async with`, "
+                "since its connection blocks"
+            )
         executor = self._engine.async_executor
         runtime = AsyncioRuntime(executor.store)
         self._execution = AsyncContextExecution(self._call, runtime, executor.codec)

@@ -172,7 +172,6 @@ class Idempotency:
             KeyRuleError: if `key` cannot be used as a key.
         """
         block_settings = self.settings_for(options, self.name)
-        _check_no_transaction(block_settings, self.name, "a block")
         try:
             derived = self.key_of(key, fingerprint)
         except KeyRuleError as error:
@@ -212,7 +211,11 @@ class Idempotency:
                 f"Idempotency {self.name!r}: a batch does not wait for replicas; remove "
                 "idempotency_wait_replicas and idempotency_wait_aof, or begin each key by itself"
             )
-        _check_no_transaction(self.settings, self.name, "a batch")
+        if self.settings.transaction is not None:
+            raise SettingsError(
+                f"Idempotency {self.name!r}: a batch has no transaction; pass "
+                "idempotency_transaction to its functions and blocks instead of the engine"
+            )
         batch_settings = replace(self.settings, on_lease_lost="finish")
         if fingerprints is None:
             fingerprints = [None] * len(keys)
@@ -373,19 +376,13 @@ class Idempotency:
         await self.async_executor.store.aclose()
 
 
-def _check_no_transaction(options: Settings, where: str, what: str) -> None:
-    if options.transaction is not None:
-        raise SettingsError(
-            f"{where}: idempotency_transaction applies to tasks and blocking functions, not to "
-            f"{what}; pass it to idempotent() instead of Idempotency()"
-        )
-
-
 def _configured_options(app: Celery) -> dict[str, Any]:
-    """Returns the options that the app configures, except those for tasks only."""
+    """Returns the options that the app configures, except those for tasks only.
+
+    The transaction of tasks is not one of all functions: some are coroutines.
+    """
+    excluded = {*_TASK_OPTIONS, *_ALLOWED_POLICIES, "transaction"}
     values = {field.name: app.conf.get(PREFIX + field.name) for field in fields(Settings)}
     return {
-        name: value
-        for name, value in values.items()
-        if value is not None and name not in _TASK_OPTIONS and name not in _ALLOWED_POLICIES
+        name: value for name, value in values.items() if value is not None and name not in excluded
     }

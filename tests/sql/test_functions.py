@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_idempotent import (
+    Decision,
     Idempotency,
     KeyReusedError,
     ResultNotStoredError,
@@ -425,3 +427,61 @@ class TestKeysThatRunAgain:
         engine.dispose()
         assert peak == [1, 1, 1]
         assert database.effects(order) == 3
+
+
+class TestBlocks:
+    def test_a_block_is_one_transaction(
+        self, idem: Idempotency, database: TestDatabase, order: str
+    ) -> None:
+        def charge(fail: bool = False) -> Any:
+            with idem.execution(order, transaction=database.engine) as execution:
+                if execution.decision is Decision.REPLAY:
+                    return execution.replay
+                execution.connection.execute(effects.insert().values(name=order, pid=0))
+                if fail:
+                    raise ZeroDivisionError
+                return execution.complete(uuid4().hex)
+
+        with pytest.raises(ZeroDivisionError):
+            charge(fail=True)
+        assert database.effects(order) == 0
+        receipt = charge()
+        forget_records(idem)
+        assert charge() == receipt
+        assert database.effects(order) == 1
+
+    def test_a_block_that_does_not_complete_rolls_back(
+        self, idem: Idempotency, database: TestDatabase, order: str
+    ) -> None:
+        with idem.execution(order, transaction=database.engine) as execution:
+            execution.connection.execute(effects.insert().values(name=order, pid=0))
+        assert database.effects(order) == 0
+        assert database.rows(execution.key) == []
+
+    def test_without_redis(self, database: TestDatabase, order: str) -> None:
+        away = Idempotency("redis://127.0.0.1:1/0", key_prefix=uuid4().hex, on_store_error="run")
+        receipts = []
+        for _ in range(2):
+            with away.execution(order, transaction=database.engine) as execution:
+                if execution.decision is Decision.RUN:
+                    execution.connection.execute(effects.insert().values(name=order, pid=0))
+                    receipts.append(execution.complete(uuid4().hex))
+                else:
+                    receipts.append(execution.replay)
+        assert receipts[0] == receipts[1]
+        assert database.effects(order) == 1
+
+    def test_asynchronous_blocks_and_batches_are_refused(
+        self, server: RedisServer, database: TestDatabase
+    ) -> None:
+        idem = Idempotency(server.url, transaction=database.engine)
+
+        async def enter() -> None:
+            async with idem.execution("key"):
+                pass
+
+        with pytest.raises(SettingsError, match="not `async with`"):
+            asyncio.run(enter())
+        with pytest.raises(SettingsError, match="batch"):
+            idem.begin_many(["key"])
+        idem.close()
