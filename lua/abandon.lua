@@ -50,7 +50,7 @@ if new_state == 'E' then
   redis.call('PEXPIRE', record, kept_ms(stored_format, error_ms, now))
 end
 local turn_raw = turn and redis.call('GET', turn)
-if turn and is_held_by(turn_raw, token) then
+if is_held_by(turn_raw, token) then
   -- Nobody begins before the child is dead.
   local _, _, _, _, _, _, _, _, _, turn_position = unpack_record(turn_raw)
   local waiting = read_waiting(turn_raw, turn_position, now) or ''

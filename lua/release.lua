@@ -29,7 +29,7 @@ local token, hold_ms, retention_ms, generation, format, error, error_ms = unpack
 local now = read_clock()
 local raw = redis.call('GET', record)
 local turn_raw = turn and redis.call('GET', turn)
-local has_turn = turn and is_held_by(turn_raw, token)
+local has_turn = is_held_by(turn_raw, token)
 if not raw then
   if has_turn then
     end_turn(turn, turn_raw, now)

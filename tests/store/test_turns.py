@@ -487,7 +487,8 @@ class TestDamage:
         turn.harness.put(b"damage")
 
         reserve = commands.reserve(turn.first.key, FIRST, HOLD_MS)
-        assert run_sync(turn.harness.store.execute(reserve)).case == "corrupt"
+        reply = run_sync(turn.harness.store.execute(reserve))
+        assert (reply.case, reply.raw) == ("corrupt", b"damage")
         with pytest.raises(CorruptRecordError):
             turn.first.begin()  # its reply has the damaged bytes
         assert turn.first.raw is None

@@ -15,16 +15,19 @@ from typing import Any
 import pytest
 from celery.result import AsyncResult
 
+from celery_idempotent import KeyReusedError
 from tests.waiting import SOON, eventually
 from tests.worker.harness import FAST_REDELIVERY, Shop
 from tests.worker.ledger import Run
 from tests.worker.wishes import (
+    burst_of,
     collapsed,
     each_message,
     in_turn,
     once,
     peak,
     reserved_turn,
+    turn_of,
     unless_running,
 )
 
@@ -179,3 +182,40 @@ def test_tokens_grow(courses: dict[str, Course], name: str) -> None:
     if course.wish.peak == 1:
         tokens = [run.token for run in course.runs]
         assert tokens == sorted(set(tokens))
+
+
+class TestOtherArguments:
+    """The same key with other arguments: neither a reuse, nor swallowed."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def results(cls, open_shop: Callable[..., Shop]) -> dict[str, Any]:
+        """What publishing with other arguments gives while one call waits or runs."""
+        results: dict[str, Any] = {}
+        with open_shop(idempotency_lease=4.0) as shop:
+            waiting = burst_of.delay("b", 1)
+            results["another burst"] = refused(burst_of, "b", 2)
+            results["the same burst"] = burst_of.delay("b", 1).id == waiting.id
+            first = turn_of.delay("f", 1)
+            second = turn_of.delay("f", 2)
+            results["another turn"] = second.id != first.id
+            shop.start_worker(concurrency=2)
+            results["amounts"] = [each.get(timeout=SOON)["amount"] for each in (first, second)]
+            results["runs"] = len(shop.ledger.runs("f"))
+        return results
+
+    def test_a_burst_refuses_them(self, results: dict[str, Any]) -> None:
+        assert results["the same burst"]
+        assert results["another burst"]
+
+    def test_one_at_a_time_both_run(self, results: dict[str, Any]) -> None:
+        assert results["another turn"]
+        assert (results["amounts"], results["runs"]) == ([1, 2], 2)
+
+
+def refused(task: Any, *args: Any) -> bool:
+    try:
+        task.delay(*args)
+    except KeyReusedError:
+        return True
+    return False

@@ -40,6 +40,20 @@ collapsed = task_of(
     idempotency_until="started",
     idempotency_dedupe_publish=True,
 )
+turn_of = task_of(
+    handle,
+    "turn_of",
+    idempotency_key="{order}",
+    idempotency_until="finished",
+    idempotency_dedupe_publish=True,
+)
+burst_of = task_of(
+    handle,
+    "burst_of",
+    idempotency_key="{order}",
+    idempotency_until="started",
+    idempotency_dedupe_publish=True,
+)
 each_message = task_of(handle_in_turn, "each_message", idempotency_key=TASK_ID)
 
 

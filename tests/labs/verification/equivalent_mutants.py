@@ -15,10 +15,14 @@ epilogue: local state, attempt, stored_token, _, fingerprint, task_id, worker = 
 epilogue: local state, attempt, stored_token, _, fingerprint, task_id, worker = unpack_record(raw or '')  ⟶  '' becomes '?'
 save_step: local state, _, stored_token = unpack_record(raw or '')  ⟶  raw or '' becomes raw
 save_step: local state, _, stored_token = unpack_record(raw or '')  ⟶  '' becomes '?'
+reserve_turn: unpack_record(turn_raw or '')  ⟶  turn_raw or '' becomes turn_raw
+reserve_turn: unpack_record(turn_raw or '')  ⟶  '' becomes '?'
 """,
     "the comparison of two fingerprints is symmetric": """
 begin: if differ(stored_fingerprint, fingerprint)  ⟶  stored_fingerprint, fingerprint becomes fingerprint, stored_fingerprint
 reserve: elseif differ(stored_fingerprint, fingerprint)  ⟶  stored_fingerprint, fingerprint becomes fingerprint, stored_fingerprint
+reserve_turn: local differs = differ(waiting_fingerprint, fingerprint)  ⟶  waiting_fingerprint, fingerprint becomes fingerprint, waiting_fingerprint
+reserve_turn: local differs = differ(stored_fingerprint, fingerprint)  ⟶  stored_fingerprint, fingerprint becomes fingerprint, stored_fingerprint
 """,
     "equal fingerprints do not differ in their first bytes either": """
 prelude: if fingerprint == '' or other == '' or fingerprint == other then  ⟶  fingerprint == '' or other == '' or fingerprint == other becomes fingerprint == '' or other == ''
@@ -29,6 +33,15 @@ begin: local unanswered = state == 'S' and owner ~= '' and string.find(unanswere
 begin: local unanswered = state == 'S' and owner ~= '' and string.find(unanswered_ids, owner, 1, true)  ⟶  1 becomes nil
 mark_continued: redis.call('SET', record, string.sub(raw, 1, letter_position - 1) .. letter .. string.sub(raw, letter_position + 1),  ⟶  1 becomes 0
 get: if not raw or string.sub(raw, 1, 1) == 'E' then  ⟶  1 becomes 0
+begin: redis.call('SET', turn, string.sub(turn_raw, 1, turn_position - 1)  ⟶  1 becomes 0
+begin: elseif not raw and turn_task_id == task_id and string.sub(turn_format, 1, 1) ~= '=' then  ⟶  1 becomes 0
+begin: redis.call('SET', turn, string.sub(started, 1, #started - #body) .. (waiting or ''), 'PX', ttl_ms)  ⟶  1 becomes 0
+reserve_turn: redis.call('SET', turn, string.sub(turn_raw, 1, position - 1), 'KEEPTTL')  ⟶  1 becomes 0
+reserve_turn: redis.call('SET', turn, string.sub(turn_raw, 1, position - 1)  ⟶  1 becomes 0
+reserve_turn: if raw and is_finished(string.sub(raw, 1, 1)) then  ⟶  1 becomes 0
+reserve_turn: if raw and string.sub(raw, 1, 1) == 'E' then  ⟶  1 becomes 0
+abandon: redis.call('SET', turn, string.sub(abandoned, 1, #abandoned - #body) .. waiting, 'KEEPTTL')  ⟶  1 becomes 0
+release: redis.call('SET', turn, string.sub(released, 1, #released - #body) .. (waiting or ''), 'PX',  ⟶  1 becomes 0
 prelude: if string.sub(format, 1, 1) == '=' then  ⟶  1 becomes 0
 prelude: if readable and string.find('RSCDFGE', state, 1, true) then  ⟶  1 becomes 0
 prelude: if readable and string.find('RSCDFGE', state, 1, true) then  ⟶  1 becomes nil

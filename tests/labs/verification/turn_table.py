@@ -134,7 +134,7 @@ def _turn(rng: random.Random, record: Record | None, now_ms: int) -> Record | No
 
 
 def _waiting(rng: random.Random) -> tuple[Error, ...]:
-    at = rng.choice([-1, 0, 1, HOLD_MS, HOLD_MS, 3 * RETENTION_MS, -HOLD_MS])
+    at = rng.choice([-1, 0, 1, HOLD_MS, 3 * RETENTION_MS, 3 * RETENTION_MS, -HOLD_MS])
     fingerprint = rng.choice([KEY.fingerprint, OTHER_ARGUMENTS.fingerprint, b""])
     return (Error(rng.choice(_TASKS), WAITING, 0, at, fingerprint, b""),)
 
