@@ -16,6 +16,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
+from zlib import crc32
 
 from celery import Celery
 from celery.signals import (
@@ -37,8 +38,31 @@ NAME = "tests.labs.chaos.app"
 CONFIG_VARIABLE = "CHAOS_PLAN"
 QUEUE = "chaos"
 
+#: Between an order and a task id.
+UNIT_SEPARATOR = "#"
 #: In seconds.
 POLL_INTERVAL = 0.01
+
+
+#: The tasks, by ``idempotency_until``.
+TASKS = {
+    "expired": "chaos.charge",
+    "finished": "chaos.charge_in_turn",
+    "started": "chaos.charge_collapsed",
+}
+
+
+def until_of(order: str, contestant: str) -> str:
+    """Returns ``idempotency_until`` of the task of an order: every other one may run again."""
+    untils = ("expired", "finished", "expired", "started")
+    return untils[crc32(order.encode()) % 4] if contestant == OURS.name else "expired"
+
+
+def unit_of(order: str, task_id: str, contestant: str) -> str:
+    """Returns what may have one effect: an order, or one message of an order that may run again."""
+    if until_of(order, contestant) == "expired":
+        return order
+    return f"{order.partition(UNIT_SEPARATOR)[0]}{UNIT_SEPARATOR}{task_id}"
 
 
 class DeclinedError(Exception):
@@ -93,6 +117,7 @@ def make_app(config: AppConfig) -> Celery:
 
     def begin(task: Any, order: str) -> Callable[[], str]:
         """Records the start of an execution; returns the function that has its effect."""
+        order = unit_of(order, task.request.id, contestant.name)
         execution = uuid4().hex
         token = task.idempotency.token if contestant is OURS else 0
         details = {"execution": execution, "order": order, "token": token}
@@ -107,7 +132,6 @@ def make_app(config: AppConfig) -> Celery:
 
         return effect
 
-    @app.task(name="chaos.charge", **options)
     def charge(self: Any, order: str, seconds: float, ending: str) -> str:
         """Takes `seconds`, then has one effect."""
         effect = begin(self, order)
@@ -118,6 +142,12 @@ def make_app(config: AppConfig) -> Celery:
         if ending == "declined":
             raise DeclinedError(receipt)
         return receipt
+
+    app.task(name=TASKS["expired"], **options)(charge)
+    if contestant is OURS:
+        app.task(name=TASKS["finished"], idempotency_until="finished", **options)(charge)
+        collapsing = {"idempotency_until": "started", "idempotency_dedupe_publish": True}
+        app.task(name=TASKS["started"], **collapsing, **options)(charge)
 
     @app.task(name="chaos.held", **options)
     def held(self: Any, order: str, until: str, checks: bool) -> str:

@@ -24,7 +24,15 @@ from celery.states import READY_STATES
 from celery_idempotent.testing.process import ServerError
 from celery_idempotent.testing.server import RedisServer
 from tests.labs.chaos import schedule
-from tests.labs.chaos.app import CONFIG_VARIABLE, QUEUE, AppConfig, make_app
+from tests.labs.chaos.app import (
+    CONFIG_VARIABLE,
+    QUEUE,
+    TASKS,
+    AppConfig,
+    make_app,
+    unit_of,
+    until_of,
+)
 from tests.labs.chaos.broker import Broker, broker_for
 from tests.labs.chaos.downstream import Downstream
 from tests.labs.chaos.schedule import LEASE, Call, Fault, Schedule
@@ -128,6 +136,8 @@ class _Run:
         self._waiting: dict[str, tuple[float, str]] = {}
         self._results: list[dict[str, Any]] = []
         self._rejected = 0
+        #: The publishes that were answered by another message, which waits.
+        self._collapsed: list[dict[str, Any]] = []
         self._ended = threading.Event()
 
     def run(self, timeout: float, quiet_timeout: float) -> dict[str, Any]:
@@ -158,6 +168,7 @@ class _Run:
             "ended_at": time.time(),
             "restarts": self._workers.restarts,
             "rejected": self._rejected,
+            "collapsed": self._collapsed,
             "messages_left": self._broker.messages(),
             "results": self._results,
             "unanswered": [
@@ -188,9 +199,9 @@ class _Run:
     # Calls
 
     def _publish(self) -> None:
-        task = self._app.tasks["chaos.charge"]
         for call in self._schedule.calls:
             self._ended.wait(max(0.0, self._started_at + call.at - time.time()))
+            task = self._app.tasks[TASKS[until_of(call.order, self._config.contestant)]]
             self._publish_call(task, call)
 
     def _publish_call(self, task: Any, call: Call) -> None:
@@ -207,8 +218,12 @@ class _Run:
                     return
                 self._ended.wait(PUBLISH_RETRY_INTERVAL)
             else:
-                self._ledger.write("called", order=call.order, task_id=result.id)
-                self._waiting[result.id] = called_at, call.order
+                unit = unit_of(call.order, result.id, self._config.contestant)
+                self._ledger.write("called", order=unit, task_id=result.id)
+                if unit != call.order and result.id != call.task_id:
+                    self._collapsed.append({"order": unit, "at": called_at})
+                else:
+                    self._waiting[result.id] = called_at, unit
                 return
 
     def _poll_results(self) -> None:

@@ -55,5 +55,5 @@ def test_no_call_is_lost_and_all_callers_get_one_outcome(tmp_path: Path) -> None
     assert verdict.calls == CALLS
     assert verdict.orders <= verdict.executions
     assert verdict.faults == 2
-    assert answered[-1] == CALLS - verdict.unanswered
+    assert answered[-1] == CALLS - verdict.unanswered - verdict.collapsed
     assert OURS.name in timeline.draw(SEED, CALLS, tmp_path).read_text(encoding="utf-8")

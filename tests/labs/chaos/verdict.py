@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.labs.chaos import downstream
+from tests.labs.chaos import downstream, turns
 from tests.labs.chaos.downstream import Request
 from tests.labs.chaos.schedule import LEASE, STORE_KILLED, Schedule
 from tests.labs.comparison.contestants import OURS
@@ -97,6 +97,12 @@ class Verdict:
     disagreeing: int
     #: Deliveries with several decisions, or that ended without one (`signals.DECISIONS`).
     miscounted: int = 0
+    #: Publishes that were answered by another message, which waits.
+    collapsed: int = 0
+    #: Executions of one order that ran at once, without a reason.
+    overlaps: int = 0
+    #: … whose run had begun before the publish.
+    swallowed: int = 0
     #: Seconds from the end of each fault to the next effect.
     recovery: Sequence[float] = ()
     #: Seconds from a call to its result.
@@ -125,6 +131,8 @@ class Verdict:
             or self.disagreeing
             or self.completed_twice
             or self.miscounted
+            or self.overlaps
+            or self.swallowed
             or self.unanswered > self.lost_by_broker
             or self.duplicates.get(UNEXPLAINED)
         )
@@ -217,6 +225,14 @@ def judge(schedule: Schedule, contestant: str, folder: Path) -> Verdict:
             notes.append(f"{order}: {len(done)} effects, {reason}")
     differing = [order for order, each in outcomes.items() if len(each) > 1]
     notes += [f"{order}: outcomes differ: {sorted(outcomes[order])}" for order in differing]
+    overlaps = turns.overlaps(
+        evidence.executions,
+        lambda *pair: _reason_for(pair[0], pair, evidence, schedule) != UNEXPLAINED,
+    )
+    notes += [f"{order}: executions at once" for order in overlaps]
+    collapsed = observations.get("collapsed", [])
+    swallowed = [line["order"] for line in collapsed if turns.is_swallowed(line, by_order)]
+    notes += [f"{order}: a publish was swallowed" for order in swallowed]
     receipts = evidence.receipts
     disagreeing = [
         order
@@ -229,7 +245,10 @@ def judge(schedule: Schedule, contestant: str, folder: Path) -> Verdict:
         seed=schedule.seed,
         contestant=contestant,
         shape=str(schedule.shape),
-        calls=len(answered) + len(observations["unanswered"]) + observations["rejected"],
+        calls=len(answered)
+        + len(observations["unanswered"])
+        + observations["rejected"]
+        + len(collapsed),
         orders=schedule.orders,
         executions=len(evidence.executions),
         faults=len(evidence.faults),
@@ -242,6 +261,9 @@ def judge(schedule: Schedule, contestant: str, folder: Path) -> Verdict:
         stale_rejected=sum(map(downstream.stale_rejected, evidence.requests.values())),
         stale_accepted=sum(map(downstream.stale_accepted, evidence.requests.values())),
         differing=len(differing),
+        collapsed=len(collapsed),
+        overlaps=len(overlaps),
+        swallowed=len(swallowed),
         disagreeing=len(disagreeing),
         miscounted=_miscounted(evidence) if contestant == OURS.name else 0,
         recovery=_recovery(evidence),
