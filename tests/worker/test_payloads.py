@@ -70,7 +70,7 @@ class TestInADirectory:
         moved = path.rename(path.with_suffix(".moved"))
         path.mkdir()
         duplicate = give.delay(order, LARGE)
-        shop.workers[0].wait_for_log(f"for task {duplicate.id} is unavailable: idempotency_offload")
+        shop.workers[0].wait_for_log(f"{duplicate.id} cannot get its outcome: idempotency_offload")
         path.rmdir()
         moved.rename(path)
 
@@ -181,7 +181,7 @@ class TestEncryptionKeysFromACallable:
                     if "DecryptionError" in line
                 )
 
-            names = list(shop.redis.scan_iter("idem:*"))
+            names = list(shop.redis.scan_iter("idem:shop.*"))
             assert len(names) == 2
             assert not any(b"VISA" in shop.redis.get(name) for name in names)
             give.idempotency_forget(early, SECRET)
