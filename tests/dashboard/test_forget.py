@@ -140,7 +140,7 @@ def test_a_forged_form_is_refused(
     other = "selection" if field == "csrf" else "csrf"
     form[field] = {
         "missing": "",
-        "forged": form[field][:-1] + ("x" if form[field][-1] != "x" else "y"),
+        "forged": ("X" if form[field][0] != "X" else "Y") + form[field][1:],
         "of another user": fields_of(web.get(path, headers={"x-user": "bea"}))[field],
         "of another form": form[other],
     }[change]

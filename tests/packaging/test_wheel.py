@@ -43,6 +43,9 @@ def test_the_wheel_contains_the_package_its_scripts_and_its_types(built: Path) -
 
     assert {f"celery_idempotent/lua/{script}" for script in SCRIPTS} <= names
     assert "celery_idempotent/py.typed" in names
+    dashboard = ROOT / "celery_idempotent" / "dashboard"
+    for file in (*dashboard.glob("templates/*"), *dashboard.glob("static/*")):
+        assert str(file.relative_to(ROOT)) in names
     assert not [name for name in names if name.startswith(("tests", "examples", "lua"))]
 
 

@@ -108,7 +108,7 @@ def _die_before_the_continuation(sender: Any, task_id: str, **_: Any) -> None:
 @task_success.connect
 @task_failure.connect
 def _die_after_the_continuation(sender: Any, **_: Any) -> None:
-    if sender.name.startswith("shop."):
+    if sender.name.startswith("shop.") and "shop_ledger" in sender.app.conf:
         Ledger.of(sender.app).die_if_requested("after", sender.request.id)
 
 
