@@ -18,7 +18,8 @@ from tests.worker.canvas_tasks import report
 from tests.worker.failing_tasks import OutOfStockError, flaky, try_later
 from tests.worker.harness import FAST_REDELIVERY, Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import collapsed, pack
+from tests.worker.tasks import pack
+from tests.worker.wishes import collapsed
 
 pytestmark = pytest.mark.worker
 
