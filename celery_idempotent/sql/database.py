@@ -142,6 +142,14 @@ class Database:
         ((rows, expired),) = self._read(self.statements.totals, {})
         return int(rows), int(expired)
 
+    def purge_is_overdue(self, seconds: float) -> bool:
+        """Returns whether a row expired more than `seconds` ago. Reads one row, by its index.
+
+        Raises:
+            StoreUnavailableError: if the database is unavailable.
+        """
+        return bool(self._read(self.statements.overdue, {"age_ms": round(seconds * 1000)}))
+
     def _read(self, statement: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
         session = self.engine.session()
         try:

@@ -51,6 +51,8 @@ class Statements(NamedTuple):
     totals: str
     forget: str
     expired: str
+    #: Has a row if one expired that long ago.
+    overdue: str
     #: Lacks the list of ids.
     purge: str
     #: Limits the time that the transaction waits for a lock; empty if the server limits it.
@@ -85,6 +87,7 @@ def statements(dialect: str) -> Statements:
         forget=f"DELETE FROM {TABLE} WHERE id >= :id AND id < :end",
         expired=f"SELECT id FROM {TABLE} WHERE expires_at <= {now}"
         f" ORDER BY expires_at LIMIT :limit{_SKIP_LOCKED.get(dialect, '')}",
+        overdue=f"SELECT id FROM {TABLE} WHERE expires_at <= {now} - :age_ms LIMIT 1",
         # Again by the time: a row may have been taken over meanwhile.
         purge=f"DELETE FROM {TABLE} WHERE expires_at <= {now} AND id IN ",
         limit_wait="SET LOCAL lock_timeout = '5s'" if dialect == "postgresql" else "",

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from typing import Any
 from uuid import uuid4
 
@@ -38,7 +39,13 @@ def insert_rows(database: TestDatabase, number: int, expires_at: int | None) -> 
 
 
 def purge(server: RedisServer, database: TestDatabase, library: str, *options: str) -> Any:
-    command = ["-m", "celery", "-q", "-A", "tests.sql.shop", "idempotency", "purge", "--json"]
+    return run_command("purge", server, database, library, *options)
+
+
+def run_command(
+    name: str, server: RedisServer, database: TestDatabase, library: str, *options: str
+) -> Any:
+    command = ["-m", "celery", "-q", "-A", "tests.sql.shop", "idempotency", name, "--json"]
     environment = {
         "SHOP_REDIS": server.url,
         "SHOP_DATABASE": database.url,
@@ -67,3 +74,24 @@ def test_deletes_expired_rows_only(server: RedisServer, database: TestDatabase) 
     with database.engine.connect() as connection:
         left = connection.execute(sa.select(sa.func.count()).select_from(outcomes)).scalar_one()
     assert left == 4
+
+
+def test_doctor_finds_rows_that_should_have_been_deleted(
+    server: RedisServer, database: TestDatabase
+) -> None:
+    def found() -> list[str]:
+        report = run_command(
+            "doctor", server, database, LIBRARIES[0], "--fail-on", "never", "--timeout", "0.1"
+        )
+        return [each["name"] for each in report["findings"]]
+
+    with database.engine.begin() as connection:
+        connection.execute(outcomes.delete())
+    yesterday = int((time.time() - 86400) * 1000)
+    insert_rows(database, 3, expires_at=yesterday)
+    assert "purge-overdue" not in found()
+
+    insert_rows(database, 3, expires_at=yesterday - 3 * 86_400_000)
+    assert "purge-overdue" in found()
+    purge(server, database, LIBRARIES[0])
+    assert "purge-overdue" not in found()
