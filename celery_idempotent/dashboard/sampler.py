@@ -1,7 +1,7 @@
-"""Asks the workers for leases and counters at intervals, and keeps what the overview shows.
+"""Requests leases and counters from the workers at intervals, and keeps what the overview shows.
 
-A thread does that, from the first request on. It asks every two seconds while the dashboard is
-looked at, and every ten seconds otherwise, so that the charts have no gap.
+A thread does that, from the first request on: every two seconds while the dashboard is open, and
+every ten seconds otherwise, so that the charts have no gap.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A record names the task whose execution it is of, and monitoring shows the ids of its duplicates as
 well. So a duplicate leaves a key of its own in Redis, whose name is a digest of its task id. It
-expires with the record, as far as the duplicate knows the record's retention.
+expires with the record, as far as the duplicate has the record's retention.
 
 A reference is for people who search: it is written without waiting for a reply, it may be missing,
 and nothing that a call does depends on it.

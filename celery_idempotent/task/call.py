@@ -268,7 +268,7 @@ class TaskCall:
         raise Ignore from reason
 
     def _log_end(self, level: int, message: str, *args: Any) -> None:
-        """Logs how this delivery ends, in place of Celery, whose line would not say it."""
+        """Logs how this delivery ends, in place of Celery's line, which would not show it."""
         log(logger, level, self, message, *args)
         celery_log.leave_out_end(self._request)
 

@@ -45,7 +45,7 @@ def publish(
     kwargs: Any,
     task_id: str,
     options: dict[str, Any],
-    send: Callable[[dict[str, Any]], AsyncResult],
+    send: Callable[..., AsyncResult],
 ) -> AsyncResult:
     """Sends the message.
 
@@ -53,7 +53,7 @@ def publish(
     is sent and the result of that call is returned.
 
     Args:
-        send: publishes the message with the given options.
+        send: publishes the message with the options that it gets.
 
     Raises:
         KeyReusedError: if the key was used with other arguments.
@@ -61,9 +61,9 @@ def publish(
     """
     configuration = task.idempotency_configuration
     if not configuration.settings.dedupe_publish or any(map(options.get, _CANVAS_OPTIONS)):
-        return send(options)
+        return send(**options)
     if configuration.in_shadow:
-        return send(_marked(task, args, kwargs, task_id, options))
+        return send(**_marked(task, args, kwargs, task_id, options))
     try:
         key, headers = resolve_key(
             configuration, task_id, options.get("headers"), args or (), kwargs or {}
@@ -72,7 +72,7 @@ def publish(
         refuse(task, task_id, "", error)
         raise
     if key is None or headers.key is not None:
-        return send(options)
+        return send(**options)
     options = {
         **options,
         "headers": message_headers.with_derived_key(options.get("headers"), key, task_id),
@@ -89,14 +89,14 @@ def publish(
     except StoreUnavailableError as error:
         # The worker begins under the same key, so a duplicate message does not run twice.
         _log(task_id, key, "is published without a reservation", error)
-        return send(options)
+        return send(**options)
     if reply.case == "expired" or (reply.case == "reused" and settings.until == "finished"):
-        return send(options)
+        return send(**options)
     if reply.case == "corrupt":
         raise refuse(task, task_id, key, layout.corrupt(str(key)))
     if reply.case == "reserved":
         try:
-            return send(options)
+            return send(**options)
         except BaseException:
             _delete_reservation(task, task_id, key)
             raise

@@ -44,13 +44,7 @@ from celery_idempotent.task import (
 from celery_idempotent.task.call import TaskCall
 from celery_idempotent.task.key_resolution import completes_key, resolve_received_key
 from celery_idempotent.task.message_headers import MessageHeaders
-from celery_idempotent.task.options import call_options
-from celery_idempotent.task.options.signatures import (
-    CallSignature,
-    ChunksSignature,
-    MapSignature,
-    StarmapSignature,
-)
+from celery_idempotent.task.options import call_options, signatures
 from celery_idempotent.task.requeue import RequeuePause
 
 
@@ -240,11 +234,7 @@ class IdempotentTask(Task):
             publish.refuse(self, task_id, "", error)
             raise
         options |= {"link": link, "link_error": link_error}
-        publish_now = super().apply_async
-
-        def send(options: dict[str, Any]) -> AsyncResult:
-            return publish_now(args, kwargs, task_id, producer, shadow=shadow, **options)
-
+        send = partial(super().apply_async, args, kwargs, task_id, producer, shadow=shadow)
         return publish.publish(self, args, kwargs, task_id, options, send)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> EagerResult:
@@ -329,21 +319,21 @@ class IdempotentTask(Task):
 
     def signature(self, args: Any = None, *starargs: Any, **starkwargs: Any) -> Signature:
         """Returns the signature of a call, as Celery does, which rejects unknown options."""
-        return CallSignature(self, args, *starargs, **{"app": self.app, **starkwargs})
+        return signatures.CallSignature(self, args, *starargs, **{"app": self.app, **starkwargs})
 
     subtask = signature
 
     def map(self, it: Any) -> Signature:
         """Returns a message with a call for each item, as Celery does."""
-        return MapSignature(self.s(), it, app=self.app)
+        return signatures.MapSignature(self.s(), it, app=self.app)
 
     def starmap(self, it: Any) -> Signature:
         """Returns a message with a call for each tuple of arguments, as Celery does."""
-        return StarmapSignature(self.s(), it, app=self.app)
+        return signatures.StarmapSignature(self.s(), it, app=self.app)
 
     def chunks(self, it: Any, n: int) -> Signature:
         """Returns messages with `n` calls each, as Celery does."""
-        return ChunksSignature(self.s(), it, n, app=self.app)
+        return signatures.ChunksSignature(self.s(), it, n, app=self.app)
 
     def replace(self, sig: Signature) -> Any:
         """Replaces the task by `sig`, as Celery does; the key gets the outcome of `sig`."""
