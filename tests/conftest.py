@@ -1,19 +1,21 @@
 """Groups tests by module for pytest-xdist, and skips tests whose prerequisites are missing.
 
-Also a fixture of all tests that have a fixture `idem`: their engine.
+Also fixtures of several folders.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.signals import task_postrun
+from celery.utils.dispatch import Signal
 
-from celery_idempotent import Idempotency
+from celery_idempotent import Idempotency, signals
 from tests.dashboard.chromium import find_chromium
 from tests.servers.clock import find_faketime
 from tests.servers.prometheus import find_prometheus
@@ -24,20 +26,10 @@ from tests.servers.sql_server import find_mariadb, find_postgres
 TESTS = Path(__file__).parent
 #: Folders whose tests wait for servers and workers. They run first, so that none of them runs alone
 #: at the end.
-SLOW_FOLDERS = (
-    *(
-        "worker",
-        "packaging",
-        "servers",
-        "examples",
-        "functions",
-        "http",
-        "labs",
-        "monitoring",
-        "sql",
-        "dashboard",
-    ),
-)
+SLOW_FOLDERS = {
+    *("worker", "packaging", "servers", "examples", "functions", "http", "labs", "monitoring"),
+    *("sql", "dashboard", "migration"),
+}
 
 
 #: For each mark: how to find its prerequisite, and the message if that is missing.
@@ -63,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(TESTS))))
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in SLOW_FOLDERS)
 
@@ -92,3 +84,17 @@ def run(idem: Idempotency) -> Callable[[Coroutine[Any, Any, Any]], Any]:
         return asyncio.run(run_and_close())
 
     return run
+
+
+@pytest.fixture
+def restored_receivers() -> Iterator[None]:
+    """Afterwards disconnects what the test has connected to signals and counters."""
+    connected = [signal for signal in vars(signals).values() if isinstance(signal, Signal)]
+    connected.append(task_postrun)
+    receivers = [list(signal.receivers) for signal in connected]
+    counters = list(signals.counters)
+    yield
+    for signal, before in zip(connected, receivers, strict=True):
+        signal.receivers = before
+        signal.sender_receivers_cache.clear()
+    signals.counters[:] = counters

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 pytest.importorskip("prometheus_client")
 
-from celery.signals import task_postrun
-
-from celery_idempotent import Idempotency, KeyReusedError, KeyRuleError, signals
+from celery_idempotent import Idempotency, KeyReusedError, KeyRuleError
 from celery_idempotent.contrib.prometheus import Metrics
 
 
 @pytest.fixture
-def metrics() -> Iterator[Metrics]:
-    connected = [signals.begun, signals.taken_over, signals.begin_replied, task_postrun]
-    receivers = [list(signal.receivers) for signal in connected]
-    counters = list(signals.counters)
+def metrics(restored_receivers: None) -> Metrics:
     metrics = Metrics()
     metrics.connect()
-    yield metrics
-    for signal, before in zip(connected, receivers, strict=True):
-        signal.receivers = before
-        signal.sender_receivers_cache.clear()
-    signals.counters[:] = counters
+    return metrics
 
 
 def values(counter: Any) -> dict[tuple[str, ...], float]:
