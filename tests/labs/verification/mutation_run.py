@@ -45,6 +45,7 @@ _TESTS = [
     for name in (
         "begin", "outcome", "release", "reserve", "extend", "step", "abandon", "forget", "get",
         "met", "every_transition", "lost_replies", "label", "turns",
+        "collapsing",
     )
 ]  # fmt: skip
 
