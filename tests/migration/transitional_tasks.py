@@ -5,6 +5,7 @@ Empty without celery-once and celery-singleton.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from celery import shared_task
@@ -24,7 +25,9 @@ def _base_class(library: str) -> Any:
     guide = ROOT / f"docs/migrating-from-celery-{library}.md"
     names: dict[str, Any] = {"__name__": __name__}
     try:
-        exec(block_with(guide, "class TransitionalTask"), names)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler's, of escape sequences in celery-once
+            exec(block_with(guide, "class TransitionalTask"), names)
     except ModuleNotFoundError:
         return None
     return names["TransitionalTask"]
