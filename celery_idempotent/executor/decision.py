@@ -46,6 +46,18 @@ def decide(call: ExecutorCall, decision: str) -> None:
         signals.count(decision, call.key.task)
 
 
+def send(signal: Any, call: ExecutorCall, **details: Any) -> None:
+    """Sends `signal` with the arguments that all signals about a call have."""
+    signals.send(
+        signal,
+        call.sender,
+        task_id=call.task_id,
+        key=str(call.key),
+        label=call.label,
+        **details,
+    )
+
+
 def refuse(call: ExecutorCall, error: ErrorT) -> ErrorT:
     """Reports that `call` is refused, and returns `error`, which the caller raises."""
     decide(call, "refused")
@@ -174,12 +186,4 @@ def replayed(call: ExecutorCall, record: Record) -> None:
 def conflicted(call: ExecutorCall, record: Record, policy: str) -> None:
     """Reports that another call holds the key, and which policy applies to `call`."""
     decide(call, "conflict")
-    signals.send(
-        signals.conflicted,
-        call.sender,
-        task_id=call.task_id,
-        key=str(call.key),
-        label=call.label,
-        record=record,
-        policy=policy,
-    )
+    send(signals.conflicted, call, record=record, policy=policy)

@@ -17,7 +17,7 @@ from celery_idempotent.errors import (
 from celery_idempotent.executor import conflict, transaction
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
-from celery_idempotent.executor.decision import decide, decide_by, log, refuse
+from celery_idempotent.executor.decision import decide, decide_by, log, refuse, send
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.outcome import Failure, Outcome, Result, is_asynchronous
 from celery_idempotent.executor.replay import replay_or_refuse
@@ -191,15 +191,8 @@ class BeginRequest:
         if outage.failed_calls:
             outage.end()
         if signals.begin_replied.receivers:
-            signals.send(
-                signals.begin_replied,
-                self.call.sender,
-                task_id=self.call.task_id,
-                key=str(self.call.key),
-                label=self.call.label,
-                case=reply.case,
-                seconds=monotonic() - sent_at,
-            )
+            seconds = monotonic() - sent_at
+            send(signals.begin_replied, self.call, case=reply.case, seconds=seconds)
         return reply
 
     @property
@@ -328,15 +321,7 @@ def without_store(
     if runtime.store.outage.another_call():
         # An error for the first call of an outage only: one for each would hide all other lines.
         log(logger, logging.ERROR, call, "cannot begin: %s", error)
-    signals.send(
-        signals.store_unavailable,
-        call.sender,
-        task_id=call.task_id,
-        key=str(call.key),
-        label=call.label,
-        error=error,
-        policy=policy,
-    )
+    send(signals.store_unavailable, call, error=error, policy=policy)
     if policy == "run":
         decide(call, "unprotected")
         log(logger, logging.WARNING, call, "runs without protection: %s", error)

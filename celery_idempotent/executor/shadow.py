@@ -23,7 +23,7 @@ from celery_idempotent.errors import (
 from celery_idempotent.executor import conflict
 from celery_idempotent.executor.active_execution import release_command
 from celery_idempotent.executor.call import Delegate, Disposition, ExecutorCall, Fail
-from celery_idempotent.executor.decision import decide, log, reason_of, without_key
+from celery_idempotent.executor.decision import decide, log, reason_of, send, without_key
 from celery_idempotent.executor.executor import EXECUTION_ID_BYTES, Executor, begin_command
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.executor.runtime.run_flow import run_flow
@@ -195,7 +195,7 @@ def _report_outage(call: ExecutorCall, runtime: Runtime, error: StoreUnavailable
     decide(call, "unprotected")
     level = logging.ERROR if first else logging.DEBUG
     log(logger, level, call, "runs, uncounted in shadow: %s", error)
-    _send(signals.store_unavailable, call, error=error, policy="shadow")
+    send(signals.store_unavailable, call, error=error, policy="shadow")
 
 
 def _log(call: ExecutorCall, message: str, *args: Any) -> None:
@@ -205,18 +205,7 @@ def _log(call: ExecutorCall, message: str, *args: Any) -> None:
 def _report(signal: Any, call: ExecutorCall, **details: Any) -> None:
     """Counts what would have become of `call`, and sends `signal`, which has its name."""
     decide(call, signal.name.removeprefix(signals.PREFIX))
-    _send(signal, call, **details)
-
-
-def _send(signal: Any, call: ExecutorCall, **details: Any) -> None:
-    signals.send(
-        signal,
-        call.sender,
-        task_id=call.task_id,
-        key=str(call.key),
-        label=call.label,
-        **details,
-    )
+    send(signal, call, **details)
 
 
 async def _end(
