@@ -173,12 +173,8 @@ def test_row(row: Row, shop: Shop, store: RedisServer, observer: Observer, order
         f"{row.what}: {observer.lines(task_id)} {observer.events(task_id)}",
     )
     lines, celerys_lines = observer.lines(task_id), observer.celerys_lines(task_id)
-    # Not those of a call of an earlier row, which may have been requeued.
-    task = lines[0]["message"].partition(":")[0]
     increased = {
-        name
-        for (counted_task, name), n in observer.counts().items()
-        if counted_task == task and n > before.get((counted_task, name), 0)
+        name for (task, name), n in observer.counts().items() if n > before.get((task, name), 0)
     }
     state = result.state
     print(f"{row.what}: {state}")
