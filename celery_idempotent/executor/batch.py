@@ -32,7 +32,7 @@ from celery_idempotent.executor.settle import complete_command, report_completed
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.payload.codec import PayloadCodec, not_stored
 from celery_idempotent.record import layout
-from celery_idempotent.record.record import Record, State
+from celery_idempotent.record.record import Record
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
 
@@ -140,10 +140,7 @@ def _admission(
 
 
 def _poisoned(record: Record) -> PoisonedTaskError | None:
-    if record.state is not State.FAILED or record.format:
-        return None
-    error = record.outcome()  # no error is stored, only why
-    return error if isinstance(error, PoisonedTaskError) else None
+    return record.outcome() if layout.is_poisoned(record) else None
 
 
 async def complete_many(

@@ -252,6 +252,9 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
             continue
         record = _record_in(reply, call, runtime)
         if reply.case == "finished":
+            poisoned = call.settings.transaction is not None and layout.is_poisoned(record)
+            if poisoned and await transaction.reopen(request, record):
+                continue
             return await replay_or_refuse(call, record, request.codec)
         if reply.case == "reused":
             if call.generation and record.task_id == call.task_id:

@@ -8,7 +8,6 @@ from typing import NoReturn
 from celery_idempotent.errors import (
     CorruptRecordError,
     NotReadyError,
-    PoisonedTaskError,
     ResultDiscardedError,
     ResultNotStoredError,
     StoreUnavailableError,
@@ -18,6 +17,7 @@ from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.decision import decide, log, refuse, replayed, without_key
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.payload.codec import PayloadCodec
+from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ async def replay(call: ExecutorCall, record: Record, codec: PayloadCodec) -> Out
             refuse(call, refusal)
             raise
     call.replayed(record)
-    if failed and isinstance(outcome, PoisonedTaskError) and not record.format:
+    if failed and layout.is_poisoned(record):
         refuse(call, outcome)
     else:
         replayed(call, record)

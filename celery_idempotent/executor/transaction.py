@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery_idempotent.errors import (
     CorruptRecordError,
@@ -19,7 +19,7 @@ from celery_idempotent.errors import (
 from celery_idempotent.executor import conflict
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
-from celery_idempotent.executor.decision import decide, refuse
+from celery_idempotent.executor.decision import decide, log, refuse
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.outcome import Failure, Outcome
 from celery_idempotent.executor.replay import replay_or_refuse
@@ -30,15 +30,20 @@ from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record import layout
 from celery_idempotent.record.layout import Begun
 from celery_idempotent.record.payload import Payload
-from celery_idempotent.record.record import State
+from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.errors import is_transient
-from celery_idempotent.sql.outcomes import Ended, Row
+from celery_idempotent.sql.outcomes import Claim, Ended, Row
 from celery_idempotent.sql.transaction import PlainTransaction
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
+
+if TYPE_CHECKING:
+    from celery_idempotent.executor.executor import BeginRequest
+
+logger = logging.getLogger(__name__)
 
 #: Messages that were requeued so often are not requeued again for an error of the database.
 MAX_REQUEUES = 20
@@ -99,20 +104,48 @@ async def claim(active: ActiveExecution) -> Row | None:
     transaction = database.transaction(active.claim(), lambda row: _continues(row, call))
     active.transaction = transaction
     execution._transaction = transaction  # noqa: SLF001 - the body reads its connection
-    limit = innermost()
     try:
-        if limit is not None:
-            limit.begin(WAIT)
-        row: Row | None = transaction.begin()
+        return _at_row(transaction.begin)
     except StoreUnavailableError as error:
-        if limit is not None:
-            limit.phase = FLOW
         active.log(logging.ERROR, "cannot claim its row: %s", error)
         await _requeue(active, error)
+
+
+def _at_row(work: Callable[[], Row | None]) -> Row | None:
+    """Calls `work`, which may wait for a transaction; a soft time limit interrupts it."""
+    limit = innermost()
+    if limit is None:
+        return work()
+    try:
+        limit.begin(WAIT)
+        return work()
     finally:
-        if limit is not None:
-            limit.phase = FLOW
-    return row
+        limit.phase = FLOW
+
+
+async def reopen(request: BeginRequest, poisoned: Record) -> bool:
+    """Deletes the record of a key whose executions have died, if one of them has committed.
+
+    The next begin is granted then, and returns the outcome of the row.
+
+    Raises:
+        Interrupted: if a soft time limit was reached while another transaction had the row.
+        BaseException: what requeues the call, if the database or Redis is unavailable.
+    """
+    call, store = request.call, request.runtime.store
+    claim = Claim(call.key, store.config.prefix, call.task_id, call.worker, 0, 0)
+    try:
+        row = _at_row(call.settings.transaction.transaction(claim, lambda row: False).find)
+        # A task that has replaced itself has not ended with its row.
+        if row is None or row.expired or row.format.startswith("="):
+            return False
+        await request.runtime.execute(commands.forget(call.key, poisoned))
+    except StoreUnavailableError as error:
+        log(logger, logging.ERROR, call, "cannot determine whether it was committed: %s", error)
+        decide(call, "store_unavailable")
+        conflict.requeue(call, request.unanswered_ids, error)
+    log(logger, logging.WARNING, call, "was committed by an execution that died")
+    return True
 
 
 def _continues(row: Row, call: ExecutorCall) -> bool:

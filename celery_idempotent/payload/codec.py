@@ -57,7 +57,6 @@ DELEGATED = "=task"
 #: … and that task ignores its result.
 RESULT_IGNORED = "=ignored"
 _ENCRYPTED = "!"
-_POISONED = b"poisoned"
 #: Formats that begin so are decoded with the help of the offload storage or the result backend.
 _BLOCKING = (OFFLOADED, "=")
 
@@ -263,7 +262,7 @@ class PayloadCodec:
                     f"the error of {record.key} cannot be read; forget the key to start afresh"
                 )
             return error
-        if record.body == _POISONED:
+        if layout.is_poisoned(record):
             return PoisonedTaskError(
                 f"{record.key} has begun {record.attempt} times, and each time its worker died "
                 "without an outcome; forget the key to let it run again"

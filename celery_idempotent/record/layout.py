@@ -57,6 +57,8 @@ _MAX_TASK_ID = 2**16 - 2
 #: As `str` formats a UUID; `UUID` would accept other forms, too.
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _FINGERPRINT_BYTES = 8
+#: Body of a FAILED record whose executions have died as often as ``idempotency_max_attempts``.
+_POISONED = b"poisoned"
 #: In place of a fingerprint, before a label.
 _NO_FINGERPRINT = bytes(_FINGERPRINT_BYTES)
 #: Later times (year 6429) are damage.
@@ -205,6 +207,11 @@ def read_replacement(body: bytes, key: str) -> str:
 def read_awaited(body: bytes) -> int:
     """Returns the generation of the first message that continues under the key."""
     return int.from_bytes(body[:7], "big")
+
+
+def is_poisoned(record: Record) -> bool:
+    """Whether the outcome of `record` is that its executions have died, and no error of a body."""
+    return record.state is State.FAILED and not record.format and record.body == _POISONED
 
 
 def corrupt(key: str) -> CorruptRecordError:

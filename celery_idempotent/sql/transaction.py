@@ -121,6 +121,16 @@ class Transaction:
             self._session.rollback()
         raise committed_without_outcome()
 
+    def find(self) -> Row | None:
+        """Returns the row with its outcome, after the end of another transaction that has it.
+
+        Raises:
+            As :meth:`begin`.
+        """
+        row = self.begin(resolving=True)
+        self._session.rollback()
+        return row
+
     def _find(self) -> Row | None:
         self._session.begin()
         answer = self._session.execute(self._statements.find, {"id": self._id})

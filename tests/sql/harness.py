@@ -64,6 +64,10 @@ class Shop:
         """Publishes a charge."""
         return self.app.send_task("sql_shop.charge", (order,), {"end": end})
 
+    def charge_in_one_attempt(self, order: str) -> AsyncResult:
+        """Publishes a charge whose key is poisoned by the death of one process."""
+        return self.app.send_task("sql_shop.charge_in_one_attempt", (order,))
+
     def charge_and_kill(self, order: str, point: str, end: str = "return") -> AsyncResult:
         """Charges `order` in a process that is killed at `point`."""
         breakpoint_of(self.breakpoints, order, point).touch()

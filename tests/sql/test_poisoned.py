@@ -1,0 +1,158 @@
+"""Keys whose executions have died too often: one of them may have committed its outcome."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+from celery import Celery
+
+from celery_idempotent import (
+    Idempotency,
+    IdempotentTask,
+    PoisonedTaskError,
+    StoreUnavailableError,
+)
+from celery_idempotent.executor.executor import Executor
+from celery_idempotent.key.key import Key
+from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.testing.server import RedisServer
+from tests.sql.conftest import each_kind
+from tests.sql.databases import TestDatabase, effects
+from tests.waiting import SOON, eventually
+
+
+def poison(executor: Executor, key: Key) -> None:
+    """Begins an execution of `key` that dies, where there may be one only."""
+    store = executor.store
+    run_sync(store.execute(commands.forget(key)))
+    begin = commands.begin(
+        key,
+        label="",
+        execution_id=b"0" * 16,
+        unanswered_ids=b"",
+        task_id="dead",
+        generation=0,
+        worker="",
+        lease_ms=1,
+        retention_ms=60_000,
+        max_attempts=1,
+        error_ms=60_000,
+        wait_ms=0,
+        keep_ms=0,
+    )
+    assert run_sync(store.execute(begin)).case == "begun"
+    again = begin._replace(arguments=[b"1" * 16, *begin.arguments[1:]])
+    eventually(lambda: run_sync(store.execute(again)).case == "finished", "the key is poisoned")
+
+
+class Shop:
+    """A function that writes one effect for each run."""
+
+    def __init__(self, url: str, engine: sa.Engine) -> None:
+        self.idem = Idempotency(url, key_prefix=uuid4().hex, wait_timeout=20)
+        self.runs = 0
+
+        @self.idem.idempotent(key="{order}", name="charge", transaction=engine)
+        def charge(order: str) -> str:
+            self.runs += 1
+            self.idem.current.connection.execute(effects.insert().values(name=order, pid=0))
+            return uuid4().hex
+
+        self.charge = charge
+
+    def poison(self, order: str) -> None:
+        poison(self.idem.executor, self.charge.idempotency_key_of(order))
+
+
+@pytest.fixture
+def shop(server: RedisServer, database: TestDatabase) -> Iterator[Shop]:
+    shop = Shop(server.url, database.engine)
+    yield shop
+    shop.idem.close()
+
+
+@each_kind
+class TestPoisoned:
+    def test_its_committed_outcome_is_returned(
+        self, shop: Shop, database: TestDatabase, order: str
+    ) -> None:
+        receipt = shop.charge(order)
+        shop.poison(order)
+
+        assert shop.charge(order) == receipt
+        with database.engine.begin() as connection:
+            connection.execute(sa.text("DELETE FROM celery_idempotency_outcomes"))
+        assert shop.charge(order) == receipt, "the record has it, too"
+        assert shop.runs == 1
+
+    def test_without_a_committed_outcome_it_is_refused(self, shop: Shop, order: str) -> None:
+        shop.poison(order)
+        with pytest.raises(PoisonedTaskError):
+            shop.charge(order)
+        assert shop.runs == 0
+
+    def test_waits_for_the_end_of_a_transaction(
+        self, shop: Shop, database: TestDatabase, order: str
+    ) -> None:
+        """An execution is frozen in its body, and was taken over too often."""
+        begun, frozen = threading.Event(), threading.Event()
+
+        @shop.idem.idempotent(key="{order}", name="charge", transaction=database.engine)
+        def charge_slowly(order: str) -> str:
+            begun.set()
+            assert frozen.wait(SOON)
+            return "committed late"
+
+        outcomes: list[Any] = []
+        first = threading.Thread(target=lambda: outcomes.append(charge_slowly(order)))
+        first.start()
+        assert begun.wait(SOON)
+        shop.poison(order)
+        second = threading.Thread(target=lambda: outcomes.append(shop.charge(order)))
+        second.start()
+        second.join(0.2)
+        assert second.is_alive(), "it waits"
+        frozen.set()
+        first.join(SOON)
+        second.join(SOON)
+
+        assert outcomes == ["committed late"] * 2
+        assert shop.runs == 0
+
+    def test_without_the_database_it_is_not_refused_for_good(
+        self, server: RedisServer, database: TestDatabase, order: str
+    ) -> None:
+        shop = Shop(server.url, sa.create_engine("sqlite:////nonexistent/shop.db"))
+        shop.poison(order)
+        with pytest.raises(StoreUnavailableError, match="raised OperationalError"):
+            shop.charge(order)
+        shop.idem.close()
+
+
+def test_a_poisoned_key_is_published_under_dedupe_publish(server: RedisServer) -> None:
+    """Only a worker can determine whether one of the executions has committed."""
+    app = Celery(broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.idempotency_redis_url = server.url
+
+    def task(name: str, **options: Any) -> Any:
+        @app.task(base=IdempotentTask, name=name, idempotency_dedupe_publish=True, **options)
+        def charge(order: str) -> None: ...
+
+        return charge
+
+    for charge, expected in (
+        (task("plain"), {"dead"}),
+        (task("sql", idempotency_transaction=sa.create_engine("sqlite://")), {"1", "2"}),
+    ):
+        key = charge.idempotency_key_of("order")
+        poison(charge.idempotency_configuration.executor, key)
+        published = {charge.apply_async(("order",), task_id=number).id for number in "12"}
+        assert published - {"1", "2"} == expected - {"1", "2"}
+        assert published == expected
+    app.close()
