@@ -39,6 +39,10 @@ from celery_idempotent.errors import CorruptRecordError, IdempotencyError
 from celery_idempotent.printable import printable
 from celery_idempotent.record.record import Record, State
 
+#: Of everything that two versions of this package exchange through Redis, messages and databases.
+#: It grows when the version before cannot read what this one writes: docs/upgrading.md.
+VERSION = 1
+
 _STATES = {
     ord("R"): State.RESERVED,
     ord("E"): State.RESERVED,

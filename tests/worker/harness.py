@@ -52,6 +52,7 @@ class WorkerProcess:
         environment: Mapping[str, str],
         log: Path,
         app: str = "tests.worker.shop",
+        directory: Path = REPOSITORY,
     ) -> None:
         self.name = self.id = name
         self._command = [
@@ -59,6 +60,7 @@ class WorkerProcess:
             *("worker", "--hostname", f"{name}@here", "--loglevel", "INFO", *QUIET, *options),
         ]
         self._environment = {**os.environ, **environment}
+        self._directory = directory
         self._log = log
         self.start()
 
@@ -70,7 +72,7 @@ class WorkerProcess:
         with self._log.open("ab") as output:
             self.process = subprocess.Popen(
                 self._command,
-                cwd=REPOSITORY,
+                cwd=self._directory,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

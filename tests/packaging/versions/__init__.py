@@ -1,0 +1,1 @@
+"""Workers of two versions of this library on one queue."""
