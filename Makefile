@@ -12,7 +12,7 @@ help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: .venv/demo  ## Charge a day of webhooks, and kill a worker meanwhile (PLAIN=1: plain Celery, SHADOW=1: count only)
+demo: .venv/demo  ## Charge a day of webhooks, and kill processes meanwhile (PLAIN=1: plain Celery, SHADOW=1: count only)
 	@$(BIN)/python -m examples.payments $(if $(PLAIN),--plain) $(if $(SHADOW),--shadow)
 
 .PHONY: test

@@ -76,7 +76,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m examples.payments",
         description="Publish webhook events to a real worker, kill one of its processes during a "
-        "charge, and check that each event was charged exactly once.",
+        "charge and one after a COMMIT, and check that each event was charged exactly once.",
     )
     parser.set_defaults(task="idempotent")
     task = parser.add_mutually_exclusive_group()
@@ -101,7 +101,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--keep",
         type=Path,
         metavar="FOLDER",
-        help="keep ledger.db and worker.log in this folder",
+        help="keep ledger.db, journal.db and worker.log in this folder",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser.parse_args(arguments)
@@ -156,6 +156,6 @@ def _folder(keep: Path | None) -> Iterator[Path]:
             yield Path(folder)
         return
     keep.mkdir(parents=True, exist_ok=True)
-    for leftover in keep.glob("ledger.db*"):
+    for leftover in (*keep.glob("ledger.db*"), *keep.glob("journal.db*")):
         leftover.unlink()
     yield keep.resolve()

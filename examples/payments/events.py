@@ -70,11 +70,14 @@ class Deliveries(Sequence[Delivery]):
             totals[payment.currency] += payment.amount
         return dict(sorted(totals.items()))
 
-    def event_to_interrupt(self) -> str:
+    def event_to_interrupt(self, begin: int = 0) -> str:
         """Returns an event whose duplicate follows closely, near the middle of the file.
 
         The duplicate arrives while the event is being charged, and the process is killed with other
         events before and after it.
+
+        Args:
+            begin: only events that are first delivered from this position on; "" if there are none.
         """
         positions: dict[str, list[int]] = {}
         for position, delivery in enumerate(self):
@@ -83,20 +86,22 @@ class Deliveries(Sequence[Delivery]):
         def rank(event_id: str) -> tuple[int, int]:
             first, *duplicates = positions[event_id]
             gap = duplicates[0] - first if duplicates else len(self)
-            return gap, abs(first - len(self) // 2)
+            return gap, abs(first - (begin + len(self)) // 2)
 
-        return min(positions, key=rank)
+        return min(
+            (event for event in positions if positions[event][0] >= begin), key=rank, default=""
+        )
 
     def split_after(self, event_id: str, lines: int) -> tuple[Sequence[Delivery], ...]:
-        """Splits the deliveries in two, up to `lines` after the first delivery of `event_id`.
+        """Splits the deliveries in three: after the first one of `event_id`, and `lines` later.
 
-        The first part ends before any reuse of an id, because a reuse is published only after the
+        The second part ends before any reuse of an id, because a reuse is published only after the
         first use has its reply.
         """
         first = next(n for n, sent in enumerate(self) if sent.payment.event_id == event_id)
         after = range(first + 1, min(first + 1 + lines, len(self)))
         split = next((n for n in after if self.reuses_id(self[n])), after.stop)
-        return self[:split], self[split:]
+        return self[: first + 1], self[first + 1 : split], self[split:]
 
 
 def read_deliveries(file: Path = EVENTS_FILE) -> Deliveries:

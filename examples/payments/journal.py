@@ -1,7 +1,12 @@
-"""Stores the signals of celery-idempotent in a table next to the ledger."""
+"""Stores what the workers do: attempts to charge, and the signals of celery-idempotent.
+
+It is a file of its own. A row in the ledger's file would wait for the transaction that it is about,
+because SQLite has one writer at a time; and it would be rolled back with it.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,6 +19,13 @@ from celery_idempotent import signals
 from .ledger import connect
 
 SCHEMA = """
+CREATE TABLE IF NOT EXISTS attempts (
+    event_id TEXT NOT NULL,
+    task_id  TEXT NOT NULL,
+    pid      INTEGER NOT NULL,
+    at       REAL NOT NULL              -- Unix time in seconds
+);
+CREATE INDEX IF NOT EXISTS attempts_by_event ON attempts (event_id);
 CREATE TABLE IF NOT EXISTS journal (
     signal  TEXT NOT NULL,
     task_id TEXT NOT NULL,
@@ -38,20 +50,58 @@ SIGNALS: dict[str, Signal] = {
 
 
 class Journal:
-    """A table with one row for each signal that a worker process sent."""
+    """A row for each attempt of a worker process, and for each signal that it sent."""
 
     def __init__(self, file: Path | str) -> None:
         self.file = Path(file)
 
     def create(self) -> None:
-        """Creates the table."""
+        """Creates the tables."""
         with connect(self.file) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(SCHEMA)
 
     def listen(self) -> None:
         """Stores each signal that is sent in this process and in those that it forks."""
         for signal in SIGNALS.values():
             signal.connect(self._write, weak=False)
+
+    def add_attempt(self, event_id: str, task_id: str) -> int:
+        """Stores that this process begins to charge; returns the event's number of attempts."""
+        with connect(self.file) as connection:
+            connection.execute(
+                "INSERT INTO attempts VALUES (?, ?, ?, ?)",
+                (event_id, task_id, os.getpid(), time.time()),
+            )
+            (count,) = connection.execute(
+                "SELECT count(*) FROM attempts WHERE event_id = ?", (event_id,)
+            ).fetchone()
+        return int(count)
+
+    def first_attempt_pid(self, event_id: str) -> int | None:
+        """Returns the process that first began to charge `event_id`, or None."""
+        with connect(self.file) as connection:
+            row = connection.execute(
+                "SELECT pid FROM attempts WHERE event_id = ? ORDER BY rowid LIMIT 1", (event_id,)
+            ).fetchone()
+        return None if row is None else int(row[0])
+
+    def attempt_times(self, event_id: str) -> list[float]:
+        """Returns when processes began to charge `event_id`, in Unix seconds."""
+        with connect(self.file) as connection:
+            rows = connection.execute(
+                "SELECT at FROM attempts WHERE event_id = ? ORDER BY rowid", (event_id,)
+            ).fetchall()
+        return [float(at) for (at,) in rows]
+
+    def was_completed(self, task_id: str, *, before: float) -> bool:
+        """Returns whether the record of the execution was completed, before this Unix time."""
+        with connect(self.file) as connection:
+            row = connection.execute(
+                "SELECT 1 FROM journal WHERE signal = 'completed' AND task_id = ? AND at < ?",
+                (task_id, before),
+            ).fetchone()
+        return row is not None
 
     def counts(self) -> Counter[str]:
         """Returns how often each signal was sent."""

@@ -6,7 +6,6 @@ double charge is visible as two rows.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -14,17 +13,15 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from sqlalchemy import Connection, create_engine
+
+from celery_idempotent.contrib.sqlalchemy import metadata
+
 from .events import Payment
 
 BUSY_TIMEOUT_SECONDS = 10.0
 
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS attempts (
-    event_id TEXT NOT NULL,
-    task_id  TEXT NOT NULL,
-    pid      INTEGER NOT NULL,
-    at       REAL NOT NULL              -- Unix time in seconds
-);
 CREATE TABLE IF NOT EXISTS charges (
     charge_id TEXT NOT NULL,
     event_id  TEXT NOT NULL,
@@ -35,9 +32,9 @@ CREATE TABLE IF NOT EXISTS charges (
     attempt   INTEGER,                  -- the key's attempt; NULL for a plain task
     task_id   TEXT NOT NULL,
     pid       INTEGER NOT NULL,
-    at        REAL NOT NULL
+    at        REAL NOT NULL             -- Unix time in seconds
 );
-CREATE INDEX IF NOT EXISTS attempts_by_event ON attempts (event_id);
+CREATE INDEX IF NOT EXISTS charges_by_event ON charges (event_id);
 """
 
 
@@ -71,60 +68,40 @@ class Ledger:
         self.file = Path(file)
 
     def create(self) -> None:
-        """Creates the tables."""
+        """Creates the table of charges, and beside it the one of outcomes."""
         with connect(self.file) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(SCHEMA)
+        engine = create_engine(f"sqlite:///{self.file}")
+        metadata.create_all(engine)
+        engine.dispose()
 
-    def add_attempt(self, event_id: str, task_id: str) -> int:
-        """Stores that this process begins to charge; returns the event's number of attempts."""
-        with connect(self.file) as connection:
-            connection.execute(
-                "INSERT INTO attempts VALUES (?, ?, ?, ?)",
-                (event_id, task_id, os.getpid(), time.time()),
-            )
-            (count,) = connection.execute(
-                "SELECT count(*) FROM attempts WHERE event_id = ?", (event_id,)
-            ).fetchone()
-        return int(count)
+    @staticmethod
+    def append(connection: Connection, charge: Charge) -> int:
+        """Stores `charge` in the transaction of `connection`; returns the event's charges."""
+        payment = charge.payment
+        connection.exec_driver_sql(
+            "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                charge.charge_id,
+                *astuple(payment),
+                charge.token,
+                charge.attempt,
+                charge.task_id,
+                charge.pid,
+                time.time(),
+            ),
+        )
+        count = "SELECT count(*) FROM charges WHERE event_id = ?"
+        return int(connection.exec_driver_sql(count, (payment.event_id,)).scalar_one())
 
-    def first_attempt_pid(self, event_id: str) -> int | None:
-        """Returns the process that first began to charge `event_id`, or None."""
-        with connect(self.file) as connection:
-            row = connection.execute(
-                "SELECT pid FROM attempts WHERE event_id = ? ORDER BY rowid LIMIT 1", (event_id,)
-            ).fetchone()
-        return None if row is None else int(row[0])
-
-    def attempt_times(self, event_id: str) -> list[float]:
-        """Returns when processes began to charge `event_id`, in Unix seconds."""
-        with connect(self.file) as connection:
-            rows = connection.execute(
-                "SELECT at FROM attempts WHERE event_id = ? ORDER BY rowid", (event_id,)
-            ).fetchall()
-        return [float(at) for (at,) in rows]
-
-    def append(self, charge: Charge) -> None:
-        """Stores `charge`."""
-        with connect(self.file) as connection:
-            connection.execute(
-                "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    charge.charge_id,
-                    *astuple(charge.payment),
-                    charge.token,
-                    charge.attempt,
-                    charge.task_id,
-                    charge.pid,
-                    time.time(),
-                ),
-            )
-
-    def charges(self) -> list[Charge]:
-        """Returns all charges in the order in which they were stored."""
+    def charges(self, event_id: str | None = None) -> list[Charge]:
+        """Returns all committed charges, or those of an event, in the order of their storage."""
         with connect(self.file) as connection:
             rows = connection.execute(
                 "SELECT charge_id, event_id, customer, amount, currency,"
-                " token, attempt, task_id, pid FROM charges ORDER BY rowid"
+                " token, attempt, task_id, pid FROM charges"
+                " WHERE event_id = coalesce(?, event_id) ORDER BY rowid",
+                (event_id,),
             ).fetchall()
         return [Charge(row[0], Payment(*row[1:5]), *row[5:]) for row in rows]

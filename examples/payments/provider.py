@@ -8,9 +8,10 @@ import time
 
 from .events import Payment
 
-MIN_SECONDS = 0.010
-MAX_SECONDS = 0.040
-HANGING_SECONDS = 2.0
+MIN_SECONDS = 0.005
+MAX_SECONDS = 0.015
+#: The process is killed meanwhile.
+HANGING_SECONDS = 10.0
 
 
 def capture(payment: Payment, *, hangs: bool = False) -> str:

@@ -38,6 +38,7 @@ def as_json(evidence: Evidence, *, task: str) -> dict[str, Any]:
         "charges": len(evidence.charges),
         "charged_more_than_once": len(evidence.charged_again),
         "double_charges": evidence.double_charges,
+        "charges_of_message_killed_after_commit": evidence.charges_of_killed_message,
         **_shadow(evidence),
         "replays": evidence.signals["replayed"],
         "conflicts": evidence.signals["conflicted"],
@@ -47,6 +48,7 @@ def as_json(evidence: Evidence, *, task: str) -> dict[str, Any]:
         "killed_event": evidence.kill.event_id,
         "killed_pid": evidence.kill.pid,
         "recovery_seconds": recovery and round(recovery, 2),
+        "kills": _kills(evidence),
         "signals": dict(sorted(evidence.signals.items())),
         "totals": {
             currency: {"expected": expected.get(currency, 0), "ledger": ledger.get(currency, 0)}
@@ -54,6 +56,11 @@ def as_json(evidence: Evidence, *, task: str) -> dict[str, Any]:
         },
         "seconds": round(evidence.seconds, 1),
     }
+
+
+def _kills(evidence: Evidence) -> dict[str, int]:
+    """Returns how many processes were killed, by the point of the execution."""
+    return {"during_charge": 1, "after_commit": int(evidence.kill_after_commit is not None)}
 
 
 def _shadow(evidence: Evidence) -> dict[str, Any]:
@@ -90,6 +97,8 @@ def _summary(data: dict[str, Any]) -> Table:
         _against(data["charges"], data["events"]), "charges", f"{data['events']} expected"
     )
     table.add_row("1", "process killed", _recovery(data["recovery_seconds"]))
+    if data["kills"]["after_commit"]:
+        table.add_row("1", "process killed", _after_commit(data))
     if data["task"] == "shadow":
         table.add_row(str(data["would_replay"]), "would be replays", "of an earlier delivery")
         table.add_row(str(data["would_conflict"]), "would be conflicts", "during a charge")
@@ -113,6 +122,11 @@ def _summary(data: dict[str, Any]) -> Table:
 def _recovery(seconds: float | None) -> str:
     restart = "not restarted" if seconds is None else f"restarted {seconds:.1f} s later"
     return f"during a charge, {restart}"
+
+
+def _after_commit(data: dict[str, Any]) -> str:
+    again = data["charges_of_message_killed_after_commit"] > 1
+    return f"right after the COMMIT of a charge, {'' if again else 'not '}charged again"
 
 
 def _number(number: int, noun: str) -> str:
@@ -144,7 +158,14 @@ def _verdict(data: dict[str, Any], task: str) -> list[Text]:
         return _shadow_verdict(data)
     if data["exactly_once"]:
         events = _number(data["events"], "event")
-        return [Text(f"{events}, each charged exactly once.", "bold green")]
+        kills = data["kills"]
+        return [
+            Text(f"{events}, each charged exactly once.", "bold green"),
+            Text(
+                f"{kills['during_charge']} process was killed during a charge, "
+                f"{kills['after_commit']} between a COMMIT and the completion in Redis."
+            ),
+        ]
     found = data["differences"]
     lines = [Text(f"- {sentence}", "red") for sentence in found[:SHOWN_DIFFERENCES]]
     if (hidden := len(found) - SHOWN_DIFFERENCES) > 0:

@@ -1,16 +1,19 @@
-"""Runs the demo: publishes the events, kills a process, republishes some, collects the evidence."""
+"""Runs the demo: publishes the events, kills processes, republishes some, collects the evidence."""
 
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from . import tasks
+from .database import LEDGER_VARIABLE
 from .events import Deliveries
 from .journal import Journal
-from .kill import kill_while_charging
+from .kill import kill_after_commit, kill_while_charging
 from .ledger import Ledger
 from .publisher import Publisher
 from .verdict import Evidence
@@ -53,22 +56,21 @@ class Run:
     def __call__(self) -> Evidence:
         """Runs the demo; raises `WorkerError` or `NotKilledError` if it cannot be run."""
         started = time.monotonic()
-        ledger, journal = Ledger(self.folder / "ledger.db"), Journal(self.folder / "ledger.db")
+        ledger, journal = Ledger(self.folder / "ledger.db"), Journal(self.folder / "journal.db")
         ledger.create()
         journal.create()
-        tasks.app.conf.update(
-            broker_url=self.redis_url,
-            result_backend=self.redis_url,
-            idempotency_shadow=self.shadow,
-        )
+        tasks.app.conf.update(broker_url=self.redis_url, result_backend=self.redis_url)
+        tasks.configure(shadow=self.shadow)
 
         interrupted = self.deliveries.event_to_interrupt()
-        first_part, rest = self.deliveries.split_after(interrupted, LINES_AFTER)
+        first_part, after, rest = self.deliveries.split_after(interrupted, LINES_AFTER)
+        begin = len(first_part) + len(after)
+        committed = self.deliveries.event_to_interrupt(begin) or interrupted
         resent = self.deliveries[::RESEND_EVERY]
         self.progress.expect(len(self.deliveries) + len(resent))
 
         self.progress.stage("starting the worker")
-        environment = self._environment(ledger, interrupted)
+        environment = self._environment(ledger, journal, interrupted, committed)
         task = tasks.charge_plain if self.plain else tasks.charge
         with (
             Worker(environment, log=self.folder / "worker.log") as worker,
@@ -80,10 +82,15 @@ class Run:
             publisher.publish(first_part)
 
             self.progress.stage("killing a process during a charge")
-            kill = kill_while_charging(interrupted, ledger, worker)
+            publish_more = partial(publisher.publish, after)
+            kill = kill_while_charging(interrupted, journal, ledger, worker, publish_more)
 
             self.progress.stage("publishing the rest")
-            publisher.publish(rest)
+            with ThreadPoolExecutor() as threads:
+                places = (committed, journal, ledger, worker)
+                killing = None if self.shadow else threads.submit(kill_after_commit, *places)
+                publisher.publish(rest)
+            after_commit = None if killing is None else killing.result()
             publisher.collect()
 
             self.progress.stage("publishing some again")
@@ -99,15 +106,21 @@ class Run:
             signals=journal.counts(),
             preventable=journal.task_ids(*PREVENTABLE) if self.shadow else None,
             kill=kill,
-            recovery_seconds=kill.recovery_seconds(ledger),
+            recovery_seconds=kill.recovery_seconds(journal),
+            kill_after_commit=after_commit,
             seconds=time.monotonic() - started,
         )
 
-    def _environment(self, ledger: Ledger, interrupted: str) -> dict[str, str]:
-        return {
-            **({tasks.SHADOW_VARIABLE: "1"} if self.shadow else {}),
+    def _environment(
+        self, ledger: Ledger, journal: Journal, interrupted: str, committed: str
+    ) -> dict[str, str]:
+        variables = {
             "CELERY_BROKER_URL": self.redis_url,
             "CELERY_RESULT_BACKEND": self.redis_url,
-            tasks.LEDGER_VARIABLE: str(ledger.file),
+            LEDGER_VARIABLE: str(ledger.file),
+            tasks.JOURNAL_VARIABLE: str(journal.file),
             tasks.HANGING_EVENT_VARIABLE: interrupted,
         }
+        if self.shadow:
+            return {**variables, tasks.SHADOW_VARIABLE: "1"}
+        return {**variables, tasks.COMMITTED_EVENT_VARIABLE: committed}

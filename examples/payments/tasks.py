@@ -1,7 +1,7 @@
 """The tasks: `charge` is idempotent, `charge_plain` is a plain Celery task.
 
-Both run the same body, and their messages are redelivered if their process dies. Only the base
-class differs.
+Both run the same body, and their messages are redelivered if their process dies. They differ in the
+base class, and in who begins the transaction that the charge is written in.
 """
 
 from __future__ import annotations
@@ -10,33 +10,41 @@ import os
 from typing import Any
 
 from celery import Celery, Task
+from sqlalchemy import Connection
 
 from celery_idempotent import IdempotentTask
 
-from . import provider
+from . import database, provider
 from .events import Payment
 from .journal import Journal
 from .ledger import Charge, Ledger
 
-#: The SQLite file that holds ledger and journal.
-LEDGER_VARIABLE = "PAYMENTS_LEDGER"
+#: The SQLite file that holds the journal.
+JOURNAL_VARIABLE = "PAYMENTS_JOURNAL"
 #: Lets every call run, and counts what would have become of it.
 SHADOW_VARIABLE = "PAYMENTS_SHADOW"
 #: The event whose first call of the provider hangs.
 HANGING_EVENT_VARIABLE = "PAYMENTS_HANGING_EVENT"
+#: The event whose first execution hangs when it has committed its charge.
+COMMITTED_EVENT_VARIABLE = "PAYMENTS_COMMITTED_EVENT"
 
 LEASE_SECONDS = 10.0
 
 # CELERY_BROKER_URL and CELERY_RESULT_BACKEND set the broker and the result backend.
 app = Celery("payments")
-app.conf.update(
-    idempotency_lease=LEASE_SECONDS,
-    idempotency_shadow=SHADOW_VARIABLE in os.environ,
-    broker_connection_retry_on_startup=True,
-)
+app.conf.update(idempotency_lease=LEASE_SECONDS, broker_connection_retry_on_startup=True)
 
-if LEDGER_VARIABLE in os.environ:
-    Journal(os.environ[LEDGER_VARIABLE]).listen()
+
+def configure(*, shadow: bool) -> None:
+    """Puts the charge and its outcome in one transaction; a task in shadow has no outcome."""
+    app.conf.update(
+        idempotency_shadow=shadow, idempotency_transaction=None if shadow else database.engine
+    )
+
+
+configure(shadow=SHADOW_VARIABLE in os.environ)
+if JOURNAL_VARIABLE in os.environ:
+    Journal(os.environ[JOURNAL_VARIABLE]).listen()
 
 
 @app.task(bind=True, base=IdempotentTask, idempotency_key="event:{event_id}")
@@ -44,8 +52,11 @@ def charge(
     self: IdempotentTask, event_id: str, customer: str, amount: int, currency: str
 ) -> dict[str, Any]:
     """Charges an event once; duplicates get the same receipt."""
-    payment = Payment(event_id, customer, amount, currency)
-    return _charge(self, payment, self.idempotency.token, self.idempotency.attempt)
+    payment, execution = Payment(event_id, customer, amount, currency), self.idempotency
+    if app.conf.idempotency_shadow:
+        with database.engine.begin() as connection:
+            return _charge(self, payment, connection, execution.token, execution.attempt)
+    return _charge(self, payment, execution.connection, execution.token, execution.attempt)
 
 
 @app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
@@ -53,19 +64,28 @@ def charge_plain(
     self: Task, event_id: str, customer: str, amount: int, currency: str
 ) -> dict[str, Any]:
     """Charges an event, and charges it again for each duplicate."""
-    return _charge(self, Payment(event_id, customer, amount, currency))
+    with database.engine.begin() as connection:
+        return _charge(self, Payment(event_id, customer, amount, currency), connection)
 
 
 def _charge(
-    task: Task, payment: Payment, token: int | None = None, attempt: int | None = None
+    task: Task,
+    payment: Payment,
+    connection: Connection,
+    token: int | None = None,
+    attempt: int | None = None,
 ) -> dict[str, Any]:
-    ledger = Ledger(os.environ[LEDGER_VARIABLE])
-    attempts = ledger.add_attempt(payment.event_id, task.request.id)
+    event_id, task_id = payment.event_id, task.request.id
+    attempts = Journal(os.environ[JOURNAL_VARIABLE]).add_attempt(event_id, task_id)
 
-    hangs = attempts == 1 and payment.event_id == os.environ.get(HANGING_EVENT_VARIABLE)
+    hangs = attempts == 1 and event_id == os.environ.get(HANGING_EVENT_VARIABLE)
     charge_id = provider.capture(payment, hangs=hangs)
 
-    ledger.append(Charge(charge_id, payment, token, attempt, task.request.id, os.getpid()))
+    charges = Ledger.append(
+        connection, Charge(charge_id, payment, token, attempt, task_id, os.getpid())
+    )
+    if charges == 1 and event_id == os.environ.get(COMMITTED_EVENT_VARIABLE):
+        database.hang_after_commit(connection)
     return {
         "charge": charge_id,
         "event": payment.event_id,

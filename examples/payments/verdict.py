@@ -29,6 +29,8 @@ class Evidence:
     seconds: float
     #: In shadow: the task ids of the calls that would not have run. None if not in shadow.
     preventable: list[str] | None = None
+    #: The kill between the COMMIT of a charge and its completion. None in shadow.
+    kill_after_commit: Kill | None = None
 
     @cached_property
     def charges_by_event(self) -> dict[str, list[Charge]]:
@@ -42,6 +44,14 @@ class Evidence:
     def charged_again(self) -> dict[str, list[Charge]]:
         """Events with more than one charge."""
         return {event: rows for event, rows in self.charges_by_event.items() if len(rows) > 1}
+
+    @cached_property
+    def charges_of_killed_message(self) -> int:
+        """Charges by the message whose first execution was killed after its COMMIT."""
+        if self.kill_after_commit is None:
+            return 0
+        charges = self.charges_by_event[self.kill_after_commit.event_id]
+        return sum(charge.task_id == charges[0].task_id for charge in charges)
 
     @cached_property
     def double_charges(self) -> int:

@@ -47,11 +47,15 @@ class TestRun:
         assert run.returncode == 0, run.stderr
         assert report["charges"] == report["events"] == 200
         assert report["rejected_reuse"] == report["expected_rejections"] >= 1
-        assert report["takeovers"] == 1
+        assert report["kills"] == {"during_charge": 1, "after_commit": 1}
+        assert report["takeovers"] == 2
+        assert report["charges_of_message_killed_after_commit"] == 1
         assert report["recovery_seconds"] < LEASE_SECONDS
         assert report["conflicts"] >= 1
+        # The message whose charge was committed before the kill has charged, and replayed.
         assert (
-            report["charges"] + report["replays"] + report["rejected_reuse"] == report["deliveries"]
+            report["charges"] + report["replays"] + report["rejected_reuse"]
+            == report["deliveries"] + 1
         )
         assert all(total["ledger"] == total["expected"] for total in report["totals"].values())
         assert run.stderr == ""
@@ -62,6 +66,7 @@ class TestRun:
         assert run.returncode == 1
         assert "with a plain celery.Task" in run.stdout
         assert "events were charged more than once" in run.stdout
+        assert "right after the COMMIT of a charge, charged again" in run.stdout
         assert "This is what plain Celery does" in run.stdout
         assert "Traceback" not in run.stdout + run.stderr
 
@@ -73,6 +78,7 @@ class TestRun:
         assert run.returncode == 0, run.stderr
         assert report["would_have_prevented"] == report["double_charges"] == 228
         assert report["would_refuse"] == 1
+        assert report["kills"] == {"during_charge": 1, "after_commit": 0}
         assert report["charges"] == report["deliveries"] == 428
         assert report["signals"]["would_take_over"] == 1
         assert report["replays"] == report["conflicts"] == report["takeovers"] == 0
