@@ -67,6 +67,10 @@ lint: .venv/dev  ## Check style, types, import contracts and private words
 docs: .venv/docs  ## Build the documentation site into dist/docs
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs dist/docs
 
+.PHONY: linkcheck
+linkcheck: .venv/docs  ## Follow the documentation's links to other sites
+	@$(BIN)/python -m sphinx -q -b linkcheck docs dist/linkcheck
+
 .PHONY: clean
 clean:  ## Remove everything that these commands create
 	rm -rf .venv .chaos .matrix dist build htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \

@@ -1,66 +1,117 @@
 """The errors of this library.
 
 Each has one complete sentence as its only argument, so that it survives any result backend: Celery
-rebuilds an exception from its type and its arguments.
+rebuilds an exception from its type and its arguments. The first paragraph of a docstring is the
+cause of the error, the second the remedy.
 """
 
 from __future__ import annotations
 
 
 class IdempotencyError(Exception):
-    """Base of all errors that this library raises on purpose."""
+    """Base of all errors that this library raises on purpose.
+
+    Catch it to handle all of them alike; the message of each names the way out.
+    """
 
 
 class SettingsError(IdempotencyError, ValueError):
-    """An option has a wrong name, type or range, or no setting names a Redis server."""
+    """An option has a wrong name, type or range, or no setting names a Redis server.
+
+    Correct the setting that the message names. It is raised when the app is finalized or the worker
+    starts, before any call.
+    """
 
 
 class KeyRuleError(IdempotencyError):
-    """The key rule cannot derive a key from these arguments."""
+    """The key rule cannot derive a key from these arguments, or the key of a call is invalid.
+
+    Correct the rule or the publisher, and publish the call again: it has not run.
+    ``celery -A shop idempotency explain`` derives the key step by step.
+    """
 
 
 class ConflictError(IdempotencyError):
-    """The key is held by another execution (``on_conflict="raise"``)."""
+    """The key is held by another execution (``idempotency_on_conflict="raise"``, or an eager call).
+
+    Try again when that execution has ended, or choose ``retry`` or ``wait``.
+    """
 
 
 class KeyReusedError(IdempotencyError):
-    """The key belongs to a call with other arguments; the first outcome is untouched."""
+    """The key belongs to a call with other arguments; the first outcome is untouched.
+
+    Give a new request a new key. If the calls are duplicates, publish them with equal arguments:
+    those that the key rule leaves out are compared, too.
+    """
 
 
 class LeaseLostError(IdempotencyError):
-    """This execution no longer holds its key, so its outcome will be refused."""
+    """This execution no longer holds its key, so its outcome will be refused.
+
+    Let the execution end. Check the effects of both if the first was frozen for longer than its
+    lease; fencing tokens keep the stale one from writing.
+    """
 
     def __init__(self, message: str = "the lease is lost: another execution may run") -> None:
         super().__init__(message)
 
 
 class PoisonedTaskError(IdempotencyError):
-    """The executions of this key died without an outcome, ``max_attempts`` times in a row."""
+    """The executions of this key died without an outcome, ``max_attempts`` times in a row.
+
+    Correct what kills the worker process (memory, native code, time limits), ``forget`` the key,
+    and publish the call again.
+    """
 
 
 class StoreUnavailableError(IdempotencyError):
-    """Redis, the database of a transaction or the storage of a large result is unavailable."""
+    """Redis, the database of a transaction or the storage of a large result is unavailable.
+
+    Restore the server; workers need no restart. With ``idempotency_on_store_error="retry"``, the
+    default, messages come back by themselves. ``doctor`` names the reason.
+    """
 
 
 class TransactionError(IdempotencyError):
-    """There is no transaction of ``idempotency_transaction``, or the body has ended it."""
+    """There is no transaction of ``idempotency_transaction``, or the body has ended it.
+
+    Leave COMMIT and ROLLBACK to the library, and use savepoints for parts that may be rolled back.
+    """
 
 
 class CorruptRecordError(IdempotencyError):
-    """The record is damaged, of another kind, or written by a newer version."""
+    """The record is damaged, of another kind, or written by a newer version.
+
+    Deploy the newer version again if there was a rollback. Otherwise check whether the effect has
+    happened, then ``forget`` the record by its key.
+    """
 
 
 class DecryptionError(CorruptRecordError):
-    """The payload was encrypted with a key that is not configured, or was tampered with."""
+    """The payload was encrypted with a key that is not configured, or was tampered with.
+
+    Add the key to ``idempotency_encryption_keys`` again, behind the newest one.
+    """
 
 
 class NotReadyError(IdempotencyError):
-    """The task was replaced by another one, which has not finished."""
+    """The task was replaced by another one, which has not finished.
+
+    Ask again later: the outcome of the key is that of the replacement.
+    """
 
 
 class ResultNotStoredError(IdempotencyError):
-    """The key has completed, but its result was not stored; the task does not run again."""
+    """The key has completed, but its result was not stored; the task does not run again.
+
+    Return a value that the serializer supports, below ``idempotency_max_result_size``; or set
+    ``idempotency_offload_backend``. To run the call again, ``forget`` its key.
+    """
 
 
 class ResultDiscardedError(ResultNotStoredError):
-    """… as configured: by ``idempotency_store_result`` or ``ignore_result``. Nothing was lost."""
+    """The key has completed, and ``idempotency_store_result`` or ``ignore_result`` keeps no result.
+
+    Nothing was lost. If callers of duplicates need the result, let it be stored.
+    """

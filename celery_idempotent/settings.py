@@ -27,57 +27,75 @@ ON_STORE_UNAVAILABLE_AT_START = ("wait", "exit", "continue")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The options of a task. Times are in seconds, sizes in bytes."""
+    """The options of a task. Times are in seconds, sizes in bytes.
 
-    #: Whether calls are protected at all.
+    The first version that has an option is ``since`` in its metadata; without that, it is 0.1.
+    """
+
+    #: Whether calls are protected; False runs every call as a plain task.
     enabled: bool = True
     #: Whether every call runs as a plain task, while what would have become of it is counted.
     shadow: bool = False
-    #: A template, argument names, a callable or TASK_ID; by default all arguments.
+    #: The key rule: a template such as ``"order:{order_id}"``, a tuple of argument names, a
+    #: function of the arguments, or ``TASK_ID`` (only copies of one message are duplicates). By
+    #: default all arguments. As an option of a call: its own key, or False.
     key: Any = None
-    #: When a key may run again: once its record has ``expired``, or once its run has ``finished``;
-    #: ``started`` is like ``finished``, and one call waits while another one runs.
+    #: When a key may run again. ``expired``: once its outcome has expired. ``finished``: once its
+    #: run has ended, so that its calls run one at a time. ``started``: like ``finished``, and one
+    #: call waits while another one runs, which collapses bursts.
     until: str = "expired"
-    #: Time after which the key of a dead execution can be taken over; renewed every third of it.
+    #: How long an execution may run without a heartbeat before another one can take over; a
+    #: heartbeat extends it every third of it.
     lease: float = 60.0
-    #: How long a result is stored.
+    #: How long a result is kept. With ``until`` other than ``expired``: how long copies of a
+    #: message are known after its end.
     result_ttl: float = 86400.0
-    #: How long an error that ended the key is stored.
+    #: How long an error is kept: one that ended the key for all duplicates, any other one for
+    #: copies of its own message.
     error_ttl: float = 86400.0
-    #: Exceptions that end the key; all others release it.
+    #: Exceptions that end the key and are raised again for duplicates; every other one releases the
+    #: key.
     replay_errors: tuple[type[BaseException], ...] = ()
-    #: What happens to a duplicate while another execution runs.
+    #: What a duplicate does while another execution runs. ``retry``: it comes back after 1 s, then
+    #: after twice that, up to one lease. ``wait``: it stays in the worker for up to
+    #: ``wait_timeout``, then retries. ``raise``: ConflictError. ``ignore``: it ends. ``reject``: it
+    #: goes to the broker's dead-letter queue.
     on_conflict: str = "retry"
-    #: How long ``on_conflict="wait"`` waits in the worker.
+    #: How long ``on_conflict="wait"`` waits in the worker; at most half of the task's time limits.
     wait_timeout: float = 10.0
-    #: Executions that may die in a row before the key becomes FAILED as poisoned.
+    #: Executions that may die in a row before the key becomes FAILED with PoisonedTaskError.
     max_attempts: int = 5
-    #: What happens to a call while Redis is unavailable.
+    #: What happens to a call while Redis is unavailable. ``retry``: its message comes back later.
+    #: ``run``: it runs without protection. ``raise``: StoreUnavailableError.
     on_store_error: str = "retry"
-    #: What happens to an execution that has lost its lease.
+    #: What happens to an execution when another one has taken over. ``finish``: it ends, and its
+    #: outcome is refused. ``abort``: LeaseLostError is raised inside the task.
     on_lease_lost: str = "finish"
-    #: Whether publishing reserves the key.
+    #: Whether publishing reserves the key: ``delay`` of a key that is in progress or finished
+    #: publishes nothing, and returns the first call's result.
     dedupe_publish: bool = False
-    #: How long a published message may wait in its queue before the next publish goes through.
+    #: With ``dedupe_publish``: how long after its eta a published message may wait in its queue
+    #: before another publish goes through; never longer than it takes to expire.
     reservation_ttl: float = 3600.0
-    #: Whether the result is stored, or only the fact that the key completed.
+    #: Whether the result is stored, or only the fact that the key is completed.
     store_result: bool = True
-    #: kombu serializer; by default the app's result_serializer.
+    #: kombu serializer of stored results; by default the app's ``result_serializer``.
     serializer: str | None = None
-    #: kombu compression.
+    #: kombu compression of stored results, such as ``gzip`` or ``bzip2``.
     compression: str | None = None
-    #: Smaller values are not compressed.
+    #: Bytes; smaller values are not compressed.
     compression_threshold: int = 1024
-    #: Fernet keys, the newest first; or a function that returns them, or its dotted path.
+    #: Fernet keys, the newest first, or a function (or its path) that returns them: results, errors
+    #: and steps are encrypted.
     encryption_keys: Any = field(default=None, repr=False)
-    #: Larger values are not stored in Redis.
+    #: Bytes as stored; a larger result goes to the offload backend or, without one, is not stored.
     max_result_size: int = 1024 * 1024
-    #: URL of a Celery key-value backend for values above `max_result_size`.
+    #: URL of a Celery key-value backend for values above ``max_result_size``.
     offload_backend: str | None = field(default=None, repr=False)
     #: The database whose transactions contain the body and its outcome: a SQLAlchemy engine, the
     #: path of one, or a Django alias.
     transaction: Any = field(default=None, repr=False)
-    #: By default the result backend, else the broker, if that is Redis.
+    #: The server of the records; by default the result backend, else the broker, if that is Redis.
     redis_url: str | None = field(default=None, repr=False)
     #: First part of every name in Redis.
     key_prefix: str = "idem"
@@ -86,7 +104,7 @@ class Settings:
     redis_options: Mapping[str, Any] | None = field(default=None, repr=False)
     #: A redis-py client, a function that returns one, or the dotted path of either.
     redis_client: Any = field(default=None, repr=False)
-    #: Time limit of one command, retries included.
+    #: Time limit of one command, its retries included.
     redis_timeout: float = 5.0
     #: Time limit of connecting.
     redis_connect_timeout: float = 2.0
@@ -94,16 +112,17 @@ class Settings:
     wait_replicas: int = 0
     #: Time limit of those acknowledgements.
     wait_replicas_timeout: float = 1.0
-    #: Whether Redis must have written it to disk, too (WAITAOF).
+    #: Whether Redis must have written each of them to its disk, too (WAITAOF).
     wait_aof: bool = False
     #: Commands that fail in a row before the circuit breaker opens.
     breaker_threshold: int = 2
     #: Longest time between two attempts to reach Redis while the breaker is open.
     breaker_max_delay: float = 30.0
-    #: What a worker does if Redis is unavailable when it starts; by default ``continue`` if
-    #: `on_store_error` is ``run``, else ``wait``.
+    #: What a worker does if Redis is unavailable when it starts: ``wait``, ``exit`` or
+    #: ``continue``. By default ``continue`` if ``on_store_error`` is ``run``, else ``wait``.
     on_store_unavailable_at_start: str | None = None
-    #: Template of a readable name, which is stored and shown beside the key.
+    #: Template of a readable name, such as ``"order {order_id}"``, which is stored in clear and
+    #: shown beside the key.
     label: str | None = None
 
     @cached_property

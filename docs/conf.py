@@ -22,6 +22,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_click",
     "sphinx_copybutton",
+    "sphinxcontrib.mermaid",
 ]
 html_theme = "furo"
 html_title = f"{project} {release}"
@@ -32,6 +33,7 @@ html_theme_options = {
 }
 
 myst_enable_extensions = ["colon_fence"]
+myst_fence_as_directive = ["mermaid"]  # drawn by the reader's browser
 myst_heading_anchors = 4  # the anchors that GitHub derives from titles
 # Console transcripts, Lua and other blocks that Pygments has no exact lexer for stay as they are.
 suppress_warnings = ["misc.highlighting_failure"]
@@ -42,7 +44,7 @@ autodoc_default_options = {"show-inheritance": True}
 napoleon_google_docstring = True
 copybutton_prompt_text = "$ "
 
-# Fetched where the site is published; a build without a network does without them.
+# A build without a network does without the indexes of other projects.
 intersphinx_mapping = (
     {
         "celery": ("https://docs.celeryq.dev/en/stable", None),
@@ -50,7 +52,7 @@ intersphinx_mapping = (
         "python": ("https://docs.python.org/3", None),
         "redis": ("https://redis.readthedocs.io/en/stable", None),
     }
-    if "READTHEDOCS" in os.environ
+    if "READTHEDOCS" in os.environ or "DOCS_INTERSPHINX" in os.environ
     else {}
 )
 # DOIs and RFC trackers refuse clients that are not browsers.

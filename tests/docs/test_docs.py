@@ -20,7 +20,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
     ROOT / ".github/CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 #: Pages that name files of this repository in backticks.
 PAGES_WITH_PATHS = [ROOT / "docs/architecture.md", ROOT / ".github/CONTRIBUTING.md"]

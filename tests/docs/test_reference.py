@@ -1,0 +1,33 @@
+"""The reference is generated from the code, and complete."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+import celery_idempotent
+from celery_idempotent.settings import _VALIDATORS, Settings
+from tests.docs.reference import FOLDER, PAGES, error_classes, page
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_generated_pages_are_up_to_date(name: str) -> None:
+    written = (FOLDER / name).read_text("utf-8")
+    assert written == page(name), "run: python -m tests.docs.reference"
+
+
+def test_every_public_error_has_a_cause_and_a_remedy() -> None:
+    public = {name for name in celery_idempotent.__all__ if name.endswith("Error")}
+    text = page("errors.md")
+
+    assert public <= set(error_classes())
+    for name in error_classes():
+        section = text.partition(f"## {name}\n")[2].partition("\n## ")[0]
+        assert "**Cause.**" in section, name
+        assert "**Remedy.**" in section, name
+
+
+def test_every_option_has_its_unit_or_its_values() -> None:
+    # A key rule is validated together with the signature of its task.
+    assert {option.name for option in fields(Settings)} - set(_VALIDATORS) == {"key"}
