@@ -1,6 +1,7 @@
 """Golden records: the bytes that the scripts write, and the commands that each script runs.
 
 Other versions of this library read these bytes, and every call of a task pays for the commands.
+tests/golden keeps what each version has stored, with what a later one does with it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,60 @@
+"""What versions before have stored is replayed, taken over and forgotten as it should be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_idempotent.record import layout
+from celery_idempotent.testing.server import RedisServer
+from tests.golden import FOLDER
+from tests.golden.all_cases import CASES
+from tests.golden.shop import Shop
+
+#: The states in each file, by file and case.
+STATES: dict[tuple[str, str], Any] = {
+    (file.stem, name): state
+    for file in sorted(FOLDER.glob("layout-*.json"))
+    for name, state in json.loads(file.read_text("utf-8")).items()
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer.start(config={}) as server:
+        yield server
+
+
+@pytest.fixture
+def shop(server: RedisServer, tmp_path: Path) -> Iterator[Shop]:
+    shop = Shop(server, tmp_path)
+    yield shop
+    shop.close()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("file", "name"), STATES)
+def test_what_a_version_before_has_stored(shop: Shop, file: str, name: str) -> None:
+    state = STATES[file, name]
+    shop.put(state)
+
+    CASES[name].check(shop, state["kept"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_this_version_stores(shop: Shop, name: str) -> None:
+    kept = CASES[name].leave(shop)
+    state = json.loads(json.dumps({"kept": kept, **shop.take()}))
+    shop.put(state)
+
+    CASES[name].check(shop, state["kept"])
+
+
+def test_every_case_of_this_layout_is_kept() -> None:
+    file = f"layout-{layout.VERSION}"
+
+    assert {name for stem, name in STATES if stem == file} == set(CASES), "python -m tests.golden"
