@@ -1,0 +1,335 @@
+"""The code of the how-to guides does what the guides say, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import celery
+import httpx
+import pytest
+from celery import Celery
+from celery.beat import Scheduler
+from fastapi import FastAPI, Request
+from freezegun import freeze_time
+from kombu.transport.redis import Channel
+
+from celery_idempotent import IdempotentTask, KeyReusedError, State, signals
+from celery_idempotent.testing import IsolatedRecords
+from examples.burst.tasks import index
+from examples.one_at_a_time.tasks import synchronize
+from tests.docs.test_code_blocks import blocks
+from tests.docs.test_docs import ROOT, prose
+from tests.docs.transcripts import blocks as blocks_in
+
+pytestmark = pytest.mark.usefixtures("idempotency")
+
+#: No server listens there: the records are those of the fixture `idempotency`.
+ELSEWHERE = "redis://127.0.0.1:1/0"
+
+Run = Callable[..., dict[str, Any]]
+
+
+class Calls(list[Any]):
+    """A system outside, such as a payment provider, that notes each call."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> str:
+        self.append((*args, kwargs) if kwargs else args)
+        return f"reply {len(self)}"
+
+    #: The names under which the pages call it.
+    charge = compute = __call__
+
+
+def eager_app(*args: Any, **kwargs: Any) -> Celery:
+    app = Celery(
+        *args, set_as_current=False, **{"broker": ELSEWHERE, "backend": ELSEWHERE} | kwargs
+    )
+    app.conf.update(task_always_eager=True, task_eager_propagates=True)
+    return app
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs the Python blocks of a page as printed, with eager apps; returns its names."""
+    monkeypatch.setattr(celery, "Celery", eager_app)
+
+    def run(page: str, **names: Any) -> dict[str, Any]:
+        names |= {"__name__": "shop", "IdempotentTask": IdempotentTask}
+        names.setdefault("app", eager_app("shop"))
+        for block in blocks(ROOT / f"docs/{page}.md"):
+            exec(block.replace("@app.task(", "@app.task(shared=False, "), names)
+        return names
+
+    return run
+
+
+def post(api: FastAPI, url: str, **options: Any) -> httpx.Response:
+    """Sends a request to an ASGI app in an event loop of its own."""
+
+    async def post() -> httpx.Response:
+        transport = httpx.ASGITransport(api)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            return await client.post(url, **options)
+
+    return asyncio.run(post())
+
+
+def options_of(task: Any) -> Any:
+    return task.idempotency_configuration.settings
+
+
+class TestChargeOnce:
+    class CardDeclinedError(Exception):
+        pass
+
+    def test_a_duplicate_does_not_charge(self, run: Run) -> None:
+        gateway = Calls()
+        charge = run("how-to/charge-once", gateway=gateway, CardDeclinedError=Exception)["charge"]
+
+        ((order, amount, options),) = gateway
+        assert (order, amount) == (42, 999)
+        assert options == {"idempotency_key": charge.idempotency_key_of(42, amount=999)}
+        with pytest.raises(KeyReusedError):
+            charge.delay(42, amount=500)
+
+    def test_a_declined_card_stays_declined(self, run: Run) -> None:
+        gateway = Calls()
+        names = run("how-to/charge-once", gateway=gateway, CardDeclinedError=self.CardDeclinedError)
+
+        def decline(*args: Any, **_: Any) -> None:
+            gateway.append(args)
+            raise self.CardDeclinedError("no funds")
+
+        names["gateway"] = SimpleNamespace(charge=decline)
+        for _ in range(2):
+            with pytest.raises(self.CardDeclinedError):
+                names["charge"].delay(43, amount=1)
+        assert gateway[1:] == [(43, 1)]
+
+
+class TestOneAtATime:
+    def test_every_call_runs(self, run: Run) -> None:
+        fetch = Calls()
+        names = run("how-to/one-at-a-time", fetch=fetch)
+
+        assert fetch == [("ada@example.org",)] * 2 + [("grace@example.org",)]
+        # The example, whose calls a worker runs.
+        assert options_of(names["synchronize"]) == options_of(synchronize)
+
+    def test_the_other_options_exist(self) -> None:
+        rows = re.findall(
+            r"^\| .* \| `(idempotency_[^`]+)`", prose(ROOT / "docs/how-to/one-at-a-time.md"), re.M
+        )
+        assert len(rows) == 4
+        for row in rows:
+            options = eval(f"dict({row})")
+
+            @eager_app("shop").task(
+                base=IdempotentTask, shared=False, idempotency_until="finished", **options
+            )
+            def task() -> None: ...
+
+            assert options_of(task).until == "finished"
+
+
+def test_a_burst_is_one_message(run: Run) -> None:
+    app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    try:
+        names = run("how-to/collapse-bursts", app=app)  # which asserts that it is one
+    finally:
+        app.close()
+
+    assert options_of(names["index"]) == options_of(index)
+
+
+class TestPeriodicTasks:
+    @pytest.fixture
+    def mailed(self) -> Calls:
+        return Calls()
+
+    @pytest.fixture
+    def names(self, run: Run, mailed: Calls) -> dict[str, Any]:
+        return run("how-to/periodic-tasks", send_report=mailed)
+
+    def test_each_message_of_one_beat_runs_once(self, names: dict[str, Any], mailed: Calls) -> None:
+        for message in ("monday", "tuesday"):
+            for _redelivery in range(2):
+                names["mail"].apply(task_id=message)
+        assert len(mailed) == 2
+
+    def test_two_beats_mail_one_report_a_day(self, names: dict[str, Any], mailed: Calls) -> None:
+        for day in ("2026-11-23", "2026-11-24"):
+            with freeze_time(day):
+                ids = set()
+                for _beat in range(2):
+                    scheduler = Scheduler(names["app"], lazy=True)
+                    entry = scheduler.Entry(
+                        name="every morning",
+                        app=names["app"],
+                        **names["app"].conf.beat_schedule["every morning"],
+                    )
+                    ids.add(scheduler.apply_async(entry, advance=False).id)
+                assert len(ids) == 2
+        assert mailed == [("2026-11-23",), ("2026-11-24",)]
+
+    def test_clocks_may_differ_by_half_a_period(self, names: dict[str, Any]) -> None:
+        periods = set()
+        for time in ("07:02:31", "07:05:00", "07:07:29"):
+            with freeze_time(f"2026-11-23 {time}"):
+                periods.add(names["period"]())
+        assert len(periods) == 1
+
+
+def test_a_webhook_is_handled_once(run: Run) -> None:
+    booked, api = Calls(), FastAPI()
+    event = {"id": "evt_1", "amount": 999}
+    run(
+        "how-to/webhooks",
+        api=api,
+        book=booked,
+        Request=Request,
+        verified=lambda body, headers: event,
+    )
+    for _ in range(2):
+        assert post(api, "/webhooks/payments").status_code == 202
+    assert booked == [({"id": "evt_1", "amount": 999},)]
+
+    event["amount"] = 1
+    with pytest.raises(KeyReusedError):
+        post(api, "/webhooks/payments")
+
+
+def test_tenants_never_meet(run: Run) -> None:
+    gateway = Calls()
+    names = run("how-to/multi-tenant", gateway=gateway)
+    charge = names["charge"]
+    del gateway[:]
+
+    charge.delay("a", "bc", 1)
+    charge.delay("ab", "c", 1)
+    for tenant in ("acme", "other"):
+        charge.apply_async((tenant, 42, 999), idempotency_key=(tenant, "req-1"))
+
+    assert [tenant for tenant, _, _ in gateway] == ["a", "ab", "acme", "other"]
+    assert names["app"].conf.idempotency_key_prefix == "idem-staging"
+
+
+def test_the_options_of_the_broker_exist(run: Run) -> None:
+    app, published = eager_app("shop"), Calls()
+    run("how-to/choosing-times", app=app, charge=SimpleNamespace(apply_async=published))
+
+    named = set(app.conf.broker_transport_options)
+    if not hasattr(Channel, "unacked_restore_interval"):  # before kombu 5.7
+        named -= {"unacked_restore_interval", "unacked_restore_throttle"}
+    assert [name for name in named if not hasattr(Channel, name)] == []
+    assert len(published) == 1
+
+
+@pytest.mark.parametrize("page", ["fastapi", "flask"])
+def test_a_retry_of_a_request_gets_the_first_response(run: Run, page: str) -> None:
+    gateway = Calls()
+    names = run(f"how-to/{page}", gateway=gateway, prices=gateway)
+    send = partial(post, names["api"]) if page == "fastapi" else names["web"].test_client().post
+    headers = {"Authorization": "Bearer alice", "Idempotency-Key": "8e03978e"}
+
+    first, retry = (send("/payments", json={"amount": 999}, headers=headers) for _ in range(2))
+
+    assert first.status_code == retry.status_code == 202
+    assert "Idempotency-Replayed" not in first.headers
+    assert retry.headers["Idempotency-Replayed"] == "true"
+    assert len(gateway) == 1
+
+
+def test_two_requests_compute_one_quote(run: Run) -> None:
+    computed = Calls()
+
+    async def compute(customer: str) -> str:
+        await asyncio.sleep(0)
+        return computed(customer)
+
+    names = run("how-to/fastapi", gateway=None, prices=SimpleNamespace(compute=compute))
+
+    async def request_twice() -> list[str]:
+        try:
+            return await asyncio.gather(names["quote"]("ada"), names["quote"]("ada"))
+        finally:
+            await names["idem"].aclose()
+
+    assert asyncio.run(request_twice()) == ["reply 1"] * 2
+
+
+def test_a_pager_is_connected(run: Run) -> None:
+    triggered = Calls()
+    names = run("how-to/monitoring", pager=SimpleNamespace(trigger=triggered))
+    try:
+        signals.send(signals.lease_lost, index, task_id="1", key="index:2")
+    finally:
+        for signal in (signals.lease_lost, signals.outcome_unsaved):
+            signal.disconnect(names["page"])
+
+    assert triggered == [(f"{index.name} 1: effects of index:2 may be doubled",)]
+
+
+def test_the_scrape_configuration_is_that_of_the_runbook() -> None:
+    (printed,) = blocks_in((ROOT / "docs/runbook.md").read_text("utf-8"), "yaml")
+    text = (ROOT / "docs/how-to/monitoring.md").read_text("utf-8")
+    assert re.sub(r"^   ", "", text, flags=re.M).count(printed) == 1
+
+
+def test_the_figures_are_about_those_measured() -> None:
+    row = r"^\| (?:one record, result of )?([\d,]+) bytes \| ([\d,]+)"
+    about, measured = (
+        {
+            size: int(figure.replace(",", ""))
+            for size, figure in re.findall(row, (ROOT / page).read_text("utf-8"), flags=re.M)
+        }
+        for page in ("docs/how-to/sizing-redis.md", "docs/scaling.md")
+    )
+    assert len(about) == 4
+    for size, figure in about.items():
+        assert figure == pytest.approx(measured[size.replace(",", "")], rel=0.1), size
+
+
+def test_a_finished_step_is_not_repeated(run: Run) -> None:
+    charged, booked = Calls(), Calls()
+
+    def book(order_id: int) -> str:
+        if not booked:
+            booked(order_id)
+            raise TimeoutError
+        return booked(order_id)
+
+    ship = run("steps", charge=charged, book=book)["ship"]
+    with pytest.raises(TimeoutError):
+        ship.delay(42, 999)
+
+    assert ship.delay(42, 999).get() == {"payment": "reply 1", "parcel": "reply 2"}
+    assert len(charged) == 1
+
+
+def test_a_write_with_a_lower_token_changes_nothing(
+    run: Run, tmp_path: Path, idempotency: IsolatedRecords
+) -> None:
+    database = sqlite3.connect(tmp_path / "totals.sqlite")
+    database.execute("CREATE TABLE totals (day TEXT, amount INTEGER, token INTEGER)")
+    database.execute("INSERT INTO totals VALUES ('monday', 0, 0)")
+    writes: list[tuple[str, dict[str, Any]]] = []
+
+    def write(statement: str, values: dict[str, Any]) -> None:
+        writes.append((statement, values))
+        assert database.execute(statement, values).rowcount == 1
+
+    total = run("fencing", write=write, add_up=len)["total"]
+    total.delay("monday")
+
+    ((statement, values),) = writes
+    assert total.idempotency_record("monday").state is State.COMPLETED
+    assert database.execute(statement, {**values, "token": values["token"] - 1}).rowcount == 0
+    database.close()

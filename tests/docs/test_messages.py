@@ -1,0 +1,67 @@
+"""Messages and commands that the documentation names exist in the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import click
+import pytest
+
+from celery_idempotent.cli import idempotency
+from tests.docs.reference import error_classes
+from tests.docs.test_docs import PACKAGE, ROOT, each_page
+
+TROUBLESHOOTING = (ROOT / "docs/how-to/troubleshooting.md").read_text("utf-8")
+
+
+@cache
+def messages() -> tuple[str, ...]:
+    """Returns all texts of the package, with … for what is filled in."""
+    found = []
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                found.append(
+                    "".join(
+                        part.value if isinstance(part, ast.Constant) else "…"  # type: ignore[misc]
+                        for part in node.values
+                    )
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(re.sub(r"%[.\d]*\w", "…", node.value))
+    return tuple(found)
+
+
+def named_messages() -> list[str]:
+    """Returns the messages in the first column of the tables: text in backticks, with spaces."""
+    cells = re.findall(r"^\| ([^|]*`[^|]*) \|", TROUBLESHOOTING, flags=re.M)
+    return sorted({text for cell in cells for text in re.findall(r"`([^`]+ [^`]+)`", cell)})
+
+
+@pytest.mark.parametrize("message", named_messages())
+def test_messages_of_the_troubleshooting_guide_exist(message: str) -> None:
+    pattern = re.compile(".*".join(map(re.escape, message.split("…"))), flags=re.S)
+    assert [text for text in messages() if pattern.search(text)]
+
+
+def test_the_guide_names_enough_messages_and_only_errors_that_exist() -> None:
+    assert len(named_messages()) > 20
+    assert set(re.findall(r"`(\w+Error)`", TROUBLESHOOTING)) <= set(error_classes())
+
+
+@each_page
+def test_commands_exist(page: Path) -> None:
+    commands = re.findall(r"celery -A [\w.]+ idempotency (\w+)([^`\n|#]*)", page.read_text("utf-8"))
+    for name, arguments in commands:
+        command = idempotency.commands.get(name)
+        assert command is not None, name
+        known = {
+            option
+            for parameter in command.params
+            if isinstance(parameter, click.Option)
+            for option in (*parameter.opts, *parameter.secondary_opts)
+        }
+        assert set(re.findall(r"(?<=\s)--[\w-]+", arguments)) <= known, name
