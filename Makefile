@@ -36,9 +36,9 @@ outages: .venv/test  ## Cause every kind of outage while workers run, and count 
 	@$(BIN)/python -m tests.labs.outages
 
 .PHONY: chaos
-chaos: .venv/chaos  ## Inject faults by a seeded schedule, also for other libraries (SEEDS=20 TASKS=1000 PEERS=6 SEED= OURS=1 AUDIT=1)
+chaos: .venv/chaos  ## Inject faults by a seeded schedule, also for other libraries (SEEDS=20 TASKS=1000 PEERS=6 SEED= OURS=1 TRANSACTION=1 AUDIT=1)
 	@$(BIN)/python -m tests.labs.chaos $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
-		$(if $(TASKS),--tasks $(TASKS)) $(if $(PEERS),--peers $(PEERS)) $(if $(OURS),--ours) $(if $(AUDIT),--audit)
+		$(if $(TASKS),--tasks $(TASKS)) $(if $(PEERS),--peers $(PEERS)) $(if $(OURS),--ours) $(if $(TRANSACTION),--transaction) $(if $(AUDIT),--audit)
 
 .PHONY: proof
 proof: .venv/proof  ## Search the model, compare the scripts with it, run mutation tests: about ten minutes

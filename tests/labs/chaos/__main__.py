@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.labs.chaos.runner import RunSpec
 from tests.labs.chaos.verdict import Verdict
 from tests.labs.comparison.contestants import CONTESTANTS, OURS
 from tests.servers.rabbitmq import find_rabbitmq
+from tests.servers.sql_server import find_postgres
 
 SEEDS = 20
 #: Six consecutive seeds have every combination of broker and store.
@@ -40,13 +42,17 @@ def main() -> int:
     # Tables go to standard output, everything else to standard error.
     stderr = Console(stderr=True)
     show = print if arguments.markdown else Console(width=max(WIDTH, stderr.width)).print
-    audited = audit.run(FOLDER, stderr) if arguments.audit or arguments.seed is None else None
+    one_variant = arguments.seed is not None or arguments.transaction or arguments.saved
+    audits = arguments.audit or not one_variant
+    audited = audit.run(FOLDER, stderr) if audits else None
     if audited is not None:
         show(audited.markdown() if arguments.markdown else audited.table())
     if arguments.audit:
         return 0 if audited is not None and audited.as_expected else 1
-    specs = _entries(arguments, stderr)
-    report, failures = _run(specs, stderr)
+    if arguments.saved:
+        report, failures = _saved(), []
+    else:
+        report, failures = _run(_entries(arguments, stderr), stderr)
     for table in [report.markdown()] if arguments.markdown else report.tables():
         show(table)
     if (seed := report.most_eventful_seed()) is not None:
@@ -54,8 +60,8 @@ def main() -> int:
         stderr.print(f"{path} shows seed {seed}; the evidence of each run is in {FOLDER}")
     for verdict in report.broken_promises():
         stderr.print(f"{MISSED} seed {verdict.seed}:", *verdict.notes, sep="\n  ", markup=False)
-        command = RunSpec(verdict.seed, OURS.name, arguments.tasks).command
-        stderr.print(f"  repeat with: {command}", markup=False)
+        spec = RunSpec(verdict.seed, OURS.name, arguments.tasks, verdict.transaction)
+        stderr.print(f"  repeat with: {spec.command}", markup=False)
     # Runs of the other contestants may fail.
     our_failures = [spec for spec in failures if spec.contestant == OURS.name]
     failed = bool(
@@ -78,9 +84,14 @@ def _arguments() -> argparse.Namespace:
         "--tasks", type=int, default=TASKS, help=f"calls per seed; default: {TASKS}"
     )
     parser.add_argument("--ours", action="store_true", help=f"run {OURS.name} only")
+    parser.add_argument(
+        "--transaction", action="store_true", help="run the variant with effects in a database only"
+    )
     peers = f"number of seeds for the other contestants; default: {SEEDS_FOR_PEERS}"
     parser.add_argument("--peers", type=int, default=SEEDS_FOR_PEERS, metavar="SEEDS", help=peers)
     parser.add_argument("--audit", action="store_true", help="run the audit only")
+    saved = f"print the tables of the runs whose evidence is in {FOLDER}"
+    parser.add_argument("--saved", action="store_true", help=saved)
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     return parser.parse_args()
 
@@ -93,13 +104,37 @@ def _entries(arguments: argparse.Namespace, stderr: Console) -> list[RunSpec]:
             "RabbitMQ is not installed, its seeds are skipped: apt-get install rabbitmq-server"
         )
         seeds = [s for s in seeds if schedule.make(s, 2).shape.broker != "rabbitmq"]
+    transaction = find_postgres() is not None
+    if not transaction:
+        stderr.print(
+            "PostgreSQL is not installed, its runs are skipped: apt-get install postgresql"
+        )
     # celery-idempotent first, so that its failures show early.
-    specs = [RunSpec(seed, OURS.name, arguments.tasks) for seed in seeds]
-    others = [each.name for each in CONTESTANTS if each is not OURS and not arguments.ours]
+    variants = [True] if arguments.transaction else [False, True]
+    specs = [
+        RunSpec(seed, OURS.name, arguments.tasks, variant)
+        for variant in variants
+        for seed in seeds
+        if transaction or not variant
+    ]
+    if arguments.ours or arguments.transaction:
+        return specs
+    others = [each.name for each in CONTESTANTS if each is not OURS]
     specs += [
         RunSpec(seed, name, arguments.tasks) for seed in seeds[: arguments.peers] for name in others
     ]
     return specs
+
+
+def _saved() -> Report:
+    files = sorted(FOLDER.glob("seed-*/verdict.json"))
+    verdicts = [Verdict(**json.loads(path.read_text())) for path in files]
+    return Report(verdicts, _server_version(), sum(each.seconds for each in verdicts))
+
+
+def _server_version() -> str:
+    with RedisServer.start() as server:
+        return f"{server.flavour} {server.version}"
 
 
 def _run(specs: list[RunSpec], stderr: Console) -> tuple[Report, list[RunSpec]]:
@@ -117,7 +152,7 @@ def _run(specs: list[RunSpec], stderr: Console) -> tuple[Report, list[RunSpec]]:
         bar_of: dict[RunSpec, TaskID] = {}
 
         def progress(spec: RunSpec) -> runner.Progress:
-            title = f"seed {spec.seed}, {spec.contestant}: {spec.schedule.shape}"
+            title = f"seed {spec.seed}, {spec.title}: {spec.schedule.shape}"
             bar = bar_of[spec] = bars.add_task(title, total=len(spec.schedule.calls))
             return lambda answered: bars.update(bar, completed=answered)
 
@@ -131,15 +166,13 @@ def _run(specs: list[RunSpec], stderr: Console) -> tuple[Report, list[RunSpec]]:
             verdicts.append(verdict)
             mark = MET if verdict.keeps_promises else MISSED
             line = (
-                f"{mark} seed {spec.seed}, {spec.contestant}: {verdict.calls} calls, "
+                f"{mark} seed {spec.seed}, {spec.title}: {verdict.calls} calls, "
                 f"{verdict.faults} faults, {verdict.lost} lost, "
                 f"{verdict.orders_with_duplicates} duplicate effects, "
                 f"{verdict.differing} differ"
             )
             stderr.print(line, markup=False)
-    with RedisServer.start() as server:
-        server_version = f"{server.flavour} {server.version}"
-    return Report(verdicts, server_version, time.monotonic() - started_at), failures
+    return Report(verdicts, _server_version(), time.monotonic() - started_at), failures
 
 
 if __name__ == "__main__":

@@ -27,9 +27,11 @@ from celery.signals import (
     worker_init,
 )
 from kombu.message import Message
+from sqlalchemy import create_engine
 
 from celery_idempotent import signals
 from tests.labs.chaos import downstream
+from tests.labs.chaos.database import effects
 from tests.labs.comparison.contestants import OURS, find_contestant
 from tests.labs.outages.ledger import Ledger
 from tests.worker.parent_death import die_with_parent
@@ -77,13 +79,15 @@ class AppConfig:
     folder: str
     #: URL of the server for locks or records.
     store: str
-    #: Port of the downstream system on 127.0.0.1.
+    #: Port of the downstream system on 127.0.0.1; 0 if effects are rows of `database`.
     downstream: int
     #: Duration of locks or leases, in seconds.
     lease: float
     settings: dict[str, Any] = field(default_factory=dict)
     #: Options of all tasks.
     options: dict[str, Any] = field(default_factory=dict)
+    #: URL of the database of `idempotency_transaction`; none if empty.
+    database: str = ""
 
     def to_json(self) -> str:
         """Returns the value of `CONFIG_VARIABLE` for a worker."""
@@ -114,19 +118,26 @@ def make_app(config: AppConfig) -> Celery:
     }
     if contestant is OURS:
         options["idempotency_replay_errors"] = (DeclinedError,)
+    if config.database:
+        options["idempotency_transaction"] = create_engine(config.database)
 
     def begin(task: Any, order: str) -> Callable[[], str]:
         """Records the start of an execution; returns the function that has its effect."""
-        order = unit_of(order, task.request.id, contestant.name)
-        execution = uuid4().hex
+        execution, receipt = uuid4().hex, uuid4().hex
         token = task.idempotency.token if contestant is OURS else 0
         details = {"execution": execution, "order": order, "token": token}
-        downstream.send(config.downstream, order, execution, token)
+        if config.downstream:
+            downstream.send(config.downstream, order, execution, token)
         ledger.write("started", **details, task_id=task.request.id, pid=os.getpid(), at=time.time())
+        if config.database:
+            # At once, so that faults meet an open transaction that has an effect.
+            row = {"name": order, "execution": execution, "receipt": receipt}
+            task.idempotency.connection.execute(effects.insert().values(row))
 
         def effect() -> str:
-            receipt = uuid4().hex
-            accepted = downstream.send(config.downstream, order, execution, token, receipt)
+            accepted = not config.downstream or downstream.send(
+                config.downstream, order, execution, token, receipt
+            )
             ledger.write("effect", **details, receipt=receipt, accepted=accepted, at=time.time())
             return receipt
 
@@ -134,7 +145,7 @@ def make_app(config: AppConfig) -> Celery:
 
     def charge(self: Any, order: str, seconds: float, ending: str) -> str:
         """Takes `seconds`, then has one effect."""
-        effect = begin(self, order)
+        effect = begin(self, unit_of(order, self.request.id, contestant.name))
         if ending == "retries" and self.request.retries == 0:
             raise self.retry(countdown=0.2)
         time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""The broker behind a proxy, and its faults. It is never killed: see docs/outages.md."""
+"""The broker behind a proxy, and its faults."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import amqp
+from redis.exceptions import RedisError
 
 from celery_idempotent.testing.process import Stoppable
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.labs.chaos.app import QUEUE
 from tests.labs.chaos.schedule import Shape
+from tests.labs.chaos.stores import DURABLE
 from tests.servers.rabbitmq import RabbitMQ
 
 #: Number of replies to publishes that one fault drops.
@@ -54,6 +56,12 @@ class Broker(Stoppable):
         time.sleep(seconds)
         self._proxy.heal()
 
+    def kill(self, target: float, seconds: float) -> None:
+        """Kills the server and restarts it after `seconds`; it keeps the messages it accepted."""
+        self._server.kill()
+        time.sleep(seconds)
+        self._server.restart()
+
     def lose_publish_replies(self, target: float, seconds: float) -> None:
         """Closes connections instead of acknowledging publishes; Redis only."""
         for _ in range(REPLIES):
@@ -67,8 +75,8 @@ class Broker(Stoppable):
 class Redis(Broker):
     """Redis; messages of a dead worker are redelivered after a few seconds."""
 
-    def __init__(self) -> None:
-        super().__init__(server := RedisServer.start(config={"databases": "1"}))
+    def __init__(self, config: Mapping[str, str]) -> None:
+        super().__init__(server := RedisServer.start(config={"databases": "1", **config}))
         self._client = server.client()
         self.settings = {
             "broker_url": self._proxy.url,
@@ -83,7 +91,10 @@ class Redis(Broker):
         }
 
     def messages(self) -> int:
-        waiting, delivered = self._client.llen(QUEUE), self._client.hlen("unacked")
+        try:
+            waiting, delivered = self._client.llen(QUEUE), self._client.hlen("unacked")
+        except RedisError:  # killed
+            return 1
         return int(waiting) + int(delivered)
 
 
@@ -114,4 +125,7 @@ class Rabbit(Broker):
 
 def broker_for(shape: Shape) -> Broker:
     """Starts the broker of `shape`."""
-    return Redis() if shape.broker == "redis" else Rabbit()
+    if shape.broker == "rabbitmq":
+        return Rabbit()
+    # Where it is killed, what it has accepted must survive.
+    return Redis(DURABLE if shape.transaction else {})

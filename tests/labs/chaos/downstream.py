@@ -99,10 +99,11 @@ def send(port: int, account: str, execution: str, token: int, receipt: str | Non
     return reply == b"1"
 
 
-def receipts(path: Path) -> dict[str, str | None]:
+def receipts(path: Path) -> dict[str, list[str | None]]:
     """Returns the receipt of each account."""
     with _database(path) as database:
-        return dict(database.execute("SELECT name, receipt FROM accounts"))
+        accounts = database.execute("SELECT name, receipt FROM accounts")
+        return {name: [receipt] for name, receipt in accounts}
 
 
 def requests(path: Path) -> dict[str, list[Request]]:

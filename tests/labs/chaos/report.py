@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from statistics import median
@@ -13,7 +13,7 @@ from statistics import median
 from rich.table import Table
 
 from tests.labs.chaos.verdict import Verdict
-from tests.labs.comparison.contestants import CONTESTANTS, OURS, PLAIN, find_contestant
+from tests.labs.comparison.contestants import CONTESTANTS, OURS, PLAIN
 
 MET, MISSED = "✓", "✗"
 
@@ -35,7 +35,12 @@ class Report:
 
     def broken_promises(self) -> list[Verdict]:
         """Returns the runs in which celery-idempotent broke a promise."""
-        return [verdict for verdict in self._of(OURS.name) if not verdict.keeps_promises]
+        return [
+            verdict
+            for transaction in (False, True)
+            for verdict in self._of(OURS.name, transaction)
+            if not verdict.keeps_promises
+        ]
 
     def most_eventful_seed(self) -> int | None:
         """Returns the seed with most stale writes, preferably one that all contestants ran."""
@@ -58,7 +63,7 @@ class Report:
     def tables(self) -> list[Table]:
         """Returns the comparison of contestants and the table of seeds, for a terminal."""
         tables = []
-        for headings, lines in ((self._headings(), self._lines()), (_SEED, self._seeds())):
+        for headings, lines in self._contents():
             table = Table(caption=self.setting)
             for number, heading in enumerate(headings):
                 justify = "left" if number == 0 else "right"
@@ -71,27 +76,40 @@ class Report:
     def markdown(self) -> str:
         """Returns the same tables as Markdown."""
         parts = []
-        for headings, lines in ((self._headings(), self._lines()), (_SEED, self._seeds())):
+        for headings, lines in self._contents():
             rows = [headings, ["---"] + ["--:"] * (len(headings) - 1), *lines]
             parts.append("\n".join("| " + " | ".join(row) + " |" for row in rows))
         return "\n\n".join(parts)
 
-    def _of(self, contestant: str) -> Verdicts:
-        return [verdict for verdict in self.verdicts if verdict.contestant == contestant]
-
-    def _present(self) -> list[str]:
-        return [each.name for each in CONTESTANTS if self._of(each.name)]
-
-    def _headings(self) -> list[str]:
-        return ["", *(f"{name} {find_contestant(name).version}" for name in self._present())]
-
-    def _lines(self) -> list[list[str]]:
+    def _of(self, contestant: str, transaction: bool = False) -> Verdicts:
         return [
-            [title, *(summarize(self._of(name)) for name in self._present())]
-            for title, summarize in _SUMMARIES
+            verdict
+            for verdict in self.verdicts
+            if (verdict.contestant, verdict.transaction) == (contestant, transaction)
         ]
 
-    def _seeds(self) -> list[list[str]]:
+    def _columns(self) -> dict[str, Verdicts]:
+        return {
+            f"{each.name} {each.version}{', effects in PostgreSQL' if transaction else ''}": found
+            for each in CONTESTANTS
+            for transaction in (False, True)
+            if (found := self._of(each.name, transaction))
+        }
+
+    def _contents(self) -> Iterator[tuple[Sequence[str], list[list[str]]]]:
+        """Yields headings and lines of the comparison, and of the seeds of each variant."""
+        columns = self._columns()
+        lines = [
+            [title, *(summarize(verdicts) for verdicts in columns.values())]
+            for title, summarize in _SUMMARIES
+        ]
+        yield ["", *columns], lines
+        for transaction in (False, True):
+            if verdicts := self._of(OURS.name, transaction):
+                yield _SEED, self._seeds(verdicts)
+
+    @staticmethod
+    def _seeds(verdicts: Verdicts) -> list[list[str]]:
         return [
             [
                 f"{verdict.seed}",
@@ -101,14 +119,13 @@ class Report:
                 f"{verdict.executions}",
                 f"{verdict.lost}",
                 f"{verdict.orders_with_duplicates}",
-                f"{verdict.stale_rejected}",
-                f"{verdict.stale_accepted}",
+                *_stale_of(verdict),
                 f"{verdict.differing}",
                 _seconds(verdict.recovery),
                 f"{verdict.seconds:.0f} s",
                 MET if verdict.keeps_promises else MISSED,
             ]
-            for verdict in self._of(OURS.name)
+            for verdict in sorted(verdicts, key=lambda each: each.seed)
         ]
 
 
@@ -152,7 +169,15 @@ def _completed_twice(verdicts: Verdicts) -> str:
     return _sum("completed_twice")(verdicts) if known else "–"
 
 
+def _stale_of(verdict: Verdict) -> tuple[str, str]:
+    if verdict.transaction:
+        return "–", "–"
+    return f"{verdict.stale_rejected}", f"{verdict.stale_accepted}"
+
+
 def _stale(verdicts: Verdicts) -> str:
+    if any(verdict.transaction for verdict in verdicts):
+        return "–"
     rejected = _sum("stale_rejected")(verdicts)
     if any(verdict.contestant != OURS.name for verdict in verdicts):
         rejected = "no token"

@@ -20,6 +20,7 @@ from typing import Any
 
 from celery import Celery
 from celery.states import READY_STATES
+from redis.exceptions import RedisError
 
 from celery_idempotent.testing.process import ServerError
 from celery_idempotent.testing.server import RedisServer
@@ -34,9 +35,10 @@ from tests.labs.chaos.app import (
     until_of,
 )
 from tests.labs.chaos.broker import Broker, broker_for
+from tests.labs.chaos.database import Database, ResultBackend
 from tests.labs.chaos.downstream import Downstream
 from tests.labs.chaos.schedule import LEASE, Call, Fault, Schedule
-from tests.labs.chaos.stores import Store, store_for
+from tests.labs.chaos.stores import DURABLE, Store, store_for
 from tests.labs.chaos.workers import Workers
 from tests.labs.comparison.contestants import OURS
 from tests.labs.outages.ledger import Ledger
@@ -75,8 +77,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tasks", type=int, default=1000)
     parser.add_argument("--orders-one-in", type=int, default=1, help="use every n-th order only")
+    parser.add_argument("--transaction", action="store_true", help="effects are rows in PostgreSQL")
     arguments = parser.parse_args()
-    complete = schedule.make(arguments.seed, arguments.tasks)
+    complete = schedule.make(arguments.seed, arguments.tasks, transaction=arguments.transaction)
     try:
         run(complete.with_orders(arguments.orders_one_in), arguments.contestant, arguments.folder)
     except ServerError as error:
@@ -91,7 +94,12 @@ def run(schedule: Schedule, contestant: str, folder: Path) -> None:
     with ExitStack() as servers, ThreadPoolExecutor(3) as pool:
         starting_store = pool.submit(store_for, schedule.shape, any_store=ours)
         starting_broker = pool.submit(broker_for, schedule.shape)
-        results = servers.enter_context(RedisServer.start())
+        results = ResultBackend(RedisServer.start(config=DURABLE))
+        servers.enter_context(results)
+        database = None
+        if schedule.shape.transaction:
+            database = Database(idle_timeout=schedule.shape.idle_timeout)
+            servers.enter_context(database)
         store = servers.enter_context(starting_store.result())
         broker = servers.enter_context(starting_broker.result())
         settings = {
@@ -109,29 +117,49 @@ def run(schedule: Schedule, contestant: str, folder: Path) -> None:
                 **store.settings,
                 "idempotency_wait_replicas": schedule.shape.wait_replicas,
             }
-        downstream = servers.enter_context(Downstream(folder / "downstream.sqlite"))
-        config = AppConfig(contestant, str(folder), store.url, downstream.port, LEASE, settings)
-        execution = _Run(schedule, config, store, broker)
+        if schedule.shape.transaction:
+            # Else Celery fails a task whose result it cannot store at once.
+            settings["result_backend_always_retry"] = True
+        if schedule.shape.runs_without_store:
+            settings["idempotency_on_store_error"] = "run"
+        if database is None:
+            port = servers.enter_context(Downstream(folder / "downstream.sqlite")).port
+            config = AppConfig(contestant, str(folder), store.url, port, LEASE, settings)
+        else:
+            config = AppConfig(
+                *(contestant, str(folder), store.url, 0, LEASE, settings), database=database.url
+            )
+        execution = _Run(schedule, config, store, broker, results, database)
         if ours:
             observations = execution.run(RESULT_TIMEOUT, QUIET_TIMEOUT)
         else:
             observations = execution.run(RESULT_TIMEOUT_OF_PEERS, QUIET_TIMEOUT_OF_PEERS)
+        if database is not None:
+            observations["effects"] = database.effects()
     (folder / "observations.json").write_text(json.dumps(observations))
 
 
 class _Run:
     """Publishes calls, injects faults and supervises workers at the same time."""
 
-    def __init__(self, schedule: Schedule, config: AppConfig, store: Store, broker: Broker) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        config: AppConfig,
+        store: Store,
+        broker: Broker,
+        results: ResultBackend,
+        database: Database | None,
+    ) -> None:
         self._schedule = schedule
         self._config = config
         self._app: Celery = make_app(config)
         self._ledger: Ledger = config.ledger()
         self._broker = broker
         self._workers = Workers(config, schedule.shape, self._ledger)
-        self._faults = _faults(self._workers, store, broker)
-        #: The store and the broker have one fault at a time each.
-        self._locks = {"store": threading.Lock(), "broker": threading.Lock()}
+        self._faults = _faults(self._workers, store, broker, results, database)
+        #: Each server has one fault at a time.
+        self._locks = {name: threading.Lock() for name in ("store", "broker", "database", "result")}
         #: Time of the call and order, by the id of the result that a caller waits for.
         self._waiting: dict[str, tuple[float, str]] = {}
         self._results: list[dict[str, Any]] = []
@@ -228,7 +256,10 @@ class _Run:
 
     def _poll_results(self) -> None:
         for task_id in list(self._waiting):
-            meta = self._app.backend.get_task_meta(task_id)
+            try:
+                meta = self._app.backend.get_task_meta(task_id)
+            except RedisError:  # killed
+                break
             if meta["status"] in READY_STATES:
                 called_at, order = self._waiting.pop(task_id)
                 self._results.append(
@@ -276,7 +307,11 @@ def _exit_servers_failed(reason: str) -> None:
 
 
 def _faults(
-    workers: Workers, store: Store, broker: Broker
+    workers: Workers,
+    store: Store,
+    broker: Broker,
+    results: ResultBackend,
+    database: Database | None,
 ) -> dict[str, Callable[[float, float], list[int] | None]]:
     """Returns the function of each kind of fault that is available."""
     faults: dict[str, Any] = {
@@ -294,7 +329,17 @@ def _faults(
         "broker connections cut": broker.cut,
         "broker in a black hole": broker.black_hole,
         "publish replies lost": broker.lose_publish_replies,
+        "store flushed": store.flush,
+        "broker killed": broker.kill,
+        "result backend killed": results.kill,
+        "result backend frozen": results.freeze,
     }
+    if database is not None:
+        faults |= {
+            "database killed": database.kill,
+            "database connections cut": database.cut,
+            "commit replies lost": database.lose_commit_replies,
+        }
     for kind, name in (
         ("store in a black hole", "black_hole"),
         ("store replies delayed", "delay_replies"),

@@ -36,6 +36,8 @@ class RunSpec:
     seed: int
     contestant: str
     tasks: int
+    #: Whether effects are rows in PostgreSQL; for celery-idempotent only.
+    transaction: bool = False
 
     @property
     def orders_one_in(self) -> int:
@@ -45,16 +47,23 @@ class RunSpec:
     @property
     def schedule(self) -> schedule.Schedule:
         """The schedule of the run."""
-        return schedule.make(self.seed, self.tasks).with_orders(self.orders_one_in)
+        whole = schedule.make(self.seed, self.tasks, transaction=self.transaction)
+        return whole.with_orders(self.orders_one_in)
 
     def folder(self, root: Path) -> Path:
         """Returns the folder of its evidence."""
-        return root / f"seed-{self.seed}-{self.contestant}"
+        return root / f"seed-{self.seed}-{self.title}"
+
+    @property
+    def title(self) -> str:
+        """The contestant, and where its effects are."""
+        return f"{self.contestant}-transaction" if self.transaction else self.contestant
 
     @property
     def command(self) -> str:
         """The command that repeats it."""
-        return f"make chaos SEED={self.seed} TASKS={self.tasks} OURS=1"
+        variant = "TRANSACTION=1" if self.transaction else "OURS=1"
+        return f"make chaos SEED={self.seed} TASKS={self.tasks} {variant}"
 
 
 class RunError(Exception):
@@ -91,6 +100,7 @@ def _run(spec: RunSpec, root: Path, progress: Progress) -> Verdict:
             str(folder),
         ),
         *("--tasks", str(spec.tasks), "--orders-one-in", str(spec.orders_one_in)),
+        *(["--transaction"] if spec.transaction else []),
     ]
     with (
         (folder / "run.log").open("wb") as log,

@@ -33,10 +33,18 @@ class Shape:
     workers: int
     #: Pool size of each worker.
     children: int
+    #: Whether effects are rows in PostgreSQL, written in the transaction of the outcome.
+    transaction: bool = False
+    #: Whether tasks run while the store is unavailable: the row alone protects them.
+    runs_without_store: bool = False
+    #: Whether PostgreSQL ends transactions of processes that are frozen past the lease.
+    idle_timeout: bool = False
 
     def __str__(self) -> str:
         waits = ", wait_replicas" if self.wait_replicas else ""
-        return f"{self.broker}, {self.store}{waits}, {self.workers} × {self.children}"
+        runs = ", on_store_error=run" if self.runs_without_store else ""
+        idle = ", idle timeout" if self.idle_timeout else ""
+        return f"{self.broker}, {self.store}{waits}, {self.workers} × {self.children}{runs}{idle}"
 
 
 @dataclass(frozen=True)
@@ -109,17 +117,40 @@ _SINGLE_SERVER = {
     "store clock set forward": (1, 0, 0),
 }
 _REDIS_BROKER = {"publish replies lost": (1, 0, 0)}
+#: Added where effects are in the database: number, shortest and longest duration in seconds.
+_WITH_TRANSACTION = {
+    "store flushed": (2, 0, 0),
+    "database killed": (1, 0.2, 0.8),
+    "database connections cut": (1, 0, 0.2),
+    "commit replies lost": (2, 0, 0),
+    "broker killed": (1, 0.2, 0.8),
+    "result backend killed": (1, 0.2, 0.8),
+    "result backend frozen": (1, 0.3, 1.5),
+}
 
 STORE_KILLED = "store killed"
 
 
-def make(seed: int, tasks: int) -> Schedule:
-    """Returns the schedule of `seed` with `tasks` calls."""
+def make(seed: int, tasks: int, *, transaction: bool = False) -> Schedule:
+    """Returns the schedule of `seed` with `tasks` calls.
+
+    Args:
+        transaction: whether effects are rows in PostgreSQL. The calls are the same, and the faults
+            are the same and some more.
+    """
     generator = random.Random(seed)
     shape = shape_of(seed, generator)
     calls = tuple(_calls(tasks, generator))
-    faults = tuple(sorted(_faults(shape, calls[-1].at, generator), key=lambda fault: fault.at))
-    return Schedule(seed, shape, calls, faults)
+    faults = list(_faults(shape, calls[-1].at, generator))
+    if transaction:
+        shape = replace(
+            shape,
+            transaction=True,
+            runs_without_store=seed % 5 < 2,
+            idle_timeout=seed // 2 % 2 == 0,
+        )
+        faults += _faults_with_transaction(calls[-1].at, generator)
+    return Schedule(seed, shape, calls, tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
 def shape_of(seed: int, generator: random.Random) -> Shape:
@@ -178,3 +209,12 @@ def _faults(shape: Shape, ends_at: float, generator: random.Random) -> Iterator[
     yield Fault(
         round(middle, 2), STORE_KILLED, generator.random(), round(generator.uniform(0.2, 0.8), 2)
     )
+
+
+def _faults_with_transaction(ends_at: float, generator: random.Random) -> Iterator[Fault]:
+    last = max(ends_at - QUIET_PERIOD, QUIET_PERIOD + 0.1)
+    for kind, (number, shortest, longest) in _WITH_TRANSACTION.items():
+        for _ in range(number):
+            at = round(generator.uniform(QUIET_PERIOD, last), 2)
+            seconds = round(generator.uniform(shortest, longest), 2)
+            yield Fault(at, kind, generator.random(), seconds)

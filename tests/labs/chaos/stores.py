@@ -67,6 +67,10 @@ class Store(Stoppable):
         """Flushes all scripts repeatedly."""
         self._repeat(seconds, _flush_scripts)
 
+    def flush(self, target: float, seconds: float) -> None:
+        """Deletes all records."""
+        self._repeat(0, _flush_all)
+
     def _repeat(self, seconds: float, action: Callable[[RedisServer], None]) -> None:
         until = time.monotonic() + seconds
         while True:
@@ -81,6 +85,11 @@ class Store(Stoppable):
 def _close_connections(server: RedisServer) -> None:
     with server.client() as client:
         client.client_kill_filter(_type="normal", skipme=True)
+
+
+def _flush_all(server: RedisServer) -> None:
+    with server.client() as client:
+        client.flushall()
 
 
 def _flush_scripts(server: RedisServer) -> None:

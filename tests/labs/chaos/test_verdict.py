@@ -40,6 +40,7 @@ class Run:
         self._downstream = Downstream(folder / "downstream.sqlite")
         self._results: list[dict[str, Any]] = []
         self._unanswered: list[dict[str, Any]] = []
+        self._rows: list[dict[str, str]] = []
 
     def execution(
         self,
@@ -49,9 +50,10 @@ class Run:
         started: float = 0.0,
         done: float | None = None,
         completes: bool = False,
+        order: str = "order",
     ) -> None:
         """Records an execution of the order; without `done`, it has no effect."""
-        details = {"execution": f"{token}", "order": "order", "token": token}
+        details = {"execution": f"{token}", "order": order, "token": token}
         self._ledger.write("started", **details, task_id="task", pid=pid, at=started)
         if done is not None:
             self._ledger.write("effect", **details, receipt=f"r{token}", accepted=True, at=done)
@@ -62,6 +64,10 @@ class Run:
         """Sends a request to the downstream system."""
         return send(self._downstream.port, "order", f"{token}", token, receipt)
 
+    def row(self, token: int, order: str = "order") -> None:
+        """Records that the effect of an execution is committed."""
+        self._rows.append({"name": order, "execution": f"{token}", "receipt": f"r{token}"})
+
     def fault(self, kind: str, at: float, until: float, *pids: int) -> None:
         """Records a fault."""
         self._ledger.write("fault", kind=kind, at=at, until=until, pids=pids)
@@ -70,16 +76,16 @@ class Run:
         """Records that the message is published or acknowledged."""
         self._ledger.write(event, task_id="task")
 
-    def result(self, outcome: str) -> None:
+    def result(self, outcome: str, order: str = "order") -> None:
         """Records the result of a caller."""
-        line = {"task_id": f"{len(self._results)}", "order": "order", "called_at": 0.0, "at": 1.0}
+        line = {"task_id": f"{len(self._results)}", "order": order, "called_at": 0.0, "at": 1.0}
         self._results.append(line | {"outcome": outcome})
 
     def no_result(self) -> None:
         """Records a caller without a result."""
         self._unanswered.append({"task_id": "task", "order": "order", "at": 0.0})
 
-    def judge(self, seed: int = SINGLE) -> Verdict:
+    def judge(self, seed: int = SINGLE, *, transaction: bool = False) -> Verdict:
         """Returns the verdict."""
         observations = {
             "started_at": 0.0,
@@ -88,9 +94,11 @@ class Run:
             "messages_left": 0,
             "results": self._results,
             "unanswered": self._unanswered,
+            "effects": self._rows,
         }
         (self._folder / "observations.json").write_text(json.dumps(observations))
-        return judge(schedule.make(seed, 10), OURS.name, self._folder)
+        made = schedule.make(seed, 100, transaction=transaction)
+        return judge(made, OURS.name, self._folder)
 
     def close(self) -> None:
         self._ledger.close()
@@ -282,3 +290,57 @@ class TestDownstream:
         verdict = run.judge()
         assert verdict.disagreeing == 1
         assert not verdict.keeps_promises
+
+
+class TestTransaction:
+    """Effects that are rows in a database."""
+
+    #: An order of the schedule that ends in an error.
+    DECLINED = next(
+        call.order for call in schedule.make(SINGLE, 100).calls if call.ending == "declined"
+    )
+
+    def test_an_effect_that_is_rolled_back_is_not_duplicated(self, run: Run) -> None:
+        run.execution(1, done=1.0)
+        run.execution(2, started=2.0, done=3.0, completes=True)
+        run.row(2)
+        run.result("SUCCESS r2")
+
+        verdict = run.judge(transaction=True)
+        assert verdict.keeps_promises, verdict
+        assert (verdict.executions, verdict.orders_with_duplicates) == (2, 0)
+
+    def test_no_reason_explains_a_duplicate_effect(self, run: Run) -> None:
+        run.execution(1, done=1.0)
+        run.execution(2, pid=OTHER, started=20.0, done=21.0, completes=True)
+        run.fault("worker killed", 1.1, 1.1, 99, ONE)
+        run.row(1)
+        run.row(2)
+        run.result("SUCCESS r2")
+
+        verdict = run.judge(transaction=True)
+        assert verdict.duplicates == {KILLED: 1}
+        assert not verdict.keeps_promises
+
+    def test_a_result_without_a_committed_effect_is_lost(self, run: Run) -> None:
+        run.execution(1, done=1.0, completes=True)
+        run.result("SUCCESS r1")
+
+        assert run.judge(transaction=True).lost == 1
+
+    def test_a_receipt_that_is_not_committed_breaks_a_promise(self, run: Run) -> None:
+        run.execution(1, done=1.0)
+        run.execution(2, started=2.0, done=3.0)
+        run.row(2)
+        run.result("SUCCESS r1")
+
+        assert run.judge(transaction=True).disagreeing == 1
+
+    @pytest.mark.parametrize("has_row", [False, True])
+    def test_a_declined_order_has_no_effect(self, run: Run, has_row: bool) -> None:
+        run.execution(1, done=1.0, order=self.DECLINED)
+        run.result("FAILURE r1", self.DECLINED)
+        if has_row:
+            run.row(1, self.DECLINED)
+
+        assert run.judge(transaction=True).keeps_promises is not has_row

@@ -9,8 +9,9 @@ from html import escape
 from pathlib import Path
 
 from tests.labs.chaos import schedule
+from tests.labs.chaos.evidence import Evidence, Execution
 from tests.labs.chaos.runner import RunSpec
-from tests.labs.chaos.verdict import KILLS, Evidence, Execution
+from tests.labs.chaos.verdict import KILLS
 from tests.labs.comparison.contestants import OURS, PLAIN
 
 WIDTH, LEFT, RIGHT = 1200, 16, 24

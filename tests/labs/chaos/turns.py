@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.labs.chaos.app import UNIT_SEPARATOR
-
-if TYPE_CHECKING:
-    from tests.labs.chaos.verdict import Execution
+from tests.labs.chaos.evidence import Execution
 
 
 def overlaps(
-    executions: Sequence[Execution], is_explained: Callable[[Execution, Execution], bool]
+    executions: Sequence[Execution],
+    is_explained: Callable[[Execution, Execution], bool],
+    begin_of: Callable[[Execution], float],
 ) -> list[str]:
-    """Returns the orders of which two executions ran at once, without a reason."""
+    """Returns the orders of which two executions ran at once, without a reason.
+
+    Args:
+        begin_of: what orders the executions of an order.
+    """
     by_order: dict[str, list[Execution]] = defaultdict(list)
     for execution in executions:
         order, separator, _ = execution.order.partition(UNIT_SEPARATOR)
@@ -24,7 +28,7 @@ def overlaps(
             by_order[order].append(execution)
     found = []
     for order, its_executions in by_order.items():
-        its_executions.sort(key=lambda each: each.token)
+        its_executions.sort(key=begin_of)
         for earlier, later in pairwise(its_executions):
             assert earlier.done_at is not None
             if later.started_at < earlier.done_at and not is_explained(earlier, later):

@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.labs.chaos import downstream, turns
-from tests.labs.chaos.downstream import Request
+from tests.labs.chaos import committed, downstream, turns
+from tests.labs.chaos.evidence import Evidence, Execution, InjectedFault
 from tests.labs.chaos.schedule import LEASE, STORE_KILLED, Schedule
 from tests.labs.comparison.contestants import OURS
-from tests.labs.outages.ledger import Ledger
 
 #: The reasons for duplicate effects that a library cannot prevent.
 KILLED = "killed after its effect, before its completion"
@@ -36,31 +35,6 @@ MIN_LEASE = LEASE * 2 / 3
 TOLERANCE = 2.0
 #: Replication lag on a busy machine, in seconds.
 REPLICATION_LAG = 1.0
-
-
-@dataclass(frozen=True)
-class Execution:
-    """One execution of a task body."""
-
-    execution: str
-    order: str
-    task_id: str
-    pid: int
-    token: int
-    started_at: float
-    #: The time of its effect; None if it was killed or retried.
-    done_at: float | None
-    receipt: str | None
-
-
-@dataclass(frozen=True)
-class InjectedFault:
-    """A fault and its affected processes; times are in seconds since the epoch."""
-
-    kind: str
-    at: float
-    until: float
-    pids: Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +71,8 @@ class Verdict:
     disagreeing: int
     #: Deliveries with several decisions, or that ended without one (`signals.DECISIONS`).
     miscounted: int = 0
+    #: Whether effects were rows in PostgreSQL: none may be duplicated, for whatever reason.
+    transaction: bool = False
     #: Publishes that were answered by another message, which waits.
     collapsed: int = 0
     #: Executions of one order that ran at once, without a reason.
@@ -135,73 +111,23 @@ class Verdict:
             or self.swallowed
             or self.unanswered > self.lost_by_broker
             or self.duplicates.get(UNEXPLAINED)
+            or (self.transaction and self.duplicates)
         )
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The evidence of a run."""
-
-    observations: Mapping[str, Any]
-    executions: Sequence[Execution]
-    faults: Sequence[InjectedFault]
-    #: By task id.
-    published: Mapping[str, int]
-    acknowledged: Mapping[str, int]
-    #: Tokens whose completion was accepted, by order.
-    completed: Mapping[str, Sequence[int]]
-    #: Tokens of executions whose outcome could not be stored.
-    unsaved: frozenset[int]
-    #: Requests to the downstream system, and its receipts, by order.
-    requests: Mapping[str, list[Request]]
-    #: Number of decisions of each delivery, and the deliveries that have ended.
-    decisions: Mapping[str, int]
-    ended: frozenset[str]
-    receipts: Mapping[str, str | None]
-
-    @classmethod
-    def read(cls, folder: Path) -> Evidence:
-        """Reads the evidence in the folder of a run."""
-        ledger = Ledger(folder / "ledger")
-        effects = {line["execution"]: line for line in ledger.read("effect")}
-        executions = [
-            Execution(
-                line["execution"],
-                line["order"],
-                line["task_id"],
-                line["pid"],
-                line["token"],
-                line["at"],
-                effects.get(line["execution"], {}).get("at"),
-                effects.get(line["execution"], {}).get("receipt"),
-            )
-            for line in ledger.read("started")
-        ]
-        order_of = {(each.task_id, each.token): each.order for each in executions}
-        completed: dict[str, list[int]] = defaultdict(list)
-        for line in ledger.read("completed"):
-            completed[order_of[line["task_id"], line["token"]]].append(line["token"])
-        evidence = cls(
-            json.loads((folder / "observations.json").read_text()),
-            executions,
-            [InjectedFault(**line) for line in ledger.read("fault")],
-            Counter(line["task_id"] for line in ledger.read("published")),
-            Counter(line["task_id"] for line in ledger.read("acknowledged")),
-            completed,
-            frozenset(line["token"] for line in ledger.read("unsaved")),
-            downstream.requests(folder / "downstream.sqlite"),
-            Counter(line["delivery"] for line in ledger.read("decided")),
-            frozenset(line["delivery"] for line in ledger.read("ended")),
-            downstream.receipts(folder / "downstream.sqlite"),
-        )
-        ledger.close()
-        return evidence
 
 
 def judge(schedule: Schedule, contestant: str, folder: Path) -> Verdict:
     """Returns the verdict on the run with its evidence in `folder`."""
     evidence = Evidence.read(folder)
     observations = evidence.observations
+    transaction, declined = schedule.shape.transaction, set[str]()
+    if transaction:
+        executions, rows = evidence.executions, observations["effects"]
+        declined = committed.declined_units(schedule, {each.order for each in executions})
+        evidence = replace(
+            evidence,
+            executions=committed.without_rolled_back(executions, rows),
+            receipts=committed.receipts(executions, rows, declined),
+        )
     by_order: dict[str, list[Execution]] = defaultdict(list)
     for execution in evidence.executions:
         by_order[execution.order].append(execution)
@@ -214,7 +140,7 @@ def judge(schedule: Schedule, contestant: str, folder: Path) -> Verdict:
         for line in observations["unanswered"]
         if _is_lost_by_broker(line["task_id"], evidence)
     }
-    lost = _lost(observations, by_order, outcomes, lost_by_broker)
+    lost = _lost(observations, by_order, outcomes, lost_by_broker, declined)
     duplicates: Counter[str] = Counter()
     notes = [f"{order}: lost" for order in lost]
     for order, executions in by_order.items():
@@ -227,7 +153,11 @@ def judge(schedule: Schedule, contestant: str, folder: Path) -> Verdict:
     notes += [f"{order}: outcomes differ: {sorted(outcomes[order])}" for order in differing]
     overlaps = turns.overlaps(
         evidence.executions,
-        lambda *pair: _reason_for(pair[0], pair, evidence, schedule) != UNEXPLAINED,
+        lambda *pair: (
+            not transaction and _reason_for(pair[0], pair, evidence, schedule) != UNEXPLAINED
+        ),
+        # Executions without the store have no token.
+        lambda each: each.started_at if transaction else each.token,
     )
     notes += [f"{order}: executions at once" for order in overlaps]
     collapsed = observations.get("collapsed", [])
@@ -237,7 +167,8 @@ def judge(schedule: Schedule, contestant: str, folder: Path) -> Verdict:
     disagreeing = [
         order
         for order, each in outcomes.items()
-        if len(each) == 1 and str(receipts.get(order)) not in next(iter(each))
+        if len(each) == 1
+        and not any(str(receipt) in next(iter(each)) for receipt in receipts.get(order, ()))
     ]
     notes += [f"{order}: downstream has {receipts.get(order)}" for order in disagreeing]
     delays = sorted(line["at"] - line["called_at"] for line in observations["results"]) or [0.0]
@@ -257,6 +188,7 @@ def judge(schedule: Schedule, contestant: str, folder: Path) -> Verdict:
         lost_by_broker=len(lost_by_broker),
         rejected=observations["rejected"],
         duplicates=dict(duplicates),
+        transaction=transaction,
         completed_twice=sum(len(set(tokens)) > 1 for tokens in evidence.completed.values()),
         stale_rejected=sum(map(downstream.stale_rejected, evidence.requests.values())),
         stale_accepted=sum(map(downstream.stale_accepted, evidence.requests.values())),
@@ -291,13 +223,20 @@ def _lost(
     by_order: Mapping[str, Sequence[Execution]],
     outcomes: Mapping[str, set[str]],
     lost_by_broker: set[str],
+    declined: set[str],
 ) -> list[str]:
-    """Returns the orders without an effect or a result that the broker's transport has not lost."""
+    """Returns the orders without an effect or a result that the broker's transport has not lost.
+
+    Args:
+        declined: the orders that are to have no effect.
+    """
     waited_for: dict[str, set[str]] = defaultdict(set)
     for line in observations["unanswered"]:
         waited_for[line["order"]].add(line["task_id"])
     without_effect = [
-        order for order in outcomes if not any(each.done_at for each in by_order[order])
+        order
+        for order in outcomes.keys() - declined
+        if not any(each.done_at for each in by_order[order])
     ]
     without_result = [
         order
