@@ -1,4 +1,4 @@
-"""The examples at the beginning of the README work."""
+"""The examples of the README, and of the page that continues them, work."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from celery_idempotent.testing.server import RedisServer
 from tests.docs.test_docs import ROOT, block_with, prose
 
 README = ROOT / "README.md"
+TASK = ROOT / "docs/reference/task.md"
 
 
 def test_the_modes_are_options_of_a_task() -> None:
@@ -75,7 +76,7 @@ def test_a_record_is_read_and_forgotten(
 ) -> None:
     names["charge"].delay(42, amount=999)
 
-    exec(block_with(README, "charge.idempotency_record(42, amount=999)  #"), names)
+    exec(block_with(TASK, "charge.idempotency_record(42, amount=999)  #"), names)
     assert names["record"].result == "charged"
 
     names["charge"].delay(42, amount=999)

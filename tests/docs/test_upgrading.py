@@ -1,0 +1,64 @@
+"""What docs/upgrading.md says about names, keys and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+
+from celery_idempotent import IdempotentTask
+from celery_idempotent.key import canonical
+from celery_idempotent.record import layout
+from tests.docs.test_docs import ROOT, block_with
+from tests.unit.key.rules import rule_of
+from tests.waiting import SOON
+
+PAGE = ROOT / "docs/upgrading.md"
+
+
+def test_the_page_has_the_layout_of_this_version() -> None:
+    row = f"\n| `{layout.VERSION}` | `{canonical.VERSION.decode()}` |"
+
+    assert row in PAGE.read_text("utf-8")
+
+
+def test_an_alias_has_the_keys_and_the_result_of_the_task(idempotency: Any) -> None:
+    charged = []
+    app = Celery("shop", backend="cache+memory://", broker="memory://", set_as_current=False)
+    names: dict[str, Any] = {"IdempotentTask": IdempotentTask, "app": app, "charged": charged}
+    body = 'charged.append(amount); return f"charged {order_id}"'
+    task = block_with(PAGE, 'name="shop.charge"').replace("...", body)
+    exec(task.replace("@app.task(", "@app.task(shared=False, "), names)
+    exec(block_with(PAGE, "self.replace(").replace("bind=True", "bind=True, shared=False"), names)
+
+    with start_worker(app, perform_ping_check=False, shutdown_timeout=SOON):
+        results = [
+            names[task].delay(42, 999).get(timeout=SOON)
+            for task in ("charge_alias", "charge_order", "charge_alias")
+        ]
+
+    assert results == ["charged 42"] * 3
+    assert charged == [999]
+    app.close()
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"), [(None, True), ("order:{order}", False), (("order",), False)]
+)
+def test_what_a_new_name_of_a_parameter_changes(rule: Any, changes: bool) -> None:
+    def before(order: int, amount: int = 0) -> None: ...
+
+    def renamed(order_id: int, amount: int = 0) -> None: ...
+
+    def with_another(order: int, amount: int = 0, currency: str = "EUR") -> None: ...
+
+    def key_of(body: Callable[..., Any], rule: Any) -> Any:
+        return rule_of(body, rule).derive((42,), {})
+
+    new_rule = {None: None, "order:{order}": "order:{order_id}", ("order",): ("order_id",)}[rule]
+    assert key_of(with_another, rule) == key_of(before, rule)
+    assert (str(key_of(renamed, new_rule)) != str(key_of(before, rule))) is changes
+    assert key_of(renamed, new_rule) != key_of(before, rule), "the key or its fingerprint"
