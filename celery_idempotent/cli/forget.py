@@ -19,11 +19,19 @@ from celery_idempotent.cli.command import (
     own_key_option,
     print_json,
 )
-from celery_idempotent.cli.target import RECORD_HELP, make_filter, resolve_records
+from celery_idempotent.cli.target import (
+    RECORD_HELP,
+    Target,
+    make_filter,
+    resolve_records,
+    target_of,
+)
 from celery_idempotent.configuration import app_tasks
+from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.monitoring import forgetting, formatting
 from celery_idempotent.monitoring.forgetting import ABSENT, CHANGED, FORGOTTEN, RUNNING
-from celery_idempotent.store.inspection.record_query import RecordView, record_views
+from celery_idempotent.monitoring.sql_outcome import SqlOutcome
+from celery_idempotent.store.inspection.record_query import record_views
 
 _MESSAGES = {
     FORGOTTEN: "forgotten",
@@ -39,6 +47,9 @@ _HELP = f"""Forget records: the next call with their key runs.
 
 A record is forgotten only if it has not changed since it was read, and, without --force, only if
 it is not running. A running execution is not stopped; its outcome will be refused.
+
+Of a task with idempotency_transaction, the outcome in its database is deleted, too, also if Redis
+has no record of the key: name it by its key, or by task and arguments.
 
 {RECORD_HELP}
 
@@ -71,15 +82,17 @@ def forget(
             "name records, or select them with --state, --task and --older-than; not both"
         )
     if names:
-        views = resolve_records(tasks, names, own_key)
+        targets = resolve_records(tasks, names, own_key)
     else:
         pages = record_views(app_tasks.stores(tasks), make_filter(state, task, older_than))
-        views = [view for page in pages for view in page]
-    if views and not yes:
-        click.confirm(_question(views), abort=True, err=True)
+        targets = [target_of(tasks, view) for page in pages for view in page]
+    outcomes = {target.key: target.outcome() for target in targets} if names else {}
+    if targets and not yes:
+        click.confirm(_question(targets), abort=True, err=True)
     user = _user()
     cases = {
-        str(view.key): forgetting.forget(view, tasks, user=user, force=force) for view in views
+        str(target.key): _forget(target, outcomes.get(target.key), tasks, user=user, force=force)
+        for target in targets
     }
     if as_json:
         print_json([{"key": key, "case": case} for key, case in cases.items()])
@@ -88,12 +101,27 @@ def forget(
     raise SystemExit(0 if all(case in (FORGOTTEN, ABSENT) for case in cases.values()) else 1)
 
 
-def _question(views: list[RecordView]) -> str:
-    if len(views) > 1:
-        return f"Forget {formatting.plural(len(views), 'record')}?"
-    (view,) = views
-    state = "unreadable" if view.record is None else view.record.state.value
-    return f"Forget {view.key} ({state})?"
+def _forget(
+    target: Target,
+    outcome: SqlOutcome | None,
+    tasks: list[IdempotentTaskLike],
+    *,
+    user: str,
+    force: bool,
+) -> str:
+    if target.view is not None:
+        return forgetting.forget(target.view, tasks, user=user, force=force, outcome=outcome)
+    return ABSENT if outcome is None else forgetting.forget_row(outcome, user=user)
+
+
+def _question(targets: list[Target]) -> str:
+    if len(targets) > 1:
+        return f"Forget {formatting.plural(len(targets), 'record')}?"
+    (target,) = targets
+    if target.view is None:
+        return f"Forget {target.key} (in the database alone)?"
+    record = target.view.record
+    return f"Forget {target.key} ({'unreadable' if record is None else record.state.value})?"
 
 
 def _user() -> str:

@@ -15,9 +15,10 @@ from celery_idempotent.cli.command import (
     own_key_option,
     print_json,
 )
-from celery_idempotent.cli.target import RECORD_HELP, describe, resolve_records
+from celery_idempotent.cli.target import RECORD_HELP, Target, describe, resolve_records
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import formatting, json_format
+from celery_idempotent.monitoring.sql_outcome import SqlOutcome
 from celery_idempotent.record import steps, turn
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store.inspection.record_query import RecordView
@@ -33,22 +34,62 @@ from celery_idempotent.store.inspection.record_query import RecordView
 @click.pass_obj
 def show(obj: Any, names: tuple[str, ...], own_key: OwnKey, as_json: bool) -> None:
     """Shows records. The help text is above, because a part of it is shared."""
-    for view in resolve_records(idempotent_tasks(obj.app), names, own_key):
+    for target in resolve_records(idempotent_tasks(obj.app), names, own_key):
         if as_json:
-            outcome = {} if view.record is None else json_format.outcome_fields(view.record)
-            print_json({**json_format.view_fields(view), **outcome})
+            print_json(_document(target))
         else:
-            _print(view)
+            _print(target)
 
 
-def _print(view: RecordView) -> None:
+def _document(target: Target) -> dict[str, Any]:
+    view, key = target.view, target.key
+    outcome, error = _outcome_in_database(target)
+    document = {} if outcome is None else {"sql_outcome": outcome.to_json()}
+    if error:
+        document["sql_outcome"] = {"error": error}
+    if view is not None:
+        fields = {} if view.record is None else json_format.outcome_fields(view.record)
+        return {**json_format.view_fields(view), **fields, **document}
+    fields = {} if outcome is None else json_format.outcome_fields(outcome.record)
+    names = {"key": str(key), "explicit": key.explicit, "task": key.task, "state": "ABSENT"}
+    return {**names, **fields, **document}
+
+
+def _outcome_in_database(target: Target) -> tuple[SqlOutcome | None, str]:
+    """Returns the row, or why it cannot be read."""
+    try:
+        return target.outcome(), ""
+    except IdempotencyError as error:
+        return None, str(error)
+
+
+def _print(target: Target) -> None:
     out = console.create()
     from rich.text import Text
 
+    fields = [("key", str(target.key)), ("state", "ABSENT: Redis has no record of this key")]
+    if target.view is not None:
+        fields = _fields(target.view)
     grid = console.field_grid()
-    for name, text in _fields(view):
+    for name, text in [*fields, *_database_fields(target)]:
         grid.add_row(name, Text(text, style=console.STATE_STYLES.get(text, "")))
     out.print(grid)
+
+
+def _database_fields(target: Target) -> list[tuple[str, str]]:
+    outcome, error = _outcome_in_database(target)
+    if outcome is None:
+        return [("database", error)] if error else []
+    row, now = outcome.row, outcome.now
+    record = None if target.view is None else target.view.record
+    is_shown = record is not None and record.state.finished
+    return [
+        ("database", f"{outcome.name}: {row.state}{', expired' if row.expired else ''}"),
+        ("  task id", row.task_id),
+        ("  finished", formatting.absolute_time(outcome.finished_at, now)),
+        ("  kept until", formatting.absolute_time(outcome.expires_at, now)),
+        *([] if is_shown else [_outcome(outcome.record)]),
+    ]
 
 
 def _fields(view: RecordView) -> list[tuple[str, str]]:

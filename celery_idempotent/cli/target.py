@@ -1,9 +1,9 @@
-"""Finds the records that an operator names: by key, by task id, or by task and arguments."""
+"""Finds what an operator names, by key, by task id, or by task and arguments: record and row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import click
@@ -12,6 +12,7 @@ from celery_idempotent.cli.command import OwnKey, parse_arguments
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.key.key import Key
+from celery_idempotent.monitoring.sql_outcome import SqlOutcome, find_sql_outcome, sql_outcome
 from celery_idempotent.record.record import State
 from celery_idempotent.store.inspection.record_query import RecordFilter, RecordView, read_view
 from celery_idempotent.store.inspection.task_lookup import find_task
@@ -35,25 +36,51 @@ def make_filter(state: str | None, task: str | None, older_than: timedelta | Non
     return RecordFilter(None if state is None else State(state.upper()), task, older_than)
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A key that an operator has named."""
+
+    key: Key
+    #: None if Redis has no record of it; there is a row in the database of its task, then.
+    view: RecordView | None
+    #: None if it is not a task of this app.
+    task: IdempotentTaskLike | None
+
+    def outcome(self) -> SqlOutcome | None:
+        """Returns the row of the key; None if there is none.
+
+        Raises:
+            StoreUnavailableError: if the database is unavailable.
+        """
+        return None if self.task is None else sql_outcome(self.task, self.key)
+
+
 def resolve_records(
     tasks: Sequence[IdempotentTaskLike], names: tuple[str, ...], own_key: OwnKey
-) -> list[RecordView]:
-    """Returns the records that `names` refer to.
+) -> list[Target]:
+    """Returns the records, or rows without a record, that `names` refer to.
 
     Raises:
-        ClickException: if there is no such record.
+        ClickException: if there is neither.
         UsageError: if `names` is neither a key, a task id nor a task with its arguments.
     """
     task = next((task for task in tasks if task.name == names[0]), None)
     if task is not None:
         key = _key_of_call(task, names[1:], own_key)
         view = read_view(task.idempotency_configuration.executor.store, key)
-        if view is None:
+        target = Target(key, view, task)
+        if view is None and target.outcome() is None:
             raise click.ClickException(f"{key} is absent: a call with these arguments would run")
-        return [view]
+        return [target]
     if own_key is not None:
         raise click.UsageError("--key needs a task: shop.charge --key req-7f3a")
     return [_find(tasks, name) for name in names]
+
+
+def target_of(tasks: Sequence[IdempotentTaskLike], view: RecordView) -> Target:
+    """Returns the target whose record is `view`."""
+    task = next((task for task in tasks if task.name == view.key.task), None)
+    return Target(view.key, view, task)
 
 
 def _key_of_call(task: IdempotentTaskLike, texts: tuple[str, ...], own_key: OwnKey) -> Key:
@@ -66,7 +93,7 @@ def _key_of_call(task: IdempotentTaskLike, texts: tuple[str, ...], own_key: OwnK
         raise click.UsageError(f"the arguments do not fit {task.name}: {error}") from None
 
 
-def _find(tasks: Sequence[IdempotentTaskLike], name: str) -> RecordView:
+def _find(tasks: Sequence[IdempotentTaskLike], name: str) -> Target:
     # A store whose prefix is also a task's name may read a key differently from the task's own
     # store: try the stores of the task that `name` begins with first.
     for store in app_tasks.stores(sorted(tasks, key=lambda task: f"{task.name}:" not in name)):
@@ -74,7 +101,10 @@ def _find(tasks: Sequence[IdempotentTaskLike], name: str) -> RecordView:
             key = reader.key_of(name)
         view = read_view(store, key) if key else None
         if view is not None:
-            return view
+            return target_of(tasks, view)
+    outcome = find_sql_outcome(tasks, name)
+    if outcome is not None:
+        return Target(outcome.key, None, outcome.task)
     if key is not None:
         raise click.ClickException(f"{name} is absent")
     if not name.isascii() or "[" in name or "{" in name:
@@ -85,7 +115,7 @@ def _find(tasks: Sequence[IdempotentTaskLike], name: str) -> RecordView:
             f"no record has the task id {name}, and no task of this app has that name"
         )
     if found.view is not None:
-        return replace(found.view, reference=found.reference)
+        return target_of(tasks, replace(found.view, reference=found.reference))
     if found.reference is None:  # it has expired since it was found
         raise click.ClickException(f"the record of the task id {name} is absent")
     raise click.ClickException(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from functools import cached_property
-from typing import NamedTuple
 
 from celery import Celery
 from starlette.exceptions import HTTPException
@@ -17,8 +16,8 @@ from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.dashboard.sampler import Sampler
 from celery_idempotent.dashboard.tokens import ShownRecord, Tokens
 from celery_idempotent.monitoring import forgetting, formatting
+from celery_idempotent.monitoring.sql_outcome import SqlOutcome, find_sql_outcome
 from celery_idempotent.record.record import State
-from celery_idempotent.sql.outcomes import Row
 from celery_idempotent.store.inspection.record_query import (
     RecordFilter,
     RecordPage,
@@ -27,7 +26,6 @@ from celery_idempotent.store.inspection.record_query import (
     record_page,
     record_views,
 )
-from celery_idempotent.store.inspection.scan import key_of
 from celery_idempotent.store.inspection.task_lookup import find_duplicate
 from celery_idempotent.store.record_store import RecordStore
 
@@ -120,15 +118,7 @@ class Context:
 
     def sql_outcome(self, text: str) -> SqlOutcome | None:
         """Returns the outcome of a key in the database of its task; None if there is none."""
-        for task in self.tasks:
-            configuration = task.idempotency_configuration
-            database = configuration.settings.transaction
-            prefix = configuration.executor.store.config.prefix
-            key = None if database is None else key_of(text, prefix)
-            if key is not None and key.task == task.name:
-                row = database.find(prefix, key)
-                return None if row is None else SqlOutcome(database.engine.name, row)
-        return None
+        return find_sql_outcome(self.tasks, text)
 
     def select(self, record_filter: RecordFilter, cursor: str) -> RecordPage:
         """Returns the records that a confirmation is about, and where the next ones begin."""
@@ -152,29 +142,6 @@ class Context:
                     case = forgetting.forget(view, self.tasks, user=user, force=force)
                     cases[str(key)] = case
         return cases
-
-
-class SqlOutcome(NamedTuple):
-    """A row of the table of outcomes."""
-
-    #: Of the database.
-    name: str
-    row: Row
-
-    @property
-    def finished_at(self) -> datetime:
-        """When the transaction was about to be committed."""
-        return datetime.fromtimestamp(self.row.finished_at / 1e3, tz=timezone.utc)
-
-    @property
-    def expires_at(self) -> datetime:
-        """When its retention ends."""
-        return datetime.fromtimestamp(self.row.expires_at / 1e3, tz=timezone.utc)
-
-    @property
-    def now(self) -> datetime:
-        """The time of the database."""
-        return datetime.fromtimestamp(self.row.now / 1e3, tz=timezone.utc)
 
 
 def shown_record(view: RecordView) -> ShownRecord:

@@ -134,13 +134,22 @@ class Executor:
         return outcome.value if type(outcome) is Result else outcome.get()
 
     def forget(
-        self, key: Key, shown: Record | str | None = None, database: Database | None = None
+        self,
+        key: Key,
+        shown: Record | str | None = None,
+        database: Database | None = None,
+        owner: str = "",
     ) -> str:
         """Deletes the record of `key`, its offloaded values, and its row.
+
+        The transaction that deletes the row is committed when the record is deleted: if one of the
+        two is unavailable, nothing is forgotten. A process that dies in between leaves the row,
+        which duplicates get.
 
         Args:
             shown: as for :func:`commands.forget`.
             database: which has the row, if the task has a transaction.
+            owner: as for :meth:`Database.forget`.
 
         Returns:
             ``ok``, ``absent`` or ``changed``: a reply of lua/forget.lua.
@@ -148,6 +157,20 @@ class Executor:
         Raises:
             StoreUnavailableError: if Redis or the database is unavailable.
         """
+        if database is None:
+            return self._forget_record(key, shown)
+        cases = []
+
+        def forget_record() -> bool:
+            cases.append(self._forget_record(key, shown))
+            return cases != ["changed"]
+
+        had_rows = database.forget(self.store.config.prefix, key, owner, forget_record)
+        if had_rows is None:
+            return "changed"
+        return "ok" if had_rows else cases[0]
+
+    def _forget_record(self, key: Key, shown: Record | str | None) -> str:
         record = None
         if self.codec.offloads:
             with contextlib.suppress(CorruptRecordError):
@@ -155,8 +178,6 @@ class Executor:
         case = run_sync(self.store.execute(commands.forget(key, shown))).case
         if record is not None and case == "ok":
             run_sync(self.codec.delete_record_objects(record))
-        if database is not None and case != "changed":
-            return "ok" if database.forget(self.store.config.prefix, key) else case
         return case
 
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from celery_idempotent import call_log, signals
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.record.record import State
+from celery_idempotent.key.key import Key
+from celery_idempotent.monitoring.sql_outcome import SqlOutcome
+from celery_idempotent.record.record import Record, State
 from celery_idempotent.store.commands import UNREADABLE
 from celery_idempotent.store.inspection.record_query import RecordView, read_view
 
@@ -17,20 +19,28 @@ FORGOTTEN, RUNNING, CHANGED, ABSENT = "forgotten", "running", "changed", "absent
 
 
 def forget(
-    view: RecordView, tasks: Sequence[IdempotentTaskLike], *, user: str, force: bool = False
+    view: RecordView,
+    tasks: Sequence[IdempotentTaskLike],
+    *,
+    user: str,
+    force: bool = False,
+    outcome: SqlOutcome | None = None,
 ) -> str:
-    """Deletes the record if it is still as in `view`; logs it, and sends the signal ``forgotten``.
+    """Deletes a record and its row; logs it, and sends the signal ``forgotten``.
+
+    The record must be as in `view`, and the row as in `outcome`.
 
     Args:
         tasks: all idempotent tasks of the app.
         user: who requests it.
         force: also forget it while it is running. Its execution is not stopped.
+        outcome: the row that was shown; without it, any is deleted.
 
     Returns:
         FORGOTTEN, RUNNING, CHANGED or ABSENT.
 
     Raises:
-        StoreUnavailableError: if Redis is unavailable.
+        StoreUnavailableError: if Redis or the database is unavailable.
     """
     if not force and has_valid_lease(view):
         return RUNNING
@@ -39,19 +49,46 @@ def forget(
     record = view.record
     sender = next((task for task in owners if task.name == view.key.task), None)
     database = sender.idempotency_configuration.settings.transaction if sender else None
-    case = executor.forget(view.key, UNREADABLE if record is None else record, database)
+    owner = outcome.row.owner if outcome else ""
+    shown = UNREADABLE if record is None else record
+    case = executor.forget(view.key, shown, database, owner)
     if case != "ok":
         return {"changed": CHANGED, "absent": ABSENT}[case]
+    _report(view.key, record, sender, user, "unreadable" if record is None else "")
+    return FORGOTTEN
+
+
+def forget_row(outcome: SqlOutcome, *, user: str) -> str:
+    """Deletes a row whose key has no record, as :func:`forget` does."""
+    configuration = outcome.task.idempotency_configuration
+    executor, database = configuration.executor, configuration.settings.transaction
+
+    def is_alone() -> bool:
+        return read_view(executor.store, outcome.key) is None
+
+    prefix = executor.store.config.prefix
+    deleted = database.forget(prefix, outcome.key, outcome.row.owner, is_alone)
+    if not deleted:
+        return CHANGED if deleted is None else ABSENT
+    _report(outcome.key, outcome.record, outcome.task, user, "in the database alone")
+    return FORGOTTEN
+
+
+def _report(
+    key: Key,
+    record: Record | None,
+    sender: IdempotentTaskLike | None,
+    user: str,
+    remark: str,
+) -> None:
     task_id = "" if record is None else record.task_id
-    state = "unreadable" if record is None else f"{record.state}, of task {task_id!r}"
+    about = "" if record is None else f"{record.state}, of task {task_id!r}"
+    state = ", ".join(part for part in (about, remark) if part)
     token = None if record is None else record.token
     label = "" if record is None else record.label
-    extra = call_log.fields(str(view.key), task_id=task_id, label=label, token=token)
-    logger.info("%r has forgotten the record %s (%s)", user, view.key, state, extra=extra)
-    signals.send(
-        signals.forgotten, sender, task_id=task_id, key=str(view.key), label=label, user=user
-    )
-    return FORGOTTEN
+    extra = call_log.fields(str(key), task_id=task_id, label=label, token=token)
+    logger.info("%r has forgotten the record %s (%s)", user, key, state, extra=extra)
+    signals.send(signals.forgotten, sender, task_id=task_id, key=str(key), label=label, user=user)
 
 
 def has_valid_lease(view: RecordView) -> bool:

@@ -87,21 +87,49 @@ class Database:
         """Returns a transaction, which has not begun yet."""
         return Transaction(self, claim, may_replace)
 
-    def forget(self, prefix: str, key: Key) -> bool:
-        """Deletes the row of `key`; returns whether there was one.
+    def forget(
+        self,
+        prefix: str,
+        key: Key,
+        owner: str = "",
+        before_commit: Callable[[], bool] = lambda: True,
+    ) -> bool | None:
+        """Deletes the row of `key`, and those of its steps, in one transaction.
+
+        Other transactions that claim the row wait for the end of this one.
+
+        Args:
+            owner: of the row that was shown: nothing is deleted if it is another one now.
+            before_commit: is called when the rows are deleted; returns whether to commit that.
+
+        Returns:
+            Whether there were rows; None if they are kept.
 
         Raises:
             StoreUnavailableError: if the database is unavailable.
         """
-        session = self.engine.session()
+        rows, session, statements = rows_of(prefix, key), self.engine.session(), self.statements
         try:
             session.begin()
-            deleted = session.execute(self.statements.forget, rows_of(prefix, key))
+            deleted = 0
+            if owner:
+                shown = {"id": rows["id"], "owner": owner}
+                deleted = session.execute(statements.forget_shown, shown).changed
+                if not deleted and session.execute(statements.find, {"id": rows["id"]}).rows:
+                    session.rollback()
+                    return None
+            deleted += session.execute(statements.forget, rows).changed
+            if not before_commit():
+                session.rollback()
+                return None
             session.commit()
         except self.engine.error as error:
             session.rollback()
             raise self.unavailable(error) from error
-        return deleted.changed > 0
+        except BaseException:
+            session.rollback()
+            raise
+        return deleted > 0
 
     def purge(self, limit: int) -> int:
         """Deletes up to `limit` expired rows in one transaction; returns how many it found.

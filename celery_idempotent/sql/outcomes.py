@@ -50,6 +50,8 @@ class Statements(NamedTuple):
     #: Number of rows, and of those that have expired.
     totals: str
     forget: str
+    #: Deletes the key's row alone, if it is still the one that was shown.
+    forget_shown: str
     expired: str
     #: Has a row if one expired that long ago.
     overdue: str
@@ -85,6 +87,7 @@ def statements(dialect: str) -> Statements:
         totals=f"SELECT COUNT(*), COALESCE(SUM(CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END), 0)"
         f" FROM {TABLE}",
         forget=f"DELETE FROM {TABLE} WHERE id >= :id AND id < :end",
+        forget_shown=f"DELETE FROM {TABLE} WHERE id = :id AND owner = :owner",
         expired=f"SELECT id FROM {TABLE} WHERE expires_at <= {now}"
         f" ORDER BY expires_at LIMIT :limit{_SKIP_LOCKED.get(dialect, '')}",
         overdue=f"SELECT id FROM {TABLE} WHERE expires_at <= {now} - :age_ms LIMIT 1",

@@ -1,0 +1,182 @@
+"""What operators see and forget of a key that has a row: with its record, and without."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from click.testing import CliRunner
+
+from celery_idempotent import IdempotentTask, State, StoreUnavailableError, signals
+from celery_idempotent.cli import idempotency
+from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.testing.server import RedisServer
+from tests.sql.conftest import each_kind
+from tests.sql.databases import TestDatabase, effects
+from tests.waiting import SOON, eventually
+
+pytestmark = each_kind
+
+
+class Shop:
+    """An app with a task that writes one effect for each run, and its command line."""
+
+    def __init__(self, url: str, database: TestDatabase) -> None:
+        self.app = Celery("shop", broker=url, backend=url, set_as_current=False)
+        self.app.finalized = True  # without the shared tasks of other tests
+        self.app.conf.task_always_eager = True
+        self.database = database
+
+        def charge(task: Any, order: str) -> str:
+            insert = effects.insert().values(name=order, pid=0)
+            task.idempotency.connection.execute(insert)
+            return f"<b>receipt</b> {order}"
+
+        self.charge = self.app.task(
+            charge,
+            bind=True,
+            base=IdempotentTask,
+            name="shop.charge",
+            shared=False,
+            lazy=False,
+            idempotency_key="order:{order}",
+            idempotency_transaction=database.engine,
+        )
+        configuration = self.charge.idempotency_configuration
+        self.executor, self.rows = configuration.executor, configuration.settings.transaction
+        self.prefix = self.executor.store.config.prefix
+
+    def key(self, order: str) -> Any:
+        return self.charge.idempotency_key_of(order)
+
+    def forget_record(self, order: str) -> None:
+        """Loses the record, as Redis does when it is flushed."""
+        run_sync(self.executor.store.execute(commands.forget(self.key(order))))
+
+    def celery(self, *arguments: str, code: int = 0) -> str:
+        """Runs ``celery -A shop idempotency …``."""
+        result = CliRunner().invoke(idempotency, arguments, obj=SimpleNamespace(app=self.app))
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result.output
+
+
+@pytest.fixture
+def shop(server: RedisServer, database: TestDatabase) -> Iterator[Shop]:
+    shop = Shop(server.url, database)
+    yield shop
+    shop.app.close()
+
+
+def test_show_has_the_row_beside_the_record(shop: Shop, order: str) -> None:
+    shop.charge.apply((order,))
+
+    shown = json.loads(shop.celery("show", str(shop.key(order)), "--json"))
+
+    assert shown["state"] == shown["sql_outcome"]["state"] == "COMPLETED"
+    assert shown["token"] == shown["sql_outcome"]["token"]
+    assert not shown["sql_outcome"]["expired"]
+    assert "database" in shop.celery("show", "shop.charge", json.dumps([order]))
+
+
+def test_a_row_without_a_record_is_shown_and_forgotten(shop: Shop, order: str) -> None:
+    names: tuple[tuple[str, ...], ...] = (
+        (str(shop.key(order)),),
+        (f"{shop.prefix}:{shop.key(order)}",),
+        ("shop.charge", json.dumps([order])),
+    )
+    forgotten: list[dict[str, Any]] = []
+
+    def receive(**details: Any) -> None:
+        forgotten.append(details)
+
+    signals.forgotten.connect(receive)
+    for runs, name in enumerate(names, 1):
+        shop.charge.apply((order,))
+        assert shop.database.effects(order) == runs
+        shop.forget_record(order)
+
+        shown = json.loads(shop.celery("show", *name, "--json"))
+        assert shown["state"] == "ABSENT"
+        assert shown["result"] == f"<b>receipt</b> {order}"
+        assert shown["sql_outcome"]["state"] == "COMPLETED"
+        assert "ABSENT" in shop.celery("show", *name)
+
+        assert "forgotten" in shop.celery("forget", *name, "--yes")
+        assert "absent" in shop.celery("show", *name, code=1)
+        assert shop.database.rows(shop.key(order)) == []
+    signals.forgotten.disconnect(receive)
+
+    assert [details["key"] for details in forgotten] == [shop.key(order)] * 3
+    assert shop.charge.apply((order,)).get()
+    assert shop.database.effects(order) == 4
+
+
+def test_forget_deletes_record_and_row(shop: Shop, order: str) -> None:
+    shop.charge.apply((order,))
+
+    shop.celery("forget", str(shop.key(order)), "--yes")
+
+    assert shop.charge.idempotency_record(order) is None
+    assert shop.database.rows(shop.key(order)) == []
+
+
+@pytest.mark.parametrize("with_record", [True, False])
+def test_a_row_that_has_changed_is_kept(shop: Shop, order: str, with_record: bool) -> None:
+    shop.charge.apply((order,))
+    key = shop.key(order)
+
+    if with_record:
+        assert shop.executor.forget(key, None, shop.rows, "another owner") == "changed"
+        assert shop.charge.idempotency_record(order).state is State.COMPLETED
+    else:
+        assert shop.rows.forget(shop.prefix, key, "another owner") is None
+    (row,) = shop.database.rows(key)
+    assert row.state == "COMPLETED"
+
+
+def test_with_a_changed_record_the_row_is_kept(shop: Shop, order: str) -> None:
+    shop.charge.apply((order,))
+    shown = shop.charge.idempotency_record(order)
+    shop.charge.idempotency_forget(order)
+    shop.charge.apply((order,))
+
+    assert shop.executor.forget(shop.key(order), shown, shop.rows) == "changed"
+
+    assert len(shop.database.rows(shop.key(order))) == 1
+
+
+def test_without_redis_nothing_is_forgotten(shop: Shop, order: str) -> None:
+    shop.charge.apply((order,))
+
+    def unavailable() -> bool:
+        raise StoreUnavailableError("Redis")
+
+    with pytest.raises(StoreUnavailableError):
+        shop.rows.forget(shop.prefix, shop.key(order), before_commit=unavailable)
+
+    assert len(shop.database.rows(shop.key(order))) == 1
+
+
+def test_a_call_meanwhile_waits_for_the_end_and_runs(shop: Shop, order: str) -> None:
+    shop.charge.apply((order,))
+    calling = threading.Thread(target=shop.charge.apply, args=((order,),))
+
+    def forget_record() -> bool:
+        shop.forget_record(order)
+        calling.start()
+        eventually(lambda: shop.charge.idempotency_record(order), "the call has begun")
+        return True
+
+    assert shop.rows.forget(shop.prefix, shop.key(order), before_commit=forget_record)
+    calling.join(SOON)
+
+    assert shop.database.effects(order) == 2
+    assert len(shop.database.rows(shop.key(order))) == 1
