@@ -61,6 +61,8 @@ lint: .venv/dev  ## Check style, types, import contracts and private words
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.readthedocs .readthedocs.yaml
 	$(BIN)/codespell celery_idempotent lua examples tests docs .github README.md CHANGELOG.md Makefile
 
 .PHONY: docs

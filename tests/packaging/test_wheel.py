@@ -56,6 +56,16 @@ def test_the_metadata_is_valid_and_the_description_renders(built: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_the_sdist_installs_what_the_wheel_has(built: Path, tmp_path: Path) -> None:
+    (sdist,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
+    how = ["--quiet", "--no-deps", "--no-build-isolation", "--no-compile", "--target", tmp_path]
+    subprocess.run([sys.executable, "-m", "pip", "install", *how, sdist], check=True)
+
+    installed = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if "dist-info" not in name}
+    assert {name for name in installed if "dist-info" not in name} == names
+
+
 def test_the_demo_runs_with_the_wheel_only(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
     environment = {

@@ -64,6 +64,8 @@ def _run(command: list[Any], **how: Any) -> str:
 def _previous_commit() -> str:
     """Returns the newest release before this commit or, before the first one, its parent."""
     git = ["git", "-C", ROOT]
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is not a clone, so the version before is not here")
     try:
         tag = [*git, "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*", "HEAD~1"]
         return _run(tag).strip()
