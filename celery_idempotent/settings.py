@@ -278,10 +278,10 @@ def _seconds(least: float) -> _Validator:
     )
 
 
-def _whole(least: int, most: int) -> _Validator:
+def _whole(least: int, most: int, of: str = "") -> _Validator:
     return (
         lambda value: _is_number(value) and isinstance(value, int) and least <= value <= most,
-        f"a whole number from {least} to {most}",
+        f"a whole number {of}from {least} to {most}",
     )
 
 
@@ -348,12 +348,12 @@ _VALIDATORS: Mapping[str, _Validator] = {
     "store_result": _FLAG,
     "serializer": _text("the name of a kombu serializer"),
     "compression": _text("the name of a kombu compression"),
-    "compression_threshold": _whole(0, 512 * 1024 * 1024),
+    "compression_threshold": _whole(0, 512 * 1024 * 1024, "of bytes "),
     "encryption_keys": (
         _are_keys,
         "a tuple of Fernet keys, the newest first, or a function that returns it, or its path",
     ),
-    "max_result_size": _whole(0, 512 * 1024 * 1024),
+    "max_result_size": _whole(0, 512 * 1024 * 1024, "of bytes "),
     "offload_backend": _text("the URL of a Celery key-value backend"),
     "transaction": (
         _is_database,

@@ -39,6 +39,7 @@ def options() -> Iterator[str]:
         yield f"## `{settings.PREFIX}{option.name}`"
         yield _markdown(described[option.name])
         facts = [f"**type** `{option.type}`", f"**default** `{option.default!r}`"]
+        value = re.sub(r"'([^']*)'", r"`\1`", value)
         facts[1:1] = [f"**value** {value}"] if value else []
         yield " · ".join([*facts, f"**since** {since}"])
     (metrics,) = settings.APP_OPTIONS

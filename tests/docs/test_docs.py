@@ -92,6 +92,13 @@ def test_imports_of_the_package_in_python_blocks_work(page: Path) -> None:
             ] == []
 
 
+@each_page
+def test_diagrams_have_no_semicolon(page: Path) -> None:
+    # Mermaid ends a line there, and then draws nothing.
+    for diagram in re.findall(r"^```mermaid\n(.*?)^```$", page.read_text("utf-8"), re.S | re.M):
+        assert ";" not in diagram
+
+
 def documented_options() -> dict[str, str]:
     """Returns the options in the table of the connection, with their defaults."""
     text = prose(ROOT / "docs/redis-configuration.md")

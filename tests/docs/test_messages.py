@@ -65,3 +65,17 @@ def test_commands_exist(page: Path) -> None:
             for option in (*parameter.opts, *parameter.secondary_opts)
         }
         assert set(re.findall(r"(?<=\s)--[\w-]+", arguments)) <= known, name
+
+
+@each_page
+def test_extras_and_make_targets_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    extras = re.findall(r"celery-idempotent\[([\w,]+)\]", text)
+    targets = re.findall(r"^(?:make|`make) ([a-z]+)", text, flags=re.M)
+    pyproject = (ROOT / "pyproject.toml").read_text("utf-8")
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+
+    for extra in ",".join(extras).split(",") if extras else []:
+        assert re.search(rf"^{extra} = \[", pyproject, flags=re.M), extra
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, flags=re.M), target

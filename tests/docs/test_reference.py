@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 
 import pytest
 
 import celery_idempotent
+from celery_idempotent import dashboard, errors
+from celery_idempotent.contrib import asgi, kombu, wsgi
+from celery_idempotent.contrib.django import middleware
 from celery_idempotent.settings import _VALIDATORS, Settings
 from tests.docs.reference import FOLDER, PAGES, error_classes, page
 
@@ -31,3 +35,15 @@ def test_every_public_error_has_a_cause_and_a_remedy() -> None:
 def test_every_option_has_its_unit_or_its_values() -> None:
     # A key rule is validated together with the signature of its task.
     assert {option.name for option in fields(Settings)} - set(_VALIDATORS) == {"key"}
+
+
+def test_every_public_name_is_in_the_api() -> None:
+    text = (FOLDER / "api.md").read_text("utf-8")
+    names = set(re.findall(r"^\.\. auto(?:class|data|function):: ([\w.]+)$", text, flags=re.M))
+    modules = set(re.findall(r"^\.\. automodule:: ([\w.]+)$", text, flags=re.M))
+
+    # Errors are members of their module.
+    public = {name for name in celery_idempotent.__all__ if not name.endswith("Error")}
+    assert {f"celery_idempotent.{name}" for name in public} <= names
+    assert {f"celery_idempotent.dashboard.{name}" for name in dashboard.__all__} <= names
+    assert {module.__name__ for module in (errors, asgi, wsgi, middleware, kombu)} <= modules
