@@ -1,5 +1,6 @@
--- The record's layout and the functions that the scripts share. The loader puts this file before each
--- script. Every call creates these functions again and pays for each outer name that one of them uses.
+-- The functions that the scripts share. The loader puts this file before each script, or where a script
+-- has the line PRELUDE. Every call creates these functions again and pays for each outer name that one of
+-- them uses.
 --
 -- A record is one string, in the layout that celery_idempotent/record/layout.py describes: a letter for
 -- the state, attempt, token, a time in milliseconds, five strings with their lengths, and the body. The
@@ -15,8 +16,6 @@
 -- the key's own name is the turn: who begins takes it, for as long as the lease. Its body holds neither
 -- errors nor steps, but at most one entry: the message that waits for the next turn. Scripts get it as
 -- their second key; the first comments name both.
-
-local LAYOUT = '>c1BI7I6Bc0I2c0Bc0Bc0Bc0'
 
 -- An error that ended one task id, but not the key. These errors precede the steps in the body of R, S
 -- and E, newest first. Each is an entry like a step's, without a name: length of the rest, length of the

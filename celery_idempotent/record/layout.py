@@ -1,4 +1,4 @@
-"""The byte layout of a record. lua/prelude.lua reads and writes the same fields.
+"""The byte layout of a record. lua/layout.lua has the same fields.
 
 ===========  =====  ==========================================================================
 field        bytes  content

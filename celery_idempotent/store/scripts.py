@@ -3,7 +3,8 @@
 A script's head lists its KEYS, ARGV and REPLIES, each with its meaning. These lists are the
 signature: arguments are passed in the order of ARGV, and a reply that is not in REPLIES is an
 error. Unit tests compare heads, bodies and commands. INCLUDE names the file with the end of the
-script, if it shares its end with others.
+script, if it shares its end with others. The line PRELUDE is where the shared functions come, if a
+part of the script precedes them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import NamedTuple
 
 from celery_idempotent.errors import IdempotencyError
 
-#: The code that each script begins with.
-PRELUDE = "prelude"
+#: The code that each script begins with: the form of a record, and the shared functions.
+LAYOUT, PRELUDE = "layout", "prelude"
+#: The line of a script at which the prelude is inserted; by default, that is before the script.
+PRELUDE_LINE = "-- PRELUDE\n"
 
 #: The scripts are inside the package in a wheel, and beside it in a checkout.
 _FOLDERS = (Path(__file__).parents[1] / "lua", Path(__file__).parents[2] / "lua")
@@ -61,10 +64,12 @@ class Script:
 
 @cache
 def load(name: str) -> Script:
-    """Returns a script with the prelude before it and the included file behind it."""
+    """Returns a script with the layout and the prelude, and the included file behind it."""
     text = read_source(name)
     head = read_head(text)
-    source = "\n".join([read_source(PRELUDE), text, *map(read_source, head["INCLUDE"])])
+    before, _, after = text.rpartition(PRELUDE_LINE)
+    parts = [before, read_source(PRELUDE), after, *map(read_source, head["INCLUDE"])]
+    source = "\n".join([read_source(LAYOUT), *filter(None, parts)])
     return Script(
         name=name,
         source=source,

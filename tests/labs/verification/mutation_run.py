@@ -30,7 +30,7 @@ from tests.store.deployments import KINDS
 from tests.store.record_harness import KEY, RecordHarness, close_stores, store_at
 
 #: Files that several scripts share.
-_SHARED = ("prelude", "epilogue")
+_SHARED = ("layout", "prelude", "epilogue")
 #: Seconds that tests/store may take; a mutant that makes them take longer is detected, too.
 SUITE_TIMEOUT = 300.0
 #: Failures are not shrunk: one failure suffices.

@@ -11,8 +11,8 @@ from celery_idempotent.store import scripts
 
 FOLDER = Path(__file__).parents[3] / "lua"
 #: The beginning of each script, and the end of some.
-PRELUDE, ENDS = "prelude", ["epilogue"]
-NAMES = sorted({path.stem for path in FOLDER.glob("*.lua")} - {PRELUDE, *ENDS})
+STARTS, ENDS = ["layout", "prelude"], ["epilogue"]
+NAMES = sorted({path.stem for path in FOLDER.glob("*.lua")} - {*STARTS, *ENDS})
 
 
 def head_and_body(name: str) -> tuple[dict[str, tuple[str, ...]], str]:
@@ -83,10 +83,10 @@ class TestEachScript:
             assert any(re.match(rf"--   {entry} +\S", line) for line in lines), entry
 
     def test_does_not_call_time_itself(self, name: str) -> None:
-        # The prelude reads the server's time once for the whole script.
-        _, body = head_and_body(name)
+        # The prelude reads the server's time, which replies have; what precedes it reads its own.
+        script = scripts.read_source(name).rpartition(scripts.PRELUDE_LINE)[2]
 
-        assert "'TIME'" not in body
+        assert "'TIME'" not in script
 
     def test_declares_every_variable(self, name: str) -> None:
         # A missing `local` is an error in Redis, but only when the line is executed.
@@ -108,7 +108,8 @@ def test_every_included_file_is_used() -> None:
     assert sorted(ends) == ENDS
 
 
-def test_the_prelude_declares_nothing_global() -> None:
-    body = re.sub(r"--.*", "", scripts.read_source(PRELUDE))
+@pytest.mark.parametrize("name", STARTS)
+def test_the_start_declares_nothing_global(name: str) -> None:
+    body = re.sub(r"--.*", "", scripts.read_source(name))
 
     assert re.findall(r"^(?!local |  |end|\s*$).*", body, re.MULTILINE) == []

@@ -45,10 +45,19 @@ def test_a_head_is_read_up_to_the_first_line_of_code() -> None:
 def test_a_script_has_the_prelude_its_include_and_the_digest_of_all() -> None:
     script = scripts.load("complete")
 
-    parts = [scripts.read_source(name) for name in ("prelude", "complete", "epilogue")]
+    parts = [scripts.read_source(name) for name in ("layout", "prelude", "complete", "epilogue")]
     assert script.source == "\n".join(parts)
     assert script.sha == sha1(script.source.encode()).hexdigest()
     assert scripts.load("complete") is script
+
+
+def test_a_part_of_a_script_may_precede_the_prelude() -> None:
+    source = scripts.load("begin").source
+    before, after = scripts.read_source("begin").split("-- PRELUDE\n")
+
+    parts = [scripts.read_source("layout"), before, scripts.read_source("prelude"), after]
+    assert source == "\n".join(parts)
+    assert source.index("redis.call('GET', record)") < source.index("local function")
 
 
 def test_a_reply_is_a_value() -> None:
