@@ -1,5 +1,7 @@
 """Idempotent Celery tasks on Redis: duplicates get the first outcome, not a second execution."""
 
+from typing import TYPE_CHECKING, Any
+
 from celery_idempotent.errors import (
     ConflictError,
     CorruptRecordError,
@@ -14,13 +16,15 @@ from celery_idempotent.errors import (
     TransactionError,
 )
 from celery_idempotent.functions.decision import Decision
-from celery_idempotent.functions.engine import Idempotency
 from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.monitoring import startup as _startup  # noqa: F401 - connects its signal
 from celery_idempotent.monitoring import worker as _worker  # noqa: F401 - connects its signals
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.task.result import CallOutcome, outcome_of
 from celery_idempotent.task.task import IdempotentTask
+
+if TYPE_CHECKING:
+    from celery_idempotent.functions.engine import Idempotency
 
 __version__ = "0.1.0"
 
@@ -45,3 +49,12 @@ __all__ = [
     "TransactionError",
     "outcome_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports `Idempotency` when it is first used: programs that have only tasks do without it."""
+    if name == "Idempotency":
+        from celery_idempotent.functions.engine import Idempotency
+
+        return Idempotency
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

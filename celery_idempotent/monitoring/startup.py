@@ -9,7 +9,6 @@ from typing import Any
 
 from celery.signals import celeryd_after_setup
 
-from celery_idempotent import doctor
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.errors import SettingsError, StoreUnavailableError
 from celery_idempotent.settings import Settings
@@ -52,6 +51,9 @@ def check_stores(instance: Any, **_: Any) -> None:
             _await_store(store, next(policy for policy in _MESSAGES if policy in wanted))
     except SettingsError as error:
         raise SystemExit(f"Error: {error}") from None
+    # Imported here, since programs that only publish do without it.
+    from celery_idempotent import doctor
+
     for finding in doctor.check_at_start(instance.app):
         logger.warning("The configuration weakens idempotency: %s", finding.line)
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
 from redis.exceptions import ClusterError, ResponseError
@@ -20,7 +20,6 @@ from celery_idempotent.store import commands, reference, replicas, scripts
 from celery_idempotent.store.breaker import PROBE_TIMEOUT, Breaker
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.inspection.record_reader import RecordReader
 from celery_idempotent.store.outage import OutageLogger
 from celery_idempotent.store.reference import Reference
 from celery_idempotent.store.run_sync import run_sync
@@ -31,6 +30,9 @@ from celery_idempotent.store.transport.connection import CONNECTION_ERRORS, conn
 from celery_idempotent.store.transport.sync import SyncTransport
 from celery_idempotent.store.transport.transport import ScriptCall, Transport
 from celery_idempotent.store.transport.url import names_cluster
+
+if TYPE_CHECKING:
+    from celery_idempotent.store.inspection.record_reader import RecordReader
 
 #: Sent even while the breaker is open: an outcome must not be lost, and those who resend one wait
 #: between their attempts.
@@ -259,6 +261,9 @@ class RecordStore:
         Raises:
             StoreUnavailableError: if a cluster's nodes do not reply.
         """
+        # Workers and publishers need none.
+        from celery_idempotent.store.inspection.record_reader import RecordReader
+
         try:
             client = connect(self.config, timeout=timeout, retries=0)
         except CONNECTION_ERRORS as error:
