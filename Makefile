@@ -23,7 +23,7 @@ test: .venv/test  ## Run all tests and report the coverage
 	@$(BIN)/coverage report
 
 .PHONY: bench
-bench: .venv/bench  ## Measure the overhead, and compare other libraries (ONLY=live; WRITE=1 into docs/)
+bench: .venv/bench  ## Measure the overhead, and compare other libraries (ONLY=live; ONLY=soak: growth; WRITE=1 into docs/)
 	@$(BIN)/python -m tests.labs.benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(WRITE),--write) \
 		$(if $(AGAINST),--against $(AGAINST)) $(if $(JSON),--json $(JSON)) $(if $(MINUTES),--minutes $(MINUTES))
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,8 +15,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from tests.labs.benchmarks import machine, page, plots
 from tests.labs.benchmarks.figure import MeasureResult
 from tests.labs.benchmarks.isolation import run_in_process
-from tests.labs.benchmarks.measure import Measure
-from tests.labs.benchmarks.measures import MEASURES
+from tests.labs.benchmarks.measure import FIGURES, Measure
+from tests.labs.benchmarks.measures import MEASURES, find_measure
 from tests.labs.benchmarks.report import MET, MISSED, Report, parse_values
 
 
@@ -34,7 +35,9 @@ def main() -> int:
         Path(arguments.json).write_text(report.json() + "\n", encoding="utf-8")
     if arguments.write:
         images = plots.draw(report.results, page.DOCS, page.FOLDER)
-        stderr.print("written:", *(path.name for path in page.write(report, images)), "and plots")
+        # The comparison with an earlier run is for those who run it.
+        written = page.write(replace(report, before={}), images)
+        stderr.print("written:", *(path.name for path in written), "and plots")
     if report.failures():
         stderr.print(f"not measured: {', '.join(report.failures())}")
     stderr.print(f"{report.summary} ({report.seconds:.0f} s)")
@@ -55,8 +58,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--minutes",
         type=float,
-        default=12,
-        help="start no measure after this time; default: 12",
+        default=20,
+        help="start no measure after this time, and end the last one; default: 20",
     )
     parser.add_argument("--json", metavar="FILE", help="write the raw values to FILE")
     parser.add_argument("--against", metavar="FILE", help="compare with the values in FILE")
@@ -64,13 +67,18 @@ def _arguments() -> argparse.Namespace:
         "--write", action="store_true", help="write tables, plots and raw values into docs/"
     )
     arguments = parser.parse_args()
-    if arguments.write and arguments.only:
+    chosen = [find_measure(name) for name in arguments.only or ()]
+    if arguments.write and any(measure.section == FIGURES for measure in chosen):
         parser.error("--write replaces whole tables in docs/: leave out --only")
     return arguments
 
 
 def _run(arguments: argparse.Namespace, stderr: Console) -> Report:
-    measures = [each for each in MEASURES if not arguments.only or each.name in arguments.only]
+    measures = [
+        each
+        for each in MEASURES
+        if (each.name in arguments.only if arguments.only else each.section == FIGURES)
+    ]
     before = {}
     if arguments.against:
         before = parse_values(Path(arguments.against).read_text(encoding="utf-8"))

@@ -26,7 +26,10 @@ class CallPath:
     """Records the functions that are entered in its ``with`` block, in order."""
 
     def __init__(self) -> None:
+        #: Those of the package.
         self.functions: list[tuple[Path, str]] = []
+        #: All functions in Python that were entered, the package's included.
+        self.entered = 0
 
     def __enter__(self) -> CallPath:
         sys.setprofile(self._record)
@@ -36,6 +39,7 @@ class CallPath:
         sys.setprofile(None)
 
     def _record(self, frame: FrameType, event: str, _: Any) -> None:
+        self.entered += event == "call"
         path = Path(frame.f_code.co_filename)
         if event == "call" and PACKAGE in path.parents:
             self.functions.append((path.relative_to(PACKAGE), frame.f_code.co_qualname))

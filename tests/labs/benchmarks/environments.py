@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from celery_idempotent.settings import OPTIONS
 from celery_idempotent.testing.server import RedisServer
 from tests.labs.benchmarks.bench import private_server
 from tests.labs.benchmarks.figure import Figure, Goal, Spread
@@ -15,25 +16,51 @@ from tests.labs.benchmarks.measure import MissingDependency
 from tests.labs.comparison.contestants import CONTESTANTS, OURS, PLAIN
 from tests.labs.comparison.environment import DATABASES_EACH, Environment
 
-#: A second instance of plain Celery: its distance from the first one shows the noise.
-CONTROL = "celery (control)"
+#: A second instance of plain Celery: its distance from the first one is chance.
+CONTROL = "celery, again"
 DEDUPE = "celery-idempotent with dedupe_publish"
+UNFUSED = "celery-idempotent without fused completion"
 
 #: By the name in the table: the contestant, and the arguments of its environment.
 Entries = Mapping[str, tuple[str, Mapping[str, Any]]]
 CONTESTANTS_ONLY: Entries = {each.name: (each.name, {}) for each in CONTESTANTS}
-WITH_CONTROL: Entries = {**CONTESTANTS_ONLY, CONTROL: (PLAIN.name, {})}
+#: celery-idempotent keeps its records where it does by default: in the result backend.
+OURS_BY_DEFAULT: Entries = {OURS.name: (OURS.name, {"settings": {"idempotency_redis_url": None}})}
+WITH_CONTROL: Entries = {**CONTESTANTS_ONLY, **OURS_BY_DEFAULT, CONTROL: (PLAIN.name, {})}
+#: Where the option does not exist yet, there is nothing to compare.
+_UNFUSED: Entries = {
+    UNFUSED: (
+        OURS.name,
+        {"settings": {"idempotency_redis_url": None, "idempotency_fused_completion": False}},
+    )
+}
+WITH_UNFUSED: Entries = {
+    **WITH_CONTROL,
+    **(_UNFUSED if "idempotency_fused_completion" in OPTIONS else {}),
+}
+CELERY_AND_OURS: Entries = {
+    name: entry for name, entry in WITH_UNFUSED.items() if entry[0] in (PLAIN.name, OURS.name)
+}
 WITH_CONTROL_AND_DEDUPE: Entries = {
     **WITH_CONTROL,
-    DEDUPE: (OURS.name, {"task_options": {"idempotency_dedupe_publish": True}}),
+    DEDUPE: (
+        OURS.name,
+        {
+            "settings": {"idempotency_redis_url": None},
+            "task_options": {"idempotency_dedupe_publish": True},
+        },
+    ),
 }
 
 
 @contextmanager
 def start_environments(
-    server: RedisServer, entries: Entries, *, concurrency: int = 1
+    server: RedisServer, entries: Entries, *, concurrency: int = 1, broker: str = ""
 ) -> Iterator[dict[str, Environment]]:
     """Starts an environment with its worker for each entry, on its own databases of `server`.
+
+    Args:
+        broker: URL of the server of the brokers, if it is another one.
 
     Raises:
         MissingDependency: if a contestant is not installed.
@@ -42,7 +69,9 @@ def start_environments(
         client.flushall()
     try:
         environments = {
-            name: Environment(contestant, server.url, number, concurrency=concurrency, **options)
+            name: Environment(
+                contestant, server.url, number, concurrency=concurrency, broker=broker, **options
+            )
             for number, (name, (contestant, options)) in enumerate(entries.items())
         }
     except ImportError as error:
@@ -61,25 +90,40 @@ def server_for(entries: Entries) -> RedisServer:
 
 def ratio_figures(times: Rounds, goals: Mapping[str, Goal]) -> list[Figure]:
     """Returns the ratio of each contestant to the mean of both instances of plain Celery."""
-    plain = _plain(times)
+    of_celery = plain(times)
+    others = {name: each for name, each in times.items() if name not in (PLAIN.name, CONTROL)}
+    # Those with a goal come first.
     figures = [
         Figure.from_spread(
-            f"{name} / celery", Spread.from_ratios(each, plain), "×", goals.get(name)
+            f"{name} / celery", Spread.from_ratios(others[name], of_celery), "×", goals.get(name)
         )
-        for name, each in times.items()
-        if name not in (PLAIN.name, CONTROL)
+        for name in sorted(others, key=lambda name: name not in goals)
     ]
-    noise = Spread.from_ratios(times[CONTROL], times[PLAIN.name])
-    figures.append(Figure.from_spread(f"{CONTROL} / celery (noise)", noise, "×"))
-    figures.append(Figure.from_spread("celery, absolute", Spread.from_values(plain), "µs"))
+    chance = Spread.from_ratios(times[CONTROL], times[PLAIN.name])
+    figures.append(Figure.from_spread(f"{CONTROL} / celery (chance)", chance, "×"))
     return figures
+
+
+def peer_figures(times: Rounds) -> list[Figure]:
+    """Returns the ratio of celery-idempotent to each of the other libraries."""
+    return [
+        Figure.from_spread(
+            f"{OURS.name} / {peer}",
+            Spread.from_ratios(times[OURS.name], times[peer]),
+            "×",
+            Goal(1, "<"),
+        )
+        for peer in (each.name for each in CONTESTANTS if each not in (OURS, PLAIN))
+        if peer in times
+    ]
 
 
 def relative_to_celery(times: Rounds) -> dict[str, Spread]:
     """Returns the ratios of all contestants to plain Celery, for a plot."""
-    plain = _plain(times)
-    return {name: Spread.from_ratios(each, plain) for name, each in times.items()}
+    of_celery = plain(times)
+    return {name: Spread.from_ratios(each, of_celery) for name, each in times.items()}
 
 
-def _plain(times: Rounds) -> list[float]:
+def plain(times: Rounds) -> list[float]:
+    """Returns the mean of both instances of plain Celery, by round."""
     return [sum(pair) / 2 for pair in zip(times[PLAIN.name], times[CONTROL], strict=True)]

@@ -97,6 +97,33 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """One line of the table of what a task costs."""
+
+    label: str
+    unit: str
+    celery: float
+    ours: float
+    #: The difference within each round.
+    more: Spread
+    unfused: float | None = None
+
+    @property
+    def cells(self) -> list[str]:
+        """The line, see `COST_HEADINGS`."""
+        sign = "+" if self.more.median >= 0 else "−"
+        more = sign + with_unit(abs(self.more.median), self.unit)
+        values = (self.celery, self.ours, self.unfused)
+        celery, ours, unfused = (
+            "" if value is None else with_unit(value, self.unit) for value in values
+        )
+        return [self.label, celery, ours, more, unfused]
+
+
+COST_HEADINGS = ["", "celery", "celery-idempotent", "difference", "without fused completion"]
+
+
+@dataclass(frozen=True)
 class Bars:
     """A bar chart that compares contestants."""
 
@@ -126,6 +153,8 @@ class MeasureResult:
     plots: list[Bars | Curves] = field(default_factory=list)
     #: The values that the figures are computed from.
     raw: dict[str, Any] = field(default_factory=dict)
+    #: For the table at the top of the page.
+    costs: list[Cost] = field(default_factory=list)
     #: Why there are no figures: a missing dependency, a timeout or an error.
     missing: str = ""
     #: The traceback of a measure that failed.
@@ -135,6 +164,7 @@ class MeasureResult:
         """Returns everything but the plots, for JSON."""
         return {
             "figures": [{**asdict(each), "met": each.is_met} for each in self.figures],
+            "costs": [asdict(each) for each in self.costs],
             "raw": self.raw,
             "missing": self.missing,
         }

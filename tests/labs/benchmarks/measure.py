@@ -12,6 +12,10 @@ from tests.labs.benchmarks.figure import MeasureResult
 ProgressCallback = Callable[[float], object]
 
 
+#: The section of a page that has all measures of a run.
+FIGURES = "figures"
+
+
 class Measure(ABC):
     """One measurement with its goals; its docstring is published with its figures."""
 
@@ -21,6 +25,8 @@ class Measure(ABC):
     title: ClassVar[str]
     #: The page in docs/ that its figures are written to.
     page: ClassVar[str] = "benchmarks"
+    #: The marked section of the page. Those of other sections than `FIGURES` run on request only.
+    section: ClassVar[str] = FIGURES
     #: Whether its figures are counts, which do not depend on the load of the machine.
     is_exact: ClassVar[bool] = False
     #: In seconds.

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.labs.benchmarks.measure import FIGURES
 from tests.labs.benchmarks.report import Report
 
 DOCS = Path(__file__).parents[3] / "docs"
 #: Folder of the plots and the raw values, in docs/.
 FOLDER = "benchmarks"
-FIGURES = f"{FOLDER}/figures.json"
+VALUES = f"{FOLDER}/figures.json"
 
 
 def write(report: Report, images: Mapping[str, list[str]]) -> list[Path]:
@@ -18,16 +19,20 @@ def write(report: Report, images: Mapping[str, list[str]]) -> list[Path]:
 
     Returns the written files.
     """
-    pages = sorted({measure.page for measure in report.results})
-    for page in pages:
-        path = DOCS / f"{page}.md"
+    pages = sorted({(measure.page, measure.section) for measure in report.results})
+    written = [DOCS / f"{page}.md" for page, _ in pages]
+    for path, (page, section) in zip(written, pages, strict=True):
         text = path.read_text(encoding="utf-8")
-        text = replace_section(text, "setting", report.setting)
-        text = replace_section(text, "goals", report.goals(page))
-        text = replace_section(text, "figures", report.figures(page, images))
+        text = replace_section(text, section, report.figures(page, images, section))
+        if section == FIGURES:
+            text = replace_section(text, "setting", report.setting)
+            text = replace_section(text, "costs", report.costs(page))
+            text = replace_section(text, "goals", report.goals(page))
         path.write_text(text, encoding="utf-8")
-    (DOCS / FIGURES).write_text(report.json() + "\n", encoding="utf-8")
-    return [*(DOCS / f"{page}.md" for page in pages), DOCS / FIGURES]
+    if any(section == FIGURES for _, section in pages):
+        (DOCS / VALUES).write_text(report.json() + "\n", encoding="utf-8")
+        written.append(DOCS / VALUES)
+    return written
 
 
 def replace_section(text: str, name: str, content: str) -> str:

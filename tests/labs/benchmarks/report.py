@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.table import Table
 
-from tests.labs.benchmarks.figure import Figure, MeasureResult
-from tests.labs.benchmarks.measure import Measure
+from tests.labs.benchmarks.figure import COST_HEADINGS, Figure, MeasureResult
+from tests.labs.benchmarks.measure import FIGURES, Measure
 
 MET, MISSED = "✓", "✗"
 _MARKS = {True: MET, False: MISSED, None: ""}
@@ -67,6 +67,11 @@ class Report:
                 table.add_row(*self._line(measure, figure, indent="  "), style=style)
         return table
 
+    def costs(self, page: str) -> str:
+        """Returns what a task costs as a Markdown table."""
+        lines = [cost.cells for _, result in self._results_of(page) for cost in result.costs]
+        return _table(COST_HEADINGS, lines, texts=1, last="--:")
+
     def goals(self, page: str) -> str:
         """Returns the figures that have a goal as a Markdown table."""
         lines = [
@@ -76,14 +81,16 @@ class Report:
         ]
         return _markdown(["", *self._headings()], lines)
 
-    def figures(self, page: str, images: Mapping[str, list[str]]) -> str:
-        """Returns the docstring, figures and plots of each measure as Markdown.
+    def figures(self, page: str, images: Mapping[str, list[str]], section: str = FIGURES) -> str:
+        """Returns the docstring, figures and plots of each measure of a section as Markdown.
 
         Args:
             images: paths of plots, by measure.
         """
         parts = []
         for measure, result in self._results_of(page):
+            if measure.section != section:
+                continue
             parts += [f"### {measure.title}", inspect.getdoc(measure) or ""]
             if result.missing:
                 parts.append(f"Not measured: {result.missing}.")
@@ -130,8 +137,12 @@ def parse_values(document: str) -> MeasuredValues:
 
 
 def _markdown(headings: list[str], lines: list[list[str]]) -> str:
-    texts = sum(1 for heading in headings if not heading) - 1
-    rule = ["---"] * texts + ["--:"] * (len(headings) - texts - 1) + ["---"]
+    return _table(headings, lines, sum(1 for heading in headings if not heading) - 1)
+
+
+def _table(headings: list[str], lines: list[list[str]], texts: int, last: str = "---") -> str:
+    """Returns a table whose first `texts` columns are text; the others are numbers."""
+    rule = ["---"] * texts + ["--:"] * (len(headings) - texts - 1) + [last]
     return "\n".join("| " + " | ".join(line) + " |" for line in [headings, rule, *lines])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.labs.benchmarks.environments import CONTROL, DEDUPE
+from tests.labs.benchmarks.environments import CELERY_AND_OURS, CONTROL, DEDUPE, OURS_BY_DEFAULT
 from tests.labs.benchmarks.measure import Measure, MissingDependency
 from tests.labs.benchmarks.measures import MEASURES, find_measure
 from tests.labs.benchmarks.report import Report, parse_values
@@ -19,9 +19,9 @@ from tests.labs.comparison.contestants import OURS, PLAIN
 WITH_CONTROL = {
     PLAIN.name: (PLAIN.name, {}),
     CONTROL: (PLAIN.name, {}),
-    OURS.name: (OURS.name, {}),
+    **OURS_BY_DEFAULT,
 }
-CELERY_AND_OURS = {name: WITH_CONTROL[name] for name in (PLAIN.name, OURS.name)}
+WITHOUT_CONTROL = {name: WITH_CONTROL[name] for name in (PLAIN.name, OURS.name)}
 DEDUPED = {
     **WITH_CONTROL,
     DEDUPE: (OURS.name, {"task_options": {"idempotency_dedupe_publish": True}}),
@@ -29,8 +29,13 @@ DEDUPED = {
 
 SMALL: dict[str, dict[str, Any]] = {
     "trips": {},
-    "commands": {"TASKS": 20, "entries": CELERY_AND_OURS},
+    "commands": {"TASKS": 20, "entries": WITHOUT_CONTROL},
     "memory": {},
+    "trace": {"ROUNDS": 2, "EACH": 3, "entries": CELERY_AND_OURS},
+    "profile": {"ROUNDS": 2, "EACH": 3},
+    "process": {"IMPORTS": 1, "WORKERS": 1, "TASKS": 3},
+    "sql": {"ROUNDS": 2, "EACH": 3},
+    "soak": {"MINUTES": 0.05, "SAMPLES": 8},
     "server": {"ROUNDS": 2, "ROUNDS_OF_OTHERS": 1, "EACH": 3},
     "client": {"ROUNDS": 2, "EACH": 3},
     "keys": {"ROUNDS": 2, "EACH": 3},
@@ -71,7 +76,10 @@ def test_measure_has_figures(name: str) -> None:
     report = Report({measure: result}, "", 1)
     assert len(parse_values(report.json())[name]) == len(result.figures)
     assert json.loads(report.json())
-    assert all(figure.label in report.figures(measure.page, {}) for figure in result.figures)
+    assert all(
+        figure.label in report.figures(measure.page, {}, measure.section)
+        for figure in result.figures
+    )
     if measure.is_exact:
         assert not report.missed()
 

@@ -52,6 +52,7 @@ class Environment:
         number: unique among the environments of a server; selects its databases.
         concurrency: processes in the worker's pool; 0 starts no worker.
         lock: duration of locks or leases, in seconds.
+        broker: URL of the broker's server, if it has one of its own.
         settings: of the Celery app, in addition to the contestant's.
         task_options: of every task, in addition to the contestant's.
     """
@@ -64,17 +65,20 @@ class Environment:
         *,
         concurrency: int = 4,
         lock: float = 60.0,
+        broker: str = "",
         settings: dict[str, Any] | None = None,
         task_options: dict[str, Any] | None = None,
     ) -> None:
         url = server.rpartition("/")[0]
         self._database = 1 + number * DATABASES_EACH
-        broker, backend, ledger = (
+        broker_url, backend, ledger = (
             f"{url}/{self._database + offset}" for offset in range(DATABASES_EACH)
         )
+        if broker:
+            broker_url = f"{broker.rpartition('/')[0]}/{self._database}"
         self.config = AppConfig(
             contestant,
-            broker,
+            broker_url,
             backend,
             f"{url}/{LOCKS_DATABASE}",
             ledger,
@@ -86,7 +90,7 @@ class Environment:
         self.lock = lock
         self.app: Celery = make_app(self.config)
         self.ledger = Ledger(ledger)
-        self._broker = Redis.from_url(broker)
+        self._broker = Redis.from_url(broker_url)
         self._concurrency = concurrency
         self._worker: subprocess.Popen[bytes] | None = None
         self._node = f"environment-{number}@peers"
@@ -122,12 +126,21 @@ class Environment:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Pauses all processes of the worker (SIGSTOP) during the ``with`` block."""
-        assert self._worker is not None
-        os.killpg(self._worker.pid, signal.SIGSTOP)
+        self.signal(signal.SIGSTOP)
         try:
             yield
         finally:
-            os.killpg(self._worker.pid, signal.SIGCONT)
+            self.signal(signal.SIGCONT)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to all processes of the worker."""
+        os.killpg(self.worker_pid, number)
+
+    @property
+    def worker_pid(self) -> int:
+        """The main process of the worker, which leads a process group."""
+        assert self._worker is not None
+        return self._worker.pid
 
     def messages(self) -> int:
         """Returns the number of messages in the broker, unacknowledged ones included."""

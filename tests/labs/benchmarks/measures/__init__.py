@@ -13,23 +13,33 @@ from tests.labs.benchmarks.measures.growth import Growth
 from tests.labs.benchmarks.measures.heartbeat import ManyLeases
 from tests.labs.benchmarks.measures.memory import Memory
 from tests.labs.benchmarks.measures.outage import OpenBreaker
+from tests.labs.benchmarks.measures.processes import Processes
+from tests.labs.benchmarks.measures.profile import Profile
 from tests.labs.benchmarks.measures.publishing import Publishing
 from tests.labs.benchmarks.measures.round_trips import RoundTrips
 from tests.labs.benchmarks.measures.server_time import ServerTime
 from tests.labs.benchmarks.measures.sizing import Sizing
 from tests.labs.benchmarks.measures.slots import Slots
+from tests.labs.benchmarks.measures.soak import Soak
 from tests.labs.benchmarks.measures.throughput import Throughput
+from tests.labs.benchmarks.measures.tracing import TracedCall
+from tests.labs.benchmarks.measures.transactions import Transactions
 from tests.labs.benchmarks.measures.waiting import Waiting
 
 MEASURES: tuple[Measure, ...] = (
     RoundTrips(),
     Commands(),
     Memory(),
+    QueueDrain(),
+    EndToEnd(),
+    TracedCall(),
+    Profile(),
+    Publishing(),
+    Processes(),
+    Transactions(),
     ServerTime(),
     SingleClient(),
     KeyDerivation(),
-    Publishing(),
-    EndToEnd(),
     ManyLeases(),
     Waiting(),
     Burst(),
@@ -38,7 +48,7 @@ MEASURES: tuple[Measure, ...] = (
     Slots(),
     Growth(),
     Throughput(),
-    QueueDrain(),
+    Soak(),
 )
 
 

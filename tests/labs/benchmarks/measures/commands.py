@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from tests.labs.benchmarks.command_monitor import CommandMonitor
-from tests.labs.benchmarks.environments import CONTESTANTS_ONLY, server_for, start_environments
+from tests.labs.benchmarks.costs import exact_cost
+from tests.labs.benchmarks.environments import (
+    CONTROL,
+    UNFUSED,
+    WITH_UNFUSED,
+    server_for,
+    start_environments,
+)
 from tests.labs.benchmarks.figure import Figure, Goal, MeasureResult
 from tests.labs.benchmarks.measure import Measure, ProgressCallback
 from tests.labs.comparison.contestants import OURS, PLAIN
 from tests.labs.comparison.environment import Environment
 from tests.waiting import SOON
+
+WITHOUT_CONTROL = {name: entry for name, entry in WITH_UNFUSED.items() if name != CONTROL}
 
 
 class Commands(Measure):
@@ -24,7 +33,7 @@ class Commands(Measure):
 
     TASKS = 100
 
-    entries = CONTESTANTS_ONLY
+    entries = WITHOUT_CONTROL
 
     def measure(self, progress: ProgressCallback) -> MeasureResult:
         counts: dict[str, dict[str, int]] = {}
@@ -50,6 +59,15 @@ class Commands(Measure):
                 *(Figure(name, count) for name, count in sums.items()),
             ],
             raw={"commands": counts, "tasks": self.TASKS},
+            costs=[
+                exact_cost(
+                    "commands to broker and Redis, result read",
+                    "",
+                    sums[PLAIN.name],
+                    sums[OURS.name],
+                    sums.get(UNFUSED),
+                )
+            ],
         )
 
 

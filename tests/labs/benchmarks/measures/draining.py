@@ -1,63 +1,178 @@
-"""The throughput of one worker process."""
+"""The throughput of one process, and what a task costs there."""
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 
-from tests.labs.benchmarks.environments import WITH_CONTROL, server_for, start_environments
-from tests.labs.benchmarks.figure import Bars, Figure, MeasureResult, Spread
-from tests.labs.benchmarks.interleaving import Rounds, round_order
+from redis import Redis
+
+from tests.labs.benchmarks.costs import Cost, cost_of
+from tests.labs.benchmarks.environments import (
+    WITH_UNFUSED,
+    peer_figures,
+    ratio_figures,
+    relative_to_celery,
+    server_for,
+    start_environments,
+)
+from tests.labs.benchmarks.figure import Bars, Figure, Goal, MeasureResult, Spread
+from tests.labs.benchmarks.interleaving import round_order
 from tests.labs.benchmarks.measure import Measure, ProgressCallback
+from tests.labs.benchmarks.usage import ServerUsage, cpu_of_group
 from tests.labs.comparison.contestants import OURS
 from tests.labs.comparison.environment import Environment
-from tests.waiting import eventually
+
+REPLAY, REDELIVERY = f"replay by {OURS.name}", f"redelivery to {OURS.name}"
+GOALS = {OURS.name: Goal(1.05), REPLAY: Goal(1, "<"), REDELIVERY: Goal(1, "<")}
+#: Of the plots.
+OUR_NAMES = (OURS.name, REPLAY, REDELIVERY)
+POLL_INTERVAL = 0.002
+
+
+class Usage(NamedTuple):
+    """What one task of a round has used; times in microseconds."""
+
+    duration: float
+    worker_cpu: float
+    broker_cpu: float
+    redis_cpu: float
+    #: With Redis, the result backend and the records: not with the broker.
+    round_trips: float
+    bytes: float
+
+
+#: The rows of the table of costs: a field of `Usage`, its divisor and unit.
+COSTS = {
+    "time of a busy process": ("duration", 1000, "ms"),
+    "processor time of the worker": ("worker_cpu", 1000, "ms"),
+    "processor time of the broker": ("broker_cpu", 1, "µs"),
+    "processor time of Redis (results and records)": ("redis_cpu", 1, "µs"),
+    "round trips to Redis": ("round_trips", 1, ""),
+    "bytes from and to Redis": ("bytes", 1, "bytes"),
+}
 
 
 class QueueDrain(Measure):
-    """No-op tasks per second that one worker process takes from a full queue.
+    """The time of a no-op task in a worker of one process that drains a full queue.
 
-    The worker is paused while the queue is filled. Results are stored and not read.
+    Only the worker that is measured runs; the others are paused. A replay is a duplicate with
+    another task id, a redelivery a second copy of the same message, both of a call that is
+    completed. Results are stored and not read. Broker and result backend are two servers; records
+    are in the result backend.
     """
 
     name = "drain"
-    title = "throughput of one worker process"
-    page = "scaling"
+    title = "no-op task, from a full queue"
+    timeout = 420.0
 
-    ROUNDS, TASKS = 6, 300
+    RESTARTS, ROUNDS, TASKS = 4, 6, 300
 
-    entries = WITH_CONTROL
+    entries = WITH_UNFUSED
 
     def measure(self, progress: ProgressCallback) -> MeasureResult:
-        rates: Rounds = {name: [] for name in self.entries}
-        with (
-            server_for(self.entries) as server,
-            start_environments(server, self.entries) as environments,
-        ):
-            for environment in environments.values():
-                _drain(environment, self.TASKS // 10)
-            for number in range(self.ROUNDS):
-                for name in round_order(rates, number):
-                    rates[name].append(_drain(environments[name], self.TASKS))
-                progress((number + 1) / self.ROUNDS)
-        spreads = {name: Spread.from_values(each) for name, each in rates.items()}
+        usages: dict[str, list[Usage]] = {}
+        with server_for(self.entries) as server, server_for(self.entries) as broker:
+            for restart in range(self.RESTARTS):
+                with start_environments(server, self.entries, broker=broker.url) as environments:
+                    drains = _Drains(environments, server.client(), broker.client(), self.TASKS)
+                    for number in range(self.ROUNDS):
+                        for name in round_order(drains.kinds, number):
+                            usages.setdefault(name, []).append(drains.measure(name))
+                        progress((restart + (number + 1) / self.ROUNDS) / self.RESTARTS)
+        times = {name: [each.duration for each in usages[name]] for name in usages}
         return MeasureResult(
-            [Figure.from_spread(name, each, "tasks/s") for name, each in spreads.items()],
+            [
+                *ratio_figures(times, GOALS),
+                *peer_figures(times),
+                *(
+                    Figure.from_spread(f"{name}, throughput", _throughput(each), "tasks/s")
+                    for name, each in times.items()
+                ),
+            ],
             [
                 Bars(
-                    "No-op tasks by one worker process",
-                    "tasks/s",
-                    spreads,
-                    (OURS.name,),
+                    "A no-op task from a full queue, plain Celery = 1",
+                    "×",
+                    relative_to_celery(times),
+                    OUR_NAMES,
                 )
             ],
-            {"tasks per second": rates},
+            {
+                f"{field} per task": {
+                    name: [getattr(each, field) for each in usages[name]] for name in usages
+                }
+                for field in Usage._fields
+            },
+            costs=[_cost(label, usages) for label in COSTS],
         )
 
 
-def _drain(environment: Environment, tasks: int) -> float:
-    with environment.frozen():
+class _Drains:
+    """Fills the queue of one environment, lets its worker drain it, and measures that."""
+
+    def __init__(
+        self, environments: dict[str, Environment], server: Redis, broker: Redis, tasks: int
+    ) -> None:
+        self._environments = environments
+        self._server, self._broker = server, broker
+        self._tasks = tasks
+        ours = environments[OURS.name]
+        self.kinds: dict[str, tuple[Environment, Callable[[], object]]] = {
+            name: (each, lambda each=each: each.publish("no_op", each.order()))
+            for name, each in environments.items()
+        }
+        self.kinds[REPLAY] = (ours, lambda: ours.publish("no_op", "replayed"))
+        self.kinds[REDELIVERY] = (
+            ours,
+            lambda: ours.publish("no_op", "redelivered", task_id="redelivered"),
+        )
+        for environment in environments.values():
+            environment.signal(signal.SIGSTOP)
+        for name in self.kinds:  # connects, and stores what is replayed
+            self._drain(name, tasks // 10)
+
+    def measure(self, name: str) -> Usage:
+        """Returns what each of `tasks` tasks has used."""
+        return self._drain(name, self._tasks)
+
+    def _drain(self, name: str, tasks: int) -> Usage:
+        environment, publish = self.kinds[name]
         for _ in range(tasks):
-            environment.publish("no_op", environment.order())
+            publish()
+        group = environment.worker_pid
+        cpu = cpu_of_group(group)
+        server, broker = ServerUsage.of(self._server), ServerUsage.of(self._broker)
         started_at = time.perf_counter()
-    eventually(lambda: not environment.messages(), "the queue is drained")
-    return tasks / (time.perf_counter() - started_at)
+        environment.signal(signal.SIGCONT)
+        try:
+            while environment.messages():
+                time.sleep(POLL_INTERVAL)
+            duration = time.perf_counter() - started_at
+        finally:
+            environment.signal(signal.SIGSTOP)
+        server = ServerUsage.of(self._server).since(server)
+        broker = ServerUsage.of(self._broker).since(broker)
+        return Usage(
+            1e6 * duration / tasks,
+            1e6 * (cpu_of_group(group) - cpu) / tasks,
+            1e6 * broker.cpu / tasks,
+            1e6 * server.cpu / tasks,
+            server.reads / tasks,
+            server.bytes / tasks,
+        )
+
+
+def _throughput(durations: list[float]) -> Spread:
+    return Spread.from_values([1e6 / each for each in durations])
+
+
+def _cost(label: str, usages: dict[str, list[Usage]]) -> Cost:
+    field, divisor, unit = COSTS[label]
+    return cost_of(
+        label,
+        unit,
+        {name: [getattr(each, field) / divisor for each in usages[name]] for name in usages},
+    )

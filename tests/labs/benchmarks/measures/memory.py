@@ -7,6 +7,7 @@ from uuid import uuid4
 from celery import Celery
 
 from tests.labs.benchmarks.bench import Bench, memory_usage, private_server
+from tests.labs.benchmarks.costs import exact_cost
 from tests.labs.benchmarks.figure import Bars, Figure, Goal, MeasureResult, Spread
 from tests.labs.benchmarks.measure import Measure, ProgressCallback
 
@@ -34,6 +35,13 @@ class Memory(Measure):
                 record_size = bench.record_size(bench.run(size=size))
                 label = f"result of {size} bytes"
                 if size == DOCUMENTED_SIZE:
+                    cost = exact_cost(
+                        f"memory of Redis until it expires, {label}",
+                        "bytes",
+                        celery_size,
+                        celery_size + record_size,
+                        celery_size + record_size,
+                    )
                     figures.append(Figure(label, record_size, "bytes", Goal(260)))
                 figures.append(
                     Figure(
@@ -52,7 +60,11 @@ class Memory(Measure):
             bench.begin(running)
             figures.append(Figure("running execution", bench.record_size(running), "bytes"))
             app.close()
-        return MeasureResult(figures, [Bars("Record size, its name included", "bytes", bars, ours)])
+        return MeasureResult(
+            figures,
+            [Bars("Record size, its name included", "bytes", bars, ours)],
+            costs=[cost],
+        )
 
 
 def _celery_result_size(app: Celery, bench: Bench, size: int) -> int:

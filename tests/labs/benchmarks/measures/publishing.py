@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from tests.labs.benchmarks.costs import cost_of
 from tests.labs.benchmarks.environments import (
     DEDUPE,
     WITH_CONTROL_AND_DEDUPE,
+    plain,
     ratio_figures,
     relative_to_celery,
     server_for,
     start_environments,
 )
-from tests.labs.benchmarks.figure import Bars, Goal, MeasureResult
+from tests.labs.benchmarks.figure import Bars, Figure, Goal, MeasureResult, Spread
 from tests.labs.benchmarks.interleaving import Call, interleave
 from tests.labs.benchmarks.measure import Measure, ProgressCallback
 from tests.labs.comparison.contestants import OURS
@@ -37,7 +39,10 @@ class Publishing(Measure):
             calls = {name: _publishing(environment) for name, environment in environments.items()}
             times = interleave(calls, self.ROUNDS, self.EACH, progress)
         return MeasureResult(
-            ratio_figures(times, GOALS),
+            [
+                *ratio_figures(times, GOALS),
+                Figure.from_spread("celery, absolute", Spread.from_values(plain(times)), "µs"),
+            ],
             [
                 Bars(
                     "Publishing, plain Celery = 1",
@@ -47,6 +52,7 @@ class Publishing(Measure):
                 )
             ],
             {"medians of rounds, µs": times},
+            [cost_of("publish", "µs", times)],
         )
 
 

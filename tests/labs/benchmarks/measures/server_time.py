@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.run_sync import run_sync
@@ -20,9 +22,19 @@ from tests.labs.benchmarks.measure import Measure, ProgressCallback
 
 BEGIN, COMPLETE, REPLAY, EXTEND = "begin, key absent", "complete", "replay", "extend"
 NO_OP, SET_NX = "no-op script", "SET NX PX"
-NAMES = (BEGIN, COMPLETE, REPLAY, EXTEND, NO_OP, SET_NX)
-GOALS = {BEGIN: Goal(8), COMPLETE: Goal(8), REPLAY: Goal(4)}
+COMMANDS = "script of GET, TIME and SET"
+NAMES = (BEGIN, COMPLETE, REPLAY, EXTEND, COMMANDS, NO_OP, SET_NX)
+#: In units of a SET NX of the same rounds.
+GOALS = {BEGIN: Goal(4), COMPLETE: Goal(4), REPLAY: Goal(2)}
 PIPELINED = "in one pipeline"
+
+#: The commands of begin, and of complete, with nothing around them.
+_COMMANDS = """
+redis.call('GET', KEYS[1])
+redis.call('TIME')
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return ARGV[1]
+"""
 
 
 class ServerTime(Measure):
@@ -30,7 +42,8 @@ class ServerTime(Measure):
 
     One client sends one command at a time; then the same commands in one pipeline, where script
     and data stay in the processor's caches. A SET NX of 100 bytes in the same rounds shows the
-    speed of the machine.
+    speed of the machine: the goals are multiples of it. The script of GET, TIME and SET runs the
+    commands of a begin, or of a complete, and nothing else.
     """
 
     name = "server"
@@ -52,13 +65,7 @@ class ServerTime(Measure):
                 version = f"{server.flavour} {server.version}"
             progress((number + 1) / len(kinds))
             raw[version] = times
-            goals = GOALS if number == 0 else {}
-            figures += [
-                Figure.from_spread(
-                    f"{version}: {name}", Spread.from_values(each), "µs", goals.get(name)
-                )
-                for name, each in times.items()
-            ]
+            figures += _figures(version, times, GOALS if number == 0 else {})
         return MeasureResult(figures, raw={"means of rounds, µs": raw})
 
     def _rounds(self, bench: Bench, rounds: int) -> Rounds:
@@ -72,9 +79,20 @@ class ServerTime(Measure):
         return times
 
 
+def _figures(version: str, times: Rounds, goals: Mapping[str, Goal]) -> Iterator[Figure]:
+    for name, goal in goals.items():
+        spread = Spread.from_ratios(times[name], times[SET_NX])
+        yield Figure.from_spread(f"{version}: {name} / {SET_NX}", spread, "×", goal)
+    for name in (BEGIN, COMPLETE) if goals else ():
+        spread = Spread.from_ratios(times[name], times[COMMANDS])
+        yield Figure.from_spread(f"{version}: {name} / {COMMANDS}", spread, "×")
+    for name, each in times.items():
+        yield Figure.from_spread(f"{version}: {name}", Spread.from_values(each), "µs")
+
+
 def _microseconds(bench: Bench, name: str, pipelined: bool, number: int) -> float:
     """Returns the mean server time of an operation that is called `number` times."""
-    if name in (NO_OP, SET_NX):
+    if name in (COMMANDS, NO_OP, SET_NX):
         return _reference_microseconds(bench, name, pipelined, number)
     commands = _prepare(bench, name, number)
     bench.client.config_resetstat()
@@ -107,12 +125,15 @@ def _prepare(bench: Bench, name: str, number: int) -> list[Command]:
 def _reference_microseconds(bench: Bench, name: str, pipelined: bool, number: int) -> float:
     names = [bench.store.name(next(bench.new_keys)) for _ in range(number)]
     value = b"x" * 100
+    commands_sha = bench.client.script_load(_COMMANDS)
     pipeline = bench.client.pipeline(transaction=False)
     client = pipeline if pipelined else bench.client
     bench.client.config_resetstat()
     for record_name in names:
         if name == SET_NX:
             client.set(record_name, value, nx=True, px=RETENTION_MS)
+        elif name == COMMANDS:
+            client.evalsha(commands_sha, 1, record_name, value, RETENTION_MS)
         else:
             client.evalsha(bench.no_op_sha, 1, "idem:-")
     pipeline.execute()
