@@ -24,10 +24,10 @@ from tests.sql.databases import effects, new_engine
 
 PLAIN = "celery"
 BY_HAND = "unique column and get_or_create"
-GATED = "celery-idempotent without transaction"
+WITHOUT = "celery-idempotent without transaction"
 OURS = "celery-idempotent with transaction"
 REPLAY = f"{OURS}, replay"
-COMPARED = (CONTROL, BY_HAND, GATED, OURS, REPLAY)
+COMPARED = (CONTROL, BY_HAND, WITHOUT, OURS, REPLAY)
 
 charges = sa.Table(
     "charges",
@@ -125,7 +125,7 @@ def _calls(url: str, engine: sa.Engine) -> dict[str, TracedCalls]:
         PLAIN: calls_of("plain", plain, base=Task),
         CONTROL: calls_of("again", plain, base=Task),
         BY_HAND: calls_of("by_hand", by_hand, base=Task),
-        GATED: calls_of("gated", plain, base=IdempotentTask),
+        WITHOUT: calls_of("without", plain, base=IdempotentTask),
         OURS: calls_of("transactional", transactional, **with_transaction),
         REPLAY: calls_of("replayed", transactional, REPLAYED, **with_transaction),
     }
