@@ -52,8 +52,8 @@ if not raw and not turn then
   -- Most begins find no record. They end here, before the prelude: its functions cost more than this does.
   local clock = redis.call('TIME')
   local now_us = clock[1] * 1000000 + clock[2]
-  raw = struct.pack(LAYOUT, 'S', 1, now_us, math.floor(now_us / 1000) + lease_ms, #fingerprint, fingerprint,
-    #task_id, task_id, #worker, worker, #execution_id, execution_id, 0, '')
+  raw = struct.pack(LAYOUT, 'S', 1, now_us, now_us / 1000 + lease_ms, #fingerprint, fingerprint, #task_id,
+    task_id, #worker, worker, #execution_id, execution_id, 0, '')
   redis.call('SET', record, raw, 'PX', ttl_ms)
   return 'begun ' .. clock[1] .. ' ' .. clock[2] .. ' ' .. raw
 end

@@ -27,7 +27,8 @@ FORBIDDEN = (
         "celery_idempotent.testing",
         "celery_idempotent.functions.engine",
     ),
-    "celery_idempotent.store.inspection",
+    "celery_idempotent.store.inspection.record_query",
+    "celery_idempotent.store.inspection.record_reader",
     "celery_idempotent.store.transport.asyncio",
 )
 
