@@ -19,7 +19,7 @@ from celery_idempotent import Idempotency, signals
 from tests.dashboard.chromium import find_chromium
 from tests.servers.clock import find_faketime
 from tests.servers.prometheus import find_prometheus
-from tests.servers.rabbitmq import find_rabbitmq
+from tests.servers.rabbitmq import RabbitMQ, find_rabbitmq
 from tests.servers.redis_server import find_tls_servers
 from tests.servers.sql_server import find_mariadb, find_postgres
 
@@ -51,11 +51,14 @@ PREREQUISITES: dict[str, tuple[Callable[[], object], str]] = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs each module in one process of pytest-xdist, because its tests share Celery workers.
 
-    Tests that have workers of their own have an `xdist_group` mark of their own.
+    Tests that have workers of their own have an `xdist_group` mark of their own. Those that need
+    RabbitMQ run in one process, because it takes seconds to start.
     """
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(TESTS))))
+            with_rabbitmq = item.get_closest_marker("rabbitmq") is not None
+            group = "rabbitmq" if with_rabbitmq else str(item.path.relative_to(TESTS))
+            item.add_marker(pytest.mark.xdist_group(group))
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in SLOW_FOLDERS)
 
@@ -68,6 +71,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             if os.environ.get("CI") == "true":
                 pytest.fail(message)
             pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    """A broker that all tests share; each has queues of its own."""
+    with RabbitMQ.start() as server:
+        yield server
 
 
 @pytest.fixture

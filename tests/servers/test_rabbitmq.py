@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,10 +25,9 @@ needs_rabbitmq = pytest.mark.rabbitmq
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[RabbitMQ]:
-    with RabbitMQ.start() as broker:
-        yield broker
+@pytest.fixture
+def broker(rabbitmq: RabbitMQ) -> RabbitMQ:
+    return rabbitmq
 
 
 def connect(broker: RabbitMQ) -> Connection:

@@ -7,15 +7,24 @@ from uuid import uuid4
 
 import pytest
 
+from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
 from tests.servers.sql_server import MariaDB, PostgreSQL, SQLServer
 from tests.sql.databases import KINDS, LIBRARIES, TestDatabase
+from tests.sql.function_shop import Shop
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
     with RedisServer.start(config={}) as server:
         yield server
+
+
+@pytest.fixture
+def idem(server: RedisServer) -> Iterator[Idempotency]:
+    engine = Idempotency(server.url, key_prefix=uuid4().hex, wait_timeout=20)
+    yield engine
+    engine.close()
 
 
 @pytest.fixture
@@ -79,3 +88,9 @@ def database(
 ) -> TestDatabase:
     """A database of the kind in the parameter, see `each_kind`."""
     return create_database(request.param)
+
+
+@pytest.fixture
+def shop(idem: Idempotency, database: TestDatabase) -> Shop:
+    """A function whose transaction is of `database`."""
+    return Shop(idem, database)

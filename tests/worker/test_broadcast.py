@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -23,13 +22,15 @@ _QUEUE = Broadcast(EVERYONE)
 TO_EVERYONE = {"queue": _QUEUE, "declare": [_QUEUE.exchange]}
 
 
-@pytest.fixture(scope="module", params=["redis", "rabbitmq"])
+@pytest.fixture(
+    scope="module", params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)]
+)
 def everyone(request: pytest.FixtureRequest, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    with contextlib.ExitStack() as servers:
-        broker = {}
-        if request.param == "rabbitmq":
-            broker["broker_url"] = servers.enter_context(RabbitMQ.start()).url
-        shop = servers.enter_context(open_shop(imports=["tests.worker.broadcasting"], **broker))
+    broker = {}
+    if request.param == "rabbitmq":
+        server: RabbitMQ = request.getfixturevalue("rabbitmq")
+        broker = {"broker_url": server.url}
+    with open_shop(imports=["tests.worker.broadcasting"], **broker) as shop:
         for _ in range(WORKERS):
             shop.start_worker(concurrency=2)
         yield shop

@@ -54,12 +54,6 @@ class RabbitBroker:
         self.close_connections = server.close_connections
 
 
-@pytest.fixture(scope="module")
-def rabbitmq() -> Iterator[RabbitMQ]:
-    with RabbitMQ.start() as server:
-        yield server
-
-
 @pytest.fixture(
     scope="module", params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)]
 )

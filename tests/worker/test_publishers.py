@@ -22,14 +22,13 @@ pytestmark = pytest.mark.worker
     scope="module", params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)]
 )
 def shared_shop(request: pytest.FixtureRequest, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    if request.param == "redis":
-        with open_shop() as shop:
-            shop.start_worker()
-            yield shop
-    else:
-        with RabbitMQ.start() as broker, open_shop(broker_url=broker.url) as shop:
-            shop.start_worker()
-            yield shop
+    settings = {}
+    if request.param == "rabbitmq":
+        broker: RabbitMQ = request.getfixturevalue("rabbitmq")
+        settings = {"broker_url": broker.url, "task_default_queue": "publishers"}
+    with open_shop(**settings) as shop:
+        shop.start_worker()
+        yield shop
 
 
 def publish(shop: Shop, order: str, **options: Any) -> Outcome:

@@ -28,12 +28,6 @@ LEASE = 2.0
 DELIVERY_LIMIT = 2
 
 
-@pytest.fixture(scope="module")
-def rabbitmq() -> Iterator[RabbitMQ]:
-    with RabbitMQ.start() as server:
-        yield server
-
-
 def settings_for(rabbitmq: RabbitMQ, delivery_limit: int) -> dict[str, Any]:
     """Returns the settings of a shop with its own two quorum queues."""
     names = [f"queue-{uuid4().hex[:8]}" for _ in range(2)]

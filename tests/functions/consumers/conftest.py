@@ -10,13 +10,6 @@ import pytest
 from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
 from tests.functions.consumers.harness import SHORT_VISIBILITY, ConsumerHarness
-from tests.servers.rabbitmq import RabbitMQ
-
-
-@pytest.fixture(scope="session")
-def rabbitmq() -> Iterator[RabbitMQ]:
-    with RabbitMQ.start() as server:
-        yield server
 
 
 @pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)])

@@ -1,0 +1,214 @@
+"""The log and the inspect commands of a real prefork worker."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from click.testing import CliRunner
+
+from celery_idempotent import IdempotentTask, signals
+from celery_idempotent.cli import idempotency
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.dashboard.sampler import Sampler
+from celery_idempotent.monitoring.bootstep import describe_settings
+from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
+from tests.waiting import SOON, eventually
+from tests.worker.harness import Shop, Worker
+from tests.worker.monitor import Monitor
+from tests.worker.tasks import charge, misruled, pack, short_lease
+from tests.worker.watching.reading import inspect, kill, lease_of
+
+pytestmark = [pytest.mark.worker, pytest.mark.xdist_group("watching")]
+
+
+def tidy() -> None: ...
+
+
+class TestLogAtStart:
+    def test_one_line_has_the_common_settings(self, worker: Worker) -> None:
+        (line,) = (line for line in worker.logs().splitlines() if "idempotent tasks" in line)
+
+        assert "records at redis://127.0.0.1:" in line
+        assert "lease 30," in line
+        assert "on_conflict retry" in line
+
+    def test_secrets_are_not_logged(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.conf.update(
+            broker_url="redis://:secret@localhost:1/0",
+            result_backend="redis://:secret@localhost:1/0",
+            idempotency_redis_options={"password": "secret"},
+        )
+        app.task(tidy, base=IdempotentTask, name="shop.tidy", lazy=False, shared=False)
+
+        text = "\n".join(describe_settings(app_tasks.tasks(app)))
+
+        assert "redis://localhost:1/0" in text
+        assert "secret" not in text
+
+    def test_a_task_with_other_settings_has_a_line(self, worker: Worker) -> None:
+        lines = worker.logs()
+
+        assert re.search(r"shop\.short_lease: lease 2$", lines, re.MULTILINE)
+        assert "shop.open_door: unprotected" in lines
+
+    def test_each_finding_is_one_line(self, worker: Worker) -> None:
+        warnings = [line for line in worker.logs().splitlines() if "weakens idempotency" in line]
+
+        assert len(warnings) == 1
+        assert "nothing is written to disk" in warnings[0]
+        assert "appendonly yes" in warnings[0]
+
+
+class TestInspect:
+    def test_returns_a_lease(self, shop: Shop, worker: Worker, order: str) -> None:
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        run = shop.ledger.wait_for_run(order)
+
+        lease = lease_of(shop, result.id)
+
+        assert lease["task"] == "shop.pack"
+        assert (lease["pid"], lease["key"], lease["token"]) == (run.pid, run.key, run.token)
+        assert lease["attempt"] == 1
+        assert lease["heartbeat"] == "healthy"
+        assert 0 < lease["trusted_seconds"] <= 0.95 * 30
+        assert lease["extended_seconds_ago"] == pytest.approx(lease["held_seconds"], abs=0.1)
+
+    @pytest.mark.parametrize(
+        "spread",
+        [
+            lambda order: pack.map(["first", order, "last"]),
+            lambda order: pack.starmap([("first",), (order,), ("last",)]),
+            lambda order: pack.chunks([("first",), (order,), ("last",)], 3),
+        ],
+        ids=["map", "starmap", "chunks"],
+    )
+    def test_returns_the_lease_of_the_running_item(
+        self, shop: Shop, order: str, spread: Callable[[str], Any]
+    ) -> None:
+        shop.ledger.hold(order)
+        spread(order).apply_async()
+        run = shop.ledger.wait_for_run(order)
+
+        leases = inspect(shop, "idempotency_leases")
+        (lease,) = (lease for lease in leases if lease["pid"] == run.pid)
+
+        assert lease["task"] == "shop.pack"
+        assert (lease["key"], lease["token"]) == (run.key, run.token)
+
+    def test_reports_a_healthy_heartbeat(self, shop: Shop, order: str) -> None:
+        shop.ledger.hold(order)
+        result = short_lease.delay(order)
+        shop.ledger.wait_for_run(order)
+
+        def extended() -> Any:
+            lease = lease_of(shop, result.id)
+            assert lease["heartbeat"] == "healthy"
+            return lease["extended_seconds_ago"] < lease["held_seconds"] - 0.3
+
+        eventually(extended, "the lease is extended")
+
+    def test_reports_an_expired_lease(self, shop: Shop, order: str) -> None:
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        shop.ledger.wait_for_run(order)
+        key = pack.idempotency_key_of(order)
+        store = pack.idempotency_configuration.executor.store
+        record = pack.idempotency_record(order)
+        run_sync(store.execute(commands.abandon(key, record.task_id, record.worker, grace_ms=0)))
+
+        lease = lease_of(shop, result.id)
+
+        assert lease["heartbeat"] == "expired"
+        assert lease["trusted_seconds"] == 0
+
+    def test_returns_no_leases_where_none_is_held(self, shop: Shop) -> None:
+        eventually(lambda: inspect(shop, "idempotency_leases") == [], "no lease is held")
+
+    def test_counts_include_all_processes(self, shop: Shop, order: str) -> None:
+        before = Counter(inspect(shop, "idempotency_counts").get("shop.charge", {}))
+        for _ in range(5):
+            charge.delay(order, 1).get(timeout=SOON)
+
+        after = Counter(inspect(shop, "idempotency_counts")["shop.charge"])
+
+        assert after - before == {"run": 1, "completed": 1, "replay": 4}
+
+    def test_counts_continue_after_a_process_has_died(self, shop: Shop, order: str) -> None:
+        before = Counter(inspect(shop, "idempotency_counts").get("shop.pack", {}))
+        shop.ledger.hold(order)
+        result = pack.delay(order)
+        kill(shop, order)
+        shop.ledger.wait_for_run(order, 2)
+        shop.ledger.release(order)
+        result.get(timeout=SOON)
+
+        after = Counter(inspect(shop, "idempotency_counts")["shop.pack"])
+
+        assert after - before == {"run": 1, "completed": 1, "takeover": 1}
+
+    def test_decisions_sum_to_the_deliveries(
+        self, shop: Shop, monitor: Monitor, order: str
+    ) -> None:
+        def decisions() -> int:
+            counts = inspect(shop, "idempotency_counts").values()
+            return sum(task.get(name, 0) for task in counts for name in signals.DECISIONS)
+
+        before, paid = decisions(), f"{order} paid"
+        charge.delay(paid, 1).get(timeout=SOON)
+        shop.ledger.hold(order)
+        results = [pack.delay(order)]
+        kill(shop, order)
+        shop.ledger.wait_for_run(order, 2)
+        duplicate = pack.delay(order)
+        shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+        shop.ledger.release(order)
+        results += [duplicate, pack.delay(order), charge.delay(paid, 1), charge.delay(paid, 2)]
+        results += [
+            misruled.delay("raises", order),
+            shop.app.send_task("shop.pack", (order, "too", "many")),
+        ]
+        for result in results:
+            result.get(timeout=SOON, propagate=False)
+        shop.wait_until_empty()
+        with shop.app.events.default_dispatcher() as dispatcher:
+            dispatcher.send("task-marked", uuid=order)
+        monitor.wait_for("task-marked", order)
+
+        deliveries = sum(event["type"] == "task-started" for event in monitor.received)
+        assert deliveries >= 11
+        assert decisions() - before == deliveries
+
+    def test_returns_findings(self, shop: Shop) -> None:
+        names = {finding["name"] for finding in inspect(shop, "idempotency_doctor")}
+
+        assert {"persistence", "fail-open", "recovery"} <= names
+
+    def test_a_key_rule_that_has_raised_is_found(self, shop: Shop, order: str) -> None:
+        misruled.delay("raises", order).get(timeout=SOON, propagate=False)
+
+        (by_worker,) = (
+            f for f in inspect(shop, "idempotency_doctor") if f["name"] == "rule-raised"
+        )
+        result = CliRunner().invoke(
+            idempotency, ["doctor", "--json"], obj=SimpleNamespace(app=shop.app)
+        )
+        findings = json.loads(result.output)["findings"]
+
+        sampler = Sampler(shop.app, app_tasks.tasks(shop.app))
+        sampler.snapshot()
+        sampler.close()
+
+        assert by_worker in findings
+        assert by_worker in [finding.to_json() for finding in sampler.findings()]
+        assert (by_worker["subject"], by_worker["severity"]) == ("shop.misruled", "error")
+        assert by_worker["what"].startswith("no key could be derived for ")
