@@ -72,6 +72,7 @@ def test_a_mailbox_is_synchronized_by_one_call_after_the_other(
 
 
 @pytest.mark.worker
+@pytest.mark.exhaustive
 def test_a_burst_is_indexed_twice_at_most(
     connect: Callable[[Celery], None], start_worker: Callable[[Any], WorkerProcess]
 ) -> None:

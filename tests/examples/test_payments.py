@@ -60,6 +60,7 @@ class TestRun:
         assert all(total["ledger"] == total["expected"] for total in report["totals"].values())
         assert run.stderr == ""
 
+    @pytest.mark.exhaustive
     def test_shows_the_double_charges_of_a_plain_task(self) -> None:
         run = run_demo("--plain")
 
@@ -70,6 +71,7 @@ class TestRun:
         assert "This is what plain Celery does" in run.stdout
         assert "Traceback" not in run.stdout + run.stderr
 
+    @pytest.mark.exhaustive
     def test_counts_in_shadow_the_double_charges_that_the_ledger_has(self) -> None:
         run = run_demo("--shadow", "--json")
 

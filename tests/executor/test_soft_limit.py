@@ -143,6 +143,7 @@ def test_a_run(task: Make, broker_app: Celery) -> None:
     assert [*sweep.ends.values()].count("failure") <= 6
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_keeps_steps(task: Make, broker_app: Celery) -> None:
     """A limit that is reached while a step is stored is raised in the body, after the step."""
     story = Story(task, broker_app)
@@ -186,6 +187,7 @@ def test_a_run_that_keeps_steps(task: Make, broker_app: Celery) -> None:
     assert after
 
 
+@pytest.mark.exhaustive
 def test_a_replay(task: Make, broker_app: Celery) -> None:
     story = Story(task, broker_app)
 
@@ -203,6 +205,7 @@ def test_a_replay(task: Make, broker_app: Celery) -> None:
 
 
 @pytest.mark.parametrize("policy", ["retry", "wait", "raise"])
+@pytest.mark.exhaustive
 def test_a_conflict(task: Make, broker_app: Celery, policy: str) -> None:
     story = Story(task, broker_app, on_conflict=policy, wait_timeout=0.01)
 
@@ -219,6 +222,7 @@ def test_a_conflict(task: Make, broker_app: Celery, policy: str) -> None:
 
 
 @pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.exhaustive
 def test_an_error_of_the_body_stays(task: Make, broker_app: Celery, replayed: bool) -> None:
     options = {"replay_errors": (ValueError,)} if replayed else {}
     story = Story(task, broker_app, **options)
@@ -239,6 +243,7 @@ def test_an_error_of_the_body_stays(task: Make, broker_app: Celery, replayed: bo
     Sweep(story, fail).run(judge)
 
 
+@pytest.mark.exhaustive
 def test_a_store_that_is_away(task: Make, broker_app: Celery) -> None:
     with RedisServer.start(config={}) as gone:
         story = Story(task, broker_app, redis_url=gone.url, breaker_threshold=1000)

@@ -105,6 +105,7 @@ def test_a_loop_that_is_shut_down_leaves_no_connections(
 
 # On a busy machine a renewal may be running when the loop is closed, which Python reports.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.exhaustive
 def test_a_loop_that_is_only_closed_leaves_few_connections(
     charge: Charge, bounded: Callable[[int], None]
 ) -> None:

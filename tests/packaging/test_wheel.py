@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {path.name for path in (ROOT / "lua").glob("*.lua")}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

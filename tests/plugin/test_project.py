@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.test_docs import ROOT, block_with
 
 SHOP = (
@@ -146,6 +148,7 @@ def test_the_tests_of_the_project_pass(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_is_configured_is_the_only_one(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP, "utf-8")
     (tmp_path / "test_readme.py").write_text(README, "utf-8")

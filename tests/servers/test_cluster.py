@@ -82,6 +82,7 @@ def test_a_moving_slot_redirects_with_ask_then_with_moved(
     move.finish()
 
 
+@pytest.mark.exhaustive
 def test_the_replica_is_promoted_with_all_data_and_the_killed_master_rejoins(
     cluster: ClusterServers, client: redis.RedisCluster
 ) -> None:

@@ -49,6 +49,7 @@ def test_the_url_works_as_celerys_backend_and_broker(trio: SentinelServers) -> N
         connection.ensure_connection(max_retries=1)
 
 
+@pytest.mark.exhaustive
 def test_the_replica_is_promoted_with_all_data_and_the_killed_master_rejoins(
     trio: SentinelServers,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -67,14 +68,34 @@ MARKS = {
     "mariadb": (pytest.mark.mariadb,),
 }
 
-each_kind = pytest.mark.parametrize(
-    "database", [pytest.param(kind, marks=MARKS[kind]) for kind in KINDS], indirect=True
-)
+
+def kinds(*kept: str) -> list[Any]:
+    """Returns each kind as a parameter; those that are not in `kept` are marked exhaustive."""
+    return [
+        pytest.param(
+            kind, marks=[*MARKS[kind], *([] if kind in kept else [pytest.mark.exhaustive])]
+        )
+        for kind in KINDS
+    ]
+
+
+each_kind = pytest.mark.parametrize("database", kinds("sqlite", "postgresql"), indirect=True)
+#: For tests that start processes.
+each_kind_of_process = pytest.mark.parametrize("database", kinds("sqlite"), indirect=True)
+#: The combinations of a library and a kind that ``make test`` runs.
+SUFFICIENT = {("sqlalchemy", "postgresql"), ("django", "sqlite")}
 #: For a fixture `shop`, whose parameter is a library and a kind of database.
 each_library_and_kind = pytest.mark.parametrize(
     "shop",
     [
-        pytest.param((library, kind), id=f"{library}-{kind}", marks=MARKS[kind])
+        pytest.param(
+            (library, kind),
+            id=f"{library}-{kind}",
+            marks=[
+                *MARKS[kind],
+                *([] if (library, kind) in SUFFICIENT else [pytest.mark.exhaustive]),
+            ],
+        )
         for library in LIBRARIES
         for kind in KINDS
     ],

@@ -11,6 +11,7 @@ from sqlalchemy.engine import make_url
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.servers.sql_server import SQLServer
+from tests.sql.conftest import MARKS, SUFFICIENT
 from tests.sql.databases import LIBRARIES, TestDatabase, effects
 from tests.sql.harness import Shop
 from tests.waiting import SOON, eventually
@@ -20,7 +21,15 @@ pytestmark = [
     pytest.mark.parametrize(
         ("kind", "library"),
         [
-            pytest.param(kind, library, marks=getattr(pytest.mark, kind), id=f"{library}-{kind}")
+            pytest.param(
+                kind,
+                library,
+                marks=[
+                    *MARKS[kind],
+                    *([] if (library, kind) in SUFFICIENT else [pytest.mark.exhaustive]),
+                ],
+                id=f"{library}-{kind}",
+            )
             for kind in ("postgresql", "mariadb")
             for library in LIBRARIES
         ],

@@ -23,7 +23,7 @@ KEYS, CALLS_PER_KEY = 6, 3
     "kind",
     [
         pytest.param("postgresql", marks=pytest.mark.postgresql),
-        pytest.param("mariadb", marks=pytest.mark.mariadb),
+        pytest.param("mariadb", marks=[pytest.mark.mariadb, pytest.mark.exhaustive]),
     ],
 )
 def test_calls_that_update_one_row(

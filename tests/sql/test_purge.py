@@ -14,10 +14,10 @@ import sqlalchemy as sa
 
 from celery_idempotent.contrib.sqlalchemy import outcomes
 from celery_idempotent.testing.server import RedisServer
-from tests.sql.conftest import each_kind
+from tests.sql.conftest import each_kind_of_process
 from tests.sql.databases import LIBRARIES, REPOSITORY, TestDatabase
 
-pytestmark = each_kind
+pytestmark = each_kind_of_process
 
 YEAR_3000 = 32_503_680_000_000
 

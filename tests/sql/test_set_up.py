@@ -12,10 +12,10 @@ import sqlalchemy as sa
 
 from celery_idempotent.contrib.sqlalchemy import metadata, outcomes
 from celery_idempotent.testing.server import RedisServer
-from tests.sql.conftest import each_kind
+from tests.sql.conftest import each_kind_of_process
 from tests.sql.databases import LIBRARIES, REPOSITORY, TestDatabase
 
-pytestmark = each_kind
+pytestmark = each_kind_of_process
 
 ENV = """
 import os

@@ -33,7 +33,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for choice in (deployments.PLAIN if single else deployments.ALL)
         if core or choice.whole_suite or not deployments.KINDS
     ]
-    metafunc.parametrize("site", deployments.params(*chosen), indirect=True, scope="session")
+    kept = [deployments.SENTINEL, deployments.CLUSTER] if core else []
+    params = deployments.params(*chosen, kept=kept)
+    metafunc.parametrize("site", params, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")

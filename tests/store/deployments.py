@@ -7,7 +7,7 @@ the tests. Some sites run the whole suite, the others the tests that are marked 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -149,8 +149,11 @@ ALL = [
 ]
 
 
-def params(*choices: Choice) -> list[Any]:
-    """Return parameters of `site`. Each deployment runs in one process of pytest-xdist."""
+def params(*choices: Choice, kept: Sequence[Choice] = ()) -> list[Any]:
+    """Return parameters of `site`. Each deployment runs in one process of pytest-xdist.
+
+    All but the first one and those in `kept` are marked exhaustive.
+    """
     return [
         pytest.param(
             choice,
@@ -158,6 +161,7 @@ def params(*choices: Choice) -> list[Any]:
             marks=[
                 *choice.marks,
                 *([] if choice.whole_suite else [pytest.mark.rare]),
+                *([] if choice in (choices[0], *kept) else [pytest.mark.exhaustive]),
                 pytest.mark.xdist_group(f"store, {choice}"),
             ],
         )

@@ -1,4 +1,4 @@
-"""Fixtures: a server per session, a shop with a worker per module, and a factory of shops."""
+"""Fixtures: a server, a shop with a worker, and a factory of shops, for the whole session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_shop(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> 
     return lambda **settings: Shop(server, tmp_path_factory.mktemp("shop"), **settings)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
     with open_shop() as shop:
         shop.start_worker(concurrency=4)
@@ -34,7 +34,7 @@ def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
 
 @pytest.fixture
 def shop(shared_shop: Shop) -> Iterator[Shop]:
-    """The shop that all tests of a module share; each test has its own order."""
+    """The shop that all tests share, unless their module has another; each has its own order."""
     shared_shop.app.set_current()
     yield shared_shop
     shared_shop.ledger.release_all()

@@ -271,6 +271,7 @@ def assert_every_rule_has_fired(prometheus: Prometheus) -> None:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.exhaustive
 def test_each_incident_raises_its_alert_and_no_other(
     shop: Shop, proxy: Proxy, prometheus: Prometheus
 ) -> None:

@@ -23,7 +23,11 @@ TO_EVERYONE = {"queue": _QUEUE, "declare": [_QUEUE.exchange]}
 
 
 @pytest.fixture(
-    scope="module", params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)]
+    scope="module",
+    params=[
+        "redis",
+        pytest.param("rabbitmq", marks=[pytest.mark.rabbitmq, pytest.mark.exhaustive]),
+    ],
 )
 def everyone(request: pytest.FixtureRequest, open_shop: Callable[..., Shop]) -> Iterator[Shop]:
     broker = {}
@@ -41,6 +45,7 @@ def received(shop: Shop, task_id: str) -> int:
     return sum(worker.logs().count(f"[{task_id}] received") for worker in shop.workers)
 
 
+@pytest.mark.exhaustive
 def test_each_worker_requeues_its_copy_once(everyone: Shop, order: str) -> None:
     everyone.app.set_current()
     everyone.ledger.hold(order)

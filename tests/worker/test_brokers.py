@@ -55,7 +55,11 @@ class RabbitBroker:
 
 
 @pytest.fixture(
-    scope="module", params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)]
+    scope="module",
+    params=[
+        pytest.param("redis", marks=pytest.mark.exhaustive),  # as in the other modules
+        pytest.param("rabbitmq", marks=pytest.mark.rabbitmq),
+    ],
 )
 def broker(request: pytest.FixtureRequest) -> Iterator[RedisBroker | RabbitBroker]:
     if request.param == "rabbitmq":
@@ -156,6 +160,7 @@ class TestKilled:
         assert [run.end for run in shop.ledger.runs(order)] == [None, "returned"]
         assert [run.attempt for run in shop.ledger.runs(order)] == [1, 2]
 
+    @pytest.mark.exhaustive
     def test_task_of_a_killed_worker_runs_again_after_the_lease(
         self, doomed: Shop, order: str
     ) -> None:
@@ -196,6 +201,7 @@ class TestConnectionLost:
         assert [run.end for run in shop.ledger.runs(order)] == ["returned"]
         assert len(shop.ledger.signals(result.id, "completed")) == 1
 
+    @pytest.mark.exhaustive
     def test_copy_is_requeued_before_it_is_acknowledged(
         self, broker: RedisBroker | RabbitBroker, doomed: Shop, order: str
     ) -> None:
@@ -215,6 +221,7 @@ class TestConnectionLost:
         assert [run.end for run in doomed.ledger.runs(order)] == [None, "returned"]
 
     @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_expired_copy_is_not_lost(
         self, broker: RedisBroker | RabbitBroker, doomed: Shop, order: str
     ) -> None:

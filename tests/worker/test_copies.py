@@ -121,6 +121,7 @@ class TestExecutionThatFails:
         assert results["of a map"].state == "FAILURE"
 
 
+@pytest.mark.exhaustive
 class TestTwoTaskIdsWithOneKey:
     def test_run_once_each(self, open_shop: Callable[..., Shop], order: str) -> None:
         with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
@@ -134,6 +135,7 @@ class TestTwoTaskIdsWithOneKey:
             assert sorted(run.task_id for run in runs) == sorted(result.id for result in results)
 
 
+@pytest.mark.exhaustive
 class TestExecutionThatRetries:
     def test_copy_does_not_run_before_the_retry(
         self, open_shop: Callable[..., Shop], order: str

@@ -137,6 +137,7 @@ class TestRevokeTerminate:
         assert ledger.runs(order)[1].started_at - revoked_at < 15
 
 
+@pytest.mark.exhaustive
 class TestShutdown:
     def test_warm_shutdown_waits_for_the_execution(
         self, open_shop: Callable[..., Shop], order: str

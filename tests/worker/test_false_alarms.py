@@ -96,6 +96,7 @@ def test_process_that_is_replaced(shop: Shop, ledger: Ledger, order: str) -> Non
 
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGQUIT"])
+@pytest.mark.exhaustive
 def test_shutdown(shop: Shop, ledger: Ledger, order: str, signal: str) -> None:
     worker = shop.start_worker("--queues", order, concurrency=1)
     ledger.hold(order)

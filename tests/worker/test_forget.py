@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from celery_idempotent import State
+from tests.exhaustive import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.harness import REPOSITORY, Shop
 from tests.worker.shop import SETTINGS_VARIABLE
@@ -43,7 +44,7 @@ def forget(shop: Shop, directory: Path, *arguments: str) -> Iterator[subprocess.
 
 
 @pytest.mark.parametrize("force", [False, True], ids=["", "force"])
-@pytest.mark.parametrize("by", ["arguments", "task id", "state"])
+@pytest.mark.parametrize("by", exhaustive_except(["arguments", "task id", "state"], "arguments"))
 def test_outcome_stored_after_the_prompt_is_kept(
     shop: Shop, order: str, tmp_path: Path, by: str, force: bool
 ) -> None:

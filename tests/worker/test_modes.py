@@ -16,6 +16,7 @@ import pytest
 from celery.result import AsyncResult
 
 from celery_idempotent import KeyReusedError
+from tests.exhaustive import exhaustive_except
 from tests.waiting import SOON, eventually
 from tests.worker.harness import FAST_REDELIVERY, Shop
 from tests.worker.ledger import Run
@@ -121,7 +122,7 @@ def collect(shop: Shop, course: Course) -> None:
     course.notes = shop.ledger.notes(course.order)
 
 
-@pytest.fixture(scope="module", params=FAULTS)
+@pytest.fixture(scope="module", params=exhaustive_except(FAULTS, "no fault", "a kill"))
 def courses(request: Any, open_shop: Callable[..., Shop]) -> Iterator[dict[str, Course]]:
     """What happened for each wish, under one fault."""
     fault = FAULTS[request.param]

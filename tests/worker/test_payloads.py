@@ -143,6 +143,7 @@ class TestInS3:
         assert name not in bucket.objects()
 
 
+@pytest.mark.exhaustive
 class TestEncryptionKeysFromACallable:
     @pytest.mark.slow  # each deploy starts the worker again
     def test_rotation_and_a_lost_key(

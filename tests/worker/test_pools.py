@@ -22,7 +22,10 @@ POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
 
 
 def _in_a_group_of_its_own(pool: str) -> Any:
-    return pytest.param(pool, marks=pytest.mark.xdist_group(f"pool {pool}"))
+    marks = [pytest.mark.xdist_group(f"pool {pool}")]
+    if pool not in ("gevent", "threads"):  # the other modules use prefork
+        marks.append(pytest.mark.exhaustive)
+    return pytest.param(pool, marks=marks)
 
 
 @pytest.fixture(scope="module", params=map(_in_a_group_of_its_own, POOLS))

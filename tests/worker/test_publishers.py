@@ -12,10 +12,12 @@ from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import SOON
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.plain_publisher import Call, Outcome, send
+from tests.worker.plain_publisher import Call, Outcome, Publisher
 from tests.worker.tasks import charge, pack
 
 pytestmark = pytest.mark.worker
+
+Publish = Callable[..., Outcome]
 
 
 @pytest.fixture(
@@ -31,10 +33,22 @@ def shared_shop(request: pytest.FixtureRequest, open_shop: Callable[..., Shop]) 
         yield shop
 
 
-def publish(shop: Shop, order: str, **options: Any) -> Outcome:
+@pytest.fixture(scope="module")
+def publisher() -> Iterator[Publisher]:
+    with Publisher() as publisher:
+        yield publisher
+
+
+@pytest.fixture
+def publish(shop: Shop, publisher: Publisher) -> Publish:
     """Publishes a call of `charge` from a process without the library."""
-    settings = {name: shop.settings[name] for name in ("broker_url", "result_backend")}
-    return send(Call(settings, "shop.charge", (order,), options.pop("kwargs", {}), options))
+    names = ("broker_url", "result_backend", "task_default_queue")
+    settings = {name: shop.settings[name] for name in names if name in shop.settings}
+
+    def publish(order: str, kwargs: dict[str, Any] | None = None, **options: Any) -> Outcome:
+        return publisher.send(Call(settings, "shop.charge", (order,), kwargs or {}, options))
+
+    return publish
 
 
 @pytest.fixture
@@ -46,7 +60,7 @@ def drops_properties(shop: Shop) -> bool:
 class TestHeader:
     @pytest.mark.parametrize("kind", ["text", "integer", "tuple", "list", "mixed list"])
     def test_is_the_key_of_the_call(
-        self, shop: Shop, ledger: Ledger, order: str, kind: str
+        self, publish: Publish, ledger: Ledger, order: str, kind: str
     ) -> None:
         key: Any = {
             "text": f"request {order}",
@@ -56,8 +70,8 @@ class TestHeader:
             "mixed list": ["acme", 7, order],
         }[kind]
 
-        first = publish(shop, order, headers={"idempotency_key": key})
-        second = publish(shop, order, headers={"idempotency_key": key})
+        first = publish(order, headers={"idempotency_key": key})
+        second = publish(order, headers={"idempotency_key": key})
         third = charge.apply_async((order,), idempotency_key=key).get(timeout=SOON)
 
         assert first.state == "SUCCESS"
@@ -68,18 +82,18 @@ class TestHeader:
         assert charge.idempotency_record(order) is None
 
     def test_of_tuples_whose_joined_texts_are_equal_are_two_keys(
-        self, shop: Shop, ledger: Ledger, order: str
+        self, publish: Publish, ledger: Ledger, order: str
     ) -> None:
         for key in (["a", f"b{order}"], ["ab", order]):
-            assert publish(shop, order, headers={"idempotency_key": key}).state == "SUCCESS"
+            assert publish(order, headers={"idempotency_key": key}).state == "SUCCESS"
 
         assert len(ledger.runs(order)) == 2
 
     def test_that_is_false_runs_without_protection(
-        self, shop: Shop, ledger: Ledger, order: str
+        self, publish: Publish, ledger: Ledger, order: str
     ) -> None:
         for _ in range(2):
-            publish(shop, order, headers={"idempotency_key": False})
+            publish(order, headers={"idempotency_key": False})
 
         assert [run.protected for run in ledger.runs(order)] == [False, False]
 
@@ -89,9 +103,9 @@ class TestHeader:
         ids=repr,
     )
     def test_that_is_not_a_key_is_refused(
-        self, shop: Shop, ledger: Ledger, order: str, key: Any
+        self, publish: Publish, ledger: Ledger, order: str, key: Any
     ) -> None:
-        outcome = publish(shop, order, headers={"idempotency_key": key})
+        outcome = publish(order, headers={"idempotency_key": key})
 
         assert (outcome.state, outcome.error) == ("FAILURE", "KeyRuleError")
         assert outcome.value == (
@@ -101,18 +115,20 @@ class TestHeader:
         assert ledger.runs(order) == []
 
     def test_of_bytes_is_refused_or_arrives_as_text(
-        self, shop: Shop, order: str, drops_properties: bool
+        self, publish: Publish, order: str, drops_properties: bool
     ) -> None:
-        outcome = publish(shop, order, headers={"idempotency_key": order.encode()})
+        outcome = publish(order, headers={"idempotency_key": order.encode()})
 
         if drops_properties:  # AMQP has one type for both
             assert charge.idempotency_record(idempotency_key=order).result == outcome.value
         else:
             assert (outcome.state, outcome.error) == ("FAILURE", "KeyRuleError")
 
-    def test_that_is_too_long_is_refused(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        longest = publish(shop, order, headers={"idempotency_key": order.ljust(255, "x")})
-        too_long = publish(shop, order, headers={"idempotency_key": order * 1_000})
+    def test_that_is_too_long_is_refused(
+        self, publish: Publish, ledger: Ledger, order: str
+    ) -> None:
+        longest = publish(order, headers={"idempotency_key": order.ljust(255, "x")})
+        too_long = publish(order, headers={"idempotency_key": order * 1_000})
 
         assert longest.state == "SUCCESS"
         assert (too_long.state, too_long.error) == ("FAILURE", "KeyRuleError")
@@ -124,9 +140,9 @@ class TestHeader:
 
     @pytest.mark.parametrize("name", ["Idempotency-Key", "idempotency_keyy"])
     def test_with_a_wrong_name_is_refused(
-        self, shop: Shop, ledger: Ledger, order: str, name: str
+        self, publish: Publish, ledger: Ledger, order: str, name: str
     ) -> None:
-        outcome = publish(shop, order, headers={name: "req-7"})
+        outcome = publish(order, headers={name: "req-7"})
 
         assert (outcome.state, outcome.error) == ("FAILURE", "KeyRuleError")
         assert outcome.value == (
@@ -137,8 +153,8 @@ class TestHeader:
 
 
 class TestAnotherPlace:
-    def test_argument_is_refused(self, shop: Shop, ledger: Ledger, order: str) -> None:
-        outcome = publish(shop, order, kwargs={"idempotency_key": "req-7"})
+    def test_argument_is_refused(self, publish: Publish, ledger: Ledger, order: str) -> None:
+        outcome = publish(order, kwargs={"idempotency_key": "req-7"})
 
         assert (outcome.state, outcome.error) == ("FAILURE", "KeyRuleError")
         assert "idempotency_key was passed as an argument of the task" in outcome.value
@@ -155,13 +171,13 @@ class TestAnotherPlace:
     )
     def test_option_of_send_task_is_refused_unless_the_broker_drops_it(
         self,
-        shop: Shop,
+        publish: Publish,
         ledger: Ledger,
         order: str,
         drops_properties: bool,
         options: dict[str, Any],
     ) -> None:
-        outcome = publish(shop, order, **options)
+        outcome = publish(order, **options)
 
         if drops_properties:
             # Nothing in the message shows it: the finding `publishers` of doctor says so.

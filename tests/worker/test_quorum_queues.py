@@ -67,6 +67,7 @@ class TestDelayed:
     """Messages published again with a countdown, which RabbitMQ delays since Celery 5.5."""
 
     @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_duplicate_is_delayed_until_it_replays(
         self, shop: Shop, order: str, queue: str
     ) -> None:
@@ -91,6 +92,7 @@ class TestDelayed:
         assert receivers(shop, result.id) == [queue]
 
 
+@pytest.mark.exhaustive
 class TestPublishersBlocked:
     """The broker delivers messages but accepts none, as during a memory or disk alarm."""
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.worker
 ORDERS = 8
 
 
+@pytest.mark.exhaustive
 class TestPoolProcessReplacedAfterEachTask:
     @pytest.fixture(
         scope="class",

@@ -42,11 +42,19 @@ def run_then_stop(
     return worker, result
 
 
-COLD = [("SIGQUIT", {}), ("SIGTERM", {"REMAP_SIGTERM": "SIGQUIT"})]
+COLD = [
+    pytest.param("SIGQUIT", {}, id="SIGQUIT"),
+    pytest.param(
+        "SIGTERM",
+        {"REMAP_SIGTERM": "SIGQUIT"},
+        id="REMAP_SIGTERM",
+        marks=pytest.mark.exhaustive,
+    ),
+]
 
 
 class TestCold:
-    @pytest.mark.parametrize(("signal", "environment"), COLD, ids=["SIGQUIT", "REMAP_SIGTERM"])
+    @pytest.mark.parametrize(("signal", "environment"), COLD)
     def test_interrupted_task_runs_again(
         self, shop: Shop, order: str, signal: str, environment: dict[str, str]
     ) -> None:
@@ -66,6 +74,7 @@ class TestCold:
 
 
 @needs_soft_shutdown
+@pytest.mark.exhaustive
 class TestSoft:
     @pytest.fixture(scope="class")
     @classmethod
@@ -116,6 +125,7 @@ class TestWarm:
         assert len(shop.ledger.runs(order)) == 1
 
     @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_requeued_duplicate_runs_in_the_next_worker(self, shop: Shop, order: str) -> None:
         worker = shop.start_worker("--queues", order)
         shop.ledger.hold(order)

@@ -37,6 +37,7 @@ def test_interrupts_a_begin_without_a_reply(
 
 
 @pytest.mark.parametrize("given", ["with the message", "to the worker"])
+@pytest.mark.exhaustive
 def test_waiting_duplicate_is_requeued(
     open_shop: Callable[..., Shop], order: str, given: str
 ) -> None:

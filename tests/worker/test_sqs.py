@@ -68,6 +68,7 @@ def test_ten_duplicates_cause_no_execution(shop: Shop, queues: Queues, order: st
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_execution_longer_than_the_visibility_timeout_runs_once(
     shop: Shop, queues: Queues, order: str
 ) -> None:
@@ -96,6 +97,7 @@ def test_retry_runs_again_then_replays(shop: Shop, queues: Queues, order: str) -
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_task_of_a_killed_worker_runs_again(
     open_shop: Callable[..., Shop], queues: Queues, order: str
 ) -> None:

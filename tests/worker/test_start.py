@@ -37,6 +37,7 @@ class TestUnreachableStore:
         assert "Traceback" not in log
         assert "secret" not in log
 
+    @pytest.mark.exhaustive
     def test_worker_waits_by_default(self, open_shop: Callable[..., Shop], order: str) -> None:
         with RedisServer.start(config={}) as store:
             store.kill()
@@ -61,6 +62,7 @@ class TestUnreachableStore:
             assert "Traceback" not in worker.logs()
 
 
+@pytest.mark.exhaustive
 def test_wait_aof_without_support_ends_the_worker(
     open_shop: Callable[..., Shop],
 ) -> None:
@@ -72,11 +74,13 @@ def test_wait_aof_without_support_ends_the_worker(
         assert "Traceback" not in worker.logs()
 
 
+@pytest.mark.exhaustive
 def test_reachable_store_is_not_logged(open_shop: Callable[..., Shop]) -> None:
     with open_shop() as shop:
         assert lines_about_the_store(shop.start_worker(concurrency=1).logs()) == []
 
 
+@pytest.mark.exhaustive
 def test_missing_redis_url_ends_the_worker(open_shop: Callable[..., Shop]) -> None:
     with open_shop(broker_url="memory://", result_backend="cache+memory://") as shop:
         worker = shop.start_worker(ready=False)

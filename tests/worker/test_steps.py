@@ -106,6 +106,7 @@ class TestFrozenBetweenSteps:
         assert takeover.receipts[0] == takeover.receipts[1]
 
 
+@pytest.mark.exhaustive
 class TestFrozenWithinAStep:
     @pytest.fixture(scope="class")
     @classmethod

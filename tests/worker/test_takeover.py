@@ -107,6 +107,7 @@ class TestWorkerKilled:
             assert [run.end for run in shop.ledger.runs(order)] == [None, "returned"]
             shop.wait_until_empty()
 
+    @pytest.mark.exhaustive
     def test_duplicate_takes_over_before_the_redelivery(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:
@@ -195,6 +196,7 @@ class TestOwnerFrozen:
         }
 
 
+@pytest.mark.exhaustive
 class TestCheckAfterALostLease:
     @pytest.fixture(scope="class")
     @classmethod
@@ -255,6 +257,7 @@ def stay_busy_past_the_lease(shop: Shop, order: str) -> FrozenTakeover:
     )
 
 
+@pytest.mark.exhaustive
 class TestRedeliveredWhileItRuns:
     """The broker redelivers the message after 3 s."""
 

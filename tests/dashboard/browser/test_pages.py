@@ -10,6 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from tests.dashboard.site import Site
+from tests.exhaustive import exhaustive_except
 
 pytestmark = [
     pytest.mark.browser,
@@ -61,7 +62,7 @@ def paths(keys: dict[str, str]) -> list[str]:
     return ["/", "/records", "/doctor", *records, *confirmations, "/explain", "/workers"]
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", exhaustive_except(VIEWS, "wide"))
 def test_every_page_is_accessible_and_fits(
     keys: dict[str, str], open_page: OpenPage, view: str
 ) -> None:

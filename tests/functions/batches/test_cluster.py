@@ -11,6 +11,7 @@ import pytest
 
 from celery_idempotent import Decision, Idempotency, StoreUnavailableError
 from celery_idempotent.lease.heartbeat import heartbeat
+from tests.exhaustive import exhaustive_except
 from tests.servers.cluster import ClusterServers
 from tests.servers.redis_server import ConfigurableRedisServer
 from tests.waiting import eventually
@@ -31,7 +32,7 @@ def cluster() -> Iterator[ClusterServers]:
         yield cluster
 
 
-@pytest.fixture(params=["blocking", "async"])
+@pytest.fixture(params=exhaustive_except(["blocking", "async"], "blocking"))
 def kind(request: pytest.FixtureRequest) -> str:
     kind: str = request.param
     return kind

@@ -12,7 +12,12 @@ from celery_idempotent.testing.server import RedisServer
 from tests.functions.consumers.harness import SHORT_VISIBILITY, ConsumerHarness
 
 
-@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.rabbitmq)])
+@pytest.fixture(
+    params=[
+        "redis",
+        pytest.param("rabbitmq", marks=[pytest.mark.rabbitmq, pytest.mark.exhaustive]),
+    ]
+)
 def broker(request: pytest.FixtureRequest, server: RedisServer) -> tuple[str, dict[str, Any]]:
     if request.param == "rabbitmq":
         return request.getfixturevalue("rabbitmq").url, {"confirm_publish": True}

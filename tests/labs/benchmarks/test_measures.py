@@ -58,6 +58,7 @@ def test_every_measure_is_listed() -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
+@pytest.mark.exhaustive
 def test_measure_has_figures(name: str) -> None:
     measure = _small(name)
     done: list[float] = []

@@ -63,6 +63,7 @@ class TestSchedule:
 
 @pytest.mark.worker
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_call_is_lost_and_all_callers_get_one_outcome(tmp_path: Path) -> None:
     answered: list[int] = []
     spec = RunSpec(SEED, OURS.name, CALLS)

@@ -21,6 +21,7 @@ MESSAGES = 100
 @pytest.mark.parametrize(
     "outage", [find_outage("killed"), find_outage("black-hole")], ids=lambda o: o.name
 )
+@pytest.mark.exhaustive
 def test_no_message_is_lost_or_executed_twice(outage: Outage, tmp_path: Path) -> None:
     with RedisServer.start(config={"databases": "2"}) as server:
         url = server.url.rpartition("/")[0]

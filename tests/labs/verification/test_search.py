@@ -44,11 +44,13 @@ def test_every_invariant_of_a_turn_holds_in_every_state(arguments: dict[str, Any
 
 
 @pytest.mark.parametrize("mutant", turn_environments.MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.exhaustive
 def test_a_mistake_with_a_turn_is_detected(mutant: turn_environments.TurnMutant) -> None:
     assert mutant.search().counterexample is not None
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.exhaustive
 def test_a_mistake_is_detected(mutant: Mutant) -> None:
     # The same search without the mistake has no counterexample.
     assert has_no_counterexample(str(mutant.arguments))

@@ -69,6 +69,7 @@ class TestEvents:
         )
 
 
+@pytest.mark.exhaustive
 def test_events_are_sent_only_while_they_are_enabled(
     open_shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
