@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-#: SQLSTATE of PostgreSQL: lock not available, shutdowns, too many connections.
-_STATES = frozenset({"55P03", "57P01", "57P02", "57P03", "53300"})
+#: SQLSTATE of PostgreSQL: lock not available, shutdowns, too many connections, timeouts of idle
+#: transactions, transactions and idle sessions, each of which ends the connection.
+_STATES = frozenset({"55P03", "57P01", "57P02", "57P03", "53300", "25P03", "25P04", "57P05"})
 #: Classes of SQLSTATE: lost connections, and transactions that the server has rolled back.
 _CLASSES = ("08", "40")
 #: Errors of MySQL and MariaDB: deadlocks, lock timeouts, changed rows, shutdowns, lost connections.

@@ -21,7 +21,7 @@ class Shop:
 
     Args:
         database_url: how the workers reach the database, if not directly.
-        redis_url: how they reach the store of their records, if not directly.
+        concurrency: the pool size of each worker.
         settings: of their app.
     """
 
@@ -34,6 +34,7 @@ class Shop:
         *,
         database_url: str | None = None,
         workers: int = 1,
+        concurrency: int = 4,
         **settings: Any,
     ) -> None:
         self.database = database
@@ -52,7 +53,7 @@ class Shop:
         self.workers = [
             WorkerProcess(
                 f"{directory.name}-{library}-{database.kind}-{number}",
-                ("--concurrency", "4"),
+                ("--concurrency", f"{concurrency}"),
                 environment,
                 directory / f"worker-{number}.log",
                 app="tests.sql.shop",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
 from celery_idempotent.testing.server import RedisServer
@@ -130,6 +131,49 @@ class TestOutage:
 
         assert_charged_once(shop, order, result.get(timeout=SOON))
         assert shop.starts(order) == 2
+
+
+#: The server's connections with an open transaction, other than the one that asks.
+OPEN_TRANSACTIONS = {
+    "postgresql": "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+    " AND xact_start IS NOT NULL AND pid <> pg_backend_pid()",
+    "mariadb": "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx"
+    " WHERE trx_mysql_thread_id <> CONNECTION_ID()",
+}
+
+
+class TestIdleTransaction:
+    def test_is_ended_by_the_server(
+        self, shop: Shop, database_server: SQLServer, kind: str, order: str
+    ) -> None:
+        """PostgreSQL's ``idle_in_transaction_session_timeout``; MariaDB's sends no error."""
+        if kind == "postgresql":
+            set_idle_timeout(database_server, "500")
+        shop.hold(order)
+        result = shop.charge(order)
+        shop.wait_for_start(order)
+        if kind == "mariadb":
+            for number in eventually(lambda: query(shop.database, OPEN_TRANSACTIONS[kind])):
+                database_server.execute(f"KILL {number}")
+        eventually(lambda: not query(shop.database, OPEN_TRANSACTIONS[kind]), "it is ended")
+        if kind == "postgresql":
+            set_idle_timeout(database_server, "DEFAULT")
+        shop.release(order)
+
+        assert_charged_once(shop, order, result.get(timeout=SOON))
+        assert shop.starts(order) > 1
+
+
+def query(database: TestDatabase, statement: str) -> list[int]:
+    """Returns a column, in a transaction of its own: PostgreSQL reads its activity once in each."""
+    with database.engine.connect() as connection:
+        return list(connection.execute(text(statement)).scalars())
+
+
+def set_idle_timeout(server: SQLServer, milliseconds: str) -> None:
+    """Sets it for every session, from its next statement on."""
+    server.execute(f"ALTER SYSTEM SET idle_in_transaction_session_timeout = {milliseconds}")
+    server.execute("SELECT pg_reload_conf()")
 
 
 class TestLostRecords:

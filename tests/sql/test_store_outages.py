@@ -1,0 +1,154 @@
+"""Redis is unavailable, empty, or replaced: the row alone keeps effects and outcomes once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from celery.result import AsyncResult
+
+from celery_idempotent.testing.server import RedisServer
+from tests.servers.sentinel import SentinelServers
+from tests.servers.waiting import wait_until
+from tests.sql.databases import TestDatabase
+from tests.sql.harness import Shop
+from tests.waiting import SOON, eventually
+
+pytestmark = [pytest.mark.worker, pytest.mark.postgresql]
+
+#: In seconds.
+LEASE = 2.0
+DUPLICATES = 3
+SETTINGS = {
+    "idempotency_on_store_error": "run",
+    "idempotency_redis_timeout": 0.5,
+    "idempotency_breaker_max_delay": 0.5,
+}
+#: The records survive a restart.
+DURABLE = {"appendonly": "yes", "appendfsync": "always"}
+
+
+@pytest.fixture(scope="module")
+def database(create_database: Callable[..., TestDatabase]) -> TestDatabase:
+    return create_database("postgresql")
+
+
+@pytest.fixture(scope="module")
+def shop_with(
+    server: RedisServer, database: TestDatabase, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Shop]]:
+    """Starts the workers of a shop with the settings of its store."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOP_LEASE", f"{LEASE}")
+
+        def start(**settings: object) -> Shop:
+            directory: Path = tmp_path_factory.mktemp("shop")
+            return Shop(
+                *(server, database, "sqlalchemy", directory),
+                concurrency=2 + DUPLICATES,
+                **SETTINGS,
+                **settings,
+            )
+
+        yield start
+
+
+def charge_unprotected(shop: Shop, order: str) -> list[AsyncResult]:
+    """Charges an order several times, and waits until each call goes on without its record."""
+    calls = [shop.charge(order) for _ in range(DUPLICATES)]
+    for call in calls:
+        shop.wait_for_log(f"task {call.id} runs without protection")
+    return calls
+
+
+def assert_charged_once(shop: Shop, order: str, *calls: AsyncResult) -> None:
+    receipts = {call.get(timeout=SOON) for call in (*calls, shop.charge(order))}
+    assert len(receipts) == 1, receipts
+    assert shop.database.effects(order) == 1
+    assert shop.starts(order) == 1
+
+
+class TestUnavailable:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def store(cls) -> Iterator[RedisServer]:
+        with RedisServer.start(config=DURABLE) as store:
+            yield store
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def shop(cls, shop_with: Callable[..., Shop], store: RedisServer) -> Iterator[Shop]:
+        with shop_with(idempotency_redis_url=store.url) as shop:
+            yield shop
+
+    def test_for_all_calls(self, shop: Shop, store: RedisServer, order: str) -> None:
+        store.kill()
+        shop.hold(order)
+        calls = charge_unprotected(shop, order)
+        shop.release(order)
+
+        assert_charged_once(shop, order, *calls)
+        store.restart()
+        assert_charged_once(shop, order)
+
+    def test_for_longer_than_the_lease_of_a_call(
+        self, shop: Shop, store: RedisServer, order: str
+    ) -> None:
+        """And its record is still there afterwards, for others to take over."""
+        shop.hold(order)
+        first = shop.charge(order)
+        shop.wait_for_start(order)
+        store.kill()
+        killed_at = time.monotonic()
+        calls = charge_unprotected(shop, order)
+        eventually(lambda: time.monotonic() > killed_at + LEASE, "the lease has expired")
+        store.restart()
+        calls.append(shop.charge(order))
+        shop.release(order)
+
+        assert_charged_once(shop, order, first, *calls)
+
+    def test_and_empty_afterwards(self, shop: Shop, store: RedisServer, order: str) -> None:
+        shop.hold(order)
+        first = shop.charge(order)
+        shop.wait_for_start(order)
+        store.kill()
+        calls = charge_unprotected(shop, order)
+        store.restart()
+        with store.client() as client:
+            client.flushall()
+        shop.release(order)
+
+        assert_charged_once(shop, order, first, *calls)
+
+
+class TestFailover:
+    def test_to_a_replica_without_the_records(
+        self, shop_with: Callable[..., Shop], order: str
+    ) -> None:
+        with SentinelServers.start() as sentinels:
+            store = {
+                "idempotency_redis_url": sentinels.url,
+                "idempotency_redis_options": {"master_name": sentinels.master_name},
+            }
+            with shop_with(**store) as shop:
+                master, replica = sentinels.master, sentinels.replica
+                # Paused first, so that it cannot connect again.
+                replica.pause()
+                with master.client() as client:
+                    client.client_kill_filter(_type="replica")
+                ended, running = shop.charge(order), order[::-1]
+                ended.get(timeout=SOON)
+                shop.hold(running)
+                first = shop.charge(running)
+                shop.wait_for_start(running)
+                master.kill()
+                replica.resume()
+                wait_until(lambda: sentinels.master is replica, "the replica was not promoted")
+                second = shop.charge(running)
+                shop.release(running)
+
+                assert_charged_once(shop, order, ended)
+                assert_charged_once(shop, running, first, second)
