@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+import celery_idempotent
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {path.name for path in (ROOT / "lua").glob("*.lua")}
@@ -54,6 +57,29 @@ def test_the_metadata_is_valid_and_the_description_renders(built: Path) -> None:
     result = subprocess.run(check, capture_output=True, text=True, check=False)
 
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_version_is_that_of_the_package(built: Path) -> None:
+    name = f"celery_idempotent-{celery_idempotent.__version__}"
+
+    assert sorted(file.name.partition("-py3")[0] for file in built.iterdir()) == [
+        name,
+        f"{name}.tar.gz",
+    ]
+
+
+def test_links_of_the_description_lead_to_the_release(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+    text = archive.read(metadata).decode()
+    tag = f"v{celery_idempotent.__version__}"
+
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    paths = [link.partition(f"/{tag}/")[2].partition("#")[0] for link in links]
+    assert len([path for path in paths if path]) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_the_sdist_installs_what_the_wheel_has(built: Path, tmp_path: Path) -> None:
