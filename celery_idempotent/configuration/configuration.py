@@ -17,6 +17,7 @@ from kombu.compression import get_encoder
 from kombu.serialization import dumps, prepare_accept_content, registry
 
 from celery_idempotent import settings
+from celery_idempotent.configuration import fused_completion
 from celery_idempotent.configuration.arguments import normaliser
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import SettingsError
@@ -51,7 +52,7 @@ class TaskConfiguration:
     """
 
     def __init__(self, task: type[Task], app: Celery) -> None:
-        self._app = app
+        self._app, self._task = app, task
         try:
             check_option_names(app)
             settings.check_names(_attributes_of(task), task.name)
@@ -90,6 +91,13 @@ class TaskConfiguration:
             ConfigurationError: if no setting names a Redis server.
         """
         return executor_of(self._app, self.settings)
+
+    @cached_property
+    def fusion_obstacle(self) -> str:
+        """Why Celery writes the task's results by itself; empty if the record's script does."""
+        if self.in_shadow:
+            return "idempotency_shadow is on"
+        return fused_completion.obstacle(self._task, self._app, self.settings, self.executor.store)
 
     def execute(self, command: Command) -> Reply:
         """Executes a command in the task's store, and returns the reply.

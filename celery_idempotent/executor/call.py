@@ -10,6 +10,7 @@ from celery_idempotent.executor.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
 from celery_idempotent.settings import Settings
+from celery_idempotent.store.commands import BackendResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class ExecutorCall(Protocol):
     returns_restored: bool
     #: Set by the executor: the record's outcome belongs to this task id.
     own_outcome: bool
+    #: Set by the executor: the result backend has the result of `backend_result` already.
+    result_written: bool
     #: Set by the executor: what was decided about this pass, one of `signals.DECISIONS`; or empty.
     decision: str
     #: The soft time limit of this call alone; None if it covers more than this call.
@@ -91,6 +94,9 @@ class ExecutorCall(Protocol):
         Args:
             execution: an `Execution` or `AsyncExecution`, by the runtime.
         """
+
+    def backend_result(self, value: Any) -> BackendResult | None:
+        """What the result backend is to store for `value`; None if that is not for the executor."""
 
     def disposition(self, error: BaseException) -> Disposition:
         """What `error` of the body means for the key."""

@@ -86,10 +86,11 @@ async def _complete(active: ActiveExecution, value: Any) -> Outcome:
     reply = await _store(active, command)
     if reply is None:
         return outcome
-    if reply.case != "ok" and active.transaction is None:
+    if reply.case == "lost" and active.transaction is None:
         await active.discard_outcome()
         return await _resolve_lost_lease(active, reply, outcome)
     active.call.own_outcome = True
+    active.call.result_written = reply.case == "written"
     if active.call.dropped_continuation:
         await _mark_continued(active)
     report_completed(active)
@@ -111,7 +112,9 @@ async def complete_command(active: ActiveExecution, value: Any) -> tuple[Command
             value, settings, key=execution.key, token=execution.token
         )
     active.outcome = payload, RESULT
-    command = commands.complete(call.key, execution.token, payload, settings.result_ms)
+    command = commands.complete(
+        call.key, execution.token, payload, settings.result_ms, call.backend_result(value)
+    )
     return command, outcome
 
 

@@ -168,7 +168,7 @@ async def commit(active: ActiveExecution, command: Command) -> Outcome | None:
     """
     transaction = active.transaction
     assert transaction is not None
-    _, encoding, body, retention_ms = command.arguments
+    _, encoding, body, retention_ms, *_ = command.arguments
     state = State.FAILED if command.script.name == "fail" else State.COMPLETED
     try:
         row = None

@@ -76,12 +76,16 @@ class DirectCall:
         self.worker = worker_name(None, os.getpid())
         self.wait_timeout = settings.wait_timeout
         self.own_outcome = False
+        self.result_written = False
         self.decision = ""
         self._work: Any = work
 
     def run(self, execution: BaseExecution) -> Any:
         """Runs the work; `execution` is the current one meanwhile."""
         return run_as_current(execution, self._work)
+
+    def backend_result(self, value: Any) -> None:
+        """Returns None: no result backend has the value of a direct call."""
 
     def disposition(self, error: BaseException) -> Disposition:
         """Returns Fail for errors in ``replay_errors``, and Release for all others."""

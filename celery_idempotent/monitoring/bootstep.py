@@ -12,7 +12,6 @@ from celery import bootsteps
 from celery_idempotent import shared_counters
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ def describe_settings(tasks: list[IdempotentTaskLike]) -> Iterator[str]:
     stores = ", ".join(
         f"{store.config} ({store.config.prefix}:*)" for store in app_tasks.stores(enabled)
     )
-    common = _most_common([task.idempotency_configuration.settings for task in enabled])
+    common = _most_common([_texts(task) for task in enabled])
     yield f"{len(enabled)} idempotent tasks, records at {stores}: {_join(common)}"
     for task in tasks:
         settings = task.idempotency_configuration.settings
@@ -82,18 +81,22 @@ def describe_settings(tasks: list[IdempotentTaskLike]) -> Iterator[str]:
             continue
         if settings.shadow:
             yield f"{task.name}: in shadow (idempotency_shadow is True): every call runs"
-        different = {name: text for name, text in _texts(settings).items() if common[name] != text}
+        different = {name: text for name, text in _texts(task).items() if common[name] != text}
         if different:
             yield f"{task.name}: {_join(different)}"
 
 
-def _most_common(all_settings: list[Settings]) -> dict[str, str]:
-    texts = [_texts(settings) for settings in all_settings]
-    return {name: Counter(text[name] for text in texts).most_common(1)[0][0] for name in _LOGGED}
+def _most_common(texts: list[dict[str, str]]) -> dict[str, str]:
+    return {name: Counter(text[name] for text in texts).most_common(1)[0][0] for name in texts[0]}
 
 
-def _texts(settings: Settings) -> dict[str, str]:
-    return {name: _text(getattr(settings, name)) for name in _LOGGED}
+def _texts(task: IdempotentTaskLike) -> dict[str, str]:
+    configuration = task.idempotency_configuration
+    obstacle = configuration.fusion_obstacle
+    return {
+        **{name: _text(getattr(configuration.settings, name)) for name in _LOGGED},
+        "fused completion": f"off ({obstacle})" if obstacle else "on",
+    }
 
 
 def _text(value: Any) -> str:

@@ -24,6 +24,17 @@ class Command(NamedTuple):
     key: Key
     #: In the order of the script's head.
     arguments: list[Any]
+    #: The name of the task's result in its result backend, if the script writes that, too.
+    result_name: str | bytes = b""
+
+
+class BackendResult(NamedTuple):
+    """A task's result, as its result backend stores it in the Redis of the records."""
+
+    name: str | bytes
+    meta: str | bytes
+    #: Seconds; 0: for ever.
+    expires: int
 
 
 class Extension(NamedTuple):
@@ -84,10 +95,19 @@ def extend(lease: Extension) -> Command:
     return Command(scripts.load("extend"), key, [token, lease_ms, lease_ms + retention_ms])
 
 
-def complete(key: Key, token: int, result: Payload, retention_ms: int) -> Command:
-    """Stores the result: ``ok`` or ``lost``."""
+def complete(
+    key: Key,
+    token: int,
+    result: Payload,
+    retention_ms: int,
+    backend_result: BackendResult | None = None,
+) -> Command:
+    """Stores the result: ``ok`` or ``lost``; ``written``, if `backend_result` is stored, too."""
     arguments = [token, append_traceparent(result.format), result.body, retention_ms]
-    return Command(scripts.load("complete"), key, arguments)
+    if backend_result is None:
+        return Command(scripts.load("complete"), key, arguments)
+    name, meta, expires = backend_result
+    return Command(scripts.load("fused_complete"), key, [*arguments, meta, expires], name)
 
 
 def fail(key: Key, token: int, error: Payload, retention_ms: int) -> Command:

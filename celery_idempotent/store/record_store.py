@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: Sent even while the breaker is open: an outcome must not be lost, and those who resend one wait
 #: between their attempts.
-BYPASSES_BREAKER = frozenset({"complete", "fail"})
+BYPASSES_BREAKER = frozenset({"complete", "fused_complete", "fail"})
 #: Seconds after an error before another reference is written.
 RETRY_REFERENCES_AFTER = 30.0
 
@@ -87,11 +87,15 @@ class RecordStore:
 
     def _call(self, command: Command) -> ScriptCall:
         """Returns the call of the command; a message's record comes with the turn of its key."""
-        script, key, arguments = command
+        script, key, arguments, result_name = command
         name = f"{self.config.prefix}:{key}"
-        if not key.message:
+        if not (key.message or result_name):
             return ScriptCall(script, name, arguments)
-        return ScriptCall(script, self.config.name(key), [name, *arguments], keys=2)
+        others: list[str | bytes] = [result_name] if result_name else []
+        if key.message:
+            others.append(name)
+            name = self.config.name(key)
+        return ScriptCall(script, name, [*others, *arguments], keys=1 + len(others))
 
     async def execute(self, command: Command) -> Reply:
         """Calls the command's script in one round trip and returns its reply.
@@ -100,7 +104,7 @@ class RecordStore:
             StoreUnavailableError: if Redis does not reply, or too few replicas have the write.
             CorruptRecordError: if the value under the key is not a string.
         """
-        script, key, _ = command
+        script, key = command.script, command.key
         if self.breaker.open and script.name not in BYPASSES_BREAKER:
             await self.breaker.check()
         wait = replicas.wait(self.config, script.name) if self._waits_for_replicas else ()

@@ -23,7 +23,9 @@ from celery_idempotent.executor.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
+from celery_idempotent.store.commands import BackendResult
 from celery_idempotent.task import canvas, celery_log, current_call, message_headers, republish
+from celery_idempotent.task.backend_result import encode_result
 from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.requeue import RequeuePause, hold_for, longest_wait, seconds_until
 
@@ -78,6 +80,7 @@ class TaskCall:
         if self.has_own_soft_limit and not request.is_eager:
             self.soft_limit = current_call.soft_limit_of(request)
         self.own_outcome = False
+        self.result_written = False
         self.decision = ""
         self.rescheduled: Release | None = None
         #: Set if the task has replaced itself: another task has its id and its continuation.
@@ -110,6 +113,19 @@ class TaskCall:
         self._request.idempotency_without_body = False
         self.sender.before_start(self.task_id, self._args, self._kwargs)
         return self.sender.run(*self._args, **self._kwargs)
+
+    def backend_result(self, value: Any) -> BackendResult | None:
+        """Returns the result for the record's script to write, where Celery would do no more."""
+        request = self._request
+        if (
+            request.is_eager
+            or request.ignore_result
+            or self.continues
+            or canvas.has_continuation(request)
+            or self.sender.idempotency_configuration.fusion_obstacle
+        ):
+            return None
+        return encode_result(self.sender.backend, value, request, self.settings.max_result_size)
 
     @property
     def dropped_continuation(self) -> bool:

@@ -62,6 +62,9 @@ class MapItemCall(TaskCall):
             self.sender.pop_request()
             _task_stack.pop()
 
+    def backend_result(self, value: Any) -> None:
+        """Returns None: the message has one result for all items."""
+
     def replayed(self, record: Record) -> None:
         """Keeps the continuation: it follows all items of the message."""
         self.refer_to(record, replayed=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from celery import Celery, Task
+from celery import Celery
 from celery.app.task import Context
 from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject, Retry
@@ -41,6 +41,7 @@ from celery_idempotent.task import (
     republish,
     shadow_message,
 )
+from celery_idempotent.task.backend_result import BackendResultTask
 from celery_idempotent.task.call import TaskCall
 from celery_idempotent.task.key_resolution import completes_key, resolve_received_key
 from celery_idempotent.task.message_headers import MessageHeaders
@@ -48,7 +49,7 @@ from celery_idempotent.task.options import call_options, signatures
 from celery_idempotent.task.requeue import RequeuePause
 
 
-class IdempotentTask(Task):
+class IdempotentTask(BackendResultTask):
     """A task whose duplicates get the outcome of the first execution instead of one of their own.
 
     ``@app.task(base=IdempotentTask, idempotency_key="order:{order_id}")``. Every option is an
@@ -84,6 +85,7 @@ class IdempotentTask(Task):
     idempotency_dedupe_publish: bool | None = None
     idempotency_reservation_ttl: float | None = None
     idempotency_store_result: bool | None = None
+    idempotency_fused_completion: bool | None = None
     idempotency_serializer: str | None = None
     idempotency_compression: str | None = None
     idempotency_compression_threshold: int | None = None
@@ -362,11 +364,8 @@ class IdempotentTask(Task):
             CorruptRecordError: if the record cannot be read.
             StoreUnavailableError: if Redis does not reply.
         """
-        return run_sync(
-            self.idempotency_configuration.executor.store.get(
-                self.idempotency_key_of(*args, **kwargs)
-            )
-        )
+        key = self.idempotency_key_of(*args, **kwargs)
+        return run_sync(self.idempotency_configuration.executor.store.get(key))
 
     def idempotency_forget(self, *args: Any, **kwargs: Any) -> bool:
         """Deletes the record of a call with these arguments; returns whether there was one.

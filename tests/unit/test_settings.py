@@ -37,6 +37,7 @@ TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("dedupe_publish", False, [True, False], [None, 1, "no"]),
     ("reservation_ttl", 3600.0, [1, 60, YEAR], [0.9, -1, YEAR + 1, "60", None, True]),
     ("store_result", True, [True, False], [None, 1, "no"]),
+    ("fused_completion", True, [True, False], [None, 1, "no"]),
     ("serializer", None, [None, "json", "pickle"], ["", 5, b"json"]),
     ("compression", None, [None, "gzip"], ["", 5, True]),
     ("compression_threshold", 1024, [0, 1024, 2**29], [-1, 2**29 + 1, 1.5, "1k", None, True]),

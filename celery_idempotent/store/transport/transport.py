@@ -19,7 +19,7 @@ class ScriptCall(NamedTuple):
     name: str
     #: In the order of the script's head, after the other keys.
     arguments: Sequence[Any]
-    #: How many keys it has: the record's name, and the first of the arguments.
+    #: How many keys it has: the record's name, and the first ones of the arguments.
     keys: int = 1
 
 

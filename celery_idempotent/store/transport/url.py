@@ -25,6 +25,11 @@ def is_redis_url(url: object) -> bool:
     return isinstance(url, str) and scheme_of(url) in SCHEMES
 
 
+def names_one_server(url: str) -> bool:
+    """Returns whether `url` names a single server, without Sentinels or a cluster."""
+    return scheme_of(url) in _ONE_SERVER
+
+
 def names_sentinels(url: str) -> bool:
     """Returns whether `url` lists Sentinels."""
     return scheme_of(url) == _SENTINELS

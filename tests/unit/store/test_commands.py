@@ -10,7 +10,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import UNREADABLE, Command, Extension
+from celery_idempotent.store.commands import UNREADABLE, BackendResult, Command, Extension
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 RESULT, ERROR = Payload("json", b"result"), Payload("yaml", b"error")
@@ -65,6 +65,14 @@ COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
         "complete",
         commands.complete(KEY, 17, RESULT, 200),
         {"token": 17, "format": "json", "body": b"result", "retention_ms": 200},
+    ),
+    (
+        "fused_complete",
+        commands.complete(KEY, 17, RESULT, 200, BackendResult("celery-task-meta-t", b"meta", 30)),
+        {
+            "token": 17, "format": "json", "body": b"result", "retention_ms": 200,
+            "meta": b"meta", "expires": 30,
+        },
     ),
     (
         "fail",

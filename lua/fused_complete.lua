@@ -1,0 +1,54 @@
+-- fused_complete: as complete, and writes the result of the task as its result backend does.
+--
+-- Celery writes the result of a task once more, for its result backend: it reads what is there, keeps it
+-- if that is a success, else stores the result and publishes it to those who wait for the task. This does
+-- the same, and only if the outcome is stored. What cannot be told from a success is left to Celery: the
+-- reply is `ok` then. So it is to a call that is resent, unless what the first one wrote is still there.
+--
+-- INCLUDE
+--   epilogue           changes the record to `outcome`
+-- KEYS
+--   record             the key's record; if the key may run again, the message's
+--   result             the task's result in the result backend
+--   turn               the key's record, if the key may run again
+-- ARGV
+--   token              of the execution
+--   format             encoding of the result, or '' if no result is stored
+--   body               the result, or the reason why none is stored
+--   retention_ms       how long the outcome is kept
+--   meta               what the result backend stores
+--   expires            seconds for which it does; 0: for ever
+-- REPLIES
+--   written            stored, and the result backend has the result
+--   ok                 stored; the result backend is as it was
+--   lost               the token does not hold the record; the current record
+
+local record, result, turn = unpack(KEYS)
+local token, format, body, retention_ms, meta, expires = unpack(ARGV)
+local outcome = 'C'
+
+-- Every serializer of Celery writes these words as they are; compression may hide both of them.
+local function may_replace(stored)
+  return stored == false or type(stored) == 'string'
+    and string.find(stored, 'status', 1, true) and not string.find(stored, 'SUCCESS', 1, true)
+end
+
+-- The end of the script calls this in place of the prelude's, with a record if the call was resent.
+local plain_reply = reply
+local reply = function(case, raw)
+  if case == 'lost' then
+    return plain_reply('lost', raw)
+  end
+  -- The record is stored: an error of these commands is left to Celery, which will meet it, too.
+  local stored = redis.pcall('GET', result)
+  local is_written = stored == meta
+  if not raw and may_replace(stored) and type(redis.pcall('PUBLISH', result, meta)) == 'number' then
+    is_written = true
+    if expires == '0' then
+      redis.call('SET', result, meta)
+    else
+      redis.call('SET', result, meta, 'EX', expires)
+    end
+  end
+  return plain_reply(is_written and 'written' or 'ok', raw)
+end

@@ -1,0 +1,547 @@
+"""Fused completion: Celery's result is written with the record, and nothing else changes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import celery
+import pytest
+from celery import Celery, Task, chord, signals
+from celery.backends.redis import RedisBackend
+from celery.exceptions import Ignore, Reject
+from celery.states import FAILURE, PENDING, RETRY, STARTED, SUCCESS
+
+from celery_idempotent import IdempotentTask, State
+from celery_idempotent.store import scripts
+from celery_idempotent.testing.server import RedisServer
+from tests.executor.deliveries import Deliveries, begin_elsewhere
+from tests.faults.proxy import Proxy
+from tests.waiting import SOON
+
+#: The commands of a run, without those inside the scripts.
+FUSED = ["EVALSHA", "EVALSHA"]
+BY_CELERY = [*FUSED, "GET", "MULTI", "SETEX", "PUBLISH", "EXEC"]
+
+Offer = Callable[..., Deliveries]
+
+
+def pay(self: Any, order: str) -> Any:
+    if order == "add to the chain":
+        self.add_to_chain(self.si("next"))
+    return {"receipt": order}
+
+
+def receipt(self: Any, order: str) -> str:
+    return uuid4().hex
+
+
+def long_text(self: Any, order: str) -> str:
+    return order * 100
+
+
+def unserialisable(self: Any, order: str) -> object:
+    return object()
+
+
+@pytest.fixture
+def offer(server: RedisServer) -> Iterator[Offer]:
+    """``offer(body, options={…}, setting=…)``: a task of an app of its own, and its deliveries."""
+    with server.client() as client:
+        client.flushall()
+    apps = []
+
+    def make(
+        body: Callable[..., Any] = pay, base: type[Task] = IdempotentTask, *,
+        options: dict[str, Any] | None = None, **settings: Any,
+    ) -> Deliveries:  # fmt: skip
+        app = Celery("fused", set_as_current=False)
+        accept = ["json", "pickle", "yaml", "msgpack"]
+        app.conf.update(
+            {"broker_url": "memory://", "result_backend": server.url, "accept_content": accept}
+        )
+        app.conf.update(settings)
+        apps.append(app)
+        app.connection_for_read().default_channel.queue_purge("celery")
+        task = app.task(
+            body, base=base, bind=True, shared=False, name="fused.pay", lazy=False,
+            **(options or {}),
+        )  # fmt: skip
+        return Deliveries(app, task)
+
+    yield make
+    for app in apps:
+        # A result that is collected later must not access the stopped server.
+        app.backend.result_consumer.stop()
+        app.backend.result_consumer.subscribed_to.clear()
+        app.backend.result_consumer._pubsub = None
+        app.backend.client.close()
+        app.close()
+
+
+@contextmanager
+def recorded(server: RedisServer) -> Iterator[list[str]]:
+    """Yields a list, which gets the commands that clients send to the server in the block."""
+    commands: list[str] = []
+    with server.client() as client, client.monitor() as monitor:
+        client.ping()  # connects
+        while monitor.next_command()["command"] != "PING":
+            pass
+        yield commands
+        client.echo("end")
+        while (received := monitor.next_command())["command"] != "ECHO end":
+            name = received["command"].partition(" ")[0].upper()
+            # Results that nobody waits for any more are unsubscribed from at any time.
+            if received["client_type"] != "lua" and not name.endswith("SUBSCRIBE"):
+                commands.append(name)
+
+
+def sent_by(server: RedisServer, deliveries: Deliveries, **options: Any) -> list[str]:
+    """Returns what a delivery sends once all connections are open and all scripts are loaded."""
+    deliveries.deliver(deliveries.publish("warm-up", **options))
+    message = deliveries.publish("order", **options)
+    with recorded(server) as sent:
+        assert deliveries.deliver(message).state == "success"
+    return sent
+
+
+def meta_of(deliveries: Deliveries, task_id: str) -> dict[str, Any]:
+    """Returns what the result backend has, as every reader decodes it."""
+    deliveries.app.backend._cache.clear()
+    meta: dict[str, Any] = deliveries.app.backend.get_task_meta(task_id)
+    return meta
+
+
+@pytest.mark.core
+def test_a_run_takes_two_round_trips(server: RedisServer, offer: Offer) -> None:
+    assert sent_by(server, offer()) == FUSED
+
+
+def test_without_it_celery_takes_two_more(server: RedisServer, offer: Offer) -> None:
+    assert sent_by(server, offer(idempotency_fused_completion=False)) == BY_CELERY
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "json": {},
+    "pickle": {"result_serializer": "pickle"},
+    "yaml": {"result_serializer": "yaml"},
+    "msgpack": {"result_serializer": "msgpack"},
+    "extended": {"result_extended": True},
+    "expiry": {"result_expires": 77},
+    "no expiry": {"result_expires": None},
+    "key prefix": {"result_backend_transport_options": {"global_keyprefix": "shop"}},
+    # An older Celery ignores this setting.
+    "compression": {"result_compression": "gzip"},
+    "result is not stored": {"idempotency_store_result": False},
+    "result is encrypted": {
+        "idempotency_encryption_keys": ("MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=",)
+    },
+}
+
+
+class TestResult:
+    """What the backend has is what Celery writes."""
+
+    @pytest.mark.core
+    @pytest.mark.parametrize("settings", SETTINGS)
+    def test_is_as_without_it(self, server: RedisServer, offer: Offer, settings: str) -> None:
+        found = []
+        by_celery = [
+            name if settings != "no expiry" else name.replace("SETEX", "SET") for name in BY_CELERY
+        ]
+        for is_on in (True, False):
+            with server.client() as client:
+                client.flushall()
+            deliveries = offer(idempotency_fused_completion=is_on, **SETTINGS[settings])
+            sent = sent_by(server, deliveries, group_id="a group")
+            assert sent == (FUSED if is_on else by_celery)
+            message = deliveries.publish("third", task_id=f"the third {is_on}")
+            deliveries.deliver(message)
+            key = deliveries.app.backend.get_key_for_task(message.id)
+            with server.client() as client:
+                expires = client.ttl(key)
+                size = client.strlen(key)
+            meta = meta_of(deliveries, message.id)
+            assert meta.pop("date_done")
+            assert meta.pop("task_id") == message.id
+            found.append((meta, expires, size + is_on))
+
+        (fused, expires, size), (plain, plain_expires, plain_size) = found
+        assert fused == plain
+        assert fused["result"] == {"receipt": "third"}
+        assert abs(expires - plain_expires) <= 5
+        if settings != "compression":
+            assert size == plain_size
+
+    def test_of_a_member_of_a_group_names_the_group(self, offer: Offer) -> None:
+        deliveries = offer()
+        message = deliveries.publish("order", group_id="the group")
+
+        deliveries.deliver(message)
+
+        assert meta_of(deliveries, message.id)["group_id"] == "the group"
+
+    def test_lists_the_messages_that_the_body_has_sent(self, offer: Offer) -> None:
+        def order(self: Any, order: str) -> str:
+            if order == "parent":
+                self.apply_async(("child",), task_id="the child")
+            return order
+
+        deliveries = offer(order)
+        message = deliveries.publish("parent")
+        deliveries.deliver(message)
+
+        ((child, _), *_) = meta_of(deliveries, message.id)["children"]
+        assert child[0] == "the child"
+
+    @pytest.mark.core
+    def test_wakes_a_caller_who_waits(self, offer: Offer) -> None:
+        deliveries = offer()
+        message = deliveries.publish("order")
+        result = deliveries.task.AsyncResult(message.id)
+        values: list[Any] = []
+        caller = threading.Thread(target=lambda: values.append(result.get(timeout=SOON)))
+        caller.start()
+
+        deliveries.deliver(message)
+        caller.join(SOON)
+
+        assert values == [{"receipt": "order"}]
+
+
+class TestObservers:
+    """Handlers and signals notice nothing."""
+
+    NAMES = ("task_prerun", "task_success", "task_postrun", "task_failure", "task_retry")
+
+    class Observed(IdempotentTask):
+        """Notes what its handlers see."""
+
+        abstract = True
+        notes: list[Any]
+
+        def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+            self.notes.append(("on_success", retval, self.request.ignore_result))
+
+        def after_return(self, status: str, retval: Any, *_: Any) -> None:
+            self.notes.append(("after_return", status, retval, type(self.backend).__name__))
+
+    @pytest.mark.core
+    @pytest.mark.parametrize("is_on", [True, False])
+    def test_are_called_as_ever(self, offer: Offer, is_on: bool) -> None:
+        deliveries = offer(base=self.Observed, idempotency_fused_completion=is_on)
+        notes = type(deliveries.task).notes = []
+        receivers = []
+        for name in self.NAMES:
+
+            def receive(name: str = name, sender: Any = None, **details: Any) -> None:
+                seen = details.get("result", details.get("retval")), details.get("state")
+                stored = sender.AsyncResult(sender.request.id).state
+                notes.append((name, *seen, sender.request.ignore_result, stored))
+
+            getattr(signals, name).connect(receive, weak=False)
+            receivers.append((name, receive))
+        try:
+            deliveries.deliver(deliveries.publish("order"))
+        finally:
+            for name, receive in receivers:
+                getattr(signals, name).disconnect(receive)
+
+        value = {"receipt": "order"}
+        assert notes == [
+            ("task_prerun", None, None, False, PENDING),
+            ("on_success", value, False),
+            ("task_success", value, None, False, SUCCESS),
+            ("after_return", SUCCESS, value, "RedisBackend"),
+            ("task_postrun", value, SUCCESS, False, SUCCESS),
+        ]
+
+    def test_who_reads_the_backend_early_costs_a_read(
+        self, server: RedisServer, offer: Offer
+    ) -> None:
+        deliveries = offer()
+
+        def receive(sender: Any, **_: Any) -> None:
+            assert sender.backend is not None
+
+        from celery_idempotent.signals import completed
+
+        completed.connect(receive, sender=deliveries.task)
+        sent = sent_by(server, deliveries)
+
+        assert sent == [*FUSED, "GET"]
+
+
+class TestOtherEnds:
+    """Nothing is written but by Celery."""
+
+    @pytest.mark.core
+    def test_a_refused_result_is_never_seen(self, server: RedisServer, offer: Offer) -> None:
+        def lose(self: Any, order: str) -> str:
+            self.idempotency_forget(order)
+            begin_elsewhere(self, order)
+            return order
+
+        deliveries = offer(lose)
+        message = deliveries.publish("order")
+
+        with server.client() as client, client.pubsub(ignore_subscribe_messages=True) as heard:
+            key = deliveries.app.backend.get_key_for_task(message.id)
+            heard.subscribe(key)
+            heard.get_message(timeout=SOON)
+            end = deliveries.deliver(message)
+            client.publish(key, "end")
+            received = next(filter(None, iter(lambda: heard.get_message(timeout=SOON), 0)))
+
+        assert end.state == "ignored", "it is put back, and gets the other's outcome"
+        assert received["data"] == b"end"
+        assert meta_of(deliveries, message.id)["status"] == PENDING
+
+    @pytest.mark.parametrize(
+        ("error", "state"),
+        [(Ignore(), PENDING), (Reject("no", requeue=False), PENDING), (ValueError("no"), FAILURE)],
+        ids=["Ignore", "Reject", "an error"],
+    )
+    def test_a_body_that_raises(self, offer: Offer, error: Exception, state: str) -> None:
+        def fail(self: Any, order: str) -> None:
+            raise error
+
+        deliveries = offer(fail)
+        message = deliveries.publish("order")
+
+        deliveries.deliver(message)
+
+        assert meta_of(deliveries, message.id)["status"] == state
+
+    def test_a_value_that_cannot_be_encoded_fails_as_ever(self, offer: Offer) -> None:
+        deliveries = offer(unserialisable)
+        message = deliveries.publish("order")
+
+        assert deliveries.deliver(message).state == "failure"
+
+        assert meta_of(deliveries, message.id)["status"] == FAILURE
+
+    def test_a_replay_is_written_by_celery(self, server: RedisServer, offer: Offer) -> None:
+        deliveries = offer()
+        deliveries.deliver(deliveries.publish("order"))
+        duplicate = deliveries.publish("order")
+
+        with recorded(server) as sent:
+            deliveries.deliver(duplicate)
+
+        assert sent == ["EVALSHA", *BY_CELERY[2:]] or "SET" in sent
+        assert meta_of(deliveries, duplicate.id)["result"] == {"receipt": "order"}
+
+
+class TestEarlierResult:
+    """A success stays; any other state is replaced."""
+
+    def test_a_state_of_the_body_is_replaced(self, server: RedisServer, offer: Offer) -> None:
+        def report(self: Any, order: str) -> str:
+            self.update_state(state="PROGRESS", meta={"percent": 50})
+            return order
+
+        deliveries = offer(report, options={"track_started": True})
+        sent = sent_by(server, deliveries)
+
+        assert sent[-1] == "EVALSHA"
+
+    def test_a_success_of_the_body_stays(self, offer: Offer) -> None:
+        def report(self: Any, order: str) -> str:
+            self.update_state(state=SUCCESS, meta="early")
+            return "late"
+
+        deliveries = offer(report)
+        message = deliveries.publish("order")
+
+        deliveries.deliver(message)
+
+        assert meta_of(deliveries, message.id)["result"] == "early"
+
+    def test_a_retry_is_replaced(self, offer: Offer) -> None:
+        def retry(self: Any, order: str) -> int:
+            if not self.request.retries:
+                raise self.retry(countdown=0)
+            return int(self.request.retries)
+
+        deliveries = offer(retry)
+        message = deliveries.publish("order")
+        deliveries.deliver(message)
+        assert meta_of(deliveries, message.id)["status"] == RETRY
+        again = deliveries.next()
+        assert again is not None
+
+        deliveries.deliver(again)
+
+        assert meta_of(deliveries, message.id)["result"] == 1
+
+    @pytest.mark.skipif(
+        tuple(map(int, celery.__version__.split(".")[:2])) < (5, 7), reason="new in Celery 5.7"
+    )
+    def test_a_compressed_one_is_left_to_celery(self, server: RedisServer, offer: Offer) -> None:
+        deliveries = offer(options={"track_started": True}, result_compression="gzip")
+        sent = sent_by(server, deliveries)
+
+        assert sent[-5:] == BY_CELERY[2:]
+
+    @pytest.mark.core
+    def test_a_redelivery_after_the_write_gets_the_same(
+        self, server: RedisServer, offer: Offer
+    ) -> None:
+        deliveries = offer(receipt)
+        message = deliveries.publish("order")
+        deliveries.deliver(message)
+        first = meta_of(deliveries, message.id)
+
+        assert deliveries.deliver(message).state == "success"
+
+        assert meta_of(deliveries, message.id) == first
+
+    @pytest.mark.parametrize("lost", ["expired", "overwritten"])
+    def test_a_redelivery_restores_it(self, offer: Offer, lost: str) -> None:
+        deliveries = offer()
+        message = deliveries.publish("order")
+        deliveries.deliver(message)
+        backend = deliveries.app.backend
+        key = backend.get_key_for_task(message.id)
+        if lost == "expired":
+            backend.client.delete(key)
+        else:
+            backend.client.set(key, backend.encode({"status": STARTED, "result": None}))
+
+        deliveries.deliver(message)
+
+        assert meta_of(deliveries, message.id)["result"] == {"receipt": "order"}
+
+
+def test_a_lost_reply_changes_nothing(server: RedisServer, offer: Offer) -> None:
+    with Proxy(server.url) as proxy:
+        deliveries = offer(result_backend=proxy.url)
+        deliveries.deliver(deliveries.publish("warm-up"))
+        proxy.requests.clear()
+        sha = scripts.load("fused_complete").sha
+        message = deliveries.publish("order")
+        proxy.lose_reply(to=sha)
+
+        assert deliveries.deliver(message).state == "success"
+
+        assert len(proxy.requests_with(sha)) == 2
+        assert proxy.requests_with("SETEX") == []
+        record = deliveries.task.idempotency_record("order")
+        assert record is not None
+        assert record.state is State.COMPLETED
+        assert meta_of(deliveries, message.id)["result"] == {"receipt": "order"}
+
+
+class OwnBackend(RedisBackend):
+    """A result backend of the user's."""
+
+
+class OwnCall(IdempotentTask):
+    """A task that changes the value."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return {"value": super().__call__(*args, **kwargs)}
+
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "option": ({"idempotency_fused_completion": False}, "idempotency_fused_completion"),
+    "option of a task": (
+        {"options": {"idempotency_fused_completion": False}}, "idempotency_fused_completion",
+    ),
+    "other database": ({"idempotency_redis_url": "{url}1"}, "another server or database"),
+    "other user": (
+        {"idempotency_redis_url": "redis://default@{address}/0"}, "of another user",
+    ),
+    "subclass": (
+        {"result_backend": f"{__name__}:OwnBackend+{{url}}0", "idempotency_redis_url": "{url}0"},
+        "OwnBackend",
+    ),
+    "own call": ({"base": OwnCall}, "__call__"),
+    "ignored": ({"options": {"ignore_result": True}}, "ignore_result"),
+    "shadow": ({"idempotency_shadow": True}, "idempotency_shadow"),
+    "replicas": ({"idempotency_wait_aof": True}, "replicas"),
+}  # fmt: skip
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "link": lambda task: task.apply_async(("order",), link=task.si("next")),
+    "link_error": lambda task: task.apply_async(("order",), link_error=task.si("next")),
+    "chain": lambda task: (task.si("order") | task.si("next")).apply_async(),
+    "chord": lambda task: chord([task.si("order")])(task.si("next")),
+    "chain of the body": lambda task: task.delay("add to the chain"),
+    "ignore_result": lambda task: task.apply_async(("order",), ignore_result=True),
+}
+
+
+class TestWhereItIsOff:
+    """Celery writes the result, and `fusion_obstacle` names the reason."""
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_for_a_task(self, server: RedisServer, offer: Offer, case: str) -> None:
+        how, reason = CASES[case]
+        address = server.url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+        url = server.url.rpartition("/")[0] + "/"
+        filled = {
+            name: value.format(url=url, address=address) if isinstance(value, str) else value
+            for name, value in how.items()
+        }
+        deliveries = offer(**filled)
+
+        assert reason in deliveries.task.idempotency_configuration.fusion_obstacle
+
+    def test_with_a_client_of_the_user(self, server: RedisServer, offer: Offer) -> None:
+        deliveries = offer(options={"idempotency_redis_client": server.client})
+
+        assert sent_by(server, deliveries) == BY_CELERY
+
+    def test_its_own_call_returns_the_result(self, offer: Offer) -> None:
+        deliveries = offer(base=OwnCall)
+        message = deliveries.publish("order")
+
+        deliveries.deliver(message)
+
+        assert meta_of(deliveries, message.id)["result"] == {"value": {"receipt": "order"}}
+
+    def test_a_wrapper_of_an_instrumentation_does_not_turn_it_off(
+        self, server: RedisServer, offer: Offer
+    ) -> None:
+        deliveries = offer()
+        deliveries.app.finalize()
+        cls = type(deliveries.task)
+        original = cls.__call__
+        cls.__call__ = lambda self, *args, **kwargs: original(self, *args, **kwargs)
+
+        assert sent_by(server, deliveries) == FUSED
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_for_a_call(self, server: RedisServer, offer: Offer, call: str) -> None:
+        deliveries = offer()
+        deliveries.deliver(deliveries.publish("warm-up"))
+        CALLS[call](deliveries.task)
+        message = deliveries.next()
+        assert message is not None
+
+        with recorded(server) as sent:
+            deliveries.deliver(message)
+
+        assert sent[:2] == FUSED
+        assert ("SETEX" in sent) == (call != "ignore_result")
+
+    def test_for_a_large_result(self, server: RedisServer, offer: Offer) -> None:
+        deliveries = offer(long_text, idempotency_max_result_size=300)
+
+        assert sent_by(server, deliveries) == BY_CELERY
+
+    def test_for_an_eager_call(self, offer: Offer) -> None:
+        deliveries = offer(task_always_eager=True, task_store_eager_result=True)
+
+        result = deliveries.task.delay("order")
+
+        assert result.get() == {"receipt": "order"}
+        assert meta_of(deliveries, result.id)["status"] == SUCCESS

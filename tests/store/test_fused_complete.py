@@ -1,0 +1,254 @@
+"""Fused completion: the script that stores the outcome writes the result backend's result, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from celery_idempotent.record.record import State
+from celery_idempotent.store import commands, scripts
+from celery_idempotent.store.commands import BackendResult
+from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.store.scripts import Reply
+from celery_idempotent.testing.server import RedisServer
+from tests.faults.proxy import Proxy
+from tests.store.record_harness import (
+    RESULT,
+    RETENTION_MS,
+    SECOND,
+    RecordHarness,
+    close_stores,
+    store_at,
+)
+from tests.store.turns import Turn
+
+NAME = b"celery-task-meta-1"
+META = b'{"status": "SUCCESS", "result": "charged"}'
+STARTED = b'{"status": "STARTED", "result": null}'
+SECONDS = 500
+
+
+@pytest.fixture
+def published(harness: RecordHarness, server: RedisServer) -> Iterator[Callable[[], list[bytes]]]:
+    """Returns the messages that were published since the last call."""
+    with harness.client.pubsub(ignore_subscribe_messages=True) as subscriber:
+        subscriber.subscribe(NAME)
+        subscriber.get_message(timeout=5)
+
+        def read() -> list[bytes]:
+            harness.client.publish(NAME, b"end")
+            found = []
+            while True:
+                message = subscriber.get_message(timeout=5)
+                if message is None:
+                    continue
+                if message["data"] == b"end":
+                    return found
+                found.append(message["data"])
+
+        yield read
+
+
+def complete(
+    harness: RecordHarness, token: int, meta: bytes = META, expires: int = SECONDS
+) -> Reply:
+    result = BackendResult(NAME, meta, expires)
+    command = commands.complete(harness.key, token, RESULT, RETENTION_MS, result)
+    return run_sync(harness.store.execute(command))
+
+
+Published = Callable[[], list[bytes]]
+
+
+@pytest.mark.core
+def test_stores_the_outcome_and_the_result(
+    harness: RecordHarness, server: RedisServer, published: Published
+) -> None:
+    started = harness.started()
+
+    assert complete(harness, started.token)._replace(now_ms=0) == ("written", b"", 0)
+
+    record = harness.record()
+    assert (record.state, record.token) == (State.COMPLETED, started.token)
+    assert (record.format, record.body) == (RESULT.format, RESULT.body)
+    assert RETENTION_MS - 10_000 < harness.left_ms() <= RETENTION_MS
+    assert harness.client.get(NAME) == META
+    assert SECONDS - 10 < harness.client.ttl(NAME) <= SECONDS
+    assert published() == [META]
+
+
+def test_a_result_without_an_expiry_is_kept(harness: RecordHarness, server: RedisServer) -> None:
+    assert complete(harness, harness.started().token, expires=0).case == "written"
+
+    assert harness.client.get(NAME) == META
+    assert harness.client.persist(NAME) == 0  # it has no expiry
+    harness.client.delete(NAME)
+
+
+def test_it_is_the_record_that_complete_stores(harness: RecordHarness, server: RedisServer) -> None:
+    started = harness.started()
+    harness.complete(started.token)
+    plain = harness.raw
+    assert plain is not None
+    harness.forget()
+    started = harness.started(execution_id=b"other")
+
+    complete(harness, started.token)
+
+    assert harness.raw is not None
+    assert harness.raw[:2] + harness.raw[15:] == plain[:2] + plain[15:]
+
+
+@pytest.mark.parametrize("lose", ["taken over", "completed by another", "forgotten", "released"])
+def test_a_lost_execution_writes_nothing(
+    harness: RecordHarness, server: RedisServer, published: Published, lose: str
+) -> None:
+    token = harness.expired().token
+    harness.client.set(NAME, STARTED, ex=77)
+    if lose == "taken over":
+        harness.started(task_id=SECOND)
+    elif lose == "completed by another":
+        harness.completed(task_id=SECOND)
+    elif lose == "forgotten":
+        harness.forget()
+    else:
+        harness.release(token)
+    before = harness.raw
+
+    reply = complete(harness, token)
+
+    assert (reply.case, reply.raw or None) == ("lost", before)
+    assert harness.raw == before
+    assert harness.client.get(NAME) == STARTED
+    assert published() == []
+
+
+def test_a_failed_execution_is_lost(
+    harness: RecordHarness, server: RedisServer, published: Published
+) -> None:
+    token = harness.failed().token
+
+    assert complete(harness, token).case == "lost"
+    assert (harness.client.get(NAME), published()) == (None, [])
+
+
+STORED_BEFORE: dict[str, tuple[bytes | None, bool]] = {
+    "absent": (None, True),
+    "started": (STARTED, True),
+    "a retry": (b'{"status": "RETRY", "result": {"exc_type": "OSError"}}', True),
+    "pickled": (b"\x80\x04\x95\x8c\x06status\x94\x8c\x07STARTED\x94.", True),
+    "a success": (b'{"status": "SUCCESS", "result": "earlier"}', False),
+    "a pickled success": (b"\x80\x04\x95\x8c\x06status\x94\x8c\x07SUCCESS\x94.", False),
+    "a success of YAML": (b"status: SUCCESS\n", False),
+    "text that names a success": (b'{"status": "PROGRESS", "result": "SUCCESS soon"}', False),
+    "compressed": (b"\xffcompressed\x00\x78\x9c\x01\x02", False),
+    "empty": (b"", False),
+}
+
+
+@pytest.mark.parametrize("before", STORED_BEFORE)
+def test_a_result_is_replaced_unless_it_may_be_a_success(
+    harness: RecordHarness, server: RedisServer, published: Published, before: str
+) -> None:
+    stored, is_replaced = STORED_BEFORE[before]
+    if stored is not None:
+        harness.client.set(NAME, stored, ex=77)
+
+    reply = complete(harness, harness.started().token)
+
+    assert reply.case == ("written" if is_replaced else "ok")
+    assert harness.state is State.COMPLETED
+    assert harness.client.get(NAME) == (META if is_replaced else stored)
+    assert (harness.client.ttl(NAME) > 77) == is_replaced
+    assert published() == ([META] if is_replaced else [])
+
+
+def test_a_result_of_another_type_is_left_to_celery(
+    harness: RecordHarness, server: RedisServer, published: Published
+) -> None:
+    harness.client.rpush(NAME, "a list")
+    harness.client.expire(NAME, 77)
+
+    assert complete(harness, harness.started().token).case == "ok"
+    assert harness.state is State.COMPLETED
+    assert harness.client.lrange(NAME, 0, -1) == [b"a list"]
+    assert published() == []
+
+
+def test_a_lost_reply_writes_once(
+    proxied: RecordHarness, proxy: Proxy, published: Published
+) -> None:
+    proxied.client.script_load(scripts.load("fused_complete").source)
+    token = proxied.started().token
+    sha = scripts.load("fused_complete").sha
+    proxy.lose_reply(to=sha)
+
+    assert complete(proxied, token).case == "written"
+
+    assert len(proxy.requests_with(sha)) == 2
+    assert proxied.client.get(NAME) == META
+    assert published() == [META]
+
+
+@pytest.mark.parametrize("meanwhile", ["forgotten", "another success", "another state"])
+def test_a_resend_leaves_what_was_changed_meanwhile(
+    harness: RecordHarness, server: RedisServer, published: Published, meanwhile: str
+) -> None:
+    token = harness.started().token
+    complete(harness, token)
+    published()
+    changed = {
+        "forgotten": None,
+        "another success": META.replace(b"charged", b"other"),
+        "another state": STARTED,
+    }[meanwhile]
+    if changed is None:
+        harness.client.delete(NAME)
+    else:
+        harness.client.set(NAME, changed, ex=77)
+    before = harness.raw
+
+    reply = complete(harness, token)
+
+    assert (reply.case, reply.raw) == ("ok", before)
+    assert harness.raw == before
+    assert harness.client.get(NAME) == changed
+    assert published() == []
+
+
+def test_a_key_that_may_run_again(
+    harness: RecordHarness, server: RedisServer, published: Published
+) -> None:
+    turn = Turn(harness, waits=True)
+    token = turn.first.started().token
+    turn.second.publish()
+
+    assert complete(turn.first, token).case == "written"
+
+    assert turn.first.state is State.COMPLETED
+    assert turn.holder == SECOND
+    assert harness.client.get(NAME) == META
+    assert published() == [META]
+    assert turn.second.begin().case == "begun"
+
+
+def test_a_user_who_may_not_publish_leaves_the_result_to_celery(
+    harness: RecordHarness, server: RedisServer
+) -> None:
+    harness.client.acl_setuser(
+        "silent", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all"],
+        reset_channels=True,
+    )  # fmt: skip
+    url = urlsplit(server.url)
+    as_user = url._replace(netloc=f"silent:secret@{url.hostname}:{url.port}").geturl()
+    try:
+        silent = RecordHarness(store_at(as_user), harness.client)
+
+        assert complete(silent, harness.started().token).case == "ok"
+    finally:
+        close_stores()
+        harness.client.acl_deluser("silent")
+    assert harness.state is State.COMPLETED
+    assert harness.client.get(NAME) is None
