@@ -2,7 +2,7 @@
 --
 -- Celery writes the result of a task once more, for its result backend: it reads what is there, keeps it
 -- if that is a success, else stores the result and publishes it to those who wait for the task. This does
--- the same, and only if the outcome is stored. What cannot be told from a success is left to Celery: the
+-- the same, and only if the outcome is stored. Whatever may be a success is left to Celery: the
 -- reply is `ok` then. So it is to a call that is resent, unless what the first one wrote is still there.
 --
 -- INCLUDE

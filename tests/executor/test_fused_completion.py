@@ -288,13 +288,13 @@ class TestOtherEnds:
         deliveries = offer(lose)
         message = deliveries.publish("order")
 
-        with server.client() as client, client.pubsub(ignore_subscribe_messages=True) as heard:
+        with server.client() as client, client.pubsub(ignore_subscribe_messages=True) as subscriber:
             key = deliveries.app.backend.get_key_for_task(message.id)
-            heard.subscribe(key)
-            heard.get_message(timeout=SOON)
+            subscriber.subscribe(key)
+            subscriber.get_message(timeout=SOON)
             end = deliveries.deliver(message)
             client.publish(key, "end")
-            received = next(filter(None, iter(lambda: heard.get_message(timeout=SOON), 0)))
+            received = next(filter(None, iter(lambda: subscriber.get_message(timeout=SOON), 0)))
 
         assert end.state == "ignored", "it is put back, and gets the other's outcome"
         assert received["data"] == b"end"
