@@ -212,12 +212,12 @@ def test_tenants_never_meet(run: Run) -> None:
     charge = names["charge"]
     del gateway[:]
 
-    charge.delay("a", "bc", 1)
-    charge.delay("ab", "c", 1)
+    for tenant, order in (("a", "bc"), ("ab", "c"), ("b", "bc")):
+        charge.delay(tenant, order, 1)
     for tenant in ("acme", "other"):
         charge.apply_async((tenant, 42, 999), idempotency_key=(tenant, "req-1"))
 
-    assert [tenant for tenant, _, _ in gateway] == ["a", "ab", "acme", "other"]
+    assert [tenant for tenant, _, _ in gateway] == ["a", "ab", "b", "acme", "other"]
     assert names["app"].conf.idempotency_key_prefix == "idem-staging"
 
 
