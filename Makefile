@@ -44,6 +44,10 @@ chaos: .venv/chaos  ## Inject faults by a seeded schedule, also for other librar
 proof: .venv/proof  ## Search the model, compare the scripts with it, run mutation tests: about ten minutes
 	@$(BIN)/python -m tests.labs.verification
 
+.PHONY: purge
+purge: .venv/test  ## Delete 5,000,000 expired outcomes from PostgreSQL and MariaDB beside a writer (ROWS=)
+	@$(BIN)/python -m tests.labs.purge $(if $(ROWS),--rows $(ROWS))
+
 .PHONY: screenshots
 screenshots: .venv/test  ## Write the images of the dashboard to docs/images, with Debian's Chromium
 	@$(BIN)/python -m tests.dashboard.screenshots

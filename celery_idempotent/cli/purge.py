@@ -40,12 +40,12 @@ def purge(obj: Any, batch: int, pause: float, as_json: bool) -> None:
     deleted: dict[str, int] = {}
     for database in databases - {None}:
         name = database.engine.name
-        while found := database.purge(batch):
-            deleted[name] = deleted.get(name, 0) + found
-            if found < batch:
-                break
+        found, after = database.purge(batch)
+        deleted[name] = deleted.get(name, 0) + found
+        while found == batch:
             time.sleep(pause)
-        deleted.setdefault(name, 0)
+            found, after = database.purge(batch, after)
+            deleted[name] += found
     if as_json:
         print_json({"deleted": deleted})
     elif not deleted:

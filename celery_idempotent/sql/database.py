@@ -131,8 +131,15 @@ class Database:
             raise
         return deleted > 0
 
-    def purge(self, limit: int) -> int:
-        """Deletes up to `limit` expired rows in one transaction; returns how many it found.
+    def purge(self, limit: int, after: int = 0) -> tuple[int, int]:
+        """Deletes up to `limit` expired rows in one transaction, oldest first.
+
+        Args:
+            after: when the last row of the batch before has expired. Without it, each batch would
+                pass by all rows that were deleted since the oldest open transaction began.
+
+        Returns:
+            How many it found, and when the last one has expired.
 
         Raises:
             StoreUnavailableError: if the database is unavailable.
@@ -140,7 +147,9 @@ class Database:
         session = self.engine.session()
         try:
             session.begin()
-            rows = session.execute(self.statements.expired, {"limit": limit}).rows
+            if self.statements.purge_begin:
+                session.execute(self.statements.purge_begin, {})
+            rows = session.execute(self.statements.expired, {"limit": limit, "after": after}).rows
             if rows:
                 ids = {f"id{number}": row[0] for number, row in enumerate(rows)}
                 names = ", ".join(f":{name}" for name in ids)
@@ -149,7 +158,7 @@ class Database:
         except self.engine.error as error:
             session.rollback()
             raise self.unavailable(error) from error
-        return len(rows)
+        return len(rows), rows[-1][1] if rows else after
 
     def find(self, prefix: str, key: Key) -> Row | None:
         """Returns the committed row of `key`, for people.

@@ -24,8 +24,12 @@ _NOW: Mapping[str, str] = {
     "mysql": "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)",
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
 }
-#: Lets `purge` pass by rows that are being taken over.
-_SKIP_LOCKED = {"postgresql": " FOR UPDATE SKIP LOCKED"}
+#: Lets `purge` pass by rows that are being taken over. SQLite has one writer at a time.
+_SKIP_LOCKED = dict.fromkeys(("postgresql", "mysql"), " FOR UPDATE SKIP LOCKED")
+#: A scan of the table, which the optimizer prefers for small ones, would wait for locked rows.
+_BY_ID = {"mysql": f"{TABLE} FROM {TABLE} FORCE INDEX (PRIMARY)"}
+#: Without locks on gaps, which would block claims, and without serialization failures.
+_READ_COMMITTED = dict.fromkeys(_SKIP_LOCKED, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
 _ALIASES = {"mariadb": "mysql"}
 
 #: Of a row whose transaction is open. No other transaction ever reads it.
@@ -52,6 +56,8 @@ class Statements(NamedTuple):
     forget: str
     #: Deletes the key's row alone, if it is still the one that was shown.
     forget_shown: str
+    #: Begins the transaction of a purge; empty if nothing is to be set.
+    purge_begin: str
     expired: str
     #: Has a row if one expired that long ago.
     overdue: str
@@ -88,11 +94,13 @@ def statements(dialect: str) -> Statements:
         f" FROM {TABLE}",
         forget=f"DELETE FROM {TABLE} WHERE id >= :id AND id < :end",
         forget_shown=f"DELETE FROM {TABLE} WHERE id = :id AND owner = :owner",
-        expired=f"SELECT id FROM {TABLE} WHERE expires_at <= {now}"
+        purge_begin=_READ_COMMITTED.get(dialect, ""),
+        expired=f"SELECT id, expires_at FROM {TABLE}"
+        f" WHERE expires_at >= :after AND expires_at <= {now}"
         f" ORDER BY expires_at LIMIT :limit{_SKIP_LOCKED.get(dialect, '')}",
         overdue=f"SELECT id FROM {TABLE} WHERE expires_at <= {now} - :age_ms LIMIT 1",
-        # Again by the time: a row may have been taken over meanwhile.
-        purge=f"DELETE FROM {TABLE} WHERE expires_at <= {now} AND id IN ",
+        # Again by the time: a row of SQLite may have been taken over meanwhile.
+        purge=f"DELETE {_BY_ID.get(dialect, f'FROM {TABLE}')} WHERE expires_at <= {now} AND id IN ",
         limit_wait="SET LOCAL lock_timeout = '5s'" if dialect == "postgresql" else "",
     )
 

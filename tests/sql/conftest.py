@@ -84,6 +84,12 @@ each_kind = pytest.mark.parametrize("database", kinds("sqlite", "postgresql"), i
 each_kind_of_process = pytest.mark.parametrize("database", kinds("sqlite"), indirect=True)
 #: The combinations of a library and a kind that ``make test`` runs.
 SUFFICIENT = {("sqlalchemy", "postgresql"), ("django", "sqlite")}
+#: Without SQLite, which has one writer at a time.
+each_server_kind = pytest.mark.parametrize(
+    "database",
+    [pytest.param(kind, marks=marks) for kind, marks in MARKS.items() if marks],
+    indirect=True,
+)
 #: For a fixture `shop`, whose parameter is a library and a kind of database.
 each_library_and_kind = pytest.mark.parametrize(
     "shop",
