@@ -28,6 +28,7 @@ def test_the_page_has_the_layout_of_this_version() -> None:
 def test_an_alias_has_the_keys_and_the_result_of_the_task(idempotency: Any) -> None:
     charged = []
     app = Celery("shop", backend="cache+memory://", broker="memory://", set_as_current=False)
+    app.conf.broker_transport_options = {"polling_interval": 0.01}
     names: dict[str, Any] = {"IdempotentTask": IdempotentTask, "app": app, "charged": charged}
     body = 'charged.append(amount); return f"charged {order_id}"'
     task = block_with(PAGE, 'name="shop.charge"').replace("...", body)
@@ -36,7 +37,7 @@ def test_an_alias_has_the_keys_and_the_result_of_the_task(idempotency: Any) -> N
 
     with start_worker(app, perform_ping_check=False, shutdown_timeout=SOON):
         results = [
-            names[task].delay(42, 999).get(timeout=SOON)
+            names[task].delay(42, 999).get(timeout=SOON, interval=0.01)
             for task in ("charge_alias", "charge_order", "charge_alias")
         ]
 
@@ -62,3 +63,24 @@ def test_what_a_new_name_of_a_parameter_changes(rule: Any, changes: bool) -> Non
     assert key_of(with_another, rule) == key_of(before, rule)
     assert (str(key_of(renamed, new_rule)) != str(key_of(before, rule))) is changes
     assert key_of(renamed, new_rule) != key_of(before, rule), "the key or its fingerprint"
+
+
+def test_what_another_until_does_to_outcomes_from_before(idempotency: Any) -> None:
+    runs = []
+
+    def body(order: int) -> int:
+        runs.append(order)
+        return len(runs)
+
+    def task_with(until: str) -> Any:
+        app = Celery("shop", backend="cache+memory://", broker="memory://", set_as_current=False)
+        options = {"name": "shop.count", "idempotency_until": until}
+        return app.task(body, base=IdempotentTask, shared=False, **options)
+
+    expired, finished = task_with("expired"), task_with("finished")
+
+    assert expired.apply((42,), task_id="first").get() == 1
+    assert finished.apply((42,), task_id="first").get() == 1, "a copy of its message"
+    assert finished.apply((42,), task_id="second").get() == 2
+    assert expired.apply((42,), task_id="third").get() == 2, "the last run's"
+    assert runs == [42, 42]

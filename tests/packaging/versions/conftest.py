@@ -62,10 +62,15 @@ def _run(command: list[Any], **how: Any) -> str:
 
 
 def _previous_commit() -> str:
-    """Returns the newest release before this commit or, before the first one, its parent."""
-    git = ["git", "-C", ROOT]
+    """Returns the newest release before this commit or, before the first one, its parent.
+
+    The environment can name another one: ``PREVIOUS_VERSION=main``.
+    """
     if not (ROOT / ".git").exists():
         pytest.skip("this is not a clone, so the version before is not here")
+    git = ["git", "-C", ROOT]
+    if named := os.environ.get("PREVIOUS_VERSION"):
+        return _run([*git, "rev-parse", "--verify", named]).strip()
     try:
         tag = [*git, "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*", "HEAD~1"]
         return _run(tag).strip()
