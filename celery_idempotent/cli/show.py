@@ -50,7 +50,7 @@ def _document(target: Target) -> dict[str, Any]:
     if view is not None:
         fields = {} if view.record is None else json_format.outcome_fields(view.record)
         return {**json_format.view_fields(view), **fields, **document}
-    fields = {} if outcome is None else json_format.outcome_fields(outcome.record)
+    fields = {} if outcome is None else outcome.outcome_fields()
     names = {"key": str(key), "explicit": key.explicit, "task": key.task, "state": "ABSENT"}
     return {**names, **fields, **document}
 
@@ -88,7 +88,7 @@ def _database_fields(target: Target) -> list[tuple[str, str]]:
         ("  task id", row.task_id),
         ("  finished", formatting.absolute_time(outcome.finished_at, now)),
         ("  kept until", formatting.absolute_time(outcome.expires_at, now)),
-        *([] if is_shown else [_outcome(outcome.record)]),
+        *([] if is_shown else [_outcome(outcome.outcome_fields())]),
     ]
 
 
@@ -123,7 +123,7 @@ def _fields(view: RecordView) -> list[tuple[str, str]]:
     else:
         fields.append(("finished", formatting.absolute_time(record.finished_at, now)))
         fields += _duration(record)
-        fields.append(_outcome(record))
+        fields.append(_outcome(json_format.outcome_fields(record)))
     return [*fields, ("kept until", formatting.absolute_time(record.expires_at, now))]
 
 
@@ -159,8 +159,7 @@ def _steps(record: Record) -> list[tuple[str, str]]:
     return [("finished steps", finished)] if finished else []
 
 
-def _outcome(record: Record) -> tuple[str, str]:
-    outcome = json_format.outcome_fields(record)
+def _outcome(outcome: dict[str, Any]) -> tuple[str, str]:
     if "not_stored" in outcome:
         return ("result", f"not stored: {outcome['not_stored']}")
     if "error" in outcome:

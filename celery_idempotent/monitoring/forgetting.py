@@ -9,7 +9,7 @@ from celery_idempotent import call_log, signals
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring.sql_outcome import SqlOutcome
-from celery_idempotent.record.record import Record, State
+from celery_idempotent.record.record import State
 from celery_idempotent.store.commands import UNREADABLE
 from celery_idempotent.store.inspection.record_query import RecordView, read_view
 
@@ -54,40 +54,42 @@ def forget(
     case = executor.forget(view.key, shown, database, owner)
     if case != "ok":
         return {"changed": CHANGED, "absent": ABSENT}[case]
-    _report(view.key, record, sender, user, "unreadable" if record is None else "")
+    if record is None:
+        _report(view.key, sender, user, "unreadable")
+    else:
+        about = f"{record.state}, of task {record.task_id!r}"
+        _report(view.key, sender, user, about, record.task_id, record.label, record.token)
     return FORGOTTEN
 
 
 def forget_row(outcome: SqlOutcome, *, user: str) -> str:
     """Deletes a row whose key has no record, as :func:`forget` does."""
-    configuration = outcome.task.idempotency_configuration
+    configuration, row = outcome.task.idempotency_configuration, outcome.row
     executor, database = configuration.executor, configuration.settings.transaction
 
     def is_alone() -> bool:
         return read_view(executor.store, outcome.key) is None
 
     prefix = executor.store.config.prefix
-    deleted = database.forget(prefix, outcome.key, outcome.row.owner, is_alone)
+    deleted = database.forget(prefix, outcome.key, row.owner, is_alone)
     if not deleted:
         return CHANGED if deleted is None else ABSENT
-    _report(outcome.key, outcome.record, outcome.task, user, "in the database alone")
+    about = f"{row.state} in the database alone, of task {row.task_id!r}"
+    _report(outcome.key, outcome.task, user, about, row.task_id, token=row.token)
     return FORGOTTEN
 
 
 def _report(
     key: Key,
-    record: Record | None,
     sender: IdempotentTaskLike | None,
     user: str,
-    remark: str,
+    about: str,
+    task_id: str = "",
+    label: str = "",
+    token: int | None = None,
 ) -> None:
-    task_id = "" if record is None else record.task_id
-    about = "" if record is None else f"{record.state}, of task {task_id!r}"
-    state = ", ".join(part for part in (about, remark) if part)
-    token = None if record is None else record.token
-    label = "" if record is None else record.label
     extra = call_log.fields(str(key), task_id=task_id, label=label, token=token)
-    logger.info("%r has forgotten the record %s (%s)", user, key, state, extra=extra)
+    logger.info("%r has forgotten the record %s (%s)", user, key, about, extra=extra)
     signals.send(signals.forgotten, sender, task_id=task_id, key=str(key), label=label, user=user)
 
 

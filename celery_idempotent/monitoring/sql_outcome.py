@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.key.key import Key
-from celery_idempotent.record.record import Record
-from celery_idempotent.sql.outcomes import Row
+from celery_idempotent.monitoring import json_format
+from celery_idempotent.sql.outcomes import CLAIMED, Row, committed_without_outcome
 from celery_idempotent.store.inspection.scan import key_of
 
 
@@ -26,11 +26,12 @@ class SqlOutcome(NamedTuple):
         engine = self.task.idempotency_configuration.settings.transaction.engine
         return str(engine.name)
 
-    @property
-    def record(self) -> Record:
-        """The outcome as a record, whose result is decoded when it is read."""
+    def outcome_fields(self) -> dict[str, Any]:
+        """Returns the outcome, as that of a record; decodes it."""
+        if self.row.state == CLAIMED:
+            return {"not_stored": str(committed_without_outcome())}
         codec = self.task.idempotency_configuration.executor.codec
-        return self.row.record(self.key, codec.decode)
+        return json_format.outcome_fields(self.row.record(self.key, codec.decode))
 
     @property
     def finished_at(self) -> datetime:
@@ -68,7 +69,6 @@ def sql_outcome(task: IdempotentTaskLike, key: Key) -> SqlOutcome | None:
 
     Raises:
         StoreUnavailableError: if the database is unavailable.
-        TransactionError: if the row was committed without an outcome.
     """
     configuration = task.idempotency_configuration
     database = configuration.settings.transaction

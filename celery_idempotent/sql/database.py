@@ -161,14 +161,13 @@ class Database:
         return len(rows), rows[-1][1] if rows else after
 
     def find(self, prefix: str, key: Key) -> Row | None:
-        """Returns the committed row of `key`, for people.
+        """Returns the committed row of `key`, for people: also one without an outcome.
 
         Raises:
             StoreUnavailableError: if the database is unavailable.
-            TransactionError: if the row was committed without an outcome.
         """
         rows = self._read(self.statements.find, {"id": row_id(prefix, key)})
-        return Row.read(rows[0]) if rows else None
+        return Row.read_any(rows[0]) if rows else None
 
     def count(self) -> tuple[int, int]:
         """Returns the number of rows, and of those that have expired. Reads the whole table.

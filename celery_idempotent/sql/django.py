@@ -42,6 +42,11 @@ class DjangoEngine:
                 f"idempotency_transaction: DATABASES has no alias {alias!r}; it has "
                 f"{', '.join(connections)}"
             )
+        if not connections.settings[alias]["AUTOCOMMIT"]:
+            raise SettingsError(
+                f"idempotency_transaction: DATABASES[{alias!r}] has AUTOCOMMIT = False, with which "
+                "the end of atomic() commits nothing: remove that"
+            )
         self._alias = alias
 
     def __eq__(self, other: object) -> bool:

@@ -206,10 +206,20 @@ class Row(NamedTuple):
         Raises:
             TransactionError: if the row has no outcome: it was not committed with one.
         """
-        row = cls(*values)
+        row = cls.read_any(values)
         if row.state == CLAIMED:
             raise committed_without_outcome()
-        return row._replace(body=bytes(row.body))
+        return row
+
+    @classmethod
+    def read_any(cls, values: Sequence[Any]) -> Row:
+        """Returns the row, also one without an outcome, whose state is CLAIMED."""
+        row = cls(*values)
+        return row._replace(
+            body=bytes(row.body),
+            finished_at=row.finished_at or 0,
+            expires_at=row.expires_at or 0,
+        )
 
     @property
     def expired(self) -> bool:

@@ -12,3 +12,9 @@ class IdempotencyConfig(AppConfig):
     label = "celery_idempotent"
     verbose_name = "Idempotent tasks"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Registers the system checks."""
+        from celery_idempotent.contrib.django import checks
+
+        checks.register()

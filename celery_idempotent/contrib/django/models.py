@@ -33,7 +33,11 @@ class Outcome(models.Model):
         """Nobody adds or changes rows by hand."""
 
         db_table = TABLE
-        default_permissions = ("view", "delete")
+        default_permissions = ("view",)
+        permissions = (
+            ("forget_outcome", "Can forget outcome"),
+            ("view_outcome_result", "Can view result of outcome"),
+        )
 
     def __str__(self) -> str:
         return str(self.record_key)

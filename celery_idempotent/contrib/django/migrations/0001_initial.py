@@ -59,7 +59,11 @@ class Migration(migrations.Migration):
             ],
             options={
                 "db_table": "celery_idempotency_outcomes",
-                "default_permissions": ("view", "delete"),
+                "default_permissions": ("view",),
+                "permissions": (
+                    ("forget_outcome", "Can forget outcome"),
+                    ("view_outcome_result", "Can view result of outcome"),
+                ),
             },
         ),
     ]

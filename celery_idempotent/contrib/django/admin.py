@@ -1,0 +1,387 @@
+"""The admin of outcomes: read-only, each beside the record in Redis, and with the action `forget`.
+
+Its permissions are ``view_outcome``, ``forget_outcome``, and ``view_outcome_result``, which shows
+results and errors.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from functools import cached_property
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+from celery import current_app
+from django.contrib import admin, messages
+from django.contrib.admin.models import DELETION, LogEntry
+from django.contrib.admin.utils import unquote
+from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import PermissionDenied, SuspiciousOperation
+from django.core.paginator import Paginator
+from django.db import connections, transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.contrib.django.models import Outcome
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.monitoring import forgetting, formatting, json_format
+from celery_idempotent.monitoring.sql_outcome import SqlOutcome
+from celery_idempotent.record.payload import OFFLOADED
+from celery_idempotent.record.record import State
+from celery_idempotent.sql.outcomes import Row, row_id
+from celery_idempotent.store.inspection.record_query import RecordView, read_view
+from celery_idempotent.store.inspection.scan import key_of
+from celery_idempotent.store.record_store import RecordStore
+
+#: Rows that a list counts: the table may have millions.
+MAX_COUNT = 10_000
+#: Characters of a result that are shown.
+MAX_RESULT = 20_000
+
+_KEPT = {
+    forgetting.RUNNING: "is running: it can be forgotten when its lease has expired",
+    forgetting.CHANGED: "has changed since it was shown",
+    forgetting.ABSENT: "was already absent",
+    "unknown": "is not of a task in this process, with this database",
+}
+
+
+def tasks() -> list[IdempotentTaskLike]:
+    """Returns the idempotent tasks of the current Celery app, which the project imports."""
+    return app_tasks.load(current_app)
+
+
+def find(outcome: Outcome, idempotent: Iterable[IdempotentTaskLike]) -> SqlOutcome | None:
+    """Returns the row with the task and key that it belongs to; None if that is not found.
+
+    A row of a step belongs to no key of its own.
+    """
+    for task in idempotent:
+        configuration = task.idempotency_configuration
+        prefix = configuration.executor.store.config.prefix
+        key = key_of(outcome.record_key, prefix)
+        if configuration.settings.transaction is None or key is None or key.task != task.name:
+            continue
+        for candidate in (key, key.of_message(outcome.task_id)):
+            if outcome.pk == row_id(prefix, candidate):
+                return SqlOutcome(task, candidate, _row(outcome))
+    return None
+
+
+def _row(outcome: Outcome) -> Row:
+    values = [getattr(outcome, name) for name in Row._fields[:-1]]
+    return Row.read_any([*values, round(time.time() * 1000)])
+
+
+class BoundedPaginator(Paginator):
+    """Has pages for the first MAX_COUNT rows, and does not count further."""
+
+    @cached_property
+    def count(self) -> int:
+        """The number of rows, or MAX_COUNT if there are more."""
+        return int(self.object_list.order_by()[:MAX_COUNT].count())
+
+
+class StateFilter(admin.SimpleListFilter):
+    """Outcomes by state, without reading the states that there are."""
+
+    title, parameter_name = "state", "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Returns the states of outcomes."""
+        return [(state.value, state.value) for state in State if state.finished]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Outcome]) -> QuerySet[Outcome]:
+        """Selects the outcomes."""
+        return queryset.filter(state=self.value()) if self.value() else queryset
+
+
+class TaskFilter(admin.SimpleListFilter):
+    """Outcomes by task: of those that are idempotent in this process."""
+
+    title, parameter_name = "task", "task"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Returns the names of the tasks."""
+        return [(task.name, task.name) for task in tasks()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Outcome]) -> QuerySet[Outcome]:
+        """Selects the outcomes."""
+        task = self.value()
+        return queryset.filter(record_key__startswith=_begin(task)) if task else queryset
+
+
+def _begin(task: str) -> str:
+    """Returns what the keys of `task` begin with."""
+    return f"{quote(task, safe='')}:"
+
+
+@admin.register(Outcome)
+class OutcomeAdmin(admin.ModelAdmin):
+    """Lists outcomes, shows each beside the record of its key, and forgets both.
+
+    Without `using`, the rows are in the alias that idempotency_transaction names in all tasks.
+    """
+
+    #: Alias of the database; None for the one that the tasks name.
+    using: ClassVar[str | None] = None
+
+    list_display = ("record_key", "state", "task_id", "attempt", "finished", "kept_until")
+    list_filter = (StateFilter, TaskFilter)
+    # An index serves this order alone.
+    ordering = ("-expires_at",)
+    sortable_by = ()
+    search_fields = ("task_id",)
+    search_help_text = "A key, a task, or a whole task id (which reads the table)"
+    fields = readonly_fields = ("record_key",)
+    actions = ("forget_selected",)
+    paginator = BoundedPaginator
+    show_full_result_count = False
+    if hasattr(admin, "ShowFacets"):  # Django 5.0; facets would be counted
+        show_facets = admin.ShowFacets.NEVER
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Nobody adds outcomes by hand."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Outcome | None = None) -> bool:
+        """Nobody changes outcomes by hand."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Outcome | None = None) -> bool:
+        """Outcomes are forgotten, together with their records."""
+        return False
+
+    def has_forget_permission(self, request: HttpRequest) -> bool:
+        """Whether the user may forget outcomes."""
+        return bool(request.user.has_perm("celery_idempotent.forget_outcome"))
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Outcome]:
+        """Returns the outcomes, without their bodies."""
+        queryset = super().get_queryset(request).defer("body")
+        transactions = (task.idempotency_configuration.settings.transaction for task in tasks())
+        sources = {database.source for database in transactions if database is not None}
+        aliases = [
+            source for source in sources if isinstance(source, str) and source in connections
+        ]
+        alias = self.using or (aliases[0] if len(aliases) == 1 else None)
+        return queryset.using(alias) if alias else queryset
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Outcome], search_term: str
+    ) -> tuple[QuerySet[Outcome], bool]:
+        """Finds a key by the primary key, which is indexed; else a task, or a task id."""
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        if any(term == task.name for task in tasks()):
+            return queryset.filter(record_key__startswith=_begin(term)), False
+        stores = app_tasks.stores(tasks())
+        prefixes = {store.config.prefix for store in stores}
+        keys = [(prefix, key_of(term, prefix)) for prefix in prefixes]
+        ids = [row_id(prefix, key) for prefix, key in keys if key is not None]
+        if ids:
+            return queryset.filter(pk__in=ids), False
+        return queryset.filter(task_id=term), False
+
+    @admin.display(description="finished")
+    def finished(self, outcome: Outcome) -> str:
+        """Returns when the outcome was committed."""
+        return _time(outcome.finished_at)
+
+    @admin.display(description="kept until")
+    def kept_until(self, outcome: Outcome) -> str:
+        """Returns when the retention ends."""
+        return _time(outcome.expires_at)
+
+    def get_urls(self) -> list[Any]:
+        """Adds the pages of `forget`."""
+        name = f"{self.opts.app_label}_{self.opts.model_name}"
+        ask, forget = map(self.admin_site.admin_view, (self.ask_view, self.forget_view))
+        for alias in connections:  # the outcome is forgotten in a transaction of its own
+            forget = transaction.non_atomic_requests(alias)(forget)
+        own = [
+            path("forget/", forget, name=f"{name}_forget_selected"),
+            path("<path:object_id>/forget/", ask, name=f"{name}_forget"),
+        ]
+        return [*own, *super().get_urls()]
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Shows one outcome beside the record."""
+        context = {**(extra_context or {}), "may_forget": self.has_forget_permission(request)}
+        outcome = self.get_object(request, unquote(object_id))
+        if outcome is not None and self.has_view_permission(request, outcome):
+            context |= self._comparison(request, outcome)
+        return super().change_view(request, object_id, form_url, context)
+
+    def _comparison(self, request: HttpRequest, outcome: Outcome) -> dict[str, Any]:
+        found = find(outcome, tasks())
+        view, error = _read(found)
+        may_view = request.user.has_perm("celery_idempotent.view_outcome_result")
+        hidden = {"hidden": "You may not see results and errors."}
+        if may_view:
+            hidden = {"hidden": "It cannot be decoded: its task is not in this process."}
+        return {
+            "rows": _rows(outcome, view),
+            "record_error": error,
+            "is_step": len(outcome.pk) > 32,
+            "result": _outcome_text(found) if may_view and found else hidden,
+        }
+
+    @admin.action(description="Forget selected outcomes", permissions=["forget"])
+    def forget_selected(self, request: HttpRequest, queryset: QuerySet[Outcome]) -> HttpResponse:
+        """Asks whether to forget the selected outcomes."""
+        return self._ask(request, list(queryset[: self.list_max_show_all]))
+
+    def ask_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Asks whether to forget one outcome."""
+        self._check(request)
+        outcome = self.get_object(request, unquote(object_id))
+        return self._ask(request, [] if outcome is None else [outcome])
+
+    def _ask(self, request: HttpRequest, outcomes: Sequence[Outcome]) -> HttpResponse:
+        idempotent = tasks()
+        shown = []
+        for outcome in outcomes:
+            view, error = _read(find(outcome, idempotent))
+            version = [outcome.pk, outcome.owner, *_record_version(view)]
+            shown.append((outcome, view, error, json.dumps(version)))
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Forget outcomes?",
+            "opts": self.opts,
+            "shown": shown,
+        }
+        template = "admin/celery_idempotent/outcome/forget.html"
+        return TemplateResponse(request, template, context)
+
+    def forget_view(self, request: HttpRequest) -> HttpResponse:
+        """Forgets the outcomes of a confirmation that have not changed since."""
+        self._check(request)
+        if request.method != "POST":
+            return HttpResponse(status=405, headers={"Allow": "POST"})
+        idempotent, forgotten = tasks(), 0
+        for text in request.POST.getlist("shown")[: self.list_max_show_all]:
+            try:
+                key, case = self._forget(request, text, idempotent)
+            except IdempotencyError as error:
+                self.message_user(request, str(error), messages.ERROR)
+                break
+            forgotten += case == forgetting.FORGOTTEN
+            if case != forgetting.FORGOTTEN:
+                self.message_user(request, f"The outcome of {key} {_KEPT[case]}.", messages.WARNING)
+        if forgotten:
+            self.message_user(request, f"{formatting.plural(forgotten, 'outcome')} forgotten.")
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"
+        return HttpResponseRedirect(reverse(name, current_app=self.admin_site.name))
+
+    def _check(self, request: HttpRequest) -> None:
+        if not (self.has_view_permission(request) and self.has_forget_permission(request)):
+            raise PermissionDenied
+
+    def _forget(
+        self, request: HttpRequest, text: str, idempotent: Sequence[IdempotentTaskLike]
+    ) -> tuple[str, str]:
+        """Returns the key and the case of an outcome as it was shown."""
+        try:
+            pk, owner, *shown_record = map(str, json.loads(text))
+        except (ValueError, TypeError):
+            raise SuspiciousOperation from None
+        outcome = self.get_object(request, pk)
+        if outcome is None:
+            return pk, forgetting.ABSENT
+        found, user = find(outcome, idempotent), request.user.get_username()
+        if found is None:
+            return outcome.record_key, "unknown"
+        view = read_view(_store(found), found.key)
+        if outcome.owner != owner or (view is not None and _record_version(view) != shown_record):
+            return outcome.record_key, forgetting.CHANGED
+        if view is None:
+            case = forgetting.forget_row(found, user=user)
+        else:
+            case = forgetting.forget(view, idempotent, user=user, outcome=found)
+        if case == forgetting.FORGOTTEN:
+            _log(request, outcome)
+        return outcome.record_key, case
+
+
+def _store(found: SqlOutcome) -> RecordStore:
+    return found.task.idempotency_configuration.executor.store
+
+
+def _read(found: SqlOutcome | None) -> tuple[RecordView | None, str]:
+    """Returns the record of an outcome's key, and why it cannot be read."""
+    if found is None:
+        return None, "Its task is not in this process, or has another database."
+    try:
+        return read_view(_store(found), found.key), ""
+    except IdempotencyError as error:
+        return None, str(error)
+
+
+def _record_version(view: RecordView | None) -> list[str]:
+    """Returns what identifies the version of a record."""
+    if view is None:
+        return ["absent", "0"]
+    if view.record is None:
+        return ["CORRUPT", "0"]
+    return [view.record.state.value, str(view.record.token)]
+
+
+def _rows(outcome: Outcome, view: RecordView | None) -> list[tuple[str, Any, Any]]:
+    """Returns the name of each field, and its values in the database and in Redis."""
+    record = None if view is None else view.record
+    state = "absent" if view is None else "unreadable" if record is None else record.state.value
+    fields = {} if record is None else json_format.record_fields(record)
+    both = [(name, getattr(outcome, name)) for name in ("task_id", "worker", "attempt", "token")]
+    times = [(name, _time(getattr(outcome, name))) for name in ("finished_at", "expires_at")]
+    rows = [*both, ("label", ""), ("started_at", ""), *times, ("deadline", "")]
+    return [
+        ("state", outcome.state, state),
+        *((name, in_database, fields.get(name)) for name, in_database in rows),
+    ]
+
+
+def _outcome_text(found: SqlOutcome) -> dict[str, str]:
+    """Returns the outcome in the database as text; `hidden` says why it is not shown."""
+    if found.row.format.startswith(OFFLOADED):
+        return {"hidden": "It is stored outside: celery idempotency show fetches it."}
+    fields = found.outcome_fields()
+    if "not_stored" in fields:
+        return {"hidden": f"Not available: {fields['not_stored']}"}
+    if "error" in fields:
+        return {"error": "{type}: {message}".format(**fields["error"])[:MAX_RESULT]}
+    text = json.dumps(fields.get("result"), indent=2, ensure_ascii=False, default=str)
+    return {"value": text if len(text) <= MAX_RESULT else f"{text[:MAX_RESULT]}…"}
+
+
+def _time(milliseconds: int | None) -> str:
+    if not milliseconds:
+        return "–"
+    moment = datetime.fromtimestamp(milliseconds / 1e3, tz=timezone.utc)
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _log(request: HttpRequest, outcome: Outcome) -> None:
+    """Adds an entry to the admin's log; the functions for that differ between Django's versions."""
+    LogEntry.objects.create(
+        user_id=request.user.pk,
+        content_type_id=ContentType.objects.get_for_model(outcome).pk,
+        object_id=outcome.pk,
+        object_repr=str(outcome)[:200],
+        action_flag=DELETION,
+        change_message="Forgotten",
+    )

@@ -1,0 +1,127 @@
+"""System checks for ``manage.py check``; those of the database run with ``--database <alias>``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from celery import current_app
+from django.conf import settings
+from django.core import checks
+from django.core.checks import CheckMessage, Error, Tags
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.configuration.configuration import ConfigurationError
+from celery_idempotent.errors import SettingsError, StoreUnavailableError
+from celery_idempotent.sql.database import Database
+
+TAG = "celery_idempotent"
+
+_PACKAGE = "celery_idempotent.contrib.django"
+_MIDDLEWARE = f"{_PACKAGE}.middleware.IdempotencyMiddleware"
+#: Middleware that ours has to follow.
+_BEFORE = {
+    "django.contrib.auth.middleware.AuthenticationMiddleware": "E004",
+    "django.middleware.csrf.CsrfViewMiddleware": "W003",
+}
+
+
+def register() -> None:
+    """Registers the checks."""
+    checks.register(check_configuration, TAG)
+    checks.register(check_middleware, TAG)
+    checks.register(check_databases, TAG, Tags.database)
+
+
+def check_configuration(**_: Any) -> list[CheckMessage]:
+    """Reports options that are refused, and databases that do not exist."""
+    try:
+        idempotent = app_tasks.load(current_app)
+        databases = _databases(idempotent)
+    except ConfigurationError as error:
+        hint = "The worker refuses it, too. Correct the task or the setting CELERY_…."
+        return [Error(str(error), hint=hint, id=f"{TAG}.E001")]
+    found: list[CheckMessage] = []
+    for database in databases:
+        try:
+            engine = database.engine
+        except SettingsError as error:
+            hint = "Name an alias of DATABASES, or the path of a SQLAlchemy engine."
+            found.append(Error(str(error), hint=hint, id=f"{TAG}.E002"))
+            continue
+        alias = database.source
+        if engine.name == alias and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
+            found.append(_atomic_requests(alias))
+    return found
+
+
+def _atomic_requests(alias: str) -> CheckMessage:
+    return checks.Warning(
+        f"The database {alias!r} of idempotency_transaction has ATOMIC_REQUESTS: a view that calls "
+        "the body itself, instead of publishing the task, gets TransactionError.",
+        hint="Publish with delay_on_commit, or decorate the view with "
+        f"transaction.non_atomic_requests(using={alias!r}).",
+        id=f"{TAG}.W002",
+    )
+
+
+def check_middleware(**_: Any) -> Iterator[CheckMessage]:
+    """Reports options and a place of the middleware that are refused at the first request."""
+    from celery_idempotent.contrib.django.middleware import IdempotencyMiddleware
+    from celery_idempotent.contrib.django.settings import SETTING
+
+    names = list(settings.MIDDLEWARE)
+    if _MIDDLEWARE not in names:
+        return
+    try:
+        IdempotencyMiddleware(lambda request: None)
+    except ImproperlyConfigured as error:
+        hint = f"Correct the setting {SETTING}: see the documentation of the middleware."
+        yield Error(str(error), hint=hint, id=f"{TAG}.E003")
+    options = getattr(settings, SETTING, None)
+    by_user = not isinstance(options, dict) or "IDENTITY" not in options
+    own = names.index(_MIDDLEWARE)
+    for name, number in _BEFORE.items():
+        is_missing = name not in names
+        if not is_missing and names.index(name) < own:
+            continue
+        short = name.rpartition(".")[2]
+        hint = f"Put {_MIDDLEWARE} below {name} in MIDDLEWARE."
+        if number == "E004" and by_user:
+            text = f"IdempotencyMiddleware needs request.user, and is not below {short}."
+            hint += f" Or set {SETTING}['IDENTITY']."
+            yield Error(text, hint=hint, id=f"{TAG}.E004")
+        elif number == "W003" and not is_missing:
+            text = f"IdempotencyMiddleware is above {short}: its answers need no CSRF token."
+            yield checks.Warning(text, hint=hint, id=f"{TAG}.W003")
+
+
+def check_databases(*, databases: Sequence[str] | None = None, **_: Any) -> Iterator[CheckMessage]:
+    """Reports a missing table, and a database that does not roll back.
+
+    They are warnings, because ``manage.py migrate`` runs these checks before it creates the table.
+    """
+    try:
+        named = _databases(app_tasks.load(current_app)) if databases else []
+    except ConfigurationError:
+        return  # check_configuration reports it
+    for database in named:
+        if database.source not in (databases or ()):
+            continue
+        try:
+            database.check()
+        except (SettingsError, StoreUnavailableError) as error:
+            try:
+                hint = f"Run: {database.engine.create_command}"
+            except SettingsError:
+                continue  # check_configuration reports it
+            yield checks.Warning(str(error), hint=hint, id=f"{TAG}.W001")
+
+
+def _databases(idempotent: Iterable[IdempotentTaskLike]) -> list[Database]:
+    """Returns the databases of idempotency_transaction, each once."""
+    transactions = [task.idempotency_configuration.settings.transaction for task in idempotent]
+    return list(dict.fromkeys(database for database in transactions if database is not None))

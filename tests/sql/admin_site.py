@@ -1,0 +1,107 @@
+"""A Django site with the admin of outcomes, in this process: ``set_up(database, redis)``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from celery import Celery
+
+from celery_idempotent import Idempotency, IdempotentTask
+from tests.sql.databases import django_database
+
+urlpatterns: list[Any] = []
+
+#: Of the middleware.
+idem = Idempotency("redis://localhost")
+
+
+class Declined(Exception):
+    """Ends the key."""
+
+
+def set_up(database_url: str, redis_url: str) -> Celery:
+    """Sets up Django and a Celery app with tasks that run eagerly; returns the app."""
+    import django
+    import pymysql
+    from django.conf import settings as django_settings
+
+    pymysql.install_as_MySQLdb()
+    database = django_database(database_url)
+    settings: dict[str, Any] = {
+        "SECRET_KEY": "for tests",
+        "ALLOWED_HOSTS": ["*"],
+        "ROOT_URLCONF": __name__,
+        "DATABASES": {"default": {**database, "ATOMIC_REQUESTS": True}},
+        "INSTALLED_APPS": [
+            "django.contrib.admin",
+            "django.contrib.auth",
+            "django.contrib.contenttypes",
+            "django.contrib.messages",
+            "django.contrib.sessions",
+            "celery_idempotent.contrib.django",
+        ],
+        "MIDDLEWARE": [
+            "django.contrib.sessions.middleware.SessionMiddleware",
+            "django.middleware.csrf.CsrfViewMiddleware",
+            "django.contrib.auth.middleware.AuthenticationMiddleware",
+            "django.contrib.messages.middleware.MessageMiddleware",
+        ],
+        "TEMPLATES": [
+            {
+                "BACKEND": "django.template.backends.django.DjangoTemplates",
+                "APP_DIRS": True,
+                "OPTIONS": {
+                    "context_processors": [
+                        "django.template.context_processors.request",
+                        "django.contrib.auth.context_processors.auth",
+                        "django.contrib.messages.context_processors.messages",
+                    ]
+                },
+            }
+        ],
+        "PASSWORD_HASHERS": ["django.contrib.auth.hashers.MD5PasswordHasher"],
+        "STATIC_URL": "/static/",
+        "USE_TZ": True,
+        "CELERY_BROKER_URL": redis_url,
+        "CELERY_RESULT_BACKEND": redis_url,
+        "CELERY_TASK_ALWAYS_EAGER": True,
+        "CELERY_IDEMPOTENCY_TRANSACTION": "default",
+    }
+    django_settings.configure(**settings)
+    app = make_app()
+    django.setup()
+    from django.contrib import admin
+    from django.urls import path
+
+    urlpatterns.append(path("admin/", admin.site.urls))
+    return app
+
+
+def make_app() -> Celery:
+    """Returns an app with Django's settings, whose results and labels are hostile in HTML."""
+    app = Celery("shop")
+    app.config_from_object("django.conf:settings", namespace="CELERY")
+
+    @app.task(
+        name="shop.charge",
+        base=IdempotentTask,
+        idempotency_key="order:{order}",
+        idempotency_label="<i>{order}</i>",
+        idempotency_replay_errors=(Declined,),
+    )
+    def charge(order: str, amount: int = 1) -> dict[str, Any]:
+        if amount == 13:
+            raise Declined(f"<script>{order}</script>")
+        return {"order": order, "note": "<script>alert(1)</script>"}
+
+    @app.task(name="shop.ship", base=IdempotentTask, idempotency_until="finished")
+    def ship(order: str) -> str:
+        return order
+
+    return app
+
+
+def dump(value: Any) -> None:
+    """Prints a value as JSON, for the process of the test."""
+    print(json.dumps(value, default=str))
