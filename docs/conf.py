@@ -14,6 +14,7 @@ project = "celery-idempotent"
 author = "The celery-idempotent developers"
 release = celery_idempotent.__version__
 language = "en"
+default_role = "code"  # single backticks in docstrings
 
 extensions = [
     "myst_parser",
@@ -40,6 +41,7 @@ suppress_warnings = ["misc.highlighting_failure"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
 autodoc_default_options = {"show-inheritance": True}
 napoleon_google_docstring = True
 copybutton_prompt_text = "$ "
@@ -76,6 +78,12 @@ def _link_to_source(app: object, docname: str, content: list[str]) -> None:
     content[0] = re.sub(r"\]\((?!https?://|#|mailto:)([^)\s]+)\)", replaced, content[0])
 
 
+def _quote_options(app: object, context: object, lines: list[str]) -> None:
+    """Shows the options in a command's description as code: two hyphens would become a dash."""
+    lines[:] = [re.sub(r"(--[a-z-]+)", r"``\1``", line) for line in lines]
+
+
 def setup(app: object) -> None:
-    """Registers the handler of sources."""
+    """Registers the handlers of sources and of commands."""
     app.connect("source-read", _link_to_source)  # type: ignore[attr-defined]
+    app.connect("sphinx-click-process-description", _quote_options)  # type: ignore[attr-defined]

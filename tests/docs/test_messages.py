@@ -52,6 +52,13 @@ def test_the_guide_names_enough_messages_and_only_errors_that_exist() -> None:
     assert set(re.findall(r"`(\w+Error)`", TROUBLESHOOTING)) <= set(error_classes())
 
 
+def test_findings_of_doctor_that_the_guide_names_exist() -> None:
+    lists = re.findall(r"findings? ((?:`[\w-]+`(?:, )?)+)", TROUBLESHOOTING)
+    findings = {name for names in lists for name in re.findall(r"`([\w-]+)`", names)}
+    assert len(findings) > 5
+    assert findings <= set(messages())
+
+
 @each_page
 def test_commands_exist(page: Path) -> None:
     commands = re.findall(r"celery -A [\w.]+ idempotency (\w+)([^`\n|#]*)", page.read_text("utf-8"))
