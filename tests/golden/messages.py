@@ -12,11 +12,11 @@ from celery_idempotent.doctor import key_changes, key_snapshot
 from celery_idempotent.task import canvas, message_headers
 from celery_idempotent.task.message_headers import MessageHeaders
 from tests.golden.cases import Case
-from tests.golden.shop import VALUE, Shop
+from tests.golden.shop import LONG_MS, VALUE, Shop
 from tests.http.drivers.wsgi import environ, request
 from tests.store.record_harness import FIRST, SECOND
 
-TASK = "shop.charge"
+TASK = "golden.charge"
 EXPLICIT = ["acme", "req-7f3a"]
 
 
@@ -70,6 +70,7 @@ def publish(shop: Shop) -> dict[str, Any]:
     (message,) = shop.redis.lrange("celery", 0, -1)
     headers = json.loads(message)["headers"]
     assert result.id == headers["id"] == FIRST
+    shop.record("reserved").reserved(hold_ms=LONG_MS)
     return {name: value for name, value in headers.items() if name.startswith("idempotency")}
 
 
@@ -135,7 +136,7 @@ def keys_are_the_same(shop: Shop, kept: Any) -> None:
 def quote(shop: Shop) -> Any:
     """Calls a function, which is not a task."""
 
-    @shop.idem.idempotent(key="quote:{order}", name="shop.quote")
+    @shop.idem.idempotent(key="quote:{order}", name="golden.quote")
     def quote(order: str) -> list[Any]:
         shop.runs.append(1)
         return [order, 500]

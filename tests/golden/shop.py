@@ -90,7 +90,7 @@ class Shop:
             bind=True,
             base=IdempotentTask,
             shared=False,
-            name=f"shop.{name}",
+            name=f"golden.{name}",
             idempotency_key="order:{order}",
             idempotency_replay_errors=(ValueError,),
             **options,
