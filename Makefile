@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
 # Tests spend most of their time waiting: three processes use two cores well.
 SPREAD ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 # Tests start hundreds of processes, each of which would compile everything that it imports.
@@ -9,16 +10,21 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help:  ## Show this help
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: .venv/demo  ## Charge a day of webhooks, and kill processes meanwhile (PLAIN=1: plain Celery, SHADOW=1: count only)
 	@$(BIN)/python -m examples.payments $(if $(PLAIN),--plain) $(if $(SHADOW),--shadow)
 
 .PHONY: test
-test: .venv/test  ## Run all tests and report the coverage
+test: .venv/test  ## Run the tests, except those of further deployments and the long ones: five minutes
+	$(PYTEST) $(SPREAD) -m 'not exhaustive'
+
+.PHONY: test-all
+test-all: .venv/test  ## Run all tests and report the coverage
 	@$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest $(SPREAD)
+	@$(MAKE) test PYTEST='$(BIN)/coverage run -m pytest'
+	$(BIN)/coverage run -m pytest $(SPREAD) -m exhaustive
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 

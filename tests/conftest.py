@@ -17,6 +17,7 @@ from celery.utils.dispatch import Signal
 
 from celery_idempotent import Idempotency, signals
 from tests.dashboard.chromium import find_chromium
+from tests.exhaustive import LeftOut
 from tests.servers.clock import find_faketime
 from tests.servers.prometheus import find_prometheus
 from tests.servers.rabbitmq import RabbitMQ, find_rabbitmq
@@ -45,6 +46,10 @@ PREREQUISITES: dict[str, tuple[Callable[[], object], str]] = {
     "postgresql": (find_postgres, "PostgreSQL is not installed: apt-get install postgresql"),
     "tls": (find_tls_servers, "no Redis with TLS is installed: apt-get install redis-server"),
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(LeftOut())
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
