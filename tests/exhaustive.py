@@ -15,8 +15,7 @@ TESTS = Path(__file__).parent
 def exhaustive_except(names: Iterable[str], *kept: str) -> list[Any]:
     """Returns `names` as parameters; those that are not in `kept` are marked exhaustive."""
     return [
-        name if name in kept else pytest.param(name, marks=pytest.mark.exhaustive)
-        for name in names
+        name if name in kept else pytest.param(name, marks=pytest.mark.exhaustive) for name in names
     ]
 
 

@@ -10,13 +10,11 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from redis import Redis
 
 from celery_idempotent.dashboard import asgi
 from celery_idempotent.dashboard.access import local_user
 from celery_idempotent.testing.server import RedisServer
-from tests.monitoring.conftest import Shop
-from tests.monitoring.shop import make_app
+from tests.monitoring.conftest import Shop, client, shop  # noqa: F401
 from tests.waiting import eventually
 
 
@@ -24,20 +22,6 @@ from tests.waiting import eventually
 def server() -> Iterator[RedisServer]:
     with RedisServer.start(config={"databases": "20"}) as server:
         yield server
-
-
-@pytest.fixture
-def client(server: RedisServer) -> Iterator[Redis]:
-    with server.client() as client:
-        client.flushall()
-        yield client
-
-
-@pytest.fixture
-def shop(server: RedisServer, client: Redis) -> Iterator[Shop]:
-    app = make_app(server.url)
-    yield Shop(app, client)
-    app.close()
 
 
 @contextmanager
@@ -57,7 +41,9 @@ def serving(application: Any) -> Iterator[str]:
 
 
 @pytest.fixture
-def open_dashboard(shop: Shop) -> Iterator[Callable[..., httpx.Client]]:
+def open_dashboard(
+    shop: Shop,  # noqa: F811
+) -> Iterator[Callable[..., httpx.Client]]:
     """Serves the dashboard of the shop with options of `asgi`; returns a client."""
     with ExitStack() as stack:
 

@@ -220,18 +220,7 @@ class TestResults:
     def test_an_offloaded_one_is_not_fetched(
         self, shop: Shop, web: httpx.Client, tmp_path: Any
     ) -> None:
-        def scan() -> str:
-            return "x" * 1_000
-
-        task = shop.app.task(
-            scan,
-            base=IdempotentTask,
-            name="shop.scan",
-            shared=False,
-            lazy=False,
-            idempotency_max_result_size=10,
-            idempotency_offload_backend=f"file://{tmp_path}",
-        )
+        task = shop.add_offloading_task(tmp_path)
         task.apply()
 
         page = web.get(f"/records/{task.idempotency_key_of()}").text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from celery import Celery
 from click.testing import CliRunner
 from redis import Redis
 
+from celery_idempotent import IdempotentTask
 from celery_idempotent.cli import idempotency
 from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
@@ -55,6 +57,22 @@ class Shop:
 
     def json(self, *arguments: str, code: int = 0) -> Any:
         return json.loads(self.celery(*arguments, "--json", code=code))
+
+    def add_offloading_task(self, folder: Path) -> Any:
+        """Adds a task whose result is stored in `folder`."""
+
+        def scan() -> str:
+            return "x" * 1_000
+
+        return self.app.task(
+            scan,
+            base=IdempotentTask,
+            name="shop.scan",
+            shared=False,
+            lazy=False,
+            idempotency_max_result_size=10,
+            idempotency_offload_backend=f"file://{folder}",
+        )
 
     def begin(self, task: Any, *args: Any, lease_ms: int = 60_000, attempt: int = 1) -> Key:
         """Leaves the record of a call STARTED; with a lease of 0, the lease has expired."""

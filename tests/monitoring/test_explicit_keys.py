@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_idempotent import Idempotency, IdempotentTask
+from celery_idempotent import Idempotency
 from tests.monitoring.conftest import Shop, list_json
 
 
@@ -93,15 +93,7 @@ def test_explain_rejects_a_key_that_a_call_could_not_bring(shop: Shop) -> None:
 
 
 def test_their_offloaded_results_are_read_and_deleted(shop: Shop, tmp_path: Path) -> None:
-    def scan() -> str:
-        return "x" * 1_000
-
-    options = {
-        "name": "shop.scan",
-        "idempotency_max_result_size": 10,
-        "idempotency_offload_backend": f"file://{tmp_path}",
-    }
-    task = shop.app.task(scan, base=IdempotentTask, shared=False, lazy=False, **options)
+    task = shop.add_offloading_task(tmp_path)
     task.apply(idempotency_key="req-7f3a")
 
     (stored,) = tmp_path.iterdir()

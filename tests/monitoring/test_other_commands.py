@@ -100,19 +100,7 @@ class TestForget:
         assert not shop.client.exists(f"idem:{key}")
 
     def test_deletes_the_offloaded_payload_as_well(self, shop: Shop, tmp_path: Path) -> None:
-        def scan() -> str:
-            return "x" * 1_000
-
-        task = shop.app.task(
-            scan,
-            base=IdempotentTask,
-            name="shop.scan",
-            shared=False,
-            lazy=False,
-            idempotency_max_result_size=10,
-            idempotency_offload_backend=f"file://{tmp_path}",
-        )
-        task.apply()
+        shop.add_offloading_task(tmp_path).apply()
         assert len(list(tmp_path.iterdir())) == 1
 
         assert "forgotten" in shop.celery("forget", "shop.scan", "--yes")
