@@ -14,7 +14,12 @@ from tests.packaging.versions.conftest import Versions
 from tests.waiting import SOON, eventually
 from tests.worker.ledger import Ledger
 
-pytestmark = [pytest.mark.slow, pytest.mark.worker, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.slow,
+    pytest.mark.worker,
+    pytest.mark.timeout(300),
+]
 
 both_ways = pytest.mark.parametrize(
     ("one", "other"), [("previous", "this"), ("this", "previous")], ids=["forwards", "backwards"]
