@@ -135,8 +135,8 @@ def test_a_batch_returns_an_error_for_one_command_and_replies_for_the_others(
     run_story(run, server.url)
 
 
-# A client of redis-py that is closed while it connects may connect once more. Its connection is then
-# closed by the garbage collector, with a warning.
+# A client of redis-py that is closed while it connects may connect once more. The garbage collector
+# then closes its connection, with a warning.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_command_is_resent_when_its_connection_is_closed(server: RedisServer) -> None:
     async def run(store: RecordStore) -> None:
