@@ -84,9 +84,13 @@ class TestSingleFlight:
             )
             for _ in range(2)
         ]
-        results = [
-            line for process in scripts for line in process.communicate(timeout=100)[0].split()
-        ]
+        try:
+            results = [
+                line for process in scripts for line in process.communicate(timeout=100)[0].split()
+            ]
+        finally:
+            for process in scripts:
+                process.kill()
 
         assert client.llen(f"runs:{key}") == 1
         assert len(results) == CALLERS
@@ -186,9 +190,11 @@ def test_the_key_of_a_killed_process_is_taken_over(
 ) -> None:
     script = Path(__file__).with_name("caller_processes.py")
     victim = subprocess.Popen([sys.executable, script, server.url, key, "1", "forever"])
-    eventually(lambda: client.llen(f"runs:{key}") == 1, seconds=30)
-    victim.kill()
-    victim.wait()
+    try:
+        eventually(lambda: client.llen(f"runs:{key}") == 1, seconds=30)
+    finally:
+        victim.kill()
+        victim.wait()
 
     # The script uses its key as the key prefix, too.
     idem = Idempotency(server.url, key_prefix=key, lease=1, wait_timeout=20)

@@ -92,7 +92,14 @@ def bounded(client: redis.Redis) -> Iterator[Callable[[int], None]]:
     assert sum(type(each) is AsyncioHeartbeat for each in gc.get_objects()) <= 3
 
 
-@pytest.mark.parametrize("run", [by_asyncio, by_anyio, by_asgiref])
+@pytest.mark.parametrize(
+    "run",
+    [
+        by_asyncio,
+        pytest.param(by_anyio, marks=pytest.mark.exhaustive),
+        pytest.param(by_asgiref, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_loop_that_is_shut_down_leaves_no_connections(
     charge: Charge, bounded: Callable[[int], None], run: Callable[[Charge, int], None]
 ) -> None:

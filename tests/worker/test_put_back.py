@@ -146,6 +146,7 @@ class TestRequeued:
         assert differences(before, thrice) == {}
 
 
+@pytest.mark.exhaustive
 class TestRetried:
     """The same with Celery's retry."""
 
@@ -184,6 +185,7 @@ def retried(shop: Shop, task_id: str) -> dict[str, Any]:
     return eventually(find, f"task {task_id} waits for its retry")
 
 
+@pytest.mark.exhaustive
 def test_retry_updates_argsrepr_unless_it_is_set(
     open_shop: Callable[..., Shop], order: str
 ) -> None:
