@@ -31,6 +31,7 @@ from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from tests.labs.verification.model import Clock, Protocol, Record, Result
+from tests.labs.verification.table import BACKENDS, META
 from tests.labs.verification.wire import AT_THE_MOMENT, MOMENT, TOLERANCE_MS, encode, microsecond
 from tests.store.record_harness import (
     FIRST,
@@ -47,6 +48,9 @@ from tests.store.record_harness import (
 #: or sequences would not be reproducible.
 LEASE_MS, HOLD_MS, ERROR_MS, RETENTION_MS = 600_000, 900_000, 18_000_000, 36_000_000
 GRACE_MS = 300_000
+
+#: How long the result backend keeps a task's result.
+BACKEND_SECONDS = 3600
 
 execution_ids = st.sampled_from([bytes([number]) * 16 for number in range(1, 5)])
 unanswered = st.lists(execution_ids, max_size=2, unique=True).map(b"".join)
@@ -88,6 +92,9 @@ class Machine(RuleBasedStateMachine):
         self.client: redis.Redis = harness.client
         self.client.delete(harness.name)
         self.record: Record | None = None
+        self.backend_name = f"{harness.name}:result"
+        #: What the result backend holds.
+        self.backend: bytes | None = None
         #: Of executions that have begun; no execution has the first one.
         self.tokens = [1_700_000_000_000_000]
         #: The number of calls.
@@ -107,6 +114,17 @@ class Machine(RuleBasedStateMachine):
     @rule(which=tokens, payload=payloads, mode=modes)
     def complete(self, which: Any, payload: Payload, mode: Any) -> None:
         self.call(commands.complete(KEY, self.token(which), payload, RETENTION_MS), mode)
+
+    @rule(which=tokens, payload=payloads, before=st.sampled_from(BACKENDS), mode=modes)
+    def fused_complete(self, which: Any, payload: Payload, before: Any, mode: Any) -> None:
+        result = commands.BackendResult(self.backend_name, META, BACKEND_SECONDS)
+        command = commands.complete(KEY, self.token(which), payload, RETENTION_MS, result)
+        if before is None:
+            self.client.delete(self.backend_name)
+        else:
+            self.client.set(self.backend_name, before, ex=BACKEND_SECONDS)
+        self.backend = before
+        self.call(command, mode)
 
     @rule(which=tokens, payload=payloads, mode=modes)
     def fail(self, which: Any, payload: Payload, mode: Any) -> None:
@@ -178,7 +196,8 @@ class Machine(RuleBasedStateMachine):
     def execute_at(self, after_ms: int, command: Command) -> Reply:
         """Executes a command exactly `after_ms` after the end of the lease or reservation."""
         source = AT_THE_MOMENT % after_ms + command.script.source
-        raw_reply = self.client.eval(source, 1, self.harness.name, *command.arguments)
+        names = [self.harness.name, *filter(None, [command.result_name])]
+        raw_reply = self.client.eval(source, len(names), *names, *command.arguments)
         assert isinstance(raw_reply, bytes)
         moment = int(self.client.get(f"{self.harness.name}{MOMENT}") or 0)  # type: ignore[arg-type]
         assert self.record is not None
@@ -201,6 +220,8 @@ class Machine(RuleBasedStateMachine):
         argv = dict(zip(names, values, strict=True))
         now_ms = reply.now_ms or seconds * 1000
         clock = Clock(now_ms, microsecond(now_ms, raw))
+        if command.result_name:
+            argv["backend"] = self.backend
         script = getattr(self.protocol, command.script.name)
         result: Result = script(self.record, clock, **argv)
         assert reply.case == result.case
@@ -210,6 +231,9 @@ class Machine(RuleBasedStateMachine):
             expires = seconds * 1000 + microseconds // 1000 + ttl_ms
             assert ttl_ms > 0
             assert abs(expires - result.after.expires) <= TOLERANCE_MS
+        if command.result_name:
+            assert self.client.get(self.backend_name) == result.backend
+            self.backend = result.backend
         self.record = result.after
         self.steps += 1
         return result

@@ -6,7 +6,7 @@ mutants of the model override a method or two.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 RESERVED, STARTED, COMPLETED, FAILED = "R", "S", "C", "F"
 #: Holds only errors of ended task ids.
@@ -94,6 +94,8 @@ class Result(NamedTuple):
     replied: Record | None
     #: The record that Redis holds afterwards.
     after: Record | None
+    #: The task's result that the result backend holds afterwards; of fused_complete alone.
+    backend: bytes | None = None
 
 
 class Protocol:
@@ -158,6 +160,19 @@ class Protocol:
         retention_ms: int,
     ) -> Result:  # fmt: skip
         return self.settle(record, clock, COMPLETED, token, format, body, retention_ms)
+
+    def fused_complete(
+        self, record: Record | None, clock: Clock, *, meta: bytes, expires: int,
+        backend: bytes | None = None, **outcome: Any,
+    ) -> Result:  # fmt: skip
+        """As complete. `backend` is what the result backend holds before."""
+        is_first = self.is_held_by(record, outcome["token"])
+        result = self.complete(record, clock, **outcome)
+        if result.case == "lost":
+            return result._replace(backend=backend)
+        if is_first and (backend is None or self.is_no_success(backend)):
+            return result._replace(case="written", backend=meta)
+        return result._replace(case="written" if backend == meta else "ok", backend=backend)
 
     def fail(
         self, record: Record | None, clock: Clock, *, token: int, format: bytes, body: bytes,  # noqa: A002
@@ -282,6 +297,10 @@ class Protocol:
         if record is None or record.state == RELEASED:
             return Result("absent", record, record)
         return Result("found", record, record)
+
+    def is_no_success(self, backend: bytes) -> bool:
+        """Whether what a result backend holds is certainly of another state than SUCCESS."""
+        return b"status" in backend and b"SUCCESS" not in backend
 
     # Conditions and changes that several scripts share
 

@@ -43,8 +43,8 @@ _QUICK = settings(
 _TESTS = [
     f"tests/store/test_{name}.py"
     for name in (
-        "begin", "outcome", "release", "reserve", "extend", "step", "abandon", "forget", "get",
-        "met", "every_transition", "lost_replies", "label", "turns",
+        "begin", "outcome", "fused_complete", "release", "reserve", "extend", "step", "abandon",
+        "forget", "get", "met", "every_transition", "lost_replies", "label", "turns",
         "collapsing",
     )
 ]  # fmt: skip

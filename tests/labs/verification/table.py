@@ -51,6 +51,8 @@ from tests.store.record_harness import (
 CASES = 2000
 _PIPELINED = 60
 _NAME = "idem:table"
+#: Suffix of the task's result.
+_BACKEND = ":backend"
 
 # With every character that is special in a Lua pattern: ids must not be used as patterns.
 _ONE, _TWO, _THREE = b"%a.*-+?[^$]1(.)%", b"." * 16, b"3" * 16
@@ -90,7 +92,16 @@ _OUTCOMES = [
     (b"=task", _REPLACEMENT[: -len(ENTRY)]), (b"=task", _REPLACEMENT[: -len(ENTRY) - 1]),
 ]  # fmt: skip
 
-#: The values of each argument.
+META = b'{"status": "SUCCESS"}'
+#: What the result backend may hold before: `None`: nothing.
+BACKENDS = [
+    None, b"", META, b'{"status": "STARTED"}', b'{"status": "SUCCESS", "result": 1}', b"status",
+    b"\x80\x04\x8c\x06status\x94\x8c\x05RETRY", b"compressed", b"SUCCESS",
+]  # fmt: skip
+#: How long it is kept.
+_BACKEND_MS = 3 * RETENTION_MS
+
+#: The values of each argument, and `backend`.
 ARGUMENTS: dict[str, dict[str, list[Any]]] = {
     "begin": {
         "execution_id": [_ONE, _TWO], "unanswered_ids": [b"", _ONE, _THREE + _ONE, _THREE],
@@ -99,6 +110,10 @@ ARGUMENTS: dict[str, dict[str, list[Any]]] = {
         **_LEASE, "max_attempts": [1, 2, 5], "error_ms": [ERROR_MS],
     },
     "complete": {**_TOKENS, **_OUTCOME, "retention_ms": [RETENTION_MS]},
+    "fused_complete": {
+        **_TOKENS, **_OUTCOME, "retention_ms": [RETENTION_MS], "meta": [META], "expires": [0, 500],
+        "backend": BACKENDS,
+    },
     "fail": {**_TOKENS, **_OUTCOME, "retention_ms": [ERROR_MS]},
     "release": {
         **_TOKENS, "hold_ms": [0, 0, HOLD_MS], "retention_ms": [RETENTION_MS], **_ERROR_ARGUMENTS,
@@ -152,8 +167,15 @@ def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[s
             _queue(pipeline, script, f"{_NAME}:{number}", case)
         results = iter(pipeline.execute(raise_on_error=False))
         for case in batch:
+            if "backend" in case.arguments:
+                next(results)
             _, reply, moment, raw, ttl_ms, time, _ = (next(results) for _ in range(7))
             mismatch = _compare(script, case, reply, moment, raw, ttl_ms, time)
+            if "backend" in case.arguments:
+                backend, backend_ttl_ms, _ = (next(results) for _ in range(3))
+                mismatch = mismatch or _compare_backend(
+                    script, case, reply, backend, backend_ttl_ms
+                )
             if mismatch:
                 yield f"{name}: {mismatch}: {case}"
 
@@ -230,11 +252,22 @@ def _queue(pipeline: Any, script: scripts.Script, name: str, case: Case) -> None
         pipeline.set(name, case.record, px=RETENTION_MS)
     else:
         pipeline.set(name, encode(case.record) or b"", pxat=case.record.expires)
+    names, has_backend = [name], "backend" in case.arguments
+    if has_backend:
+        names.append(name + _BACKEND)
+        before = case.arguments["backend"]
+        if before is None:
+            pipeline.delete(names[1])
+        else:
+            pipeline.set(names[1], before, px=_BACKEND_MS)
     if case.after_ms is None:
-        pipeline.evalsha(script.sha, 1, name, *values)
+        pipeline.evalsha(script.sha, len(names), *names, *values)
     else:
-        pipeline.eval(AT_THE_MOMENT % case.after_ms + script.source, 1, name, *values)
+        source = AT_THE_MOMENT % case.after_ms + script.source
+        pipeline.eval(source, len(names), *names, *values)
     pipeline.get(name + MOMENT).get(name).pttl(name).time().delete(name)
+    if has_backend:
+        pipeline.get(names[1]).pttl(names[1]).delete(names[1])
 
 
 def _compare(
@@ -269,6 +302,21 @@ def _compare(
         expires = time[0] * 1000 + ttl_ms
         if ttl_ms < 0 or abs(expires - expected.after.expires) > TOLERANCE_MS:
             return f"stores it for {ttl_ms} ms"
+    return ""
+
+
+def _compare_backend(
+    script: scripts.Script, case: Case, raw_reply: bytes, backend: bytes | None, ttl_ms: int
+) -> str:
+    """Returns how what the result backend holds differs from what the reply says, or ""."""
+    before, replied = case.arguments["backend"], script.reply(raw_reply).case
+    # A resend is `written`, too, if the result is there already.
+    is_written = replied == "written" and before != META
+    if backend != (META if is_written else before):
+        return f"{replied}: the result backend holds {backend!r}"
+    expected_ms = case.arguments["expires"] * 1000 if is_written else _BACKEND_MS
+    if backend is not None and abs(ttl_ms - (expected_ms or -1)) > TOLERANCE_MS:
+        return f"{replied}: the result backend keeps it for {ttl_ms} ms"
     return ""
 
 

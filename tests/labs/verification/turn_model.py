@@ -86,6 +86,11 @@ class TurnProtocol:
     ) -> TurnResult:
         return self._settle("complete", record, turn, clock, arguments)
 
+    def fused_complete(
+        self, record: Record | None, turn: Record | None, clock: Clock, **arguments: Any
+    ) -> TurnResult:
+        return self._settle("fused_complete", record, turn, clock, arguments)
+
     def fail(
         self, record: Record | None, turn: Record | None, clock: Clock, **arguments: Any
     ) -> TurnResult:

@@ -35,6 +35,8 @@ ARGUMENTS: dict[str, dict[str, list[Any]]] = {
         name: table.ARGUMENTS[name]
         for name in ("begin", "complete", "fail", "release", "extend", "save_step", "abandon")
     },
+    # `table` has what the result backend may hold before.
+    "fused_complete": {**table.ARGUMENTS["fused_complete"], "backend": [None]},
     "reserve_turn": {**table.ARGUMENTS["reserve"], "waits": [0, 1]},
 }
 ARGUMENTS["begin"] = {**ARGUMENTS["begin"], "wait_ms": [0, HOLD_MS, HOLD_MS]}
@@ -147,7 +149,9 @@ def _entry() -> bytes:
 def _queue(pipeline: Any, script: scripts.Script, sha: str, name: str, case: Case) -> None:
     values = [case.arguments.get(argument, 0) for argument in script.argv]
     times = []
-    for number, (key, record) in enumerate([(name, case.record), (f"{name}:t", case.turn)], 1):
+    turn = f"{name}:t"
+    names = [name, f"{name}:b", turn] if "backend" in case.arguments else [name, turn]
+    for number, key, record in ((1, name, case.record), (len(names), turn, case.turn)):
         if record is None:
             pipeline.delete(key)
             continue
@@ -162,9 +166,9 @@ def _queue(pipeline: Any, script: scripts.Script, sha: str, name: str, case: Cas
         if errors and errors[0].state == WAITING:
             head = len(encode(zeros._replace(errors=(), body=b"")) or b"")
             times.append(f"{number} {head + 14} {-record.errors[0].at}")
-    pipeline.evalsha(sha, 2, name, f"{name}:t", *values, ";".join(times))
-    pipeline.get(name + MOMENT).get(name).pttl(name).get(f"{name}:t").pttl(f"{name}:t")
-    pipeline.time().delete(name, f"{name}:t")
+    pipeline.evalsha(sha, len(names), *names, *values, ";".join(times))
+    pipeline.get(name + MOMENT).get(name).pttl(name).get(turn).pttl(turn)
+    pipeline.time().delete(*names)
 
 
 def _at(record: Record | None, moment: int) -> Record | None:
