@@ -85,9 +85,7 @@ def encode_result(
             request=request,
         )
         meta["task_id"] = bytes_to_str(request.id)
-        encoded = backend.encode(meta)
+        name, encoded = backend.get_key_for_task(request.id), backend.encode(meta)
     except Exception:
         return None
-    if len(encoded) > max_size:
-        return None
-    return BackendResult(backend.get_key_for_task(request.id), encoded, backend.expires or 0)
+    return BackendResult(name, encoded, backend.expires or 0) if len(encoded) <= max_size else None

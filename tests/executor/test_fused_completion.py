@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -16,10 +17,12 @@ from celery.exceptions import Ignore, Reject
 from celery.states import FAILURE, PENDING, RETRY, STARTED, SUCCESS
 
 from celery_idempotent import IdempotentTask, State
+from celery_idempotent.contrib.sqlalchemy import metadata
 from celery_idempotent.store import scripts
 from celery_idempotent.testing.server import RedisServer
 from tests.executor.deliveries import Deliveries, begin_elsewhere
 from tests.faults.proxy import Proxy
+from tests.sql.databases import effects, new_engine
 from tests.waiting import SOON
 
 #: The commands of a run, without those inside the scripts.
@@ -415,6 +418,32 @@ class TestEarlierResult:
         deliveries.deliver(message)
 
         assert meta_of(deliveries, message.id)["result"] == {"receipt": "order"}
+
+
+@pytest.mark.parametrize("has_record", [True, False], ids=["with a record", "without a record"])
+def test_a_database_transaction(
+    server: RedisServer, offer: Offer, tmp_path: Path, has_record: bool
+) -> None:
+    def book(self: Any, order: str) -> str:
+        self.idempotency.connection.execute(effects.insert().values(name=order, pid=0))
+        if not has_record:
+            store = self.idempotency_configuration.executor.store
+            store.client.delete(store.name(self.idempotency_key_of(order)))
+        return order
+
+    engine = new_engine(f"sqlite:///{tmp_path}/shop.db")
+    metadata.create_all(engine)
+    effects.create(engine)
+    deliveries = offer(book, options={"idempotency_transaction": engine})
+    with recorded(server) as sent:
+        message = deliveries.publish("order")
+        deliveries.deliver(message)
+
+    assert ("SETEX" in sent) == (not has_record), "the row decides, and Celery writes its value"
+    assert meta_of(deliveries, message.id)["result"] == "order"
+    with engine.connect() as connection:
+        assert len(connection.execute(effects.select()).all()) == 1
+    engine.dispose()
 
 
 def test_a_lost_reply_changes_nothing(server: RedisServer, offer: Offer) -> None:

@@ -12,7 +12,7 @@ from celery_idempotent.record import layout, steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.commands import BackendResult, Extension
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
@@ -142,10 +142,15 @@ class RecordHarness:
             )
         )
 
-    def complete(self, token: int, result: Payload = RESULT) -> RecordReply:
-        return self._answer(
-            run_sync(self.store.execute(commands.complete(self.key, token, result, RETENTION_MS)))
-        )
+    def complete(
+        self,
+        token: int,
+        result: Payload = RESULT,
+        *,
+        backend_result: BackendResult | None = None,
+    ) -> RecordReply:
+        command = commands.complete(self.key, token, result, RETENTION_MS, backend_result)
+        return self._answer(run_sync(self.store.execute(command)))
 
     def fail(self, token: int, error: Payload = ERROR) -> RecordReply:
         return self._answer(

@@ -212,6 +212,8 @@ class TestTasks:
             ({"reject_on_worker_lost": False}, "reject-on-worker-lost"),
             ({"ignore_result": True}, "ignore-result"),
             ({"idempotency_store_result": False}, "store-result"),
+            ({"idempotency_fused_completion": False}, "fused-completion"),
+            ({"idempotency_redis_url": "redis://localhost:1/7"}, "fused-completion"),
             ({"idempotency_on_store_error": "run"}, "fail-open"),
             ({"idempotency_enabled": False}, "disabled"),
             ({"idempotency_shadow": True}, "shadow"),
