@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-from celery import current_app
 from django.contrib import admin, messages
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.admin.utils import unquote
@@ -30,6 +29,7 @@ from django.urls import path, reverse
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.contrib.django.models import Outcome
+from celery_idempotent.contrib.django.tasks import idempotent_tasks
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import forgetting, formatting, json_format
 from celery_idempotent.monitoring.sql_outcome import SqlOutcome
@@ -51,11 +51,6 @@ _KEPT = {
     forgetting.ABSENT: "was already absent",
     "unknown": "is not of a task in this process, with this database",
 }
-
-
-def tasks() -> list[IdempotentTaskLike]:
-    """Returns the idempotent tasks of the current Celery app, which the project imports."""
-    return app_tasks.load(current_app)
 
 
 def find(outcome: Outcome, idempotent: Iterable[IdempotentTaskLike]) -> SqlOutcome | None:
@@ -110,7 +105,7 @@ class TaskFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         """Returns the names of the tasks."""
-        return [(task.name, task.name) for task in tasks()]
+        return [(task.name, task.name) for task in idempotent_tasks()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Outcome]) -> QuerySet[Outcome]:
         """Selects the outcomes."""
@@ -166,7 +161,9 @@ class OutcomeAdmin(admin.ModelAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Outcome]:
         """Returns the outcomes, without their bodies."""
         queryset = super().get_queryset(request).defer("body")
-        transactions = (task.idempotency_configuration.settings.transaction for task in tasks())
+        transactions = (
+            task.idempotency_configuration.settings.transaction for task in idempotent_tasks()
+        )
         sources = {database.source for database in transactions if database is not None}
         aliases = [
             source for source in sources if isinstance(source, str) and source in connections
@@ -181,9 +178,9 @@ class OutcomeAdmin(admin.ModelAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
-        if any(term == task.name for task in tasks()):
+        if any(term == task.name for task in idempotent_tasks()):
             return queryset.filter(record_key__startswith=_begin(term)), False
-        stores = app_tasks.stores(tasks())
+        stores = app_tasks.stores(idempotent_tasks())
         prefixes = {store.config.prefix for store in stores}
         keys = [(prefix, key_of(term, prefix)) for prefix in prefixes]
         ids = [row_id(prefix, key) for prefix, key in keys if key is not None]
@@ -228,7 +225,7 @@ class OutcomeAdmin(admin.ModelAdmin):
         return super().change_view(request, object_id, form_url, context)
 
     def _comparison(self, request: HttpRequest, outcome: Outcome) -> dict[str, Any]:
-        found = find(outcome, tasks())
+        found = find(outcome, idempotent_tasks())
         view, error = _read(found)
         may_view = request.user.has_perm("celery_idempotent.view_outcome_result")
         hidden = {"hidden": "You may not see results and errors."}
@@ -253,7 +250,7 @@ class OutcomeAdmin(admin.ModelAdmin):
         return self._ask(request, [] if outcome is None else [outcome])
 
     def _ask(self, request: HttpRequest, outcomes: Sequence[Outcome]) -> HttpResponse:
-        idempotent = tasks()
+        idempotent = idempotent_tasks()
         shown = []
         for outcome in outcomes:
             view, error = _read(find(outcome, idempotent))
@@ -273,7 +270,7 @@ class OutcomeAdmin(admin.ModelAdmin):
         self._check(request)
         if request.method != "POST":
             return HttpResponse(status=405, headers={"Allow": "POST"})
-        idempotent, forgotten = tasks(), 0
+        idempotent, forgotten = idempotent_tasks(), 0
         for text in request.POST.getlist("shown")[: self.list_max_show_all]:
             try:
                 key, case = self._forget(request, text, idempotent)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from celery import current_app
 from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.configuration.configuration import ConfigurationError
+from celery_idempotent.contrib.django.tasks import idempotent_tasks, is_loading
 from celery_idempotent.errors import SettingsError, StoreUnavailableError
 from celery_idempotent.sql.database import Database
 
@@ -38,9 +37,10 @@ def register() -> None:
 
 def check_configuration(**_: Any) -> list[CheckMessage]:
     """Reports options that are refused, and databases that do not exist."""
+    if is_loading():
+        return []
     try:
-        idempotent = app_tasks.load(current_app)
-        databases = _databases(idempotent)
+        databases = _databases(idempotent_tasks())
     except ConfigurationError as error:
         hint = "The worker refuses it, too. Correct the task or the setting CELERY_…."
         return [Error(str(error), hint=hint, id=f"{TAG}.E001")]
@@ -104,12 +104,14 @@ def check_databases(*, databases: Sequence[str] | None = None, **_: Any) -> Iter
 
     They are warnings, because ``manage.py migrate`` runs these checks before it creates the table.
     """
+    if not databases or is_loading():
+        return
     try:
-        named = _databases(app_tasks.load(current_app)) if databases else []
+        named = _databases(idempotent_tasks())
     except ConfigurationError:
         return  # check_configuration reports it
     for database in named:
-        if database.source not in (databases or ()):
+        if database.source not in databases:
             continue
         try:
             database.check()

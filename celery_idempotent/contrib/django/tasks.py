@@ -1,0 +1,42 @@
+"""The idempotent tasks of the Celery app in a process of Django."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+
+from celery.app import app_or_default
+
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+
+_lock = threading.Lock()
+#: The attribute of an app whose modules of tasks are loaded.
+_LOADED = "_idempotency_loaded"
+
+
+def idempotent_tasks() -> list[IdempotentTaskLike]:
+    """Returns the tasks of the current app; the first call in a process loads their modules.
+
+    Raises:
+        ConfigurationError: for the first option that is refused.
+    """
+    app = app_or_default()
+    with _lock:
+        if _LOADED not in vars(app):
+            app_tasks.load(app)
+            setattr(app, _LOADED, True)
+    return app_tasks.tasks(app)
+
+
+def is_loading() -> bool:
+    """Whether Celery is loading the modules of tasks.
+
+    It runs all system checks then, in workers and commands, which report their errors themselves.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "celery.fixups.django":
+            return True
+        frame = frame.f_back
+    return False
