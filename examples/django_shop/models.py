@@ -13,8 +13,7 @@ class Order(models.Model):
 
 
 class Payment(models.Model):
-    """A payment. The database rejects a second payment with the same idempotency key."""
+    """A payment. No constraint prevents a second one: a double charge would be a second row."""
 
     order = models.ForeignKey(Order, on_delete=models.PROTECT)
     amount = models.PositiveIntegerField()
-    key = models.CharField(max_length=200, unique=True)

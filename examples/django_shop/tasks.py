@@ -6,7 +6,6 @@ from typing import Any
 
 from celery import shared_task
 from celery.contrib.django.task import DjangoTask
-from django.db import transaction
 
 from celery_idempotent import IdempotentTask
 
@@ -17,23 +16,15 @@ class ShopTask(IdempotentTask, DjangoTask):
     abstract = True
 
 
-@shared_task(
-    bind=True,
-    base=ShopTask,
-    idempotency_key="order:{order_id}",
-    idempotency_dedupe_publish=True,
-)
-def charge(self: Any, order_id: int, amount: int) -> dict[str, Any]:
+@shared_task(base=ShopTask, idempotency_key="order:{order_id}", idempotency_dedupe_publish=True)
+def charge(order_id: int, amount: int) -> dict[str, Any]:
     """Stores a payment for an order.
 
-    The transaction is committed before the outcome is stored. If a worker dies in between, the next
-    execution finds the payment by its key.
+    The payment and the outcome are committed together (`CELERY_IDEMPOTENCY_TRANSACTION`), so that
+    there is one payment even if the worker dies after the commit, or Redis loses the record.
     """
     from examples.django_shop.models import Order, Payment
 
-    with transaction.atomic():
-        payment, _ = Payment.objects.get_or_create(
-            key=self.idempotency.key, defaults={"order_id": order_id, "amount": amount}
-        )
-        Order.objects.filter(pk=order_id).update(state="paid")
+    payment = Payment.objects.create(order_id=order_id, amount=amount)
+    Order.objects.filter(pk=order_id).update(state="paid")
     return {"payment": payment.pk, "amount": payment.amount}

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from celery_idempotent.testing.server import RedisServer
+from tests.servers.sql_server import PostgreSQL
 
 pytest.importorskip("django")
 pytest.importorskip("celery.contrib.django.task", reason="delay_on_commit came with Celery 5.4")
@@ -25,7 +27,8 @@ WEB = """
 import json, sys, django
 django.setup()
 from django.core.management import call_command
-from django.db import transaction
+from django.core import checks
+from django.db import connection, transaction
 from django.test import Client
 from examples.django_shop.models import Order, Payment
 from examples.django_shop.tasks import charge
@@ -33,6 +36,11 @@ from examples.django_shop.tasks import charge
 def queue_length():
     with charge.app.connection() as connection:
         return connection.default_channel.client.llen("celery")
+
+def lose_records():
+    with charge.app.connection() as connection:
+        client = connection.default_channel.client
+        return client.delete(*client.keys("idem:*"))
 
 def roll_back():
     with transaction.atomic():
@@ -68,14 +76,26 @@ class Web:
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    with RedisServer.start(config={"appendonly": "yes"}) as server:
-        yield os.environ | {
-            "DJANGO_SETTINGS_MODULE": "examples.django_shop.settings",
-            "DJANGO_ALLOW_ASYNC_UNSAFE": "1",
-            "SHOP_REDIS": server.url,
-            "SHOP_DATABASE": str(tmp_path / "shop.sqlite3"),
-        }
+def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Of the shop's processes; the parameter is ``postgresql`` or, by default, ``sqlite``."""
+    database = {"SHOP_DATABASE": str(tmp_path / "shop.sqlite3")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    with ExitStack() as stack:
+        if getattr(request, "param", "sqlite") == "postgresql":
+            postgresql = stack.enter_context(PostgreSQL.start())
+            postgresql.execute("CREATE DATABASE shop")
+            port, user = str(postgresql.port), "postgres"
+            database = {"PGHOST": "127.0.0.1", "PGPORT": port, "PGUSER": user}
+        server = stack.enter_context(RedisServer.start(config={"appendonly": "yes"}))
+        yield (
+            inherited
+            | database
+            | {
+                "DJANGO_SETTINGS_MODULE": "examples.django_shop.settings",
+                "DJANGO_ALLOW_ASYNC_UNSAFE": "1",
+                "SHOP_REDIS": server.url,
+            }
+        )
 
 
 @pytest.fixture
@@ -110,22 +130,37 @@ def start_worker(environment: dict[str, str]) -> Iterator[Callable[[], None]]:
 PAY = "(lambda r: [r.status_code, r.json()])(Client().post('/orders/42/pay'))"
 
 
+def pay_until_completed(web: Web) -> None:
+    deadline = time.monotonic() + 30
+    while (charge := web(PAY)[1]["charge"]) != "COMPLETED":
+        assert time.monotonic() < deadline, charge
+        time.sleep(0.05)
+
+
 @pytest.mark.worker
+@pytest.mark.parametrize(
+    "environment",
+    ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)],
+    indirect=True,
+)
 def test_an_order_is_charged_once_for_all_requests(
-    web: Web, start_worker: Callable[[], None]
+    environment: dict[str, str], web: Web, start_worker: Callable[[], None]
 ) -> None:
+    assert web("connection.vendor") == ("postgresql" if "PGHOST" in environment else "sqlite")
     replies = [web(PAY) for _ in range(3)]
 
     assert replies == [[202, {"order": 42, "charge": "RESERVED"}]] * 3
     assert web("queue_length()") == 1
     start_worker()
-    deadline = time.monotonic() + 30
-    while (charge := web(PAY)[1]["charge"]) != "COMPLETED":
-        assert time.monotonic() < deadline, charge
-        time.sleep(0.05)
+    pay_until_completed(web)
     assert web("list(Payment.objects.values_list('order_id', 'amount'))") == [[42, 999]]
     assert web("Order.objects.get(pk=42).state") == "paid"
     assert web("charge.idempotency_record(42, 999).result['amount']") == 999
+
+    assert web("lose_records()") >= 1
+    assert web("charge.idempotency_record(42, 999)") is None
+    pay_until_completed(web)
+    assert web("Payment.objects.count()") == 1
 
 
 def test_a_rollback_publishes_and_reserves_nothing(web: Web) -> None:
@@ -133,6 +168,10 @@ def test_a_rollback_publishes_and_reserves_nothing(web: Web) -> None:
 
     assert web("queue_length()") == 0
     assert web("charge.idempotency_record(42, 999)") is None
+
+
+def test_the_system_checks_find_nothing(web: Web) -> None:
+    assert web("[str(each) for each in checks.run_checks(databases=['default'])]") == []
 
 
 def test_options_are_read_from_the_django_settings(web: Web) -> None:
