@@ -14,7 +14,8 @@ class IdempotencyConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Registers the system checks."""
-        from celery_idempotent.contrib.django import checks
+        """Registers the system checks, and remembers the project's Celery app."""
+        from celery_idempotent.contrib.django import checks, tasks
 
+        tasks.remember_app()
         checks.register()

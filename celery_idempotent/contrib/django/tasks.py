@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from typing import Any
 
 from celery.app import app_or_default
 
@@ -11,8 +12,22 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 
 _lock = threading.Lock()
+#: The current app of the thread that has set up Django. Celery's is one of each thread: in others,
+#: it is an app without configuration.
+_project_app: Any = None
 #: The attribute of an app whose modules of tasks are loaded.
 _LOADED = "_idempotency_loaded"
+
+
+def remember_app() -> None:
+    """Makes the current app of this thread that of all threads without one."""
+    global _project_app
+    _project_app = app_or_default()
+
+
+def _current_app() -> Any:
+    app = app_or_default()
+    return app if app.set_as_current or _project_app is None else _project_app
 
 
 def idempotent_tasks() -> list[IdempotentTaskLike]:
@@ -21,7 +36,7 @@ def idempotent_tasks() -> list[IdempotentTaskLike]:
     Raises:
         ConfigurationError: for the first option that is refused.
     """
-    app = app_or_default()
+    app = _current_app()
     with _lock:
         if _LOADED not in vars(app):
             app_tasks.load(app)
