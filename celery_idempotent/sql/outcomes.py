@@ -223,8 +223,8 @@ class Row(NamedTuple):
 
     @property
     def expired(self) -> bool:
-        """Whether its retention has ended."""
-        return self.expires_at <= self.now
+        """Whether its retention has ended; that of a row without an outcome never does."""
+        return 0 < self.expires_at <= self.now
 
     @property
     def remaining_ms(self) -> int:

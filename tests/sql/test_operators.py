@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from celery_idempotent import IdempotentTask, State, StoreUnavailableError, signals
 from celery_idempotent.cli import idempotency
+from celery_idempotent.contrib.sqlalchemy import outcomes
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
@@ -117,6 +118,23 @@ def test_a_row_without_a_record_is_shown_and_forgotten(shop: Shop, order: str) -
     assert [details["key"] for details in forgotten] == [shop.key(order)] * 3
     assert shop.charge.apply((order,)).get()
     assert shop.database.effects(order) == 4
+
+
+def test_a_row_without_an_outcome_is_shown_and_forgotten(shop: Shop, order: str) -> None:
+    """It was committed by a connection with autocommit, for example."""
+    shop.charge.apply((order,))
+    shop.forget_record(order)
+    with shop.database.engine.begin() as connection:
+        claimed = {"state": "CLAIMED", "finished_at": None, "expires_at": None}
+        mine = outcomes.c.record_key == str(shop.key(order))
+        connection.execute(outcomes.update().where(mine).values(claimed))
+
+    shown = json.loads(shop.celery("show", str(shop.key(order)), "--json"))
+    assert "committed without an outcome" in shown["not_stored"]
+    assert not shown["sql_outcome"]["expired"]
+
+    shop.celery("forget", str(shop.key(order)), "--yes")
+    assert shop.database.rows(shop.key(order)) == []
 
 
 def test_forget_deletes_record_and_row(shop: Shop, order: str) -> None:
