@@ -67,6 +67,12 @@ class UnwritableError(Exception):
         super().__init__(lambda: None)
 
 
+@shared_task(bind=True, name="shop.report_failure")
+def report_failure(self: Any, order: str) -> None:
+    """A plain Celery task as an errback; a redelivery of its message has the same task id."""
+    Ledger.of(self.app).note(order, self.request.id)
+
+
 def run_late(self: Any, order: str, writable: bool = True) -> None:
     """Fails after its message has been redelivered."""
     with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
