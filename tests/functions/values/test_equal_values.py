@@ -19,6 +19,7 @@ from redis import Redis
 from celery_idempotent import Idempotency, ResultNotStoredError
 from celery_idempotent.payload.offload_storage import BackendOffloadStorage
 from celery_idempotent.testing.server import RedisServer
+from tests.exhaustive import exhaustive_except
 from tests.functions.values.calls import Calls, Money, Point, same
 from tests.unit.serializers import SERIALIZERS
 
@@ -91,7 +92,7 @@ VALUES = st.recursive(
 )
 
 
-@pytest.mark.parametrize("kind", ["blocking", "async"])
+@pytest.mark.parametrize("kind", exhaustive_except(["blocking", "async"], "blocking"))
 @pytest.mark.parametrize("serializer", SERIALIZERS)
 def test_any_value_is_equal_or_refused(server: RedisServer, serializer: str, kind: str) -> None:
     idem = Idempotency(server.url, key_prefix=uuid4().hex, serializer=serializer)

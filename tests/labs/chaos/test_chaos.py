@@ -81,6 +81,7 @@ def test_no_call_is_lost_and_all_callers_get_one_outcome(tmp_path: Path) -> None
 @pytest.mark.worker
 @pytest.mark.postgresql
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_effect_in_a_database_is_duplicated(tmp_path: Path) -> None:
     spec = RunSpec(SEED, OURS.name, CALLS, transaction=True)
 
