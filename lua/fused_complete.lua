@@ -30,7 +30,7 @@ local outcome = 'C'
 -- Every serializer of Celery writes these words as they are; compression may hide both of them.
 local function may_replace(stored)
   return stored == false or type(stored) == 'string'
-    and string.find(stored, 'status', 1, true) and not string.find(stored, 'SUCCESS', 1, true)
+    and string.find(stored, 'status') and not string.find(stored, 'SUCCESS')
 end
 
 -- The end of the script calls this in place of the prelude's, with a record if the call was resent.

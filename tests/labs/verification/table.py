@@ -97,6 +97,7 @@ META = b'{"status": "SUCCESS"}'
 BACKENDS = [
     None, b"", META, b'{"status": "STARTED"}', b'{"status": "SUCCESS", "result": 1}', b"status",
     b"\x80\x04\x8c\x06status\x94\x8c\x05RETRY", b"compressed", b"SUCCESS",
+    b"tatus statu", b"status SUCCES UCCESS",
 ]  # fmt: skip
 #: How long it is kept.
 _BACKEND_MS = 3 * RETENTION_MS
