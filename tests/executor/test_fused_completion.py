@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,10 @@ from celery_idempotent.testing.server import RedisServer
 from tests.executor.deliveries import Deliveries, begin_elsewhere
 from tests.faults.proxy import Proxy
 from tests.sql.databases import effects, new_engine
+from tests.store.deployments import documented_rules
 from tests.waiting import SOON
+
+ROOT = Path(__file__).parents[2]
 
 #: The commands of a run, without those inside the scripts.
 FUSED = ["EVALSHA", "EVALSHA"]
@@ -463,6 +467,21 @@ def test_a_lost_reply_changes_nothing(server: RedisServer, offer: Offer) -> None
         assert record is not None
         assert record.state is State.COMPLETED
         assert meta_of(deliveries, message.id)["result"] == {"receipt": "order"}
+
+
+def test_the_documented_rights_suffice(server: RedisServer, offer: Offer) -> None:
+    page = "docs/redis-configuration.md"
+    (rights,) = re.findall(r"for the same user: `([^`]+)`", (ROOT / page).read_text("utf-8"))
+    rules = f"{documented_rules(page).replace('>password', '>secret')} {rights}".split()
+    address = server.url.partition("://")[2].rpartition("@")[2]
+    with server.client() as admin:
+        admin.execute_command("ACL", "SETUSER", "limited", "reset", *rules)
+        try:
+            deliveries = offer(result_backend=f"redis://limited:secret@{address}")
+
+            assert sent_by(server, deliveries) == FUSED
+        finally:
+            admin.acl_deluser("limited")
 
 
 class OwnBackend(RedisBackend):
