@@ -23,11 +23,14 @@ def write(report: Report, images: Mapping[str, list[str]]) -> list[Path]:
     written = [DOCS / f"{page}.md" for page, _ in pages]
     for path, (page, section) in zip(written, pages, strict=True):
         text = path.read_text(encoding="utf-8")
-        text = replace_section(text, section, report.figures(page, images, section))
+        figures = report.figures(page, images, section)
         if section == FIGURES:
+            text = replace_section(text, FIGURES, figures)
             text = replace_section(text, "setting", report.setting)
             text = replace_section(text, "costs", report.costs(page))
             text = replace_section(text, "goals", report.goals(page))
+        else:  # measured at another time
+            text = replace_section(text, section, f"Measured on: {report.setting}\n\n{figures}")
         path.write_text(text, encoding="utf-8")
     if any(section == FIGURES for _, section in pages):
         (DOCS / VALUES).write_text(report.json() + "\n", encoding="utf-8")
