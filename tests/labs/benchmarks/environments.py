@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from celery_idempotent.settings import OPTIONS
 from celery_idempotent.testing.server import RedisServer
 from tests.labs.benchmarks.bench import private_server
 from tests.labs.benchmarks.figure import Figure, Goal, Spread
@@ -24,19 +23,16 @@ UNFUSED = "celery-idempotent without fused completion"
 #: By the name in the table: the contestant, and the arguments of its environment.
 Entries = Mapping[str, tuple[str, Mapping[str, Any]]]
 CONTESTANTS_ONLY: Entries = {each.name: (each.name, {}) for each in CONTESTANTS}
-#: celery-idempotent keeps its records where it does by default: in the result backend.
+#: celery-idempotent keeps its records where it does by default: in the result backend, whose result
+#: it then writes.
 OURS_BY_DEFAULT: Entries = {OURS.name: (OURS.name, {"settings": {"idempotency_redis_url": None}})}
 WITH_CONTROL: Entries = {**CONTESTANTS_ONLY, **OURS_BY_DEFAULT, CONTROL: (PLAIN.name, {})}
-#: Where the option does not exist yet, there is nothing to compare.
-_UNFUSED: Entries = {
+WITH_UNFUSED: Entries = {
+    **WITH_CONTROL,
     UNFUSED: (
         OURS.name,
         {"settings": {"idempotency_redis_url": None, "idempotency_fused_completion": False}},
-    )
-}
-WITH_UNFUSED: Entries = {
-    **WITH_CONTROL,
-    **(_UNFUSED if "idempotency_fused_completion" in OPTIONS else {}),
+    ),
 }
 CELERY_AND_OURS: Entries = {
     name: entry for name, entry in WITH_UNFUSED.items() if entry[0] in (PLAIN.name, OURS.name)
@@ -78,6 +74,9 @@ def start_environments(
         raise MissingDependency(
             f"{error.name} is not installed: pip install -e '.[bench]'"
         ) from None
+    if OURS.name in environments:
+        configuration = environments[OURS.name].task("no_op").idempotency_configuration
+        assert not configuration.fusion_obstacle, configuration.fusion_obstacle
     with ExitStack() as stack, ThreadPoolExecutor(len(environments)) as pool:
         list(pool.map(stack.enter_context, environments.values()))
         yield environments

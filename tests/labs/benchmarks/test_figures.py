@@ -10,12 +10,15 @@ from itertools import pairwise
 import pytest
 
 from tests.labs.benchmarks import isolation
+from tests.labs.benchmarks.costs import cost_of, exact_cost
+from tests.labs.benchmarks.environments import CONTROL
 from tests.labs.benchmarks.figure import Figure, Goal, MeasureResult, Spread, format_number
 from tests.labs.benchmarks.interleaving import interleave, round_order
 from tests.labs.benchmarks.measure import Measure, ProgressCallback
 from tests.labs.benchmarks.measures import MEASURES
 from tests.labs.benchmarks.page import DOCS, replace_section
 from tests.labs.benchmarks.report import MET, MISSED, Report, parse_values
+from tests.labs.comparison.contestants import OURS, PLAIN
 
 
 class Example(Measure):
@@ -136,6 +139,27 @@ class TestReport:
         assert document["measures"]["example"]["figures"][0]["met"] is True
 
 
+class TestCosts:
+    def test_difference_is_that_within_a_round(self) -> None:
+        # In the second round, the machine was ten times slower for all.
+        rounds = {PLAIN.name: [1, 10, 1], CONTROL: [1, 10, 1], OURS.name: [1.5, 15, 1.5]}
+
+        cost = cost_of("time", "ms", rounds)
+
+        assert cost.more.median == 0.5
+        assert cost.cells == ["time", "1 ms", "1.50 ms", "+0.50 ms", ""]
+
+    def test_table_has_all_costs_of_a_page(self) -> None:
+        cheaper = exact_cost("bytes", "", 3, 2, 4)
+        report = Report({Example(): MeasureResult(costs=[cheaper])}, "", 1)
+
+        assert report.costs("benchmarks").splitlines()[1:] == [
+            "| --- | --: | --: | --: | --: |",
+            "| bytes | 3 | 2 | −1 | 4 |",
+        ]
+        assert "bytes" not in report.costs("scaling")
+
+
 class TestPage:
     def test_keeps_text_outside_the_marks(self) -> None:
         text = "before\n<!-- goals -->\nold\n<!-- /goals -->\nafter"
@@ -150,13 +174,21 @@ class TestPage:
         with pytest.raises(ValueError, match="no end mark"):
             replace_section("<!-- goals -->", "goals", "new")
 
-    @pytest.mark.parametrize("page", sorted({measure.page for measure in MEASURES}))
-    def test_of_every_measure_has_marks(self, page: str) -> None:
+    @pytest.mark.parametrize(
+        ("page", "section"),
+        sorted(
+            {
+                *((measure.page, measure.section) for measure in MEASURES),
+                *((measure.page, "setting") for measure in MEASURES),
+                *(("benchmarks", name) for name in ("costs", "goals")),
+            }
+        ),
+    )
+    def test_has_marks(self, page: str, section: str) -> None:
         text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
 
-        for name in ("setting", "figures"):
-            assert f"<!-- {name} -->" in text
-            assert f"<!-- /{name} -->" in text
+        assert f"<!-- {section} -->" in text
+        assert f"<!-- /{section} -->" in text
 
 
 class TestIsolation:

@@ -40,7 +40,7 @@ class EndToEnd(Measure):
     entries = WITH_UNFUSED
 
     def measure(self, progress: ProgressCallback) -> MeasureResult:
-        times: Rounds = {name: [] for name in self.entries}
+        times: Rounds = {}
         with server_for(self.entries) as server:
             for restart in range(self.RESTARTS):
                 with start_environments(server, self.entries) as environments:
@@ -52,7 +52,7 @@ class EndToEnd(Measure):
                         calls, self.ROUNDS, self.EACH,
                         lambda share, before=restart: progress((before + share) / self.RESTARTS),
                     ).items():  # fmt: skip
-                        times[name] += each
+                        times.setdefault(name, []).extend(each)
         return MeasureResult(
             [
                 *ratio_figures(times, GOALS),
