@@ -110,6 +110,9 @@ class ExecutorCall(Protocol):
     def blocked(self, record: Record) -> None:
         """Called when `record` keeps this call from running, and does not answer it."""
 
+    def is_stale(self, reservation: Record) -> bool:
+        """Whether the message that has the reservation ran while Redis was unavailable."""
+
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
         """Publishes the message again, `seconds` from now; raises `reason` if there is none."""
 

@@ -32,7 +32,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record import layout
-from celery_idempotent.record.record import Record
+from celery_idempotent.record.record import Record, State
 from celery_idempotent.sql.database import Database
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
@@ -249,7 +249,7 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
     """What the call may do: run, run without protection, or return the stored outcome."""
     call, runtime = request.call, request.runtime
     since = monotonic()
-    announced_token = 0
+    announced_token, stale = 0, ""
     while True:
         try:
             reply = await request.send()
@@ -272,6 +272,10 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
             active.finish()
             continue
         record = _record_in(reply, call, runtime)
+        if record.state is State.RESERVED and record.task_id != stale and _is_stale(call, record):
+            stale = record.task_id
+            await _end_reservation(request, record)
+            continue
         if reply.case == "finished":
             poisoned = call.settings.transaction is not None and layout.is_poisoned(record)
             if poisoned and await transaction.reopen(request, record):
@@ -292,6 +296,20 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
         # The reply has the record of the key's turn, unless another delivery of this message runs.
         held = call.key if reply.case == "held" else call.key.turn
         await runtime.wait_for_change(held, reply.raw, interval)
+
+
+def _is_stale(call: ExecutorCall, reservation: Record) -> bool:
+    return call.settings.on_store_error == "run" and call.is_stale(reservation)
+
+
+async def _end_reservation(request: BeginRequest, reservation: Record) -> None:
+    key, task_id = request.call.key, reservation.task_id
+    if key.message:
+        key = key.of_message(task_id)
+    else:
+        key = key.with_fingerprint(reservation.fingerprint)
+    with contextlib.suppress(StoreUnavailableError):  # the next begin raises it, too
+        await request.runtime.execute(commands.reserve(key, task_id, hold_ms=0))
 
 
 def _record_in(reply: Reply, call: ExecutorCall, runtime: Runtime) -> Record:

@@ -102,6 +102,10 @@ class DirectCall:
     def blocked(self, record: Record) -> None:
         """Does nothing: nobody searches for the id of a direct call."""
 
+    def is_stale(self, reservation: Record) -> bool:
+        """Returns False: a direct call knows nothing of messages."""
+        return False
+
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
         """Raises `reason`: the caller decides whether to call again."""
         log(logger, logging.INFO, self, "raises %s", type(reason).__name__)

@@ -28,6 +28,7 @@ from celery_idempotent.task import canvas, celery_log, current_call, message_hea
 from celery_idempotent.task.backend_result import encode_result
 from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.requeue import RequeuePause, hold_for, longest_wait, seconds_until
+from celery_idempotent.task.reservation import is_stale
 
 if TYPE_CHECKING:
     from celery.app.task import Context
@@ -208,6 +209,10 @@ class TaskCall:
     def blocked(self, record: Record) -> None:
         """Leaves a reference to `record`, so that this task id leads to it."""
         self.refer_to(record, replayed=False)
+
+    def is_stale(self, reservation: Record) -> bool:
+        """Returns whether the result backend has the outcome of the message that has the key."""
+        return reservation.task_id != self.task_id and is_stale(self.sender, reservation)
 
     def refer_to(self, record: Record, *, replayed: bool) -> None:
         """Leaves a reference to the record of another task id."""

@@ -7,22 +7,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from celery.result import AsyncResult
-from celery.states import REVOKED
 
 from celery_idempotent import signals
-from celery_idempotent.call_log import fields, log_call
+from celery_idempotent.call_log import log_call
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, StoreUnavailableError
 from celery_idempotent.executor import conflict
 from celery_idempotent.executor.decision import ErrorT, report_refusal
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
-from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
 from celery_idempotent.task import message_headers, shadow_message
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.requeue import hold_for
+from celery_idempotent.task.reservation import is_stale
 from celery_idempotent.task.result import RecordResult
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def publish(
         reply = configuration.execute(reserve)
         if reply.case in ("held", "reused"):
             record = store.record(key, reply.raw)
-            if _is_revoked(task, record):
+            if is_stale(task, record):
                 _delete_reservation(task, record.task_id, key.with_fingerprint(record.fingerprint))
                 reply = configuration.execute(reserve)
     except StoreUnavailableError as error:
@@ -191,22 +190,6 @@ def _marked(
     )
     headers = shadow_message.mark(options.get("headers"), shadow_message.DEDUPLICATED, task_id)
     return {**options, "headers": headers}
-
-
-def _is_revoked(task: IdempotentTask, record: Record) -> bool:
-    """Returns whether the key is reserved for a revoked message, which no worker will run."""
-    if record.state is not State.RESERVED:
-        return False
-    try:
-        return bool(task.AsyncResult(record.task_id).state == REVOKED)
-    except Exception as error:
-        logger.debug(
-            "Cannot read the state of task %s: %s",
-            record.task_id,
-            error,
-            extra=fields(record.key, task_id=record.task_id),
-        )
-        return False
 
 
 def _delete_reservation(task: IdempotentTask, task_id: str, key: Key) -> None:

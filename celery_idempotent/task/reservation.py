@@ -1,0 +1,37 @@
+"""Reservations whose message has ended, or will never run, although the record does not have it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from celery.states import READY_STATES, REVOKED
+
+from celery_idempotent.call_log import fields
+from celery_idempotent.record.record import Record, State
+
+if TYPE_CHECKING:
+    from celery_idempotent.task.task import IdempotentTask
+
+logger = logging.getLogger(__name__)
+
+
+def is_stale(task: IdempotentTask, record: Record) -> bool:
+    """Returns whether a key is reserved for a message that no worker will run.
+
+    It was revoked; or, with ``on_store_error="run"``, it has run while Redis was unavailable.
+    """
+    if record.state is not State.RESERVED:
+        return False
+    try:
+        state = task.AsyncResult(record.task_id).state
+    except Exception as error:
+        logger.debug(
+            "Cannot read the state of task %s: %s",
+            record.task_id,
+            error,
+            extra=fields(record.key, task_id=record.task_id),
+        )
+        return False
+    runs_without_store = task.idempotency_configuration.settings.on_store_error == "run"
+    return state == REVOKED or (runs_without_store and state in READY_STATES)

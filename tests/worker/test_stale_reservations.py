@@ -1,0 +1,75 @@
+"""Under ``on_store_error="run"``, a message that ran without Redis leaves its reservation there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery.result import AsyncResult
+
+from celery_idempotent import State
+from celery_idempotent.testing.server import RedisServer
+from tests.waiting import SOON
+from tests.worker.harness import Shop
+from tests.worker.tasks import pack
+from tests.worker.wishes import in_turn
+
+pytestmark = [
+    pytest.mark.worker,
+    pytest.mark.parametrize("task", [pack, in_turn], ids=lambda task: task.name),
+]
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[RedisServer]:
+    with RedisServer.start(config={"appendonly": "yes", "appendfsync": "always"}) as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def shared_shop(open_shop: Callable[..., Shop], store: RedisServer) -> Iterator[Shop]:
+    settings = {
+        "idempotency_redis_url": store.url,
+        "idempotency_redis_timeout": 0.5,
+        "idempotency_breaker_max_delay": 0.2,
+        "idempotency_dedupe_publish": True,
+        "idempotency_on_store_error": "run",
+    }
+    with open_shop(**settings) as shop:
+        shop.start_worker(concurrency=2)
+        yield shop
+
+
+@pytest.fixture
+def ran_without_store(task: Any, shop: Shop, store: RedisServer, order: str) -> AsyncResult:
+    """A message that was published with a reservation, and ran while the store was down."""
+    result = task.apply_async((order,), queue=f"late {order}")
+    store.kill()
+    shop.app.control.add_consumer(f"late {order}", reply=True)
+    result.get(timeout=SOON)
+    store.restart()
+    return result
+
+
+def test_the_next_publish_is_not_answered_by_it(
+    task: Any, ran_without_store: AsyncResult, order: str
+) -> None:
+    following = task.delay(order)
+
+    assert following.id != ran_without_store.id
+    assert following.get(timeout=SOON) != ran_without_store.get()
+
+
+def test_a_message_without_a_reservation_does_not_wait_for_it(
+    task: Any, shop: Shop, ran_without_store: AsyncResult, order: str
+) -> None:
+    following = shop.app.send_task(task.name, (order,))
+
+    assert following.get(timeout=SOON) != ran_without_store.get()
+
+
+def test_one_that_has_not_run_keeps_it(task: Any, order: str) -> None:
+    waiting = task.apply_async((order,), queue=f"late {order}")
+    assert task.delay(order).id == waiting.id
+    assert task.idempotency_record(order).state is State.RESERVED
