@@ -22,7 +22,7 @@ from tests.servers.clock import find_faketime
 from tests.servers.prometheus import find_prometheus
 from tests.servers.rabbitmq import RabbitMQ, find_rabbitmq
 from tests.servers.redis_server import find_tls_servers
-from tests.servers.sql_server import find_mariadb, find_postgres
+from tests.servers.sql_server import find_mariadb, find_pgbouncer, find_postgres
 
 TESTS = Path(__file__).parent
 #: Folders whose tests wait for servers and workers. They run first, so that none of them runs alone
@@ -43,6 +43,7 @@ PREREQUISITES: dict[str, tuple[Callable[[], object], str]] = {
     "prometheus": (find_prometheus, "Prometheus is not installed: apt-get install prometheus"),
     "rabbitmq": (find_rabbitmq, "RabbitMQ is not installed: apt-get install rabbitmq-server"),
     "mariadb": (find_mariadb, "MariaDB is not installed: apt-get install mariadb-server"),
+    "pgbouncer": (find_pgbouncer, "PgBouncer is not installed: apt-get install pgbouncer"),
     "postgresql": (find_postgres, "PostgreSQL is not installed: apt-get install postgresql"),
     "tls": (find_tls_servers, "no Redis with TLS is installed: apt-get install redis-server"),
 }

@@ -1,4 +1,4 @@
-"""Private PostgreSQL and MariaDB servers, on a free port of the loopback interface.
+"""Private PostgreSQL, PgBouncer and MariaDB servers, on a free port of the loopback interface.
 
     with PostgreSQL.start() as server:
         engine = create_engine(server.create_database())
@@ -48,6 +48,12 @@ def find_mariadb() -> Path | None:
     """Returns MariaDB's server program."""
     program = shutil.which("mariadbd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     return Path(program) if program and shutil.which("mariadb-install-db") else None
+
+
+def find_pgbouncer() -> Path | None:
+    """Returns PgBouncer's program."""
+    program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    return Path(program) if program else None
 
 
 class SQLServer(Stoppable):
@@ -207,6 +213,58 @@ class MariaDB(SQLServer):
     def url(self, database: str) -> str:
         """Returns the URL of a database."""
         return f"mysql+pymysql://root@127.0.0.1:{self.port}/{database}"
+
+
+class PgBouncer(SQLServer):
+    """PgBouncer in transaction mode, in front of `server`.
+
+    It has fewer connections to a database than clients do, so that consecutive transactions of a
+    client run on different ones.
+    """
+
+    user = "postgres"
+    error = psycopg.OperationalError
+
+    def __init__(self, server: PostgreSQL) -> None:
+        self._server = server
+        super().__init__()
+
+    @classmethod
+    def start(cls, server: PostgreSQL) -> PgBouncer:
+        """Starts it and returns when a client can log in."""
+        return cls(server)
+
+    def _initialize(self) -> None:
+        self._configuration.write_text(
+            f"""
+            [databases]
+            * = host=127.0.0.1 port={self._server.port} user=postgres
+            [pgbouncer]
+            listen_addr = 127.0.0.1
+            listen_port = {self.port}
+            unix_socket_dir =
+            auth_type = any
+            pool_mode = transaction
+            default_pool_size = 3
+            """
+        )
+
+    @property
+    def _configuration(self) -> Path:
+        return self.data / "pgbouncer.ini"
+
+    def _command(self) -> list[str]:
+        return [str(find_pgbouncer()), str(self._configuration)]
+
+    def execute(self, statement: str) -> None:
+        """Executes a statement as the superuser."""
+        conninfo = f"host=127.0.0.1 port={self.port} user=postgres dbname=postgres"
+        with psycopg.connect(conninfo, autocommit=True, prepare_threshold=None) as connection:
+            connection.execute(statement.encode())
+
+    def url(self, database: str) -> str:
+        """Returns the URL of a database."""
+        return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{database}"
 
 
 def _discard(program: Program, ports: Ports) -> None:

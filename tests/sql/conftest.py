@@ -10,7 +10,7 @@ import pytest
 
 from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
-from tests.servers.sql_server import MariaDB, PostgreSQL, SQLServer
+from tests.servers.sql_server import MariaDB, PgBouncer, PostgreSQL, SQLServer
 from tests.sql.databases import KINDS, LIBRARIES, TestDatabase
 from tests.sql.function_shop import Shop
 
@@ -35,8 +35,14 @@ def order() -> str:
 
 
 @pytest.fixture(scope="session")
-def postgresql() -> Iterator[SQLServer]:
+def postgresql() -> Iterator[PostgreSQL]:
     with PostgreSQL.start() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgresql: PostgreSQL) -> Iterator[PgBouncer]:
+    with PgBouncer.start(postgresql) as server:
         yield server
 
 

@@ -17,10 +17,12 @@ from tests.sql.databases import set_up_django
 set_up_django(sys.argv[1])
 
 from django.core.management import call_command  # noqa: E402 - Django has to be set up
-from django.db import connection, transaction  # noqa: E402
+from django.db import OperationalError, connection, connections, router, transaction  # noqa: E402
 from django.http import HttpRequest, HttpResponse  # noqa: E402
 from django.test import RequestFactory  # noqa: E402
 from django.test.utils import CaptureQueriesContext  # noqa: E402
+
+from celery_idempotent.contrib.django.models import Outcome  # noqa: E402
 
 idem = Idempotency(sys.argv[2], key_prefix=uuid4().hex, transaction="default")
 
@@ -85,6 +87,36 @@ def under_atomic_requests() -> list[Any]:
     return [response.content.decode(), call.runs, effects(call.name)]
 
 
+class ReadsFromReplica:
+    """A database router."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str:
+        return "replica"
+
+
+def reads_from_a_replica() -> list[Any]:
+    """The replica is unavailable, so that whatever is read from it fails."""
+    connections.databases["replica"] = {
+        **connection.settings_dict,
+        "NAME": "/nonexistent/replica.db",
+        "PORT": "1",
+    }
+    routers, router.routers = router.routers, [ReadsFromReplica()]
+    call = Call()
+    try:
+        read = "read"
+        try:
+            Outcome.objects.first()
+        except OperationalError as error:
+            read = type(error).__name__
+        first = call()
+        idem.executor.store.client.flushdb()
+        return [read, [first, call(), call.runs, effects(call.name)]]
+    finally:
+        router.routers = routers
+        del connections.databases["replica"]
+
+
 def nested_atomic() -> list[Any]:
     def during(name: str) -> None:
         with transaction.atomic():
@@ -132,6 +164,7 @@ print(
             for case in (
                 inside_atomic,
                 under_atomic_requests,
+                reads_from_a_replica,
                 nested_atomic,
                 set_rollback,
                 failing_on_commit,

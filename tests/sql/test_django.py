@@ -10,12 +10,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from celery_idempotent.testing.server import RedisServer
 from tests.sql.conftest import kinds
 from tests.sql.databases import REPOSITORY, TestDatabase
 
-pytestmark = pytest.mark.parametrize("calls", kinds("sqlite"), indirect=True)
+pytestmark = pytest.mark.parametrize(
+    "calls",
+    [
+        *kinds("sqlite"),
+        pytest.param("pgbouncer", marks=[pytest.mark.postgresql, pytest.mark.pgbouncer]),
+    ],
+    indirect=True,
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +32,13 @@ def calls(
     server: RedisServer,
     create_database: Callable[..., TestDatabase],
 ) -> dict[str, Any]:
-    database = create_database(request.param, "django")
+    pooled = request.param == "pgbouncer"
+    database = create_database("postgresql" if pooled else request.param, "django")
+    url = database.url
+    if pooled:
+        url = request.getfixturevalue("pgbouncer").url(make_url(url).database)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.sql.django_calls", database.url, server.url],
+        [sys.executable, "-m", "tests.sql.django_calls", url, server.url],
         cwd=REPOSITORY,
         env={**os.environ},
         capture_output=True,
@@ -46,6 +58,12 @@ def test_a_call_inside_atomic_is_refused(calls: dict[str, Any]) -> None:
 
 def test_a_call_under_atomic_requests_is_refused(calls: dict[str, Any]) -> None:
     assert calls["under_atomic_requests"] == ["TransactionError", 0, 0]
+
+
+def test_claim_and_outcome_are_never_read_from_a_replica(calls: dict[str, Any]) -> None:
+    read, outcomes = calls["reads_from_a_replica"]
+    assert read == "OperationalError", "the ORM's reads go where the router sends them"
+    assert outcomes == [1, 1, 1, 1], "the second one is of the row"
 
 
 def test_nested_atomic_blocks_are_savepoints(calls: dict[str, Any]) -> None:
