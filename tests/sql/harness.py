@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ class Shop:
     Args:
         database_url: how the workers reach the database, if not directly.
         concurrency: the pool size of each worker.
+        options: of each worker's command.
         settings: of their app.
     """
 
@@ -35,6 +37,7 @@ class Shop:
         database_url: str | None = None,
         workers: int = 1,
         concurrency: int = 4,
+        options: Sequence[Sequence[str]] = (),
         **settings: Any,
     ) -> None:
         self.database = database
@@ -53,7 +56,7 @@ class Shop:
         self.workers = [
             WorkerProcess(
                 f"{directory.name}-{library}-{database.kind}-{number}",
-                ("--concurrency", f"{concurrency}"),
+                ("--concurrency", f"{concurrency}", *(options[number] if options else ())),
                 environment,
                 directory / f"worker-{number}.log",
                 app="tests.sql.shop",
@@ -61,9 +64,9 @@ class Shop:
             for number in range(workers)
         ]
 
-    def charge(self, order: str, end: str = "return") -> AsyncResult:
+    def charge(self, order: str, end: str = "return", **options: Any) -> AsyncResult:
         """Publishes a charge."""
-        return self.app.send_task("sql_shop.charge", (order,), {"end": end})
+        return self.app.send_task("sql_shop.charge", (order,), {"end": end}, **options)
 
     def charge_in_one_attempt(self, order: str) -> AsyncResult:
         """Publishes a charge whose key is poisoned by the death of one process."""

@@ -178,6 +178,39 @@ def charge(self: Any, order: str, end: str = "return") -> str:
 
 @app.task(
     bind=True,
+    name="sql_shop.charge_in_parts",
+    base=IdempotentTask,
+    idempotency_key="order:{order}",
+)
+def charge_in_parts(self: Any, order: str, left: int) -> str:
+    """Writes an effect, and replaces itself until no part is left."""
+    write_effect(self.idempotency.connection, order)
+    if left:
+        self.replace(charge_in_parts.s(order, left - 1))
+    return uuid4().hex
+
+
+def _runs_again(until: str) -> Any:
+    @app.task(
+        bind=True,
+        name=f"sql_shop.until_{until}",
+        base=IdempotentTask,
+        idempotency_key="order:{order}",
+        idempotency_until=until,
+    )
+    def run_again(self: Any, order: str) -> str:
+        """Writes one effect for each message."""
+        write_effect(self.idempotency.connection, order)
+        return uuid4().hex
+
+    return run_again
+
+
+until_finished, until_started = map(_runs_again, ("finished", "started"))
+
+
+@app.task(
+    bind=True,
     name="sql_shop.charge_in_one_attempt",
     base=IdempotentTask,
     idempotency_key="order:{order}",

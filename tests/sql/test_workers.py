@@ -1,0 +1,114 @@
+"""Workers whose lease is shorter than a body: frozen, held for long, replaced, and run again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from celery_idempotent.testing.server import RedisServer
+from tests.sql.databases import TestDatabase
+from tests.sql.harness import Shop
+from tests.sql.shop import breakpoint_of
+from tests.waiting import SOON, eventually
+
+pytestmark = [
+    pytest.mark.worker,
+    pytest.mark.parametrize(
+        "shop",
+        [
+            pytest.param(("sqlalchemy", "postgresql"), marks=pytest.mark.postgresql),
+            pytest.param(
+                ("django", "mariadb"), marks=[pytest.mark.mariadb, pytest.mark.exhaustive]
+            ),
+        ],
+        indirect=True,
+        ids="-".join,
+    ),
+]
+
+LEASE = 2.0
+#: A frozen worker may hold messages of its queue.
+FIRST_QUEUE = "first"
+
+
+@pytest.fixture(scope="module")
+def shop(
+    request: pytest.FixtureRequest,
+    server: RedisServer,
+    create_database: Callable[..., TestDatabase],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Shop]:
+    library, kind = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOP_LEASE", f"{LEASE}")
+        shop = Shop(
+            *(server, create_database(kind, library), library, tmp_path_factory.mktemp("shop")),
+            workers=2,
+            concurrency=3,
+            options=(("--queues", FIRST_QUEUE), ("--queues", "celery")),
+        )
+    with shop:
+        yield shop
+
+
+def test_a_frozen_execution_and_its_successor_have_one_outcome(shop: Shop, order: str) -> None:
+    shop.hold(order)
+    first = shop.charge(order, queue=FIRST_QUEUE)
+    shop.wait_for_start(order)
+    frozen = shop.workers[0]
+    frozen.kill("SIGSTOP")
+    try:
+        second = shop.charge(order)
+        # Its lease expires; the successor waits in the database.
+        shop.wait_for_log("takes over from an execution that died")
+        shop.release(order)
+    finally:
+        frozen.kill("SIGCONT")
+
+    assert first.get(timeout=SOON) == second.get(timeout=SOON)
+    assert shop.database.effects(order) == 1
+    assert shop.starts(order) == 1
+
+
+def test_a_transaction_that_is_longer_than_the_lease(shop: Shop, order: str) -> None:
+    began = time.monotonic()
+    shop.hold(order)
+    first = shop.charge(order)
+    shop.wait_for_start(order)
+    eventually(lambda: time.monotonic() > began + 2 * LEASE, "two leases have passed")
+    second = shop.charge(order, queue=FIRST_QUEUE)
+    shop.wait_for_log(f"task {second.id} is requeued")
+    shop.release(order)
+
+    assert first.get(timeout=SOON) == second.get(timeout=SOON)
+    assert shop.database.effects(order) == 1
+    assert shop.starts(order) == 1
+
+
+@pytest.mark.parametrize("point", ["outcome written", "committed"])
+def test_a_task_that_replaces_itself_and_is_killed(shop: Shop, order: str, point: str) -> None:
+    breakpoint_of(shop.breakpoints, order, point).touch()
+    results = [shop.app.send_task("sql_shop.charge_in_parts", (order, 2)) for _ in range(2)]
+    receipts = {result.get(timeout=SOON) for result in results}
+
+    assert shop.was_killed(order, point)
+    assert len(receipts) == 1
+    assert shop.database.effects(order) == 3, "one for each part"
+
+
+@pytest.mark.parametrize("until", ["finished", "started"])
+def test_a_key_that_runs_again_is_killed_after_its_commit(
+    shop: Shop, order: str, until: str
+) -> None:
+    def send() -> str:
+        receipt: str = shop.app.send_task(f"sql_shop.until_{until}", (order,)).get(timeout=SOON)
+        return receipt
+
+    breakpoint_of(shop.breakpoints, order, "committed").touch()
+    killed = send()
+    assert shop.was_killed(order, "committed")
+    assert shop.database.effects(order) == 1, "the copy of the message has found its row"
+    assert send() != killed
+    assert shop.database.effects(order) == 2
