@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,17 @@ from tests.http.drivers.web_server import WebServer
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
 
-def test_forget_asks_first(browser: Browser, server: RedisServer, tmp_path: Path) -> None:
+@pytest.fixture
+def admin_site(server: RedisServer, tmp_path: Path) -> Iterator[WebServer]:
     environment = {"DATABASE": f"sqlite:///{tmp_path}/site.db", "REDIS": f"{server.url[:-1]}1"}
     site = WebServer("tests.dashboard.outcome_admin_site:application", environment)
+    yield site
+    site.stop()
+
+
+def test_forget_asks_first(browser: Browser, admin_site: WebServer) -> None:
     dialogs: list[str] = []
-    with browser.new_context(base_url=site.url) as context:
+    with browser.new_context(base_url=admin_site.url) as context:
         context.set_default_timeout(SOON_MS)
         page = context.new_page()
         page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
@@ -36,5 +43,4 @@ def test_forget_asks_first(browser: Browser, server: RedisServer, tmp_path: Path
         page.get_by_role("button", name="Forget").click()
         expect(page.get_by_text("1 outcome forgotten.")).to_be_visible()
         expect(links).to_have_count(1)
-    site.stop()
     assert dialogs == [], "a hostile task id was executed"
