@@ -14,6 +14,7 @@ from tests.labs.benchmarks.measure import Measure, ProgressCallback
 from tests.labs.benchmarks.records import added_memory, digest_of, fill
 
 RUN, REPLAY, GET = "begin + complete", "replay of a random record", "GET of a random record"
+#: Of the client's time, and of the server's in units of a GET, which grows, too.
 GOALS = {RUN: Goal(1.1), REPLAY: Goal(1.1)}
 
 
@@ -47,10 +48,28 @@ class Growth(Measure):
                 f"{operation}, {int(most):,} / {int(least):,} records, {clock}",
                 Spread.from_ratios(times[operation][most], times[operation][least]),
                 "×",
-                GOALS.get(operation),
+                goals.get(operation),
             )
-            for clock, times in (("client time", clients), ("server time", servers))
+            for clock, times, goals in (
+                ("client time", clients, GOALS),
+                ("server time", servers, {}),
+            )
             for operation in times
+        ]
+        growth = {
+            operation: [
+                large / small for large, small in zip(sizes[most], sizes[least], strict=True)
+            ]
+            for operation, sizes in servers.items()
+        }
+        figures += [
+            Figure.from_spread(
+                f"{operation}, server time, growth / growth of {GET}",
+                Spread.from_ratios(growth[operation], growth[GET]),
+                "×",
+                goal,
+            )
+            for operation, goal in GOALS.items()
         ]
         return MeasureResult(
             figures,
