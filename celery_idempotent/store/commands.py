@@ -110,6 +110,11 @@ def complete(
     return Command(scripts.load("fused_complete"), key, [*arguments, meta, expires], name)
 
 
+def without_backend_result(command: Command) -> Command:
+    """Returns the command that completes the record of `command` alone."""
+    return Command(scripts.load("complete"), command.key, command.arguments[:4])
+
+
 def fail(key: Key, token: int, error: Payload, retention_ms: int) -> Command:
     """Stores an error as the outcome: ``ok`` or ``lost``."""
     arguments = [token, append_traceparent(error.format), error.body, retention_ms]

@@ -77,6 +77,7 @@ class RecordStore:
         # The heartbeat has a shorter timeout than other callers.
         self._heartbeat_transport: Transport | None = None
         self._heartbeat_timeout = config.timeout
+        self._refuses_second_key = False
         #: Seconds of `clock.monotonic`.
         self._no_references_until = 0.0
         self.instances.add(self)
@@ -104,6 +105,8 @@ class RecordStore:
             StoreUnavailableError: if Redis does not reply, or too few replicas have the write.
             CorruptRecordError: if the value under the key is not a string.
         """
+        if command.result_name and self._refuses_second_key:
+            command = commands.without_backend_result(command)
         script, key = command.script, command.key
         if self.breaker.open and script.name not in BYPASSES_BREAKER:
             await self.breaker.check()
@@ -112,12 +115,28 @@ class RecordStore:
             replies = await self._transport.call(self._call(command), followup=wait)
         except CONNECTION_ERRORS as error:
             self._record(error)
+            if command.result_name and isinstance(error, ResponseError):
+                return await self._complete_alone(command, error)
             raise translate_error(error, str(key)) from error
         if self.breaker.failures:
             self.breaker.record_success()
         reply = script.reply(replies[0])
         if wait:
             replicas.check(self.config, reply, replies[1])
+        return reply
+
+    async def _complete_alone(self, command: Command, error: ResponseError) -> Reply:
+        """Completes a record after the server has refused to write the task's result with it.
+
+        It may distribute keys behind a proxy, or allow the user one of the keys only.
+        """
+        reply = await self.execute(commands.without_backend_result(command))
+        if not self._refuses_second_key:
+            self._refuses_second_key = True
+            logger.warning(
+                "Redis refuses fused completion (%s): Celery writes the results from now on; set "
+                "idempotency_fused_completion = False", type(error).__name__,
+            )  # fmt: skip
         return reply
 
     async def execute_all(self, batch: Sequence[Command]) -> list[Reply | IdempotencyError]:

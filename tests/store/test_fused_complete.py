@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -234,21 +236,49 @@ def test_a_key_that_may_run_again(
     assert turn.second.begin().case == "begun"
 
 
+def test_a_server_that_refuses_the_second_key_completes_the_record(
+    harness: RecordHarness, server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with user(harness, server, keys=["idem:*"]) as url, Proxy(url) as proxy:
+        parts = urlsplit(url)
+        limited = RecordHarness(
+            store_at(parts._replace(netloc=f"narrow:secret@127.0.0.1:{proxy.port}").geturl()),
+            harness.client,
+        )
+
+        for _ in range(2):
+            harness.forget()
+            token = harness.started().token
+            proxy.requests.clear()
+            assert complete(limited, token).case == "ok"
+            assert harness.state is State.COMPLETED
+        close_stores()
+
+    assert proxy.requests_with(scripts.load("fused_complete").sha) == []
+    assert caplog.text.count("refuses fused completion") == 1
+    assert harness.client.get(NAME) is None
+
+
+@contextmanager
+def user(harness: RecordHarness, server: RedisServer, **rights: Any) -> Iterator[str]:
+    """Yields the URL of a user with these rights only."""
+    harness.client.acl_setuser(
+        "narrow", enabled=True, passwords=["+secret"], commands=["+@all"], **rights
+    )
+    parts = urlsplit(server.url)
+    try:
+        yield parts._replace(netloc=f"narrow:secret@{parts.hostname}:{parts.port}").geturl()
+    finally:
+        close_stores()
+        harness.client.acl_deluser("narrow")
+
+
 def test_a_user_who_may_not_publish_leaves_the_result_to_celery(
     harness: RecordHarness, server: RedisServer
 ) -> None:
-    harness.client.acl_setuser(
-        "silent", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all"],
-        reset_channels=True,
-    )  # fmt: skip
-    url = urlsplit(server.url)
-    as_user = url._replace(netloc=f"silent:secret@{url.hostname}:{url.port}").geturl()
-    try:
-        silent = RecordHarness(store_at(as_user), harness.client)
+    with user(harness, server, keys=["*"], reset_channels=True) as url:
+        silent = RecordHarness(store_at(url), harness.client)
 
         assert complete(silent, harness.started().token).case == "ok"
-    finally:
-        close_stores()
-        harness.client.acl_deluser("silent")
     assert harness.state is State.COMPLETED
     assert harness.client.get(NAME) is None
