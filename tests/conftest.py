@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery._state import _set_task_join_will_block
 from celery.signals import task_postrun
 from celery.utils.dispatch import Signal
 
@@ -77,6 +78,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             if os.environ.get("CI") == "true":
                 pytest.fail(message)
             pytest.skip(message)
+    # A worker that an earlier test has run in this process forbids `result.get()` in eager tasks.
+    _set_task_join_will_block(False)
 
 
 @pytest.fixture(scope="session")
