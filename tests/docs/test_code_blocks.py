@@ -50,6 +50,7 @@ def test_options_in_python_blocks_exist(page: Path) -> None:
         assert {name.lower() for name in names} <= {*OPTIONS, *APP_OPTIONS, *OTHER_NAMES}
 
 
+@pytest.mark.exhaustive
 def test_python_blocks_pass_a_type_check(tmp_path: Path) -> None:
     if importlib.util.find_spec("mypy") is None:
         if os.environ.get("CI") == "true":

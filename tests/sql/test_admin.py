@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from celery_idempotent.testing.server import RedisServer
-from tests.sql.conftest import MARKS
-from tests.sql.databases import KINDS, REPOSITORY, TestDatabase
+from tests.sql.conftest import kinds
+from tests.sql.databases import REPOSITORY, TestDatabase
 
-pytestmark = pytest.mark.parametrize(
-    "calls", [pytest.param(kind, marks=MARKS[kind]) for kind in KINDS], indirect=True
-)
+pytestmark = pytest.mark.parametrize("calls", kinds("sqlite"), indirect=True)
 
 FORGOTTEN, KEPT = [False, False], [True, True]
 
