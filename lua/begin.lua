@@ -131,9 +131,8 @@ if raw then
     local unanswered = state == 'S' and owner ~= '' and string.find(unanswered_ids, owner, 1, true)
     if at > now and not unanswered and not is_replacement
         and not (awaited_generation and awaited_generation <= generation) then
-      local met_till = tonumber(string.match(stored_format, ',(%d+)$') or 0)
       -- Not each time: who waits for a change of the record would wake all others.
-      if state == 'S' and keep_ms and keep_ms ~= '0' and met_till < now + keep_ms / 2 then
+      if state == 'S' and keep_ms and kept_ms(stored_format, 0, now) < keep_ms / 2 then
         raw = pack(state, stored_attempt, stored_token, at, stored_fingerprint, stored_task_id, stored_worker, owner,
           (string.gsub(stored_format, ',%d+$', '')) .. string.format(',%.0f', now + keep_ms), string.sub(raw, position))
         redis.call('SET', record, raw, 'KEEPTTL')

@@ -75,6 +75,22 @@ def test_a_call_that_does_not_come_back_changes_nothing(harness: RecordHarness) 
     assert harness.raw == before
 
 
+def test_a_call_that_comes_back_at_once_counts(harness: RecordHarness) -> None:
+    harness.started()
+    before = harness.raw
+    meet(harness, 1)
+
+    assert harness.raw != before
+
+
+def test_a_reservation_is_not_an_execution(harness: RecordHarness) -> None:
+    harness.reserved()
+    before = harness.raw
+    meet(harness)
+
+    assert harness.raw == before
+
+
 def test_the_record_is_written_once_in_half_of_the_time(harness: RecordHarness) -> None:
     harness.started()
     meet(harness)
@@ -83,8 +99,11 @@ def test_the_record_is_written_once_in_half_of_the_time(harness: RecordHarness) 
         meet(harness)
 
     assert harness.raw == once
-    meet(harness, 3 * KEEP_MS)
+    meet(harness, KEEP_MS * 9 // 5)
+    assert harness.raw == once
+    meet(harness, KEEP_MS * 5 // 2)
     assert harness.raw != once
+    assert len(harness.raw or b"") == len(once or b"")  # one time, not two
 
 
 def test_neither_lease_nor_steps_nor_expiry_change(harness: RecordHarness) -> None:

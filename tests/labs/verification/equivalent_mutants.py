@@ -11,8 +11,8 @@ abandon: unpack_record(raw or '')  ⟶  raw or '' becomes raw
 abandon: unpack_record(raw or '')  ⟶  '' becomes '?'
 mark_continued: local state, _, _, _, _, stored_task_id, _, _, _, position = unpack_record(raw or '')  ⟶  raw or '' becomes raw
 mark_continued: local state, _, _, _, _, stored_task_id, _, _, _, position = unpack_record(raw or '')  ⟶  '' becomes '?'
-epilogue: local state, attempt, stored_token, _, fingerprint, task_id, worker = unpack_record(raw or '')  ⟶  raw or '' becomes raw
-epilogue: local state, attempt, stored_token, _, fingerprint, task_id, worker = unpack_record(raw or '')  ⟶  '' becomes '?'
+epilogue: local state, attempt, stored_token, _, fingerprint, task_id, worker, _, stored_format = unpack_record(raw or '')  ⟶  raw or '' becomes raw
+epilogue: local state, attempt, stored_token, _, fingerprint, task_id, worker, _, stored_format = unpack_record(raw or '')  ⟶  '' becomes '?'
 save_step: local state, _, stored_token = unpack_record(raw or '')  ⟶  raw or '' becomes raw
 save_step: local state, _, stored_token = unpack_record(raw or '')  ⟶  '' becomes '?'
 reserve_turn: unpack_record(turn_raw or '')  ⟶  turn_raw or '' becomes turn_raw
@@ -49,7 +49,7 @@ prelude: return raw and #raw >= 16 and string.sub(raw, 1, 1) == 'S'  ⟶  1 beco
 prelude: return string.sub(raw, 1, 9) .. struct.pack('>I6', at) .. string.sub(raw, 16)  ⟶  1 becomes 0
 """,
     "a number used as the format string yields itself": """
-begin: orphaned_ms = string.format('%.0f', math.max(0, now - at))  ⟶  '%.0f', math.max(0, now - at) becomes math.max(0, now - at), '%.0f'
+begin: orphaned_ms = string.format('%.0f', math.max(0, now - at)) .. read_met(stored_format)  ⟶  '%.0f', math.max(0, now - at) becomes math.max(0, now - at), '%.0f'
 """,
     "generations are never negative": """
 begin: awaited_generation = owner == '' and 0 or tonumber(owner)  ⟶  0 becomes -1
