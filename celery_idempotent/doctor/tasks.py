@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from celery import Celery
+from celery.backends.base import Backend
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
@@ -82,6 +83,12 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
             "idempotency_on_store_error is 'run'", "idempotency_on_store_error = 'retry'",
             "while Redis is unavailable, duplicates run",
         )  # fmt: skip
+    if settings.transaction is not None and _gives_up_results(task):
+        yield Finding(
+            "result-retry", Severity.WARNING, task.name,
+            "result_backend_always_retry is off", "result_backend_always_retry = True",
+            "while the result backend is unavailable, callers of a committed task get an error",
+        )  # fmt: skip
     if "idempotency_key" in task.idempotency_configuration.rule.signature.parameters:
         yield Finding(
             "key-argument", Severity.NOTE, task.name,
@@ -110,6 +117,13 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
             "idempotency_key = TASK_ID",
             f"after one run the next ones are replays, for {settings.result_ttl:g} s",
         )  # fmt: skip
+
+
+def _gives_up_results(task: IdempotentTaskLike) -> bool:
+    """Returns whether Celery could repeat writing a result, but does not."""
+    backend = task.app.backend
+    can_repeat = type(backend).exception_safe_to_retry is not Backend.exception_safe_to_retry
+    return can_repeat and not (backend.always_retry or task.ignore_result)
 
 
 def _check_canonical(task: IdempotentTaskLike) -> Iterator[Finding]:

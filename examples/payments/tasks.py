@@ -32,7 +32,11 @@ LEASE_SECONDS = 10.0
 
 # CELERY_BROKER_URL and CELERY_RESULT_BACKEND set the broker and the result backend.
 app = Celery("payments")
-app.conf.update(idempotency_lease=LEASE_SECONDS, broker_connection_retry_on_startup=True)
+app.conf.update(
+    idempotency_lease=LEASE_SECONDS,
+    broker_connection_retry_on_startup=True,
+    result_backend_always_retry=True,
+)
 
 
 def configure(*, shadow: bool) -> None:

@@ -13,6 +13,7 @@ from celery_idempotent.testing.process import ServerError, Stoppable
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.labs.chaos.schedule import LEASE
+from tests.labs.chaos.stores import Single
 from tests.servers.sql_server import PostgreSQL
 
 #: What task bodies write: one row for each effect.
@@ -100,11 +101,16 @@ class Database(Stoppable):
 
 
 class ResultBackend(Stoppable):
-    """The durable server that has the results of callers."""
+    """The durable server that has the results of callers.
+
+    Attributes:
+        url: for workers.
+        callers_url: for callers.
+    """
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
-        self.url = server.url
+        self.url = self.callers_url = server.url
 
     def kill(self, target: float, seconds: float) -> None:
         """Kills the server and restarts it after `seconds`."""
@@ -120,3 +126,11 @@ class ResultBackend(Stoppable):
 
     def stop(self) -> None:
         self._server.stop()
+
+
+class ResultsInStore:
+    """The record store as the result backend; callers read it without the store's proxy."""
+
+    def __init__(self, store: Single) -> None:
+        self.url, self.callers_url = store.url, store.direct_url
+        self.kill, self.freeze = store.kill, store.freeze

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,10 @@ from tests.labs.chaos.app import (
     until_of,
 )
 from tests.labs.chaos.broker import Broker, broker_for
-from tests.labs.chaos.database import Database, ResultBackend
+from tests.labs.chaos.database import Database, ResultBackend, ResultsInStore
 from tests.labs.chaos.downstream import Downstream
 from tests.labs.chaos.schedule import LEASE, Call, Fault, Schedule
-from tests.labs.chaos.stores import DURABLE, Store, store_for
+from tests.labs.chaos.stores import DURABLE, Single, Store, store_for
 from tests.labs.chaos.workers import Workers
 from tests.labs.comparison.contestants import OURS
 from tests.labs.outages.ledger import Ledger
@@ -94,14 +95,19 @@ def run(schedule: Schedule, contestant: str, folder: Path) -> None:
     with ExitStack() as servers, ThreadPoolExecutor(3) as pool:
         starting_store = pool.submit(store_for, schedule.shape, any_store=ours)
         starting_broker = pool.submit(broker_for, schedule.shape)
-        results = ResultBackend(RedisServer.start(config=DURABLE))
-        servers.enter_context(results)
         database = None
         if schedule.shape.transaction:
             database = Database(idle_timeout=schedule.shape.idle_timeout)
             servers.enter_context(database)
         store = servers.enter_context(starting_store.result())
         broker = servers.enter_context(starting_broker.result())
+        results: ResultBackend | ResultsInStore
+        # The other libraries keep a result backend without faults.
+        if in_store := ours and schedule.shape.results_in_store:
+            assert isinstance(store, Single)
+            results = ResultsInStore(store)
+        else:
+            results = servers.enter_context(ResultBackend(RedisServer.start(config=DURABLE)))
         settings = {
             **broker.settings,
             "result_backend": results.url,
@@ -117,7 +123,7 @@ def run(schedule: Schedule, contestant: str, folder: Path) -> None:
                 **store.settings,
                 "idempotency_wait_replicas": schedule.shape.wait_replicas,
             }
-        if schedule.shape.transaction:
+        if schedule.shape.transaction or in_store:
             # Else Celery fails a task whose result it cannot store at once.
             settings["result_backend_always_retry"] = True
         if schedule.shape.runs_without_store:
@@ -148,18 +154,22 @@ class _Run:
         config: AppConfig,
         store: Store,
         broker: Broker,
-        results: ResultBackend,
+        results: ResultBackend | ResultsInStore,
         database: Database | None,
     ) -> None:
         self._schedule = schedule
         self._config = config
-        self._app: Celery = make_app(config)
+        settings = config.settings | {"result_backend": results.callers_url}
+        self._app: Celery = make_app(replace(config, settings=settings))
         self._ledger: Ledger = config.ledger()
         self._broker = broker
         self._workers = Workers(config, schedule.shape, self._ledger)
         self._faults = _faults(self._workers, store, broker, results, database)
         #: Each server has one fault at a time.
         self._locks = {name: threading.Lock() for name in ("store", "broker", "database", "result")}
+        self._fuses = isinstance(results, ResultsInStore)
+        if self._fuses:
+            self._locks["result"] = self._locks["store"]
         #: Time of the call and order, by the id of the result that a caller waits for.
         self._waiting: dict[str, tuple[float, str]] = {}
         self._results: list[dict[str, Any]] = []
@@ -177,6 +187,8 @@ class _Run:
         """
         with self._workers:
             self._workers.wait_until_ready()
+            if self._fuses:
+                self._workers.assert_fused_completion()
             self._started_at = time.time()
             threads = [threading.Thread(target=self._publish, daemon=True)]
             threads += [
@@ -310,7 +322,7 @@ def _faults(
     workers: Workers,
     store: Store,
     broker: Broker,
-    results: ResultBackend,
+    results: ResultBackend | ResultsInStore,
     database: Database | None,
 ) -> dict[str, Callable[[float, float], list[int] | None]]:
     """Returns the function of each kind of fault that is available."""

@@ -33,6 +33,8 @@ class Shape:
     workers: int
     #: Pool size of each worker.
     children: int
+    #: Whether Celery's results are on the store's server, so that one script writes both.
+    results_in_store: bool = False
     #: Whether effects are rows in PostgreSQL, written in the transaction of the outcome.
     transaction: bool = False
     #: Whether tasks run while the store is unavailable: the row alone protects them.
@@ -42,9 +44,11 @@ class Shape:
 
     def __str__(self) -> str:
         waits = ", wait_replicas" if self.wait_replicas else ""
+        results = " with results" if self.results_in_store else ""
         runs = ", on_store_error=run" if self.runs_without_store else ""
         idle = ", idle timeout" if self.idle_timeout else ""
-        return f"{self.broker}, {self.store}{waits}, {self.workers} × {self.children}{runs}{idle}"
+        store = f"{self.store}{results}{waits}"
+        return f"{self.broker}, {store}, {self.workers} × {self.children}{runs}{idle}"
 
 
 @dataclass(frozen=True)
@@ -154,13 +158,17 @@ def make(seed: int, tasks: int, *, transaction: bool = False) -> Schedule:
 
 
 def shape_of(seed: int, generator: random.Random) -> Shape:
-    """Twelve consecutive seeds have every combination of broker, store and `wait_replicas`."""
+    """Twelve consecutive seeds have every combination of broker, store and `wait_replicas`.
+
+    A single server has the results in the seeds in which another store has `wait_replicas`.
+    """
     stores: tuple[Store, ...] = ("single", "sentinel", "cluster")
     store = stores[seed % 3]
     return Shape(
         broker="rabbitmq" if seed % 2 else "redis",
         store=store,
         wait_replicas=int(store != "single" and seed // 6 % 2 == 0),
+        results_in_store=store == "single" and seed // 6 % 2 == 0,
         workers=2,
         children=generator.choice((3, 4)),
     )

@@ -20,6 +20,14 @@ from tests.servers.sentinel import SentinelServers
 
 #: No acknowledged write is lost in a crash.
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}
+#: Deletes everything at once, except for Celery's results.
+_DELETE_RECORDS = """
+for _, key in ipairs(redis.call('KEYS', '*')) do
+    if key:sub(1, 17) ~= 'celery-task-meta-' then
+        redis.call('DEL', key)
+    end
+end
+"""
 #: Number of replies that one fault delays or drops.
 REPLIES = 8
 DELAY_SECONDS = 0.15
@@ -97,22 +105,36 @@ def _flush_scripts(server: RedisServer) -> None:
         client.script_flush()
 
 
+def _delete_records(server: RedisServer) -> None:
+    with server.client() as client:
+        client.eval(_DELETE_RECORDS, 0)
+
+
 class Single(Store):
     """One durable server behind a proxy.
 
     Args:
         min_downtime: of a kill, in seconds.
+        has_results: whether it has Celery's results, too.
+
+    Attributes:
+        direct_url: the URL without the proxy.
     """
 
-    def __init__(self, min_downtime: float = 0.0) -> None:
+    def __init__(self, min_downtime: float = 0.0, *, has_results: bool = False) -> None:
         self._min_downtime = min_downtime
+        self._has_results = has_results
         self._has_clock = find_faketime() is not None
         self._server = ConfigurableRedisServer.start(clock=self._has_clock, config=DURABLE)
         self._proxy = Proxy(self._server.url)
-        self.url = self._proxy.url
+        self.url, self.direct_url = self._proxy.url, self._server.url
 
     def servers(self) -> Iterable[RedisServer]:
         return (self._server,)
+
+    def flush(self, target: float, seconds: float) -> None:
+        """Deletes all records; results that callers have not read yet remain."""
+        self._repeat(0, _delete_records if self._has_results else _flush_all)
 
     def kill(self, target: float, seconds: float) -> None:
         self._server.kill()
@@ -202,7 +224,7 @@ def store_for(shape: Shape, *, any_store: bool) -> Store:
         any_store: whether the contestant supports Sentinel and Cluster.
     """
     if shape.store == "single":
-        return Single()
+        return Single(has_results=shape.results_in_store)
     if not any_store:
         return Single(min_downtime=FAILOVER_SECONDS)
     return Sentinels() if shape.store == "sentinel" else Cluster()

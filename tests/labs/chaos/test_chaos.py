@@ -11,7 +11,7 @@ from tests.labs.chaos.runner import RunSpec
 from tests.labs.chaos.schedule import STORE_KILLED
 from tests.labs.comparison.contestants import OURS
 
-#: A seed without RabbitMQ, which may not be installed.
+#: A seed without RabbitMQ, which may not be installed; results are in the store.
 SEED, CALLS = 12, 100
 SEEDS = range(1, 21)
 
@@ -28,6 +28,13 @@ class TestSchedule:
         assert len(kinds) == 19
         shapes = {(p.shape.broker, p.shape.store, p.shape.wait_replicas) for p in schedules}
         assert len(shapes) == 10
+        single = {
+            (p.shape.broker, p.shape.results_in_store)
+            for p in schedules
+            if p.shape.store == "single"
+        }
+        assert len(single) == 4
+        assert not any(p.shape.results_in_store for p in schedules if p.shape.store != "single")
 
     def test_every_seed_kills_the_store_and_a_worker(self) -> None:
         for seed in range(20):

@@ -45,6 +45,13 @@ class Workers:
         for worker in self._workers:
             worker.ready()
 
+    def assert_fused_completion(self) -> None:
+        """Checks what the workers have logged at their start: no task is without it."""
+        for worker in self._workers:
+            log = worker.logs()
+            assert "fused completion on" in log, log
+            assert "fused completion off" not in log, log
+
     def supervise(self) -> None:
         """Restarts workers that have exited."""
         for worker in self._workers:

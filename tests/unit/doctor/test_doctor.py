@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from cryptography.fernet import Fernet
 from kombu import Exchange, Queue
+from sqlalchemy import create_engine
 
 from celery_idempotent import TASK_ID
 from celery_idempotent.doctor import Finding, broker, counts, server, tasks, versions
@@ -221,6 +222,25 @@ class TestTasks:
     )
     def test_a_weakening_option_is_found(self, options: dict[str, Any], name: str) -> None:
         assert self.findings_of(**options) == {name}
+
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            ({}, {"result-retry"}),
+            ({"result_backend_always_retry": True}, set()),
+            # These backends repeat nothing, whatever the setting is.
+            ({"result_backend": None}, {"fused-completion"}),
+            ({"result_backend": "cache+memory://"}, {"fused-completion"}),
+        ],
+    )
+    def test_a_result_of_a_transaction_that_is_not_written_again(
+        self, settings: dict[str, Any], expected: set[str]
+    ) -> None:
+        app = shop()
+        app.conf.update(settings)
+        add(app, idempotency_transaction=create_engine("sqlite:///never-opened"))
+
+        assert names(tasks.check(app)) == expected
 
     def test_a_label_in_clear_beside_encrypted_results_is_noted(self) -> None:
         label = {"idempotency_label": "order {order_id}"}
