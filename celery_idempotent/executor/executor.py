@@ -272,7 +272,11 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
             active.finish()
             continue
         record = _record_in(reply, call, runtime)
-        if record.state is State.RESERVED and record.task_id != stale and _is_stale(call, record):
+        if (
+            record.state is State.RESERVED
+            and record.task_id != stale
+            and _is_stale(call, record, reply.raw)
+        ):
             stale = record.task_id
             await _end_reservation(request, record)
             continue
@@ -298,8 +302,10 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
         await runtime.wait_for_change(held, reply.raw, interval)
 
 
-def _is_stale(call: ExecutorCall, reservation: Record) -> bool:
-    return call.settings.on_store_error == "run" and call.is_stale(reservation)
+def _is_stale(call: ExecutorCall, reservation: Record, raw: bytes) -> bool:
+    if call.settings.on_store_error != "run" or layout.is_for_retry(raw):
+        return False
+    return call.is_stale(reservation)
 
 
 async def _end_reservation(request: BeginRequest, reservation: Record) -> None:

@@ -154,6 +154,15 @@ def is_absent(raw: bytes) -> bool:
     return raw[:1] == b"E"
 
 
+def is_for_retry(raw: bytes) -> bool:
+    """Returns whether the key is reserved for a retry, and not for a message that was published."""
+    try:
+        owner = _unpack(raw)[7]
+    except IndexError:
+        return False
+    return raw[:1] == b"R" and owner.isdigit()
+
+
 def is_abandoned(raw: bytes, token: int, worker: str) -> bool:
     """Whether lua/abandon.lua has ended the execution with `token`, and none has begun since."""
     try:

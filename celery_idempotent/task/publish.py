@@ -82,7 +82,7 @@ def publish(
         reply = configuration.execute(reserve)
         if reply.case in ("held", "reused"):
             record = store.record(key, reply.raw)
-            if is_stale(task, record):
+            if is_stale(task, record, for_retry=layout.is_for_retry(reply.raw)):
                 _delete_reservation(task, record.task_id, key.with_fingerprint(record.fingerprint))
                 reply = configuration.execute(reserve)
     except StoreUnavailableError as error:

@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def is_stale(task: IdempotentTask, record: Record) -> bool:
+def is_stale(task: IdempotentTask, record: Record, *, for_retry: bool = False) -> bool:
     """Returns whether a key is reserved for a message that no worker will run.
 
     It was revoked; or, with ``on_store_error="run"``, it has run while Redis was unavailable.
+
+    Args:
+        for_retry: whether it is reserved for a retry, which is pending although Celery has stored
+            the value of a body that called ``self.retry(throw=False)``.
     """
     if record.state is not State.RESERVED:
         return False
@@ -33,5 +37,7 @@ def is_stale(task: IdempotentTask, record: Record) -> bool:
             extra=fields(record.key, task_id=record.task_id),
         )
         return False
+    if state == REVOKED:
+        return True
     runs_without_store = task.idempotency_configuration.settings.on_store_error == "run"
-    return state == REVOKED or (runs_without_store and state in READY_STATES)
+    return runs_without_store and not for_retry and state in READY_STATES

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.worker
 
 @pytest.fixture(scope="module")
 def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    with open_shop(imports=["tests.worker.rescheduling"]) as shop:
+    # With "run", a stored result ends a reservation, but not that of a retry.
+    settings = {"imports": ["tests.worker.rescheduling"], "idempotency_on_store_error": "run"}
+    with open_shop(**settings) as shop:
         shop.start_worker(concurrency=4)
         yield shop
 
