@@ -168,7 +168,10 @@ def test_a_result_is_replaced_unless_it_may_be_a_success(
 
 
 def test_a_result_of_another_type_is_left_to_celery(
-    harness: RecordHarness, server: RedisServer, published: Published
+    harness: RecordHarness,
+    server: RedisServer,
+    published: Published,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     harness.client.rpush(NAME, "a list")
     harness.client.expire(NAME, 77)
@@ -177,6 +180,7 @@ def test_a_result_of_another_type_is_left_to_celery(
     assert harness.state is State.COMPLETED
     assert harness.client.lrange(NAME, 0, -1) == [b"a list"]
     assert published() == []
+    assert caplog.text == ""  # an error of the script would turn fused completion off
 
 
 def test_a_lost_reply_writes_once(
