@@ -4,6 +4,7 @@
 -- if that is a success, else stores the result and publishes it to those who wait for the task. This does
 -- the same, and only if the outcome is stored. Whatever may be a success is left to Celery: the
 -- reply is `ok` then. So it is to a call that is resent, unless what the first one wrote is still there.
+-- A replay, whose outcome is in the record already, has the result written only.
 --
 -- INCLUDE
 --   epilogue           changes the record to `outcome`
@@ -12,7 +13,7 @@
 --   result             the task's result in the result backend
 --   turn               the key's record, if the key may run again
 -- ARGV
---   token              of the execution
+--   token              of the execution; 0: a replay, which leaves the record as it is
 --   format             encoding of the result, or '' if no result is stored
 --   body               the result, or the reason why none is stored
 --   retention_ms       how long the outcome is kept
@@ -51,4 +52,8 @@ local reply = function(case, raw)
     end
   end
   return plain_reply(is_written and 'written' or 'ok', raw)
+end
+
+if token == '0' then
+  return reply('ok')
 end

@@ -20,7 +20,7 @@ from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.decision import decide, decide_by, log, refuse, send
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.outcome import Failure, Outcome, Result, is_asynchronous
-from celery_idempotent.executor.replay import replay_or_refuse
+from celery_idempotent.executor.replay import replay_or_refuse, write_result
 from celery_idempotent.executor.returned import restore_step, without_record
 from celery_idempotent.executor.runtime.blocking import BlockingRuntime
 from celery_idempotent.executor.runtime.run_flow import run_flow
@@ -284,7 +284,9 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
             poisoned = call.settings.transaction is not None and layout.is_poisoned(record)
             if poisoned and await transaction.reopen(request, record):
                 continue
-            return await replay_or_refuse(call, record, request.codec)
+            outcome = await replay_or_refuse(call, record, request.codec)
+            await write_result(call, record, outcome, runtime.store)
+            return outcome
         if reply.case == "reused":
             if call.generation and record.task_id == call.task_id:
                 # A task that has replaced itself has other arguments under the same key.

@@ -110,6 +110,12 @@ def complete(
     return Command(scripts.load("fused_complete"), key, [*arguments, meta, expires], name)
 
 
+def write_result(key: Key, result: BackendResult) -> Command:
+    """Stores `result` for a replay and leaves the record as it is: ``written`` or ``ok``."""
+    name, meta, expires = result
+    return Command(scripts.load("fused_complete"), key, [0, "", b"", 0, meta, expires], name)
+
+
 def without_backend_result(command: Command) -> Command:
     """Returns the command that completes the record of `command` alone."""
     return Command(scripts.load("complete"), command.key, command.arguments[:4])

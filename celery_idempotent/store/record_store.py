@@ -18,7 +18,7 @@ from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import commands, reference, replicas, scripts
 from celery_idempotent.store.breaker import PROBE_TIMEOUT, Breaker
-from celery_idempotent.store.commands import Command, Extension
+from celery_idempotent.store.commands import BackendResult, Command, Extension
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.outage import OutageLogger
 from celery_idempotent.store.reference import Reference
@@ -138,6 +138,22 @@ class RecordStore:
                 "idempotency_fused_completion = False", type(error).__name__,
             )  # fmt: skip
         return reply
+
+    async def write_result(self, key: Key, result: BackendResult) -> bool:
+        """Returns whether the result backend has `result` now, which is a replay's.
+
+        It raises no error of Redis: the result backend can write the result by itself.
+        """
+        if self._refuses_second_key or self.breaker.open:
+            return False
+        command = commands.write_result(key, result)
+        try:
+            (reply,) = await self._transport.call(self._call(command))
+        except CONNECTION_ERRORS as error:
+            self._record(error)
+            logger.debug("The result of a replay is left to the result backend: %s", error)
+            return False
+        return command.script.reply(reply).case == "written"
 
     async def execute_all(self, batch: Sequence[Command]) -> list[Reply | IdempotencyError]:
         """Returns the reply to each command, or the error that the server replied with.

@@ -331,17 +331,6 @@ class TestOtherEnds:
 
         assert meta_of(deliveries, message.id)["status"] == FAILURE
 
-    def test_a_replay_is_written_by_celery(self, server: RedisServer, offer: Offer) -> None:
-        deliveries = offer()
-        deliveries.deliver(deliveries.publish("order"))
-        duplicate = deliveries.publish("order")
-
-        with recorded(server) as sent:
-            deliveries.deliver(duplicate)
-
-        assert sent == ["EVALSHA", *BY_CELERY[2:]] or "SET" in sent
-        assert meta_of(deliveries, duplicate.id)["result"] == {"receipt": "order"}
-
 
 class TestEarlierResult:
     """A success stays; any other state is replaced."""

@@ -286,3 +286,62 @@ def test_a_user_who_may_not_publish_leaves_the_result_to_celery(
         assert complete(silent, harness.started().token).case == "ok"
     assert harness.state is State.COMPLETED
     assert harness.client.get(NAME) is None
+
+
+def write(harness: RecordHarness, meta: bytes = META, expires: int = SECONDS) -> bool:
+    result = BackendResult(NAME, meta, expires)
+    return run_sync(harness.store.write_result(harness.key, result))
+
+
+class TestReplay:
+    """The record stays as it is, whatever it is."""
+
+    @pytest.mark.parametrize("before", STORED_BEFORE)
+    def test_writes_the_result_alone(
+        self, harness: RecordHarness, server: RedisServer, published: Published, before: str
+    ) -> None:
+        stored, is_replaced = STORED_BEFORE[before]
+        if stored is not None:
+            harness.client.set(NAME, stored, ex=77)
+        harness.completed()
+        raw, left_ms = harness.raw, harness.left_ms()
+
+        assert write(harness) == is_replaced
+
+        assert harness.raw == raw
+        assert left_ms - 10_000 < harness.left_ms() <= left_ms
+        assert harness.client.get(NAME) == (META if is_replaced else stored)
+        assert (harness.client.ttl(NAME) > 77) == is_replaced
+        assert published() == ([META] if is_replaced else [])
+
+    def test_needs_no_record(self, harness: RecordHarness, server: RedisServer) -> None:
+        assert write(harness)
+        assert (harness.raw, harness.client.get(NAME)) == (None, META)
+
+    def test_a_reserved_record_has_the_same_token(
+        self, harness: RecordHarness, server: RedisServer
+    ) -> None:
+        harness.reserved()
+        raw = harness.raw
+
+        assert write(harness)
+        assert harness.raw == raw
+
+    def test_of_a_key_that_may_run_again(self, harness: RecordHarness, server: RedisServer) -> None:
+        turn = Turn(harness)
+        turn.first.completed()
+        before = turn.first.raw, harness.raw
+
+        assert write(turn.first)
+        assert (turn.first.raw, harness.raw) == before
+
+    def test_refused_is_left_to_celery_and_does_not_turn_fused_completion_off(
+        self, harness: RecordHarness, server: RedisServer
+    ) -> None:
+        with user(harness, server, keys=["idem:*"]) as url:
+            store = store_at(url)
+            limited = RecordHarness(store, harness.client)
+
+            assert not write(limited)
+            assert not store._refuses_second_key
+        assert harness.client.get(NAME) is None

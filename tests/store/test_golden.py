@@ -102,6 +102,11 @@ COMMANDS: dict[
         lambda harness, token: harness.complete(token, backend_result=BACKEND_RESULT),
         {"get": 2, "time": 1, "set": 2, "publish": 1},
     ),
+    "fused_complete of a replay": (
+        lambda harness: harness.completed(),
+        lambda harness, _: run_sync(harness.store.write_result(harness.key, BACKEND_RESULT)),
+        {"get", "set", "publish"},
+    ),
     "fail": (
         lambda harness: harness.started().token,
         lambda harness, token: harness.fail(token),

@@ -119,12 +119,14 @@ class Machine(RuleBasedStateMachine):
     def fused_complete(self, which: Any, payload: Payload, before: Any, mode: Any) -> None:
         result = commands.BackendResult(self.backend_name, META, BACKEND_SECONDS)
         command = commands.complete(KEY, self.token(which), payload, RETENTION_MS, result)
-        if before is None:
-            self.client.delete(self.backend_name)
-        else:
-            self.client.set(self.backend_name, before, ex=BACKEND_SECONDS)
-        self.backend = before
+        self.hold_in_backend(before)
         self.call(command, mode)
+
+    @rule(before=st.sampled_from(BACKENDS), mode=modes)
+    def write_result(self, before: Any, mode: Any) -> None:
+        result = commands.BackendResult(self.backend_name, META, BACKEND_SECONDS)
+        self.hold_in_backend(before)
+        self.call(commands.write_result(KEY, result), mode)
 
     @rule(which=tokens, payload=payloads, mode=modes)
     def fail(self, which: Any, payload: Payload, mode: Any) -> None:
@@ -179,6 +181,14 @@ class Machine(RuleBasedStateMachine):
         self.client.script_flush()
 
     # Execution
+
+    def hold_in_backend(self, before: bytes | None) -> None:
+        """Puts `before` into the result backend."""
+        if before is None:
+            self.client.delete(self.backend_name)
+        else:
+            self.client.set(self.backend_name, before, ex=BACKEND_SECONDS)
+        self.backend = before
 
     def call(self, command: Command, mode: Any) -> Result:
         """Executes a command in the given mode and compares it with the model."""

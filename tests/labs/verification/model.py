@@ -165,9 +165,13 @@ class Protocol:
         self, record: Record | None, clock: Clock, *, meta: bytes, expires: int,
         backend: bytes | None = None, **outcome: Any,
     ) -> Result:  # fmt: skip
-        """As complete. `backend` is what the result backend holds before."""
-        is_first = self.is_held_by(record, outcome["token"])
-        result = self.complete(record, clock, **outcome)
+        """As complete, but for a replay. `backend` is what the result backend holds before."""
+        is_replay = outcome["token"] == 0
+        is_first = is_replay or self.is_held_by(record, outcome["token"])
+        if is_replay:
+            result = Result("ok", None, record)
+        else:
+            result = self.complete(record, clock, **outcome)
         if result.case == "lost":
             return result._replace(backend=backend)
         if is_first and (backend is None or self.is_no_success(backend)):

@@ -36,7 +36,11 @@ ARGUMENTS: dict[str, dict[str, list[Any]]] = {
         for name in ("begin", "complete", "fail", "release", "extend", "save_step", "abandon")
     },
     # `table` has what the result backend may hold before.
-    "fused_complete": {**table.ARGUMENTS["fused_complete"], "backend": [None]},
+    "fused_complete": {
+        **table.ARGUMENTS["fused_complete"],
+        **table.ARGUMENTS["complete"],
+        "backend": [None],
+    },
     "reserve_turn": {**table.ARGUMENTS["reserve"], "waits": [0, 1]},
 }
 ARGUMENTS["begin"] = {**ARGUMENTS["begin"], "wait_ms": [0, HOLD_MS, HOLD_MS]}

@@ -75,6 +75,14 @@ COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
         },
     ),
     (
+        "fused_complete",
+        commands.write_result(KEY, BackendResult("celery-task-meta-t", b"meta", 30)),
+        {
+            "token": 0, "format": "", "body": b"", "retention_ms": 0, "meta": b"meta",
+            "expires": 30,
+        },
+    ),
+    (
         "fail",
         commands.fail(KEY, 17, ERROR, 200),
         {"token": 17, "format": "yaml", "body": b"error", "retention_ms": 200},

@@ -1,0 +1,231 @@
+"""Fused completion of replays: one script writes the value of a duplicate as Celery's result."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from celery import Task, signals
+from celery.states import FAILURE, STARTED, SUCCESS
+from celery.worker.request import Request
+
+from celery_idempotent.signals import replayed as replayed_signal
+from celery_idempotent.store import scripts
+from celery_idempotent.testing.server import RedisServer
+from tests.executor.deliveries import Deliveries
+from tests.executor.test_fused_completion import (
+    BY_CELERY,
+    Offer,
+    meta_of,
+    offer,
+    recorded,
+)
+from tests.faults.proxy import Proxy
+from tests.waiting import SOON
+
+__all__ = ["offer"]  # the fixture
+
+RECEIPT = {"receipt": "order"}
+WRITTEN_BY_CELERY = BY_CELERY[2:]
+
+
+def replayed(server: RedisServer, deliveries: Deliveries, **options: Any) -> list[str]:
+    """Returns what a duplicate of `order` sends; its reference, which has no reply, is left out.
+
+    Sent before: all scripts, over open connections.
+    """
+    deliveries.deliver(deliveries.publish("order"))
+    deliveries.deliver(deliveries.publish("order", **options))
+    return sent_by_duplicate(server, deliveries, deliveries.publish("order", **options))
+
+
+def sent_by_duplicate(server: RedisServer, deliveries: Deliveries, duplicate: Request) -> list[str]:
+    with recorded(server) as sent:
+        assert deliveries.deliver(duplicate).state == "success"
+    return [name for name in sent if name != "SET"]
+
+
+@pytest.mark.core
+def test_a_replay_takes_two_round_trips(server: RedisServer, offer: Offer) -> None:
+    deliveries = offer()
+
+    assert replayed(server, deliveries) == ["EVALSHA", "EVALSHA"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"result_extended": True},
+        {"result_serializer": "pickle"},
+        {"idempotency_encryption_keys": ("MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=",)},
+    ],
+    ids=["json", "extended", "pickle", "encrypted"],
+)
+def test_the_result_is_as_without_it(
+    server: RedisServer, offer: Offer, settings: dict[str, Any]
+) -> None:
+    found = []
+    for is_on in (True, False):
+        with server.client() as client:
+            client.flushall()
+        deliveries = offer(idempotency_fused_completion=is_on, **settings)
+        deliveries.deliver(deliveries.publish("order"))
+        duplicate = deliveries.publish("order", group_id="a group")
+        deliveries.deliver(duplicate)
+        meta = meta_of(deliveries, duplicate.id)
+        assert meta.pop("date_done")
+        assert meta.pop("task_id") == duplicate.id
+        with server.client() as client:
+            expires = client.ttl(deliveries.app.backend.get_key_for_task(duplicate.id))
+        found.append((meta, expires))
+
+    (fused, expires), (plain, plain_expires) = found
+    assert fused == plain
+    assert (fused["status"], fused["result"]) == (SUCCESS, RECEIPT)
+    assert abs(expires - plain_expires) <= 5
+
+
+@pytest.mark.core
+def test_it_wakes_a_caller_who_waits(offer: Offer) -> None:
+    deliveries = offer()
+    deliveries.deliver(deliveries.publish("order"))
+    duplicate = deliveries.publish("order")
+    result = deliveries.task.AsyncResult(duplicate.id)
+    values: list[Any] = []
+    caller = threading.Thread(target=lambda: values.append(result.get(timeout=SOON)))
+    caller.start()
+
+    deliveries.deliver(duplicate)
+    caller.join(SOON)
+
+    assert values == [RECEIPT]
+
+
+def test_signals_are_sent_as_ever(offer: Offer) -> None:
+    deliveries = offer()
+    deliveries.deliver(deliveries.publish("order"))
+    seen = []
+
+    def succeed(sender: Task, result: Any, **_: Any) -> None:
+        seen.append(("task_success", result, sender.AsyncResult(sender.request.id).state))
+
+    def end(retval: Any, state: str, **_: Any) -> None:
+        seen.append(("task_postrun", retval, state))
+
+    signals.task_success.connect(succeed)
+    signals.task_postrun.connect(end)
+    try:
+        deliveries.deliver(deliveries.publish("order"))
+    finally:
+        signals.task_success.disconnect(succeed)
+        signals.task_postrun.disconnect(end)
+
+    assert seen == [("task_success", RECEIPT, SUCCESS), ("task_postrun", RECEIPT, SUCCESS)]
+
+
+@pytest.mark.core
+def test_a_redelivery_reads_its_result_only(server: RedisServer, offer: Offer) -> None:
+    deliveries = offer()
+    deliveries.deliver(deliveries.publish("warm-up"))
+    message = deliveries.publish("order")
+    deliveries.deliver(message)
+    first = meta_of(deliveries, message.id)
+
+    assert sent_by_duplicate(server, deliveries, message) == ["EVALSHA", "GET"]
+    assert meta_of(deliveries, message.id) == first
+
+
+def test_an_earlier_state_is_replaced_and_a_success_stays(
+    server: RedisServer, offer: Offer
+) -> None:
+    deliveries = offer()
+    deliveries.deliver(deliveries.publish("order"))
+    backend = deliveries.app.backend
+    for state, value in ((STARTED, RECEIPT), (SUCCESS, "earlier")):
+        duplicate = deliveries.publish("order")
+        backend.store_result(duplicate.id, "earlier", state)
+
+        deliveries.deliver(duplicate)
+
+        assert meta_of(deliveries, duplicate.id)["result"] == value
+
+
+def test_a_record_that_is_forgotten_before_the_write(server: RedisServer, offer: Offer) -> None:
+    """Its outcome was decided, and the duplicate has it."""
+    deliveries = offer()
+    deliveries.deliver(deliveries.publish("order"))
+    duplicate = deliveries.publish("order")
+
+    def forget(sender: Any, **_: Any) -> None:
+        sender.idempotency_forget("order")
+
+    replayed_signal.connect(forget, sender=deliveries.task)
+    deliveries.deliver(duplicate)
+
+    assert deliveries.task.idempotency_record("order") is None
+    assert meta_of(deliveries, duplicate.id)["result"] == RECEIPT
+
+
+def fail(self: Any, order: str) -> None:
+    raise KeyError(order)
+
+
+@pytest.mark.parametrize("case", ["off", "callback"])
+def test_other_calls_are_left_to_celery(server: RedisServer, offer: Offer, case: str) -> None:
+    deliveries = offer(idempotency_fused_completion=case != "off")
+    deliveries.deliver(deliveries.publish("order"))
+    link = deliveries.task.si("next") if case == "callback" else None
+    duplicate = deliveries.publish("order", link=link)
+
+    sent = sent_by_duplicate(server, deliveries, duplicate)
+
+    assert sent[:1] + sent[-5:] == ["EVALSHA", *WRITTEN_BY_CELERY]
+    assert sent.count("EVALSHA") == 1
+
+
+def test_an_error_is_left_to_celery(server: RedisServer, offer: Offer) -> None:
+    deliveries = offer(fail, options={"idempotency_replay_errors": (KeyError,)})
+    deliveries.deliver(deliveries.publish("order"))
+    duplicate = deliveries.publish("order")
+
+    with recorded(server) as sent:
+        assert deliveries.deliver(duplicate).state == "failure"
+
+    assert sent.count("EVALSHA") == 1
+    assert meta_of(deliveries, duplicate.id)["status"] == FAILURE
+
+
+@pytest.mark.parametrize("losses", [1, 20])
+def test_lost_requests(server: RedisServer, offer: Offer, losses: int) -> None:
+    """After the first one the script is sent again; in an outage Celery writes the result."""
+    with Proxy(server.url) as proxy:
+        deliveries = offer(result_backend=proxy.url)
+        replayed(server, deliveries)
+        duplicate = deliveries.publish("order")
+        for _ in range(losses):
+            proxy.lose_request(to=scripts.load("fused_complete").sha)
+        proxy.requests.clear()
+
+        assert deliveries.deliver(duplicate).state == "success"
+
+        assert bool(proxy.requests_with("SETEX")) == (losses > 1)
+        assert meta_of(deliveries, duplicate.id)["result"] == RECEIPT
+
+
+def test_an_open_breaker_sends_nothing(server: RedisServer, offer: Offer) -> None:
+    deliveries = offer(idempotency_breaker_threshold=1)
+    replayed(server, deliveries)
+    breaker = deliveries.task.idempotency_configuration.executor.store.breaker
+
+    def trip(**_: Any) -> None:
+        breaker.record_failure()
+
+    replayed_signal.connect(trip, sender=deliveries.task, weak=False)
+    sent = sent_by_duplicate(server, deliveries, deliveries.publish("order"))
+
+    assert breaker.open
+    assert sent[0] == "EVALSHA"
+    assert sent[-4:] == WRITTEN_BY_CELERY[-4:]
+    assert sent.count("EVALSHA") == 1
