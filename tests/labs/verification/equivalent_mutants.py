@@ -69,6 +69,13 @@ prelude: return raw and #raw >= 16 and string.sub(raw, 1, 1) == 'S'  ⟶  16 bec
 prelude: return raw and #raw >= 16 and string.sub(raw, 1, 1) == 'S'  ⟶  16 becomes 17
 prelude: return raw and #raw >= 16 and string.sub(raw, 1, 1) == 'S'  ⟶  >= becomes >
 """,
+    "of the records without an attempt, only R has the time until when others come back": """
+begin: elseif state == 'R' then  ⟶  state == 'R' becomes true
+""",
+    "the reply to a replay says what was written, whatever case it is given, except lost": """
+fused_complete: return reply('ok')  ⟶  'ok' becomes ''
+fused_complete: return reply('ok')  ⟶  'ok' becomes nil
+""",
     "a begin of a key without a record does the same after the prelude, only slower": """
 begin: if not raw and not turn then  ⟶  if not raw and not turn then -- Most begins find no record. They end here, before the prelude: its functions cost more than this does. local clock = redis.call('TIME') local now_us = clock[1] * 1000000 + clock[2] raw = struct.pack(LAYOUT, 'S', 1, now_us, now_us / 1000 + lease_ms, #fingerprint, fingerprint, #task_id, task_id, #worker, worker, #execution_id, execution_id, 0, '') redis.call('SET', record, raw, 'PX', ttl_ms) return 'begun ' .. clock[1] .. ' ' .. clock[2] .. ' ' .. raw end becomes nothing
 begin: if not raw and not turn then  ⟶  not raw and not turn becomes false
