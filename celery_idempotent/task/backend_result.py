@@ -53,7 +53,7 @@ class BackendResultTask(Task):
 
     @backend.setter
     def backend(self, backend: Any) -> None:
-        self._backend = backend
+        Task.backend.fset(self, backend)
 
 
 class _WrittenBackend:

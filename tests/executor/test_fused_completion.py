@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import celery
 import pytest
-from celery import Celery, Task, chord, signals
-from celery.backends.redis import RedisBackend
+from celery import signals
 from celery.exceptions import Ignore, Reject
 from celery.states import FAILURE, PENDING, RETRY, STARTED, SUCCESS
 
@@ -21,105 +17,25 @@ from celery_idempotent import IdempotentTask, State
 from celery_idempotent.contrib.sqlalchemy import metadata
 from celery_idempotent.store import scripts
 from celery_idempotent.testing.server import RedisServer
-from tests.executor.deliveries import Deliveries, begin_elsewhere
+from tests.executor.deliveries import begin_elsewhere
+from tests.executor.fused import (
+    BY_CELERY,
+    FUSED,
+    ROOT,
+    Offer,
+    meta_of,
+    offer,
+    receipt,
+    recorded,
+    sent_by,
+    unserialisable,
+)
 from tests.faults.proxy import Proxy
 from tests.sql.databases import effects, new_engine
 from tests.store.deployments import documented_rules
 from tests.waiting import SOON
 
-ROOT = Path(__file__).parents[2]
-
-#: The commands of a run, without those inside the scripts.
-FUSED = ["EVALSHA", "EVALSHA"]
-BY_CELERY = [*FUSED, "GET", "MULTI", "SETEX", "PUBLISH", "EXEC"]
-
-Offer = Callable[..., Deliveries]
-
-
-def pay(self: Any, order: str) -> Any:
-    if order == "add to the chain":
-        self.add_to_chain(self.si("next"))
-    return {"receipt": order}
-
-
-def receipt(self: Any, order: str) -> str:
-    return uuid4().hex
-
-
-def long_text(self: Any, order: str) -> str:
-    return order * 100
-
-
-def unserialisable(self: Any, order: str) -> object:
-    return object()
-
-
-@pytest.fixture
-def offer(server: RedisServer) -> Iterator[Offer]:
-    """``offer(body, options={…}, setting=…)``: a task of an app of its own, and its deliveries."""
-    with server.client() as client:
-        client.flushall()
-    apps = []
-
-    def make(
-        body: Callable[..., Any] = pay, base: type[Task] = IdempotentTask, *,
-        options: dict[str, Any] | None = None, **settings: Any,
-    ) -> Deliveries:  # fmt: skip
-        app = Celery("fused", set_as_current=False)
-        accept = ["json", "pickle", "yaml", "msgpack"]
-        app.conf.update(
-            {"broker_url": "memory://", "result_backend": server.url, "accept_content": accept}
-        )
-        app.conf.update(settings)
-        apps.append(app)
-        app.connection_for_read().default_channel.queue_purge("celery")
-        task = app.task(
-            body, base=base, bind=True, shared=False, name="fused.pay", lazy=False,
-            **(options or {}),
-        )  # fmt: skip
-        return Deliveries(app, task)
-
-    yield make
-    for app in apps:
-        # A result that is collected later must not access the stopped server.
-        app.backend.result_consumer.stop()
-        app.backend.result_consumer.subscribed_to.clear()
-        app.backend.result_consumer._pubsub = None
-        app.backend.client.close()
-        app.close()
-
-
-@contextmanager
-def recorded(server: RedisServer) -> Iterator[list[str]]:
-    """Yields a list, which gets the commands that clients send to the server in the block."""
-    commands: list[str] = []
-    with server.client() as client, client.monitor() as monitor:
-        client.ping()  # connects
-        while monitor.next_command()["command"] != "PING":
-            pass
-        yield commands
-        client.echo("end")
-        while (received := monitor.next_command())["command"] != "ECHO end":
-            name = received["command"].partition(" ")[0].upper()
-            # Results that nobody waits for any more are unsubscribed from at any time.
-            if received["client_type"] != "lua" and not name.endswith("SUBSCRIBE"):
-                commands.append(name)
-
-
-def sent_by(server: RedisServer, deliveries: Deliveries, **options: Any) -> list[str]:
-    """Returns what a delivery sends once all connections are open and all scripts are loaded."""
-    deliveries.deliver(deliveries.publish("warm-up", **options))
-    message = deliveries.publish("order", **options)
-    with recorded(server) as sent:
-        assert deliveries.deliver(message).state == "success"
-    return sent
-
-
-def meta_of(deliveries: Deliveries, task_id: str) -> dict[str, Any]:
-    """Returns what the result backend has, as every reader decodes it."""
-    deliveries.app.backend._cache.clear()
-    meta: dict[str, Any] = deliveries.app.backend.get_task_meta(task_id)
-    return meta
+__all__ = ["offer"]  # the fixture
 
 
 @pytest.mark.core
@@ -471,114 +387,3 @@ def test_the_documented_rights_suffice(server: RedisServer, offer: Offer) -> Non
             assert sent_by(server, deliveries) == FUSED
         finally:
             admin.acl_deluser("limited")
-
-
-class OwnBackend(RedisBackend):
-    """A result backend of the user's."""
-
-
-class OwnCall(IdempotentTask):
-    """A task that changes the value."""
-
-    abstract = True
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return {"value": super().__call__(*args, **kwargs)}
-
-
-CASES: dict[str, tuple[dict[str, Any], str]] = {
-    "option": ({"idempotency_fused_completion": False}, "idempotency_fused_completion"),
-    "option of a task": (
-        {"options": {"idempotency_fused_completion": False}}, "idempotency_fused_completion",
-    ),
-    "other database": ({"idempotency_redis_url": "{url}1"}, "another server or database"),
-    "other user": (
-        {"idempotency_redis_url": "redis://default@{address}/0"}, "of another user",
-    ),
-    "subclass": (
-        {"result_backend": f"{__name__}:OwnBackend+{{url}}0", "idempotency_redis_url": "{url}0"},
-        "OwnBackend",
-    ),
-    "own call": ({"base": OwnCall}, "__call__"),
-    "ignored": ({"options": {"ignore_result": True}}, "ignore_result"),
-    "shadow": ({"idempotency_shadow": True}, "idempotency_shadow"),
-    "replicas": ({"idempotency_wait_aof": True}, "replicas"),
-}  # fmt: skip
-
-
-CALLS: dict[str, Callable[[Any], Any]] = {
-    "link": lambda task: task.apply_async(("order",), link=task.si("next")),
-    "link_error": lambda task: task.apply_async(("order",), link_error=task.si("next")),
-    "chain": lambda task: (task.si("order") | task.si("next")).apply_async(),
-    "chord": lambda task: chord([task.si("order")])(task.si("next")),
-    "chain of the body": lambda task: task.delay("add to the chain"),
-    "ignore_result": lambda task: task.apply_async(("order",), ignore_result=True),
-}
-
-
-class TestWhereItIsOff:
-    """Celery writes the result, and `fusion_obstacle` names the reason."""
-
-    @pytest.mark.parametrize("case", CASES)
-    def test_for_a_task(self, server: RedisServer, offer: Offer, case: str) -> None:
-        how, reason = CASES[case]
-        address = server.url.partition("://")[2].partition("/")[0].rpartition("@")[2]
-        url = server.url.rpartition("/")[0] + "/"
-        filled = {
-            name: value.format(url=url, address=address) if isinstance(value, str) else value
-            for name, value in how.items()
-        }
-        deliveries = offer(**filled)
-
-        assert reason in deliveries.task.idempotency_configuration.fusion_obstacle
-
-    def test_with_a_client_of_the_user(self, server: RedisServer, offer: Offer) -> None:
-        deliveries = offer(options={"idempotency_redis_client": server.client})
-
-        assert sent_by(server, deliveries) == BY_CELERY
-
-    def test_its_own_call_returns_the_result(self, offer: Offer) -> None:
-        deliveries = offer(base=OwnCall)
-        message = deliveries.publish("order")
-
-        deliveries.deliver(message)
-
-        assert meta_of(deliveries, message.id)["result"] == {"value": {"receipt": "order"}}
-
-    def test_a_wrapper_of_an_instrumentation_does_not_turn_it_off(
-        self, server: RedisServer, offer: Offer
-    ) -> None:
-        deliveries = offer()
-        deliveries.app.finalize()
-        cls = type(deliveries.task)
-        original = cls.__call__
-        cls.__call__ = lambda self, *args, **kwargs: original(self, *args, **kwargs)
-
-        assert sent_by(server, deliveries) == FUSED
-
-    @pytest.mark.parametrize("call", CALLS)
-    def test_for_a_call(self, server: RedisServer, offer: Offer, call: str) -> None:
-        deliveries = offer()
-        deliveries.deliver(deliveries.publish("warm-up"))
-        CALLS[call](deliveries.task)
-        message = deliveries.next()
-        assert message is not None
-
-        with recorded(server) as sent:
-            deliveries.deliver(message)
-
-        assert sent[:2] == FUSED
-        assert ("SETEX" in sent) == (call != "ignore_result")
-
-    def test_for_a_large_result(self, server: RedisServer, offer: Offer) -> None:
-        deliveries = offer(long_text, idempotency_max_result_size=300)
-
-        assert sent_by(server, deliveries) == BY_CELERY
-
-    def test_for_an_eager_call(self, offer: Offer) -> None:
-        deliveries = offer(task_always_eager=True, task_store_eager_result=True)
-
-        result = deliveries.task.delay("order")
-
-        assert result.get() == {"receipt": "order"}
-        assert meta_of(deliveries, result.id)["status"] == SUCCESS

@@ -14,7 +14,7 @@ from celery_idempotent.signals import replayed as replayed_signal
 from celery_idempotent.store import scripts
 from celery_idempotent.testing.server import RedisServer
 from tests.executor.deliveries import Deliveries
-from tests.executor.test_fused_completion import (
+from tests.executor.fused import (
     BY_CELERY,
     Offer,
     meta_of,

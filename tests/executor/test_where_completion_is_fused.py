@@ -1,0 +1,137 @@
+"""Where fused completion is off, and the worker's results are written by Celery alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import chord
+from celery.backends.redis import RedisBackend
+from celery.states import SUCCESS
+
+from celery_idempotent import IdempotentTask
+from celery_idempotent.testing.server import RedisServer
+from tests.executor.fused import (
+    BY_CELERY,
+    FUSED,
+    Offer,
+    long_text,
+    meta_of,
+    offer,
+    recorded,
+    sent_by,
+)
+
+__all__ = ["offer"]  # the fixture
+
+
+class OwnBackend(RedisBackend):
+    """A result backend of the user's."""
+
+
+class OwnCall(IdempotentTask):
+    """A task that changes the value."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return {"value": super().__call__(*args, **kwargs)}
+
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "option": ({"idempotency_fused_completion": False}, "idempotency_fused_completion"),
+    "option of a task": (
+        {"options": {"idempotency_fused_completion": False}}, "idempotency_fused_completion",
+    ),
+    "other database": ({"idempotency_redis_url": "{url}1"}, "another server or database"),
+    "other user": (
+        {"idempotency_redis_url": "redis://default@{address}/0"}, "of another user",
+    ),
+    "subclass": (
+        {"result_backend": f"{__name__}:OwnBackend+{{url}}0", "idempotency_redis_url": "{url}0"},
+        "OwnBackend",
+    ),
+    "own call": ({"base": OwnCall}, "__call__"),
+    "ignored": ({"options": {"ignore_result": True}}, "ignore_result"),
+    "shadow": ({"idempotency_shadow": True}, "idempotency_shadow"),
+    "replicas": ({"idempotency_wait_aof": True}, "replicas"),
+}  # fmt: skip
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "link": lambda task: task.apply_async(("order",), link=task.si("next")),
+    "link_error": lambda task: task.apply_async(("order",), link_error=task.si("next")),
+    "chain": lambda task: (task.si("order") | task.si("next")).apply_async(),
+    "chord": lambda task: chord([task.si("order")])(task.si("next")),
+    "chain of the body": lambda task: task.delay("add to the chain"),
+    "ignore_result": lambda task: task.apply_async(("order",), ignore_result=True),
+}
+
+
+class TestWhereItIsOff:
+    """Celery writes the result, and `fusion_obstacle` names the reason."""
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_for_a_task(self, server: RedisServer, offer: Offer, case: str) -> None:
+        how, reason = CASES[case]
+        address = server.url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+        url = server.url.rpartition("/")[0] + "/"
+        filled = {
+            name: value.format(url=url, address=address) if isinstance(value, str) else value
+            for name, value in how.items()
+        }
+        deliveries = offer(**filled)
+
+        assert reason in deliveries.task.idempotency_configuration.fusion_obstacle
+
+    def test_with_a_client_of_the_user(self, server: RedisServer, offer: Offer) -> None:
+        deliveries = offer(options={"idempotency_redis_client": server.client})
+
+        assert sent_by(server, deliveries) == BY_CELERY
+
+    def test_its_own_call_returns_the_result(self, offer: Offer) -> None:
+        deliveries = offer(base=OwnCall)
+        message = deliveries.publish("order")
+
+        deliveries.deliver(message)
+
+        assert meta_of(deliveries, message.id)["result"] == {"value": {"receipt": "order"}}
+
+    def test_a_wrapper_of_an_instrumentation_does_not_turn_it_off(
+        self, server: RedisServer, offer: Offer
+    ) -> None:
+        deliveries = offer()
+        deliveries.app.finalize()
+        cls = type(deliveries.task)
+        original = cls.__call__
+        cls.__call__ = lambda self, *args, **kwargs: original(self, *args, **kwargs)
+
+        assert sent_by(server, deliveries) == FUSED
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_for_a_call(self, server: RedisServer, offer: Offer, call: str) -> None:
+        deliveries = offer()
+        deliveries.deliver(deliveries.publish("warm-up"))
+        CALLS[call](deliveries.task)
+        message = deliveries.next()
+        assert message is not None
+
+        with recorded(server) as sent:
+            deliveries.deliver(message)
+
+        assert sent[:2] == FUSED
+        assert ("SETEX" in sent) == (call != "ignore_result")
+
+    def test_for_a_large_result(self, server: RedisServer, offer: Offer) -> None:
+        deliveries = offer(long_text, idempotency_max_result_size=300)
+
+        assert sent_by(server, deliveries) == BY_CELERY
+
+    def test_for_an_eager_call(self, offer: Offer) -> None:
+        deliveries = offer(task_always_eager=True, task_store_eager_result=True)
+
+        result = deliveries.task.delay("order")
+
+        assert result.get() == {"receipt": "order"}
+        assert meta_of(deliveries, result.id)["status"] == SUCCESS
