@@ -22,17 +22,25 @@ from celery_idempotent.executor.active_execution import (
     ActiveExecution,
     release_command,
 )
+from celery_idempotent.executor.batch_transaction import commit_many
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.decision import decide, decide_by, refuse, replayed
 from celery_idempotent.executor.execution import BaseExecution
-from celery_idempotent.executor.executor import EXECUTION_ID_BYTES, begin_command, without_store
+from celery_idempotent.executor.executor import (
+    EXECUTION_ID_BYTES,
+    BeginRequest,
+    begin_command,
+    without_store,
+)
 from celery_idempotent.executor.outcome import Failure, Outcome
 from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.executor.settle import complete_command, report_completed, report_unsaved
+from celery_idempotent.executor.transaction import UnrecordedExecution, reopen
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.payload.codec import PayloadCodec, not_stored
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
+from celery_idempotent.sql.batch_transaction import BatchTransaction
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
 
@@ -63,7 +71,9 @@ async def _begin_many(
 ) -> list[Admission]:
     begins = [begin_command(call, os.urandom(EXECUTION_ID_BYTES)) for call in calls]
     admissions: list[Admission] = []
-    for _ in range(2):  # again if the process was suspended until the leases had expired
+    # Again if the process was suspended until the leases had expired, or a row has the outcome of a
+    # poisoned key.
+    for _ in range(2):
         sent_at = monotonic()
         try:
             replies = await runtime.execute_all(begins)
@@ -76,8 +86,15 @@ async def _begin_many(
             _admission(call, reply, runtime, codec, sent_at)
             for call, reply in zip(calls, replies, strict=True)
         ]
-        if all(each.lease.trusted for each in admissions if isinstance(each, ActiveExecution)):
+        reopened = await _reopen(calls, admissions, runtime, codec)
+        if not reopened and all(
+            each.lease.trusted for each in admissions if isinstance(each, ActiveExecution)
+        ):
             break
+    admissions = [
+        (isinstance(each, Record) and _poisoned(each)) or each  # its error, instead of the record
+        for each in admissions
+    ]
     for call, admission in zip(calls, admissions, strict=True):
         _report(call, admission)
     if not any(isinstance(admission, StoreUnavailableError) for admission in admissions):
@@ -91,10 +108,30 @@ async def _begin_many(
     ]
 
 
+async def _reopen(
+    calls: Sequence[ExecutorCall],
+    admissions: list[Admission],
+    runtime: Runtime,
+    codec: PayloadCodec,
+) -> bool:
+    """Deletes the records of poisoned keys that a transaction has committed. Returns if any."""
+    reopened = False
+    for n, (call, admission) in enumerate(zip(calls, admissions, strict=True)):
+        if call.settings.transaction is None or not isinstance(admission, Record):
+            continue
+        if layout.is_poisoned(admission):
+            try:
+                reopened |= await reopen(BeginRequest(call, runtime, codec), admission)
+            except StoreUnavailableError as error:
+                admissions[n] = error
+    return reopened
+
+
 def _report(call: ExecutorCall, admission: Admission) -> None:
     """Reports the decision about `call`, unless there was no reply."""
     if isinstance(admission, ActiveExecution):
-        admission.decide()
+        if call.settings.transaction is None:  # else, when the row is claimed
+            admission.decide()
     elif isinstance(admission, Record):
         replayed(call, admission)
     elif isinstance(admission, ConflictError):
@@ -135,7 +172,7 @@ def _admission(
     if reply.case == "reused":
         return conflict.reused(record)
     if reply.case == "finished":
-        return _poisoned(record) or record
+        return record
     return conflict.held(call, record)
 
 
@@ -144,22 +181,46 @@ def _poisoned(record: Record) -> PoisonedTaskError | None:
 
 
 async def complete_many(
-    values: Sequence[tuple[ActiveExecution, Any]], runtime: Runtime
+    values: Sequence[tuple[ActiveExecution, Any]],
+    runtime: Runtime,
+    transaction: BatchTransaction | None = None,
 ) -> list[IdempotencyError | None]:
     """Stores each value. Returns None for each that is stored, else the error.
 
     Writes are repeated while Redis is unavailable, until the leases expire.
+
+    Args:
+        transaction: is committed first; its rows decide, whatever Redis replies.
+
+    Raises:
+        Exception: why the transaction is not committed; the keys are released.
     """
-    completions = [await complete_command(active, value) for active, value in values]
     executions = [active for active, _ in values]
+    try:
+        completions = [await complete_command(active, value) for active, value in values]
+        if transaction is not None and executions:
+            commit_many(executions, [command for command, _ in completions], transaction)
+    except BaseException as error:
+        if transaction is not None:
+            transaction.rollback()
+            reason = f"the transaction of the batch was rolled back ({type(error).__name__})"
+            await release_many(executions, runtime, IdempotencyError(reason))
+        raise
     errors: list[IdempotencyError | None] = []
     replies = await _persist_many(executions, [command for command, _ in completions], runtime)
     for active, reply, (_, outcome) in zip(executions, replies, completions, strict=True):
         active.finish()
-        if isinstance(reply, IdempotencyError):
+        if transaction is not None and isinstance(reply, IdempotencyError):
+            active.log(
+                logging.WARNING,
+                "ran; its outcome is committed, and its record follows with the next call: %s",
+                reply,
+            )
+            errors.append(_not_stored(active, outcome))
+        elif isinstance(reply, IdempotencyError):
             report_unsaved(active, reply)
             errors.append(reply)
-        elif reply.case == "ok":
+        elif reply.case == "ok" or transaction is not None:
             active.call.own_outcome = True
             report_completed(active)
             if active.has_steps:
@@ -190,7 +251,7 @@ async def _persist_many(
     executions: Sequence[ActiveExecution], outcomes: Sequence[Command], runtime: Runtime
 ) -> list[Reply | IdempotencyError]:
     results: list[Reply | IdempotencyError] = [Reply("lost", b"", 0)] * len(executions)
-    pending = list(range(len(executions)))
+    pending = [n for n, each in enumerate(executions) if not isinstance(each, UnrecordedExecution)]
     since = monotonic()
     while pending:
         replies: Sequence[Reply | IdempotencyError]
@@ -214,6 +275,7 @@ async def release_many(
     executions: Sequence[ActiveExecution], runtime: Runtime, reason: IdempotencyError
 ) -> None:
     """Releases all keys. One that cannot be released is free when its lease expires."""
+    executions = [each for each in executions if not isinstance(each, UnrecordedExecution)]
     for active in executions:
         # First, so that the heartbeat does not take a released key for a lost lease.
         active.finish()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from celery_idempotent.errors import (
     CorruptRecordError,
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from celery_idempotent.executor.executor import BeginRequest
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Messages that were requeued so often are not requeued again for an error of the database.
 MAX_REQUEUES = 20
@@ -105,13 +107,13 @@ async def claim(active: ActiveExecution) -> Row | None:
     active.transaction = transaction
     execution._transaction = transaction  # noqa: SLF001 - the body reads its connection
     try:
-        return _at_row(transaction.begin)
+        return at_row(transaction.begin)
     except StoreUnavailableError as error:
         active.log(logging.ERROR, "cannot claim its row: %s", error)
         await _requeue(active, error)
 
 
-def _at_row(work: Callable[[], Row | None]) -> Row | None:
+def at_row(work: Callable[[], T]) -> T:
     """Calls `work`, which may wait for a transaction; a soft time limit interrupts it."""
     limit = innermost()
     if limit is None:
@@ -135,7 +137,7 @@ async def reopen(request: BeginRequest, poisoned: Record) -> bool:
     call, store = request.call, request.runtime.store
     claim = Claim(call.key, store.config.prefix, call.task_id, call.worker, 0, 0)
     try:
-        row = _at_row(call.settings.transaction.transaction(claim, lambda row: False).find)
+        row = at_row(call.settings.transaction.transaction(claim, lambda row: False).find)
         # A task that has replaced itself has not ended with its row.
         if row is None or row.expired or row.format.startswith("="):
             return False
@@ -168,21 +170,27 @@ async def commit(active: ActiveExecution, command: Command) -> Outcome | None:
     """
     transaction = active.transaction
     assert transaction is not None
-    _, encoding, body, retention_ms, *_ = command.arguments
-    state = State.FAILED if command.script.name == "fail" else State.COMPLETED
+    ended = outcome_of(command)
     try:
         row = None
-        if state is State.FAILED and not transaction.committed:
+        if ended.state is State.FAILED and not transaction.committed:
             transaction.rollback()  # the effects; the row of the error is claimed anew
             row = transaction.begin()
         if row is None:
-            row = transaction.commit(Ended(state, encoding, body, retention_ms))
+            row = transaction.commit(ended)
     except Exception as error:
         transaction.rollback()
         if isinstance(error, StoreUnavailableError) or should_retry(active, error):
             await _requeue(active, error)
         return Failure(error)
     return None if row is None else await adopt(active, row)
+
+
+def outcome_of(command: Command) -> Ended:
+    """The outcome that `command` stores in Redis, for the row."""
+    _, encoding, body, retention_ms, *_ = command.arguments
+    state = State.FAILED if command.script.name == "fail" else State.COMPLETED
+    return Ended(state, encoding, body, retention_ms)
 
 
 def should_retry(active: ActiveExecution, error: BaseException | None) -> bool:
@@ -217,6 +225,11 @@ async def adopt(active: ActiveExecution, row: Row) -> Outcome:
     Raises:
         KeyReusedError: if the row is of a call with other arguments.
     """
+    return await replay_or_refuse(active.call, await adopt_record(active, row), active.codec)
+
+
+async def adopt_record(active: ActiveExecution, row: Row) -> Record:
+    """As :func:`adopt`; returns the record that has the outcome."""
     call, execution = active.call, active.execution
     record = row.record(call.key, active.codec.decode)
     fingerprint = call.key.fingerprint
@@ -232,4 +245,4 @@ async def adopt(active: ActiveExecution, row: Row) -> Outcome:
         active.log(logging.WARNING, "cannot store in its record the outcome of its row: %s", error)
     active.settled = True
     active.finish()
-    return await replay_or_refuse(call, record, active.codec)
+    return record

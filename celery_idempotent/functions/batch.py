@@ -11,10 +11,12 @@ from celery_idempotent.errors import (
     IdempotencyError,
     KeyReusedError,
     KeyRuleError,
+    TransactionError,
 )
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.async_executor import AsyncExecutor
 from celery_idempotent.executor.batch import Admission, begin_many, complete_many, release_many
+from celery_idempotent.executor.batch_transaction import claim_many
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.executor import Executor
@@ -25,6 +27,8 @@ from celery_idempotent.functions.asyncio_flow import drive_begin, drive_end
 from celery_idempotent.functions.decision import Decision
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record.record import Record
+from celery_idempotent.sql.batch_transaction import BatchTransaction
+from celery_idempotent.sql.database import Database
 
 
 class Entry:
@@ -44,6 +48,7 @@ class Entry:
 
     def apply(self, admission: Admission) -> None:
         """Sets the decision from what the executor returned for the key."""
+        self.active = self._execution = None
         if isinstance(admission, ActiveExecution):
             self.decision, self.active = Decision.RUN, admission
             self._execution = admission.execution
@@ -86,12 +91,14 @@ class BaseBatch(Sequence[Entry]):
         codec: PayloadCodec,
         keys: Sequence[Hashable],
         calls: Sequence[ExecutorCall | IdempotencyError],
+        database: Database | None = None,
     ) -> None:
         self._runtime = runtime
         self._codec = codec
         self._entries = [Entry(key) for key in keys]
         self._calls = calls
         self._pending: dict[Hashable, Entry] = {}
+        self._transaction = None if database is None else BatchTransaction(database)
 
     def __getitem__(self, index: Any) -> Any:
         return self._entries[index]
@@ -146,14 +153,31 @@ class BaseBatch(Sequence[Entry]):
                 self._pending[entry.key] = entry
             if entry.active is not None:
                 entry.active.start()
+        if self._transaction is not None and self._pending:
+            granted = [
+                (call, admission)
+                for call, admission in zip(calls, admissions, strict=True)
+                if isinstance(admission, (ActiveExecution, BaseExecution))
+            ]
+            claimed = await claim_many(granted, self._transaction, self._runtime, self._codec)
+            for entry, admission in zip(list(self._pending.values()), claimed, strict=True):
+                entry.apply(admission)
+                if entry.decision is not Decision.RUN:
+                    del self._pending[entry.key]
 
     async def _complete(self, values: Mapping[Hashable, Any] | None) -> dict[Hashable, Any]:
         if values is None:
             values = dict.fromkeys(self._pending)
+        if self._transaction is not None and (rest := self._pending.keys() - values.keys()):
+            raise IdempotencyError(
+                f"complete_many commits the transaction of the batch, and {len(rest)} of its keys "
+                "are pending; complete them with the others, or release them first"
+            )
         protected = [entry for entry in self._take(values) if entry.active]
         errors = await complete_many(
             [(entry.active, values[entry.key]) for entry in protected if entry.active],
             self._runtime,
+            self._transaction,
         )
         for entry, error in zip(protected, errors, strict=True):
             entry.error = error
@@ -161,6 +185,8 @@ class BaseBatch(Sequence[Entry]):
 
     async def _release(self, keys: Iterable[Hashable] | None = None) -> None:
         entries = self._take(self.pending if keys is None else keys)
+        if self._transaction is not None and not self._pending:
+            self._transaction.rollback()
         if active := [entry.active for entry in entries if entry.active]:
             reason = IdempotencyError("the batch released the key without completing it")
             await release_many(active, self._runtime, reason)
@@ -191,8 +217,9 @@ class Batch(BaseBatch):
         executor: Executor,
         keys: Sequence[Hashable],
         calls: Sequence[ExecutorCall | IdempotencyError],
+        database: Database | None = None,
     ) -> Batch:
-        batch = cls(executor.runtime, executor.codec, keys, calls)
+        batch = cls(executor.runtime, executor.codec, keys, calls, database)
         try:
             run_flow(batch._begin)
         except BaseException:
@@ -200,8 +227,23 @@ class Batch(BaseBatch):
             raise
         return batch
 
+    @property
+    def connection(self) -> Any:
+        """The connection of the batch's transaction, if ``transaction`` is set.
+
+        Raises:
+            TransactionError: if there is none, or it has ended.
+        """
+        if self._transaction is None:
+            raise TransactionError("the batch has no transaction; pass transaction= to its engine")
+        return self._transaction.connection
+
     def complete_many(self, values: Mapping[Hashable, Any] | None = None) -> dict[Hashable, Any]:
         """Stores a value for each of these keys; by default None for all pending keys.
+
+        With a transaction it commits the effects and outcomes of all keys; what the database raises
+        is raised, nothing is committed then, and the keys are released. Each pending key must be
+        completed, or released before.
 
         Returns:
             The error of each key whose value is not stored, which is also the `error` of its entry:

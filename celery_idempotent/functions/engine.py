@@ -192,14 +192,23 @@ class Idempotency:
 
         Raises:
             ValueError: if there are more or fewer fingerprints than keys.
-            StoreUnavailableError: if Redis is unavailable and ``on_store_error`` is ``raise``.
+            StoreUnavailableError: if Redis is unavailable and ``on_store_error`` is ``raise``, or
+                the database of ``transaction`` is.
+            TransactionError: with ``transaction``, inside a transaction of the caller.
         """
-        return Batch._begun(self.executor, keys, self._calls(keys, fingerprints))  # noqa: SLF001
+        calls = self._calls(keys, fingerprints)
+        database = self.settings.transaction
+        return Batch._begun(self.executor, keys, calls, database)  # noqa: SLF001
 
     async def abegin_many(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None
     ) -> AsyncBatch:
-        """As :meth:`begin_many`, for coroutines."""
+        """As :meth:`begin_many`, for coroutines, which have no transaction."""
+        if self.settings.transaction is not None:
+            raise SettingsError(
+                f"Idempotency {self.name!r}: idempotency_transaction needs begin_many, not "
+                "abegin_many, since its connection blocks"
+            )
         calls = self._calls(keys, fingerprints)
         return await AsyncBatch._begun(self.async_executor, keys, calls)  # noqa: SLF001
 
@@ -210,11 +219,6 @@ class Idempotency:
             raise SettingsError(
                 f"Idempotency {self.name!r}: a batch does not wait for replicas; remove "
                 "idempotency_wait_replicas and idempotency_wait_aof, or begin each key by itself"
-            )
-        if self.settings.transaction is not None:
-            raise SettingsError(
-                f"Idempotency {self.name!r}: a batch has no transaction; pass "
-                "idempotency_transaction to its functions and blocks instead of the engine"
             )
         batch_settings = replace(self.settings, on_lease_lost="finish")
         if fingerprints is None:

@@ -6,7 +6,8 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError, TransactionError
 from celery_idempotent.sql.errors import is_transient
@@ -19,6 +20,9 @@ from celery_idempotent.sql.outcomes import (
 
 if TYPE_CHECKING:
     from celery_idempotent.sql.database import Database
+    from celery_idempotent.sql.session import Session
+
+T = TypeVar("T")
 
 #: Claims that a deadlock or a lost connection has ended are repeated so often, with these pauses.
 CLAIM_ATTEMPTS = 8
@@ -75,24 +79,11 @@ class Transaction:
             StoreUnavailableError: if the database is unavailable, or has no table.
             TransactionError: inside a transaction of the caller.
         """
-        for attempt in range(CLAIM_ATTEMPTS):
-            try:
-                owner, row = self._claim_row(resolving=resolving)
-                if owner and not resolving:
-                    self._owner, self.phase = owner, OPEN
-                return row
-            except IdempotencyError:
-                self._session.rollback()
-                raise
-            except Exception as error:
-                self._session.rollback()
-                if attempt + 1 == CLAIM_ATTEMPTS or not is_transient(error):
-                    raise self._database.unavailable(error) from error
-            except BaseException:
-                self._session.discard()
-                raise
-            time.sleep(random.uniform(0.5, 1.0) * min(MIN_PAUSE * 2**attempt, MAX_PAUSE))
-        raise AssertionError  # the last attempt returns or raises
+        work = partial(self._claim_row, resolving=resolving)
+        owner, row = claim_repeatedly(self._database, self._session, work)
+        if owner and not resolving:
+            self._owner, self.phase = owner, OPEN
+        return row
 
     def _claim_row(self, *, resolving: bool) -> tuple[str, Row | None]:
         """Returns the random owner of the claimed row; or "" and the row with an outcome."""
@@ -155,7 +146,7 @@ class Transaction:
         if self.phase is COMMITTED:
             return None
         if self.phase is CLOSED:
-            raise self._ended_by_body()
+            raise ended_by_body(self._claim.key)
         error: BaseException | None = None
         if self.phase is OPEN:
             self._finish(ended)
@@ -171,18 +162,11 @@ class Transaction:
 
     def _finish(self, ended: Ended) -> None:
         if not self._session.active:
-            raise self._ended_by_body()
+            raise ended_by_body(self._claim.key)
         values = {**ended._asdict(), "id": self._id, "owner": self._owner}
         values["state"] = ended.state.value
         if self._session.execute(self._statements.finish, values).changed != 1:
-            raise self._ended_by_body()
-
-    def _ended_by_body(self) -> TransactionError:
-        return TransactionError(
-            f"{self._claim.key}: the body has ended its transaction, so that its outcome cannot be "
-            "committed with it; use savepoints (begin_nested(), or a nested atomic()) for parts "
-            "that may be rolled back"
-        )
+            raise ended_by_body(self._claim.key)
 
     def _resolve(self, error: BaseException | None) -> Row | None:
         """Determines whether the commit took effect; raises `error` if it did not."""
@@ -218,6 +202,39 @@ class Transaction:
             self._session.discard()
         else:
             self._session.rollback()
+
+
+def claim_repeatedly(database: Database, session: Session, claim: Callable[[], T]) -> T:
+    """Calls `claim` again after a deadlock or a lost connection.
+
+    Raises:
+        StoreUnavailableError: if the database is unavailable, or has no table.
+        TransactionError: inside a transaction of the caller.
+    """
+    for attempt in range(CLAIM_ATTEMPTS):
+        try:
+            return claim()
+        except IdempotencyError:
+            session.rollback()
+            raise
+        except Exception as error:
+            session.rollback()
+            if attempt + 1 == CLAIM_ATTEMPTS or not is_transient(error):
+                raise database.unavailable(error) from error
+        except BaseException:
+            session.discard()
+            raise
+        time.sleep(random.uniform(0.5, 1.0) * min(MIN_PAUSE * 2**attempt, MAX_PAUSE))
+    raise AssertionError  # the last attempt returns or raises
+
+
+def ended_by_body(key: object) -> TransactionError:
+    """Returns the error for a transaction that cannot be committed with the outcome of `key`."""
+    return TransactionError(
+        f"{key}: the body has ended its transaction, so that its outcome cannot be committed with "
+        "it; use savepoints (begin_nested(), or a nested atomic()) for parts that may be rolled "
+        "back"
+    )
 
 
 class PlainTransaction:

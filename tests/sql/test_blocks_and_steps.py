@@ -127,7 +127,7 @@ class TestBlocks:
         assert receipts[0] == receipts[1]
         assert database.effects(order) == 1
 
-    def test_asynchronous_blocks_and_batches_are_refused(
+    def test_asynchronous_blocks_are_refused(
         self, server: RedisServer, database: TestDatabase
     ) -> None:
         idem = Idempotency(server.url, transaction=database.engine)
@@ -138,6 +138,4 @@ class TestBlocks:
 
         with pytest.raises(SettingsError, match="not `async with`"):
             asyncio.run(enter())
-        with pytest.raises(SettingsError, match="batch"):
-            idem.begin_many(["key"])
         idem.close()
