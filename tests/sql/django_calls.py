@@ -157,6 +157,30 @@ def connection_in_body() -> bool:
     return Call(lambda name: idem.current.connection is connection).result() == [1, 1, 1, 1]
 
 
+def batch() -> list[Any]:
+    """Releases its second key, and a function of on_commit raises; then all of it again."""
+    keys = [uuid4().hex for _ in range(3)]
+    decisions = []
+    for _ in range(2):
+        with idem.begin_many(keys) as batch:
+            decisions.append([entry.decision.name for entry in batch])
+            for key in batch.pending:
+                with transaction.atomic():
+                    insert(key)
+                    transaction.set_rollback(key == keys[1] and len(batch.pending) == 3)
+            if len(batch.pending) == 3:
+                batch.release_many(keys[1:2])
+                transaction.on_commit(lambda: 1 / 0)
+            batch.complete_many()
+        idem.executor.store.client.flushdb()
+    try:
+        with transaction.atomic():
+            idem.begin_many([uuid4().hex])
+    except Exception as error:
+        decisions.append([type(error).__name__])
+    return [*decisions, [effects(key) for key in keys]]
+
+
 print(
     json.dumps(
         {
@@ -171,6 +195,7 @@ print(
                 statements,
                 missing_migrations,
                 connection_in_body,
+                batch,
             )
         }
     )

@@ -70,6 +70,15 @@ def test_nested_atomic_blocks_are_savepoints(calls: dict[str, Any]) -> None:
     assert calls["nested_atomic"] == [1, 1, 1, 2]
 
 
+def test_a_batch_is_one_transaction(calls: dict[str, Any]) -> None:
+    assert calls["batch"] == [
+        ["RUN", "RUN", "RUN"],
+        ["REPLAY", "RUN", "REPLAY"],
+        ["TransactionError"],
+        [1, 1, 1],
+    ]
+
+
 def test_a_body_cannot_return_and_roll_back(calls: dict[str, Any]) -> None:
     assert calls["set_rollback"] == ["TransactionError", "TransactionError", 2, 0]
 
