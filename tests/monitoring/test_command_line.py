@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,19 @@ class TestList:
                 screen += os.read(controller, 4096)
 
         with subprocess.Popen(
-            command, cwd=ROOT, env=env, stdin=terminal, stdout=terminal
-        ) as process:
-            read_until(b"no records")
-            shop.charge.apply((1, 999))
-            read_until(b"1 COMPLETED")
-            process.send_signal(signal.SIGINT)
-            read_until(LEAVE_ALTERNATE_SCREEN)
-            assert process.wait() == 0
+            command, cwd=ROOT, env=env, stdin=terminal, stdout=terminal,
+            # A shell ignores SIGINT for what it runs in the background, and so do the children.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        ) as process:  # fmt: skip
+            try:
+                read_until(b"no records")
+                shop.charge.apply((1, 999))
+                read_until(b"1 COMPLETED")
+                process.send_signal(signal.SIGINT)
+                read_until(LEAVE_ALTERNATE_SCREEN)
+                assert process.wait() == 0
+            finally:
+                process.kill()
         os.close(controller)
         os.close(terminal)
         assert screen.startswith(ENTER_ALTERNATE_SCREEN)
