@@ -151,7 +151,6 @@ class RecordStore:
             (reply,) = await self._transport.call(self._call(command))
         except CONNECTION_ERRORS as error:
             self._record(error)
-            logger.debug("The result of a replay is left to the result backend: %s", error)
             return False
         return command.script.reply(reply).case == "written"
 

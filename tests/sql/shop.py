@@ -138,7 +138,7 @@ class Declined(Exception):
     """Ends the key."""
 
 
-@app.task(bind=True, name="sql_shop.transfer", base=IdempotentTask)
+@app.task(bind=True, shared=False, name="sql_shop.transfer", base=IdempotentTask)
 def transfer(self: Any, source: str, target: str) -> str:
     """Updates two rows; two transfers in opposite directions deadlock at their first attempt."""
     connection = self.idempotency.connection
@@ -153,6 +153,7 @@ def transfer(self: Any, source: str, target: str) -> str:
 
 @app.task(
     bind=True,
+    shared=False,
     name="sql_shop.charge",
     base=IdempotentTask,
     idempotency_key="order:{order}",
@@ -178,6 +179,7 @@ def charge(self: Any, order: str, end: str = "return") -> str:
 
 @app.task(
     bind=True,
+    shared=False,
     name="sql_shop.charge_in_parts",
     base=IdempotentTask,
     idempotency_key="order:{order}",
@@ -193,6 +195,7 @@ def charge_in_parts(self: Any, order: str, left: int) -> str:
 def _runs_again(until: str) -> Any:
     @app.task(
         bind=True,
+        shared=False,
         name=f"sql_shop.until_{until}",
         base=IdempotentTask,
         idempotency_key="order:{order}",
@@ -211,6 +214,7 @@ until_finished, until_started = map(_runs_again, ("finished", "started"))
 
 @app.task(
     bind=True,
+    shared=False,
     name="sql_shop.charge_in_one_attempt",
     base=IdempotentTask,
     idempotency_key="order:{order}",

@@ -141,7 +141,9 @@ def test_a_poisoned_key_is_published_under_dedupe_publish(server: RedisServer) -
     app.conf.idempotency_redis_url = server.url
 
     def task(name: str, **options: Any) -> Any:
-        @app.task(base=IdempotentTask, name=name, idempotency_dedupe_publish=True, **options)
+        @app.task(
+            base=IdempotentTask, name=name, shared=False, idempotency_dedupe_publish=True, **options
+        )
         def charge(order: str) -> None: ...
 
         return charge

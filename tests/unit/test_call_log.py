@@ -25,6 +25,7 @@ NOT_ABOUT_A_CALL = (
     "A call has no label",  # once for each template
     "A request with an Idempotency-Key is refused",  # beside the line of its refusal
     "Cannot serve the idempotency metrics",
+    "Redis refuses fused completion",  # once in a process
     "Refused a request of another site",  # to the dashboard
     "Serving idempotency metrics",
     "Task ids of duplicates are not recorded",  # many at once
