@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
+from celery.signals import setup_logging
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.key import canonical
@@ -25,6 +26,18 @@ def test_the_page_has_the_layout_of_this_version() -> None:
     assert row in PAGE.read_text("utf-8")
 
 
+@pytest.fixture
+def unchanged_logging() -> Iterator[None]:
+    """Keeps a worker in this process from replacing the handlers and the level of the root logger."""
+
+    def leave_it(**_: Any) -> None: ...
+
+    setup_logging.connect(leave_it)
+    yield
+    setup_logging.disconnect(leave_it)
+
+
+@pytest.mark.usefixtures("unchanged_logging")
 def test_an_alias_has_the_keys_and_the_result_of_the_task(idempotency: Any) -> None:
     charged = []
     app = Celery("shop", backend="cache+memory://", broker="memory://", set_as_current=False)

@@ -68,6 +68,7 @@ class TestPoolProcessKilled:
 
     def test_sends_taken_over(self, ledger: Ledger, recovered: Recovered) -> None:
         task_id, second = recovered.result.id, recovered.second
+        ledger.wait_for_signal(task_id, "completed")  # its result is there before
         names = [received.name for received in ledger.signals(task_id)]
         assert names == ["begun", "begun", "taken_over", "completed"]
         (received,) = ledger.signals(task_id, "taken_over")
