@@ -28,7 +28,7 @@ def test_the_page_has_the_layout_of_this_version() -> None:
 
 @pytest.fixture
 def unchanged_logging() -> Iterator[None]:
-    """Keeps a worker in this process from replacing the handlers and the level of the root logger."""
+    """Keeps a worker in this process from replacing the root logger's handlers and level."""
 
     def leave_it(**_: Any) -> None: ...
 
