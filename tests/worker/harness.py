@@ -41,6 +41,11 @@ FAST_REDELIVERY = {
     "unacked_restore_throttle": 1,
 }
 
+#: Settings for workers that are killed with `FAST_REDELIVERY`. A worker prefetches no copy while
+#: it runs a task: kombu loses a message if its receiver is killed between BRPOP and the note that
+#: the message is unacknowledged.
+KILLED_WORKERS = {"broker_transport_options": FAST_REDELIVERY, "worker_prefetch_multiplier": 1}
+
 
 class WorkerProcess:
     """``celery worker`` with its pool, with the interface of a pytest-celery container."""

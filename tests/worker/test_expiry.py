@@ -16,7 +16,7 @@ from celery_idempotent.record import turn
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report
 from tests.worker.failing_tasks import OutOfStockError, flaky, try_later
-from tests.worker.harness import FAST_REDELIVERY, Shop
+from tests.worker.harness import FAST_REDELIVERY, KILLED_WORKERS, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import pack
 from tests.worker.wishes import collapsed
@@ -71,7 +71,7 @@ class TestCopyOfARunningMessage:
     def test_runs_if_the_first_execution_dies(
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:
-        with open_shop(broker_transport_options=FAST_REDELIVERY, idempotency_lease=2.0) as shop:
+        with open_shop(**KILLED_WORKERS, idempotency_lease=2.0) as shop:
             for _ in range(2):
                 shop.start_worker(concurrency=1)
             shop.ledger.hold(order)

@@ -15,7 +15,7 @@ from celery_idempotent import PoisonedTaskError, State
 from tests.waiting import SOON, eventually
 from tests.worker.failing_tasks import poison
 from tests.worker.frozen import FIRST_QUEUE, LEASE, FrozenTakeover, freeze_past_the_lease
-from tests.worker.harness import FAST_REDELIVERY, Shop
+from tests.worker.harness import FAST_REDELIVERY, KILLED_WORKERS, Shop
 from tests.worker.ledger import Ledger, Run
 from tests.worker.tasks import check_then_handle, pack
 
@@ -92,7 +92,7 @@ class TestWorkerKilled:
     """The lease expires, and the broker redelivers the message."""
 
     def test_another_worker_takes_over(self, open_shop: Callable[..., Shop], order: str) -> None:
-        with open_shop(idempotency_lease=LEASE, broker_transport_options=FAST_REDELIVERY) as shop:
+        with open_shop(**KILLED_WORKERS, idempotency_lease=LEASE) as shop:
             first = shop.start_worker(concurrency=1)
             shop.ledger.hold(order)
             result = pack.delay(order)
@@ -303,7 +303,7 @@ class TestRedeliveredWhileItRuns:
         self, open_shop: Callable[..., Shop], order: str
     ) -> None:
         with open_shop(
-            broker_transport_options=FAST_REDELIVERY,
+            **KILLED_WORKERS,
             idempotency_lease=LEASE,
             # Applies to duplicates; a copy of the running message is not a duplicate.
             idempotency_on_conflict="ignore",
