@@ -207,9 +207,12 @@ async def complete_many(
             await release_many(executions, runtime, IdempotencyError(reason))
         raise
     errors: list[IdempotencyError | None] = []
-    replies = await _persist_many(executions, [command for command, _ in completions], runtime)
+    try:
+        replies = await _persist_many(executions, [command for command, _ in completions], runtime)
+    finally:
+        for active in executions:
+            active.finish()
     for active, reply, (_, outcome) in zip(executions, replies, completions, strict=True):
-        active.finish()
         if transaction is not None and isinstance(reply, IdempotencyError):
             active.log(
                 logging.WARNING,

@@ -174,11 +174,16 @@ class BaseBatch(Sequence[Entry]):
                 "are pending; complete them with the others, or release them first"
             )
         protected = [entry for entry in self._take(values) if entry.active]
-        errors = await complete_many(
-            [(entry.active, values[entry.key]) for entry in protected if entry.active],
-            self._runtime,
-            self._transaction,
-        )
+        try:
+            errors = await complete_many(
+                [(entry.active, values[entry.key]) for entry in protected if entry.active],
+                self._runtime,
+                self._transaction,
+            )
+        except BaseException:
+            # Nothing has been sent for these: they can be completed or released.
+            self._pending.update((e.key, e) for e in protected if e.active and e.active.renewed)
+            raise
         for entry, error in zip(protected, errors, strict=True):
             entry.error = error
         return {entry.key: entry.error for entry in protected if entry.error}

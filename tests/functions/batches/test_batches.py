@@ -147,6 +147,44 @@ def test_a_repeated_key_is_released_once(idem: Idempotency, key: str) -> None:
         assert decisions(again) == [Decision.RUN]
 
 
+class Interrupting:
+    """A value whose serialization is interrupted, as by Ctrl-C."""
+
+    def __json__(self) -> str:
+        raise KeyboardInterrupt
+
+
+def test_keys_whose_values_are_not_sent_stay_pending(idem: Idempotency, key: str) -> None:
+    one, two = f"{key}:1", f"{key}:2"
+    with idem.begin_many([one, two]) as batch:
+        with pytest.raises(KeyboardInterrupt):
+            batch.complete_many({one: 1, two: Interrupting()})
+        assert set(batch.pending) == {one, two}
+        batch.complete_many({one: 1})
+    assert not heartbeat.held()
+    with idem.begin_many([one, two]) as again:
+        assert decisions(again) == [Decision.REPLAY, Decision.RUN]
+
+
+def test_an_interrupted_write_does_not_leave_leases_that_are_renewed(
+    idem: Idempotency, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    transport = idem.executor.store._transport
+    send = transport.send  # type: ignore[union-attr]
+
+    def send_and_interrupt(*requests: Any) -> Any:
+        send(*requests)
+        raise KeyboardInterrupt
+
+    with idem.begin_many([key]) as batch:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(transport, "send", send_and_interrupt)
+            batch.complete_many()
+        assert batch.pending == []
+    assert not heartbeat.held()
+    assert decisions(idem.begin_many([key])) == [Decision.REPLAY]
+
+
 def test_the_heartbeat_renews_all_leases(server: RedisServer, key: str) -> None:
     idem = Idempotency(server.url, key_prefix=key, lease=LEASE)
     names = [str(n) for n in range(20)]
