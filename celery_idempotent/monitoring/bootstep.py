@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from celery import bootsteps
+from celery.utils.text import pluralize
 
 from celery_idempotent import shared_counters
 from celery_idempotent.configuration import app_tasks
@@ -73,7 +74,8 @@ def describe_settings(tasks: list[IdempotentTaskLike]) -> Iterator[str]:
         f"{store.config} ({store.config.prefix}:*)" for store in app_tasks.stores(enabled)
     )
     common = _most_common([_texts(task) for task in enabled])
-    yield f"{len(enabled)} idempotent tasks, records at {stores}: {_join(common)}"
+    number = f"{len(enabled)} {pluralize(len(enabled), 'idempotent task')}"
+    yield f"{number}, records at {stores}: {_join(common)}"
     for task in tasks:
         settings = task.idempotency_configuration.settings
         if not settings.enabled:

@@ -177,9 +177,10 @@ def test_an_interrupted_write_does_not_leave_leases_that_are_renewed(
         raise KeyboardInterrupt
 
     with idem.begin_many([key]) as batch:
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(transport, "send", send_and_interrupt)
+        monkeypatch.setattr(transport, "send", send_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
             batch.complete_many()
+        monkeypatch.undo()
         assert batch.pending == []
     assert not heartbeat.held()
     assert decisions(idem.begin_many([key])) == [Decision.REPLAY]
