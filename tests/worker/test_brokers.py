@@ -199,6 +199,7 @@ class TestConnectionLost:
         assert pack.delay(order).get(timeout=SOON) == receipt
         assert result.get(timeout=SOON) == receipt
         assert [run.end for run in shop.ledger.runs(order)] == ["returned"]
+        shop.ledger.wait_for_signal(result.id, "completed")
         assert len(shop.ledger.signals(result.id, "completed")) == 1
 
     @pytest.mark.exhaustive

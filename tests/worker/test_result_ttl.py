@@ -97,6 +97,7 @@ class TestShorterThanTheDelayOfADuplicate:
 
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
         assert len(ledger.runs(order)) == 1
+        ledger.wait_for_signal(duplicate.id, "replayed")
         assert [received.name for received in ledger.signals(duplicate.id)][-1] == "replayed"
 
     def test_result_that_nobody_waits_for_expires(self, ledger: Ledger, order: str) -> None:

@@ -170,6 +170,7 @@ class TestAtComplete:
         store.restart()
 
         receipt = result.get(timeout=SOON)
+        shop.ledger.wait_for_signal(result.id, "completed")
         names = [signal.name for signal in shop.ledger.signals(result.id)]
         # The first begin may fail if the breaker of this process is still open.
         assert names[names.index("begun") :] == ["begun", "completed"]

@@ -84,6 +84,7 @@ class TestPoolProcessKilled:
 
     def test_completes_once(self, ledger: Ledger, recovered: Recovered) -> None:
         assert pack.delay(self.ORDER).get(timeout=SOON) == recovered.result.get(timeout=SOON)
+        ledger.wait_for_signal(recovered.result.id, "completed")
         assert [run.end for run in ledger.runs(self.ORDER)] == [None, "returned"]
         assert len(ledger.signals(recovered.result.id, "completed")) == 1
 

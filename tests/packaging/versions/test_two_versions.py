@@ -86,6 +86,7 @@ def test_the_other_version_takes_over_with_finished_steps(
     assert len(ledger.runs(order)) == 2
     tokens = [run.token for run in ledger.runs(order)]
     assert tokens == sorted(set(tokens))
+    ledger.wait_for_signal(duplicate.id, "completed")
     completed = {id_: len(ledger.signals(id_, "completed")) for id_ in (first.id, duplicate.id)}
     assert completed == {first.id: 0, duplicate.id: 1}
 

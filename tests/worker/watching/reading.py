@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from typing import Any
 
 from tests.waiting import SOON
@@ -15,6 +16,13 @@ def inspect(shop: Shop, command: str) -> Any:
     (reply,) = shop.app.control.broadcast(command, reply=True, timeout=SOON, limit=1)
     (value,) = reply.values()
     return value
+
+
+def counts_of(shop: Shop, task: str) -> Counter[str]:
+    """Returns the counts of a task when all its calls have been counted."""
+    # A result is there before its call is counted; the message is acknowledged after that.
+    shop.wait_until_empty()
+    return Counter(inspect(shop, "idempotency_counts").get(task, {}))
 
 
 def lease_of(shop: Shop, task_id: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +23,7 @@ from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop, Worker
 from tests.worker.monitor import Monitor
 from tests.worker.tasks import charge, misruled, pack, short_lease
-from tests.worker.watching.reading import inspect, kill, lease_of
+from tests.worker.watching.reading import counts_of, inspect, kill, lease_of
 
 pytestmark = [pytest.mark.worker, pytest.mark.xdist_group("watching")]
 
@@ -135,16 +134,16 @@ class TestInspect:
         eventually(lambda: inspect(shop, "idempotency_leases") == [], "no lease is held")
 
     def test_counts_include_all_processes(self, shop: Shop, order: str) -> None:
-        before = Counter(inspect(shop, "idempotency_counts").get("shop.charge", {}))
+        before = counts_of(shop, "shop.charge")
         for _ in range(5):
             charge.delay(order, 1).get(timeout=SOON)
 
-        after = Counter(inspect(shop, "idempotency_counts")["shop.charge"])
+        after = counts_of(shop, "shop.charge")
 
         assert after - before == {"run": 1, "completed": 1, "replay": 4}
 
     def test_counts_continue_after_a_process_has_died(self, shop: Shop, order: str) -> None:
-        before = Counter(inspect(shop, "idempotency_counts").get("shop.pack", {}))
+        before = counts_of(shop, "shop.pack")
         shop.ledger.hold(order)
         result = pack.delay(order)
         kill(shop, order)
@@ -152,7 +151,7 @@ class TestInspect:
         shop.ledger.release(order)
         result.get(timeout=SOON)
 
-        after = Counter(inspect(shop, "idempotency_counts")["shop.pack"])
+        after = counts_of(shop, "shop.pack")
 
         assert after - before == {"run": 1, "completed": 1, "takeover": 1}
 
