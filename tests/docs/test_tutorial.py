@@ -16,6 +16,8 @@ from tests.docs.test_docs import ROOT, python_blocks
 from tests.docs.transcripts import blocks, commands, missing_lines
 from tests.waiting import SOON, eventually
 
+pytestmark = pytest.mark.exhaustive
+
 PAGE = ROOT / "docs/tutorial.md"
 TEXT = PAGE.read_text("utf-8")
 

@@ -15,6 +15,8 @@ import pytest
 from celery_idempotent.testing.server import RedisServer
 from tests.http.drivers.web_server import REPOSITORY, WebServer, serving
 
+pytestmark = pytest.mark.exhaustive
+
 WORKER = (sys.executable, "-m", "celery", "-A", "examples.fastapi_payments.tasks", "worker")
 BODY = {"account": "A-1", "amount": 999}
 

@@ -58,6 +58,7 @@ def connect(idempotency_server: RedisServer) -> Iterator[Callable[[Celery], None
 
 
 @pytest.mark.worker
+@pytest.mark.exhaustive
 def test_a_mailbox_is_synchronized_by_one_call_after_the_other(
     connect: Callable[[Celery], None], start_worker: Callable[[Any], WorkerProcess]
 ) -> None:

@@ -22,6 +22,8 @@ from examples.payments.publisher import Reply
 from examples.payments.tasks import LEASE_SECONDS
 from examples.payments.verdict import Evidence, differences
 
+pytestmark = pytest.mark.exhaustive
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 RUN_SECONDS = 60
 
@@ -60,7 +62,6 @@ class TestRun:
         assert all(total["ledger"] == total["expected"] for total in report["totals"].values())
         assert run.stderr == ""
 
-    @pytest.mark.exhaustive
     def test_shows_the_double_charges_of_a_plain_task(self) -> None:
         run = run_demo("--plain")
 
@@ -71,7 +72,6 @@ class TestRun:
         assert "This is what plain Celery does" in run.stdout
         assert "Traceback" not in run.stdout + run.stderr
 
-    @pytest.mark.exhaustive
     def test_counts_in_shadow_the_double_charges_that_the_ledger_has(self) -> None:
         run = run_demo("--shadow", "--json")
 

@@ -126,6 +126,7 @@ class Sweep:
         assert at > 100, "the sweep covers the flow"
 
 
+@pytest.mark.exhaustive
 def test_a_run(task: Make, broker_app: Celery) -> None:
     story = Story(task, broker_app)
 

@@ -35,6 +35,8 @@ from tests.http.fuzz import (
     check_end,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 EXAMPLES = int(os.environ.get("HTTP_FUZZ_EXAMPLES", "150"))
 OPTIONS = {"max_body_bytes": MAX_BODY, "max_response_bytes": MAX_RESPONSE}
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.docs.test_docs import ROOT, block_with
 
+pytestmark = pytest.mark.exhaustive
+
 SHOP = (
     "class gateway:\n"
     "    charges = []\n"
@@ -148,7 +150,6 @@ def test_the_tests_of_the_project_pass(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.exhaustive
 def test_a_server_that_is_configured_is_the_only_one(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP, "utf-8")
     (tmp_path / "test_readme.py").write_text(README, "utf-8")

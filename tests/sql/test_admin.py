@@ -15,7 +15,10 @@ from celery_idempotent.testing.server import RedisServer
 from tests.sql.conftest import kinds
 from tests.sql.databases import REPOSITORY, TestDatabase
 
-pytestmark = pytest.mark.parametrize("calls", kinds("sqlite"), indirect=True)
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.parametrize("calls", kinds("sqlite"), indirect=True),
+]
 
 FORGOTTEN, KEPT = [False, False], [True, True]
 

@@ -14,6 +14,8 @@ import pytest
 from celery_idempotent.testing.server import RedisServer
 from tests.sql.databases import REPOSITORY, migrate
 
+pytestmark = pytest.mark.exhaustive
+
 OURS = "celery_idempotent.contrib.django.middleware.IdempotencyMiddleware"
 AUTH = "django.contrib.auth.middleware.AuthenticationMiddleware"
 CSRF = "django.middleware.csrf.CsrfViewMiddleware"

@@ -10,6 +10,7 @@ import time
 from typing import Any
 from uuid import uuid4
 
+import pytest
 import sqlalchemy as sa
 
 from celery_idempotent.contrib.sqlalchemy import outcomes
@@ -17,7 +18,7 @@ from celery_idempotent.testing.server import RedisServer
 from tests.sql.conftest import each_kind_of_process
 from tests.sql.databases import LIBRARIES, REPOSITORY, TestDatabase
 
-pytestmark = each_kind_of_process
+pytestmark = [pytest.mark.exhaustive, each_kind_of_process]
 
 YEAR_3000 = 32_503_680_000_000
 

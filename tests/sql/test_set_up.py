@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 
 from celery_idempotent.contrib.sqlalchemy import metadata, outcomes
@@ -15,7 +16,7 @@ from celery_idempotent.testing.server import RedisServer
 from tests.sql.conftest import each_kind_of_process
 from tests.sql.databases import LIBRARIES, REPOSITORY, TestDatabase
 
-pytestmark = each_kind_of_process
+pytestmark = [pytest.mark.exhaustive, each_kind_of_process]
 
 ENV = """
 import os

@@ -16,7 +16,7 @@ from tests.sql.databases import TestDatabase
 from tests.sql.harness import Shop
 from tests.waiting import SOON, eventually
 
-pytestmark = [pytest.mark.worker, pytest.mark.postgresql]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.worker, pytest.mark.postgresql]
 
 #: In seconds.
 LEASE = 2.0

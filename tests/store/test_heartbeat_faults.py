@@ -53,6 +53,7 @@ def interrupt_at(at: int, call: Any, *args: Any) -> str:
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("method", ["start_renewal", "stop_renewal"])
+@pytest.mark.exhaustive
 def test_a_signal_at_any_line_does_not_stop_the_heartbeat(
     harness: RecordHarness, first: bool, method: str
 ) -> None:

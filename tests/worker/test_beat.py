@@ -11,7 +11,7 @@ from tests.waiting import eventually
 from tests.worker.harness import Shop
 from tests.worker.tasks import tick
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 
 SCHEDULE = {"every half second": {"task": "shop.tick", "schedule": 0.5, "args": ["beaten"]}}
 

@@ -14,7 +14,7 @@ from tests.worker.failing_tasks import try_later
 from tests.worker.harness import Shop
 from tests.worker.tasks import pack
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 
 WORKERS = 2
 _QUEUE = Broadcast(EVERYONE)
@@ -45,7 +45,6 @@ def received(shop: Shop, task_id: str) -> int:
     return sum(worker.logs().count(f"[{task_id}] received") for worker in shop.workers)
 
 
-@pytest.mark.exhaustive
 def test_each_worker_requeues_its_copy_once(everyone: Shop, order: str) -> None:
     everyone.app.set_current()
     everyone.ledger.hold(order)

@@ -77,6 +77,7 @@ MOMENTS = ["before", "after"]
 
 
 @pytest.mark.core
+@pytest.mark.exhaustive
 class TestWorkerDiesAfterTheOutcomeIsStored:
     """It dies before or after the continuation is sent."""
 

@@ -31,7 +31,7 @@ from tests.worker.failing_tasks import (
 )
 from tests.worker.harness import FAST_REDELIVERY, Shop
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 
 #: By the end of the execution: the task, and the error that its caller gets.
 ENDINGS: dict[str, tuple[Any, type[Exception] | str]] = {
@@ -122,7 +122,6 @@ class TestExecutionThatFails:
         assert results["of a map"].state == "FAILURE"
 
 
-@pytest.mark.exhaustive
 class TestTwoTaskIdsWithOneKey:
     def test_run_once_each(self, open_shop: Callable[..., Shop], order: str) -> None:
         with open_shop(broker_transport_options=FAST_REDELIVERY) as shop:
@@ -136,7 +135,6 @@ class TestTwoTaskIdsWithOneKey:
             assert sorted(run.task_id for run in runs) == sorted(result.id for result in results)
 
 
-@pytest.mark.exhaustive
 class TestExecutionThatRetries:
     def test_copy_does_not_run_before_the_retry(
         self, open_shop: Callable[..., Shop], order: str

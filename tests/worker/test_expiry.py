@@ -37,6 +37,7 @@ def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 class TestCopyOfARunningMessage:
     """The broker redelivers the message after 3 s, when it has expired."""
 

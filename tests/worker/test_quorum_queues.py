@@ -18,7 +18,7 @@ from tests.worker.failing_tasks import try_later
 from tests.worker.harness import Shop
 from tests.worker.tasks import pack
 
-pytestmark = [pytest.mark.worker, pytest.mark.rabbitmq]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.worker, pytest.mark.rabbitmq]
 
 #: Seconds; shorter than the default.
 CONFIRM_TIMEOUT = 0.5
@@ -67,7 +67,6 @@ class TestDelayed:
     """Messages published again with a countdown, which RabbitMQ delays since Celery 5.5."""
 
     @pytest.mark.slow
-    @pytest.mark.exhaustive
     def test_duplicate_is_delayed_until_it_replays(
         self, shop: Shop, order: str, queue: str
     ) -> None:
@@ -92,7 +91,6 @@ class TestDelayed:
         assert receivers(shop, result.id) == [queue]
 
 
-@pytest.mark.exhaustive
 class TestPublishersBlocked:
     """The broker delivers messages but accepts none, as during a memory or disk alarm."""
 

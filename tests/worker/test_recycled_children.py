@@ -63,6 +63,7 @@ class TestPoolProcessReplacedAfterEachTask:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_autoscaling_down_interrupts_no_execution(
     open_shop: Callable[..., Shop], order: str
 ) -> None:

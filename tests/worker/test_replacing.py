@@ -193,6 +193,7 @@ class TestReplacementWithTheSameKey:
         assert [run.task_id for run in ledger.runs(order)] == [first.id] * 2
 
 
+@pytest.mark.exhaustive
 def test_duplicate_does_not_run_after_the_result_has_expired(
     open_shop: Callable[..., Shop], order: str
 ) -> None:

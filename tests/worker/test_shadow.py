@@ -327,6 +327,7 @@ def waiting_in_turn(order: str) -> bool:
     return record is not None and record.state is not State.COMPLETED
 
 
+@pytest.mark.exhaustive
 def test_worker_counts_by_task(shop: Shop, ledger: Ledger, order: str) -> None:
     for result in [waiting.delay(order) for _ in range(3)]:
         result.get(timeout=SOON)

@@ -22,7 +22,7 @@ from tests.worker.tasks import pack, reserved
 #: up to five seconds.
 AT_ONCE = 4.0
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 
 
 @pytest.fixture(scope="module")

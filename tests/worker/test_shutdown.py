@@ -107,6 +107,7 @@ class TestSoft:
         assert (killed.end in (None, "SystemExit"), second.end) == (True, "returned")
 
 
+@pytest.mark.exhaustive
 class TestWarm:
     def test_waiting_duplicate_gets_the_result(self, shop: Shop, order: str) -> None:
         worker = shop.start_worker("--queues", order)

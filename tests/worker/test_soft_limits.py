@@ -22,6 +22,7 @@ def store() -> Iterator[RedisServer]:
         yield store
 
 
+@pytest.mark.exhaustive
 def test_interrupts_a_begin_without_a_reply(
     open_shop: Callable[..., Shop], store: RedisServer, order: str
 ) -> None:

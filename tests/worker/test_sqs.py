@@ -14,7 +14,7 @@ from tests.worker.failing_tasks import try_later
 from tests.worker.harness import Shop
 from tests.worker.tasks import pack
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 
 #: Seconds.
 LEASE = 2.0
@@ -68,7 +68,6 @@ def test_ten_duplicates_cause_no_execution(shop: Shop, queues: Queues, order: st
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_execution_longer_than_the_visibility_timeout_runs_once(
     shop: Shop, queues: Queues, order: str
 ) -> None:
@@ -97,7 +96,6 @@ def test_retry_runs_again_then_replays(shop: Shop, queues: Queues, order: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_task_of_a_killed_worker_runs_again(
     open_shop: Callable[..., Shop], queues: Queues, order: str
 ) -> None:

@@ -212,6 +212,7 @@ class TestCheckAfterALostLease:
         assert takeover.frozen.key in takeover.notes[1]
 
 
+@pytest.mark.exhaustive
 class TestAbort:
     """``idempotency_on_lease_lost="abort"``."""
 

@@ -16,7 +16,7 @@ from tests.servers.cluster import ClusterServers
 from tests.servers.redis_server import ConfigurableRedisServer
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.xdist_group("batches in a cluster")
+pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("batches in a cluster")]
 
 #: A key of the first slot, which the first master has.
 SLOT_0 = "06S"

@@ -212,6 +212,7 @@ def test_a_huge_number_is_rejected_by_a_rule_that_formats_it(
 
 
 @pytest.mark.parametrize(("levels", "members"), [(60, 2), (5, 1000), (2, 5000)])
+@pytest.mark.exhaustive
 def test_values_that_are_huge_when_serialised_are_rejected_early(levels: int, members: int) -> None:
     rule = KeyRule("shop.charge", None, signature(charge), normaliser("pickle"))
 
