@@ -140,7 +140,7 @@ def pay_until_completed(web: Web) -> None:
 @pytest.mark.worker
 @pytest.mark.parametrize(
     "environment",
-    ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)],
+    ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgresql, pytest.mark.exhaustive])],
     indirect=True,
 )
 def test_an_order_is_charged_once_for_all_requests(

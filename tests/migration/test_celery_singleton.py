@@ -26,7 +26,7 @@ from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 
-pytestmark = [pytest.mark.worker, pytest.mark.xdist_group("migration")]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.worker, pytest.mark.xdist_group("migration")]
 
 
 class TestSimpleTask:

@@ -14,7 +14,7 @@ import yaml
 from celery_idempotent import signals
 from celery_idempotent.contrib.prometheus import BEGIN_BUCKETS, TAKEOVER_BUCKETS
 
-pytestmark = pytest.mark.prometheus
+pytestmark = [pytest.mark.exhaustive, pytest.mark.prometheus]
 
 FILE = Path(__file__).parents[2] / "docs/alerts.yml"
 RULES = {

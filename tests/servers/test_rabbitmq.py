@@ -21,6 +21,8 @@ from tests.servers.processes import REPOSITORY, is_running, listening_addresses,
 from tests.servers.rabbitmq import RabbitMQ, RabbitMQError, find_rabbitmq
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.exhaustive
+
 needs_rabbitmq = pytest.mark.rabbitmq
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -120,7 +122,6 @@ def test_clients_see_connections_closed_by_the_broker(broker: RabbitMQ) -> None:
 @needs_rabbitmq
 @pytest.mark.slow
 @pytest.mark.parametrize("crash", [True, False], ids=["killed", "in order"])
-@pytest.mark.exhaustive
 def test_restart_keeps_the_url_and_durable_messages(broker: RabbitMQ, crash: bool) -> None:
     url = broker.url
     with connect(broker) as connection:
@@ -146,7 +147,6 @@ def test_restart_keeps_the_url_and_durable_messages(broker: RabbitMQ, crash: boo
 @needs_rabbitmq
 @needs_proc
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_outlives_the_thread_that_started_it_and_ends_with_stop() -> None:
     brokers: list[RabbitMQ] = []
     thread = threading.Thread(target=lambda: brokers.append(RabbitMQ.start()))
@@ -180,7 +180,6 @@ input()
 @needs_rabbitmq
 @needs_proc
 @pytest.mark.slow
-@pytest.mark.exhaustive
 def test_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", START_AND_WAIT],
@@ -213,7 +212,6 @@ def test_environment_variables_of_other_brokers_are_not_passed_on(
 
 
 @needs_rabbitmq
-@pytest.mark.exhaustive
 def test_an_invalid_config_raises_with_the_brokers_message() -> None:
     with pytest.raises(RabbitMQError, match="did not start: .*no_such_setting"):
         RabbitMQ.start(config={"no_such_setting": "1"})

@@ -12,17 +12,14 @@ from tests.sql.harness import Shop
 from tests.waiting import SOON, eventually
 
 pytestmark = [
+    pytest.mark.exhaustive,
     pytest.mark.worker,
     pytest.mark.parametrize(
         "shop",
         [
             pytest.param(("gevent", "postgresql"), marks=pytest.mark.postgresql),
-            pytest.param(
-                ("gevent", "mariadb"), marks=[pytest.mark.mariadb, pytest.mark.exhaustive]
-            ),
-            pytest.param(
-                ("eventlet", "mariadb"), marks=[pytest.mark.mariadb, pytest.mark.exhaustive]
-            ),
+            pytest.param(("gevent", "mariadb"), marks=pytest.mark.mariadb),
+            pytest.param(("eventlet", "mariadb"), marks=pytest.mark.mariadb),
         ],
         indirect=True,
         ids="-".join,

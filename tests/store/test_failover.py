@@ -18,9 +18,10 @@ from tests.store.deployments import Site
 from tests.store.record_harness import OWNER, SECOND, RecordHarness, store_at
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.parametrize(
-    "site", deployments.params(deployments.SENTINEL), indirect=True
-)
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.parametrize("site", deployments.params(deployments.SENTINEL), indirect=True),
+]
 
 
 @pytest.fixture
