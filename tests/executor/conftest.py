@@ -38,8 +38,11 @@ def broker_app(app: Celery) -> Iterator[Celery]:
         idempotency_lease=60,
         idempotency_breaker_threshold=1000,
     )
+    channel = app.connection_for_read().default_channel
+    # All apps of a process share the messages in memory.
+    channel.queue_purge("celery")
     yield app
-    app.connection_for_read().default_channel.queue_purge("celery")
+    channel.queue_purge("celery")
 
 
 @pytest.fixture
