@@ -107,6 +107,9 @@ class ExecutorCall(Protocol):
     def replayed(self, record: Record) -> None:
         """Called when `record` answers this call."""
 
+    def is_continuing(self, record: Record) -> bool:
+        """Whether another delivery of this message may be sending its continuation now."""
+
     def blocked(self, record: Record) -> None:
         """Called when `record` keeps this call from running, and does not answer it."""
 

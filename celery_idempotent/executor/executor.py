@@ -281,6 +281,8 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
             await _end_reservation(request, record)
             continue
         if reply.case == "finished":
+            if call.is_continuing(record):
+                conflict.refuse(call, record)
             poisoned = call.settings.transaction is not None and layout.is_poisoned(record)
             if poisoned and await transaction.reopen(request, record):
                 continue

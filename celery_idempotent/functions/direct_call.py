@@ -99,6 +99,10 @@ class DirectCall:
     def replayed(self, record: Record) -> None:
         """Does nothing: a direct call has no continuation."""
 
+    def is_continuing(self, record: Record) -> bool:
+        """Returns False: a direct call has no continuation."""
+        return False
+
     def blocked(self, record: Record) -> None:
         """Does nothing: nobody searches for the id of a direct call."""
 

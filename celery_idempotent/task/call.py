@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -21,6 +22,7 @@ from celery_idempotent.executor.decision import log, without_key
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.executor.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
+from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.commands import BackendResult
@@ -40,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 #: More than the retries of any task id.
 GENERATIONS = 10**9
+#: A worker that has not sent the continuation so long after it stored the outcome has died.
+CONTINUATION_SECONDS = 5
 
 
 class TaskCall:
@@ -205,6 +209,17 @@ class TaskCall:
         if self.own_outcome and record.continuation_sent:
             self.own_outcome = False
             canvas.drop_continuation(self._request)
+
+    def is_continuing(self, record: Record) -> bool:
+        """Returns whether another delivery of this message may be sending its continuation now."""
+        return (
+            self.continues
+            and record.task_id == self.task_id
+            and not record.continuation_sent
+            and not layout.is_poisoned(record)
+            and 0 <= time.time() - record.at_ms / 1000 < CONTINUATION_SECONDS
+            and not self._request.is_eager
+        )
 
     def blocked(self, record: Record) -> None:
         """Leaves a reference to `record`, so that this task id leads to it."""

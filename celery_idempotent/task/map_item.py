@@ -69,6 +69,10 @@ class MapItemCall(TaskCall):
         """Keeps the continuation: it follows all items of the message."""
         self.refer_to(record, replayed=True)
 
+    def is_continuing(self, record: Record) -> bool:
+        """Returns False: nothing follows an item."""
+        return False
+
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
         """Publishes the whole message again; its finished items will be replayed."""
         if self._request.is_eager:

@@ -1,0 +1,94 @@
+"""A copy of a message whose continuation another delivery may be sending at this moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from celery import Celery
+
+from celery_idempotent import IdempotentTask
+from celery_idempotent.record import layout
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.store import commands
+from celery_idempotent.task import call
+from tests.executor.deliveries import Deliveries, End
+
+Make = Callable[..., IdempotentTask]
+
+
+def never(task: IdempotentTask) -> None:
+    raise AssertionError("it has run already")
+
+
+class Copy:
+    """A message with a callback and an errback, whose outcome another delivery has stored."""
+
+    def __init__(self, task: Make, app: Celery) -> None:
+        self.task = task(never)
+        self.app = app
+        self.deliveries = Deliveries(app, self.task)
+        report = app.signature("report", immutable=True, queue="reports")
+        self.message = self.deliveries.publish(link=report, link_error=report)
+        self.key = self.task.idempotency_key_of()
+        self._execute = self.task.idempotency_configuration.execute
+
+    def complete(self) -> None:
+        begin = commands.begin(
+            self.key,
+            execution_id=b"another delivery",
+            unanswered_ids=b"",
+            task_id=self.message.id,
+            worker="here/1",
+            lease_ms=60_000,
+            retention_ms=60_000,
+            max_attempts=5,
+            error_ms=60_000,
+        )
+        token = layout.begun(self._execute(begin).raw).token
+        payload = Payload("json", b"1")
+        assert self._execute(commands.complete(self.key, token, payload, 60_000)).case == "ok"
+
+    def mark(self) -> None:
+        self._execute(commands.mark_continued(self.key, self.message.id))
+
+    def deliver(self) -> End:
+        return self.deliveries.deliver(self.message)
+
+    def reports(self) -> int:
+        """Returns how many continuations were sent."""
+        return self.app.connection_for_read().default_channel.queue_purge("reports")
+
+
+def test_is_requeued_and_sends_none(task: Make, broker_app: Celery) -> None:
+    copy = Copy(task, broker_app)
+    copy.complete()
+
+    assert copy.deliver().state == "ignored"
+    assert copy.reports() == 0
+    copy.message = copy.deliveries.next()
+    assert copy.message is not None
+    copy.mark()
+    assert copy.deliver().state == "success"
+    assert copy.reports() == 0
+
+
+def test_sends_it_if_the_other_one_has_died(
+    task: Make, broker_app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Copy(task, broker_app)
+    copy.complete()
+    monkeypatch.setattr(call, "CONTINUATION_SECONDS", 0)
+
+    assert copy.deliver().state == "success"
+    assert copy.reports() == 1
+
+
+def test_a_duplicate_sends_its_own(task: Make, broker_app: Celery) -> None:
+    copy = Copy(task, broker_app)
+    copy.complete()
+    report = broker_app.signature("report", immutable=True, queue="reports")
+    copy.message = copy.deliveries.publish(link=report)
+
+    assert copy.deliver().state == "success"
+    assert copy.reports() == 1
