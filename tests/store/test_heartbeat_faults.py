@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import signal
 import threading
 from collections.abc import Iterator
@@ -147,9 +148,16 @@ def test_a_signal_at_any_line_of_an_interrupts_end_does_not_stop_the_heartbeat(
         at += 1
         interrupt = Interrupt(LeaseLostError)
         where = interrupt_at(at, interrupt.disarm)
-        trigger_thread = threading.Thread(target=interrupt.trigger, daemon=True)
+        go: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+        def trigger(go: Any = go, interrupt: Interrupt = interrupt) -> None:
+            go.get()
+            interrupt.trigger()
+
+        trigger_thread = threading.Thread(target=trigger, daemon=True)
+        trigger_thread.start()  # before: the error must not be raised inside it
         try:
-            trigger_thread.start()
+            go.put(None)
             trigger_thread.join(5)
             interrupt.disarm()
         except LeaseLostError:
