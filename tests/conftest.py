@@ -50,6 +50,10 @@ PREREQUISITES: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
+#: Marks of tests that `make test` leaves out, because what they need takes long to start.
+EXHAUSTIVE = {"browser", "rabbitmq"}
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LeftOut())
 
@@ -62,6 +66,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     RabbitMQ run in one process, because it takes seconds to start.
     """
     for item in items:
+        if not EXHAUSTIVE.isdisjoint(mark.name for mark in item.iter_markers()):
+            item.add_marker(pytest.mark.exhaustive)
         if item.get_closest_marker("xdist_group") is None:
             with_rabbitmq = item.get_closest_marker("rabbitmq") is not None
             group = "rabbitmq" if with_rabbitmq else str(item.path.relative_to(TESTS))

@@ -33,6 +33,8 @@ from django.test import Client
 from examples.django_shop.models import Order, Payment
 from examples.django_shop.tasks import charge
 
+pytestmark = pytest.mark.exhaustive
+
 def queue_length():
     with charge.app.connection() as connection:
         return connection.default_channel.client.llen("celery")
@@ -140,7 +142,7 @@ def pay_until_completed(web: Web) -> None:
 @pytest.mark.worker
 @pytest.mark.parametrize(
     "environment",
-    ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgresql, pytest.mark.exhaustive])],
+    ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)],
     indirect=True,
 )
 def test_an_order_is_charged_once_for_all_requests(

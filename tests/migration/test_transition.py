@@ -16,7 +16,7 @@ from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.shop import make_app
 
-pytestmark = [pytest.mark.worker, pytest.mark.xdist_group("migration")]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.worker, pytest.mark.xdist_group("migration")]
 
 OLD_CLASSES = {"once": "QueueOnce", "singleton": "Singleton"}
 

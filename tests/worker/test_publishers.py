@@ -15,7 +15,7 @@ from tests.worker.ledger import Ledger
 from tests.worker.plain_publisher import Call, Outcome, Publisher
 from tests.worker.tasks import charge, pack
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 
 Publish = Callable[..., Outcome]
 

@@ -15,7 +15,7 @@ from tests.worker.harness import Shop
 from tests.worker.rescheduling import change_and_show
 from tests.worker.tasks import pack, silent
 
-pytestmark = [pytest.mark.worker, pytest.mark.core]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.worker, pytest.mark.core]
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "nothing": {},
@@ -146,7 +146,6 @@ class TestRequeued:
         assert differences(before, thrice) == {}
 
 
-@pytest.mark.exhaustive
 class TestRetried:
     """The same with Celery's retry."""
 
@@ -185,7 +184,6 @@ def retried(shop: Shop, task_id: str) -> dict[str, Any]:
     return eventually(find, f"task {task_id} waits for its retry")
 
 
-@pytest.mark.exhaustive
 def test_retry_updates_argsrepr_unless_it_is_set(
     open_shop: Callable[..., Shop], order: str
 ) -> None:

@@ -16,6 +16,7 @@ from tests.worker.tasks import pack
 from tests.worker.wishes import in_turn
 
 pytestmark = [
+    pytest.mark.exhaustive,
     pytest.mark.worker,
     pytest.mark.parametrize("task", [pack, in_turn], ids=lambda task: task.name),
 ]

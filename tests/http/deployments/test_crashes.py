@@ -16,6 +16,8 @@ from tests.exhaustive import exhaustive_except
 from tests.http.drivers.web_server import GTHREAD, LEASE, UVICORN, WebServer, post, serving
 from tests.waiting import POLL_INTERVAL, eventually
 
+pytestmark = pytest.mark.exhaustive
+
 SITES = {
     "uvicorn": ("tests.http.sites.fastapi_site:app", UVICORN),
     "gthread": ("tests.http.sites.flask_site:app", GTHREAD),
