@@ -3,8 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-# Tests spend most of their time waiting: six processes use two cores well.
-SPREAD ?= --numprocesses 6 --dist loadgroup --no-loadscope-reorder
+# Tests spend most of their time waiting: four processes use two cores well.
+SPREAD ?= --numprocesses 4 --dist loadgroup --no-loadscope-reorder
 # Tests start hundreds of processes, each of which would compile everything that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
