@@ -20,6 +20,8 @@ from tests.servers.sql_server import PostgreSQL
 pytest.importorskip("django")
 pytest.importorskip("celery.contrib.django.task", reason="delay_on_commit came with Celery 5.4")
 
+pytestmark = pytest.mark.exhaustive
+
 ROOT = Path(__file__).parents[2]
 
 #: Runs in a process of its own, because Django can be set up only once in a process.
@@ -32,8 +34,6 @@ from django.db import connection, transaction
 from django.test import Client
 from examples.django_shop.models import Order, Payment
 from examples.django_shop.tasks import charge
-
-pytestmark = pytest.mark.exhaustive
 
 def queue_length():
     with charge.app.connection() as connection:
