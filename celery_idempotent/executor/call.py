@@ -85,6 +85,13 @@ class ExecutorCall(Protocol):
         """Seconds to wait at most while another execution holds the key."""
 
     @property
+    def uncommitted(self) -> int:
+        """The generation that the row awaits if the task that this message replaces is committed.
+
+        0 if it replaces none, or none with a transaction.
+        """
+
+    @property
     def dropped_continuation(self) -> bool:
         """Whether the body has removed the callbacks and the rest of the chain."""
 

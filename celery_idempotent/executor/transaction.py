@@ -134,20 +134,58 @@ async def reopen(request: BeginRequest, poisoned: Record) -> bool:
         Interrupted: if a soft time limit was reached while another transaction had the row.
         BaseException: what requeues the call, if the database or Redis is unavailable.
     """
-    call, store = request.call, request.runtime.store
-    claim = Claim(call.key, store.config.prefix, call.task_id, call.worker, 0, 0)
+    call = request.call
     try:
-        row = at_row(call.settings.transaction.transaction(claim, lambda row: False).find)
+        row = _find(request)
         # A task that has replaced itself has not ended with its row.
         if row is None or row.expired or row.format.startswith("="):
             return False
         await request.runtime.execute(commands.forget(call.key, poisoned))
     except StoreUnavailableError as error:
-        log(logger, logging.ERROR, call, "cannot determine whether it was committed: %s", error)
-        decide(call, "store_unavailable")
-        conflict.requeue(call, request.unanswered_ids, error)
+        _requeue_undetermined(request, error)
     log(logger, logging.WARNING, call, "was committed by an execution that died")
     return True
+
+
+async def require_replaced(request: BeginRequest) -> None:
+    """Drops a message of a task that has replaced itself in a transaction that was rolled back.
+
+    The replaced task runs again, and publishes another one. This one would run without its effects.
+
+    Raises:
+        Interrupted: if a soft time limit was reached while another transaction had the row.
+        BaseException: what drops the call, or requeues it if the database is unavailable.
+    """
+    call = request.call
+    try:
+        row = _find(request)
+    except StoreUnavailableError as error:
+        _requeue_undetermined(request, error)
+    if row is None:
+        committed = False
+    elif row.format.startswith("="):
+        awaited = layout.read_awaited(row.body)
+        committed = row.task_id == call.task_id and awaited >= call.uncommitted
+    else:
+        committed = not row.expired
+    if not committed:
+        decide(call, "conflict")
+        text = "is dropped: the transaction of the task that it replaces was rolled back"
+        log(logger, logging.WARNING, call, text)
+        call.ignore()
+
+
+def _find(request: BeginRequest) -> Row | None:
+    call, prefix = request.call, request.runtime.store.config.prefix
+    claim = Claim(call.key, prefix, call.task_id, call.worker, 0, 0)
+    return at_row(call.settings.transaction.transaction(claim, lambda row: False).find)
+
+
+def _requeue_undetermined(request: BeginRequest, error: StoreUnavailableError) -> NoReturn:
+    call = request.call
+    log(logger, logging.ERROR, call, "cannot determine whether it was committed: %s", error)
+    decide(call, "store_unavailable")
+    conflict.requeue(call, request.unanswered_ids, error)
 
 
 def _continues(row: Row, call: ExecutorCall) -> bool:
@@ -211,12 +249,16 @@ async def retry(active: ActiveExecution, error: BaseException) -> NoReturn:
 
 async def _requeue(active: ActiveExecution, error: BaseException) -> NoReturn:
     decide(active.call, "store_unavailable")
+    await _release(active)
+    conflict.requeue(active.call, active.call.unanswered_ids, error)
+
+
+async def _release(active: ActiveExecution) -> None:
     active.finish()
     try:
         await active.release()
-    except IdempotencyError as failure:
-        active.log(logging.WARNING, "cannot release its key, whose lease will expire: %s", failure)
-    conflict.requeue(active.call, active.call.unanswered_ids, error)
+    except IdempotencyError as error:
+        active.log(logging.WARNING, "cannot release its key, whose lease will expire: %s", error)
 
 
 async def adopt(active: ActiveExecution, row: Row) -> Outcome:
@@ -237,6 +279,10 @@ async def adopt_record(active: ActiveExecution, row: Row) -> Record:
         active.finish()
         await active.release()
         raise refuse(call, conflict.reused(record))
+    if record.format.startswith("=") and record.task_id != call.task_id:
+        # In a record of this task, the one that has replaced the other would not continue.
+        await _release(active)
+        return record
     store = commands.fail if record.state is State.FAILED else commands.complete
     payload = Payload(record.format, record.body)
     try:

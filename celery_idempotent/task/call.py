@@ -111,6 +111,11 @@ class TaskCall:
         """Seconds as configured, but no more than the message's time limits allow."""
         return min(self.settings.wait_timeout, current_call.wait_within_time_limits(self._request))
 
+    @property
+    def uncommitted(self) -> int:
+        """What the row is to await before this message may run; 0 if it needs no row."""
+        return canvas.uncommitted(self.key, self._request, self.task_id)
+
     def run(self, execution: Execution) -> Any:
         """Runs the body of the task, including ``autoretry_for`` and similar wrappers."""
         self.execution = execution
@@ -160,13 +165,18 @@ class TaskCall:
         stored = isinstance(error, Exception) and not isinstance(error, MemoryError)
         return stored and not self._request.is_eager and acknowledged(self.sender, "failure")
 
+    @property
+    def replacement_generation(self) -> int:
+        """Generation of the first message of a task that replaces this one."""
+        return (self.generation // GENERATIONS + 1) * GENERATIONS
+
     def replaced_by_canvas(self, reports_result: bool) -> None:
         """Notes that the canvas that replaces the task was published.
 
         Args:
             reports_result: whether its outcome can be read under the task's id.
         """
-        self.replaced = Delegate((self.generation // GENERATIONS + 1) * GENERATIONS, reports_result)
+        self.replaced = Delegate(self.replacement_generation, reports_result)
 
     def retry_published(self, retry: Retry) -> None:
         """Notes that `retry` was published: the key is reserved for it, however this run ends."""

@@ -15,6 +15,7 @@ message of the canvas, because the key of a call may depend on results that it d
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,7 +31,8 @@ from celery_idempotent.store import commands
 
 logger = logging.getLogger(__name__)
 
-#: For each replaced key, by its name: ``fingerprint.id`` of the task that had it.
+#: For each replaced key, by its name: ``fingerprint.id`` of the task that had it. If that task has
+#: a transaction: ``fingerprint:awaited:until.id``, see `commit_mark`.
 REPLACED_HEADER = "idempotency_replaced"
 
 
@@ -72,11 +74,36 @@ def ignores_result(sig: Signature) -> bool:
     return bool(ignores)
 
 
-def mark_replaced(canvas: Signature, key: Key, request: Context) -> None:
-    """Writes into every message of `canvas` that it replaces the task of `request` under `key`."""
+def commit_mark(awaited: int, result_ttl: float) -> str:
+    """Returns what says that a message continues a task whose transaction was not committed yet.
+
+    Args:
+        awaited: the generation that the row of the key awaits once it is committed.
+        result_ttl: seconds for which the row is kept. Nothing is concluded from its absence after
+            half of them, since clocks differ.
+    """
+    return f":{awaited}:{int(time.time() + result_ttl / 2)}"
+
+
+def uncommitted(key: Key, request: Context, task_id: str) -> int:
+    """Returns what the row of `key` is to await, 0 if the message of `request` needs no row."""
+    fingerprint, _, successor_id = str(_replaced_keys(request).get(str(key), "")).partition(".")
+    _, *mark = fingerprint.split(":")
+    if not mark or successor_id != task_id or time.time() > int(mark[1]):
+        return 0
+    return int(mark[0])
+
+
+def mark_replaced(canvas: Signature, key: Key, request: Context, mark: str = "") -> None:
+    """Writes into every message of `canvas` that it replaces the task of `request` under `key`.
+
+    Args:
+        mark: of `commit_mark`.
+    """
     # An eager task runs until the canvas has ended, so all calls in it are parts.
     successor_id = "" if request.is_eager else request.id
-    replaced = {**_replaced_keys(request), str(key): f"{key.fingerprint.hex()}.{successor_id}"}
+    value = f"{key.fingerprint.hex()}{mark}.{successor_id}"
+    replaced = {**_replaced_keys(request), str(key): value}
     nesting = (request.replaced_task_nesting or 0) + 1
     for sig in _single_tasks(canvas):
         headers = sig.options.get("headers") or {}
@@ -97,7 +124,7 @@ def key_in_canvas(key: Key, request: Context, call_id: str) -> Key:
     fingerprint, _, successor_id = value.partition(".")
     if successor_id == call_id:
         # Its arguments may differ from those that the key was first used with.
-        return Key(key.task, key.digest, bytes.fromhex(fingerprint))
+        return Key(key.task, key.digest, bytes.fromhex(fingerprint.partition(":")[0]))
     # In an eager run every link of a chain has the same id, and no call has duplicates.
     return key.part(uuid() if request.is_eager else call_id)
 

@@ -12,7 +12,7 @@ from celery_idempotent import TASK_ID, IdempotentTask
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.key import Key
 from celery_idempotent.task import message_headers
-from celery_idempotent.task.canvas import REPLACED_HEADER
+from celery_idempotent.task.canvas import REPLACED_HEADER, commit_mark, uncommitted
 from celery_idempotent.task.key_resolution import resolve_key
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
@@ -92,19 +92,21 @@ def test_with_the_rule_task_id_each_item_of_a_map_has_a_key() -> None:
     assert len(keys) == 3
 
 
-@pytest.mark.parametrize(("successor_id", "is_part"), [(ID, False), ("another id", True)])
+@pytest.mark.parametrize("mark", ["", commit_mark(10**9, 60)])
+@pytest.mark.parametrize(("successor_id", "is_part"), [(ID, False), ("another.id", True)])
 def test_in_a_replacement_only_the_successor_continues_under_the_key(
-    successor_id: str, is_part: bool
+    successor_id: str, is_part: bool, mark: str
 ) -> None:
     task = task_with(idempotency_key="order:{order}")
     key = task.idempotency_key_of(1)
-    headers = {REPLACED_HEADER: {str(key): f"{key.fingerprint.hex()}.{successor_id}"}}
+    headers = {REPLACED_HEADER: {str(key): f"{key.fingerprint.hex()}{mark}.{successor_id}"}}
     request = Context(id=ID, headers=headers, replaced_task_nesting=1)
 
     resolved = key_of(task, 1, headers=headers, request=request)
 
     assert resolved is not None
     assert resolved == (key.part(ID) if is_part else key)
+    assert uncommitted(key, request, ID) == (10**9 if mark and not is_part else 0)
 
 
 def test_arguments_without_a_canonical_form_are_an_error() -> None:

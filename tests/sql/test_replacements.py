@@ -1,0 +1,165 @@
+"""Tasks that replace themselves: a part runs only if the parts before it were committed."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from celery import Celery
+from celery.worker.request import Request
+
+from celery_idempotent import IdempotentTask
+from celery_idempotent.sql.sqlalchemy import SQLAlchemySession
+from celery_idempotent.store import commands
+from celery_idempotent.task import canvas
+from celery_idempotent.testing.server import RedisServer
+from tests.executor.deliveries import Deliveries, End
+from tests.sql.conftest import kinds
+from tests.sql.databases import TestDatabase, effects
+
+pytestmark = pytest.mark.parametrize("database", kinds("sqlite", "postgresql"), indirect=True)
+
+
+class Shop:
+    """A task that writes an effect in each of three parts, and the messages of its calls."""
+
+    def __init__(self, url: str, engine: sa.Engine, order: str) -> None:
+        self.app = Celery(broker="memory://", backend="cache+memory://", set_as_current=False)
+        self.app.conf.update(idempotency_redis_url=url, idempotency_transaction=engine)
+        self.order = order
+        self.parts: list[int] = []
+
+        @self.app.task(
+            bind=True,
+            base=IdempotentTask,
+            shared=False,
+            name="charge_in_parts",
+            idempotency_key="{order}",
+        )
+        def charge(task: Any, order: str, left: int) -> str:
+            task.idempotency.connection.execute(effects.insert().values(name=order, pid=left))
+            self.parts.append(left)
+            if left:
+                task.replace(charge.s(order, left - 1))
+            return "charged"
+
+        self.charge: IdempotentTask = charge
+        self.deliveries = Deliveries(self.app, charge)
+
+    def publish(self) -> Request:
+        return self.deliveries.publish(self.order, 2)
+
+    def deliver(self, message: Request | None) -> End:
+        assert message is not None
+        return self.deliveries.deliver(message)
+
+    def deliver_all(self) -> None:
+        """Delivers what is in the broker, until nothing is."""
+        for _ in range(20):
+            message = self.deliveries.next()
+            if message is None:
+                return
+            self.deliver(message)
+        raise AssertionError("the messages come back for ever")
+
+    def deliver_and_roll_back(self, message: Request | None) -> None:
+        """Delivers it; its commit fails, so that it is requeued."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SQLAlchemySession, "commit", deadlock)
+            assert self.deliver(message).state == "ignored"
+
+    def effects(self, database: TestDatabase) -> list[int]:
+        """Returns the parts that were committed, in order."""
+        with database.engine.connect() as connection:
+            query = sa.select(effects.c.pid).where(effects.c.name == self.order)
+            return list(connection.execute(query.order_by(effects.c.id)).scalars())
+
+    def result(self, message: Request) -> Any:
+        return self.app.backend.get_result(message.id)
+
+
+def deadlock(session: SQLAlchemySession) -> None:
+    session.discard()
+    raise sqlite3.OperationalError("database is locked")
+
+
+@pytest.fixture
+def shop(server: RedisServer, database: TestDatabase, order: str) -> Iterator[Shop]:
+    shop = Shop(server.url, database.engine, order)
+    channel = shop.app.connection_for_read().default_channel
+    channel.queue_purge("celery")
+    yield shop
+    channel.queue_purge("celery")
+    shop.app.close()
+
+
+def test_each_part_runs_once(shop: Shop, database: TestDatabase) -> None:
+    message = shop.publish()
+    shop.deliver(message)
+    shop.deliver_all()
+
+    assert shop.result(message) == "charged"
+    assert shop.effects(database) == [2, 1, 0]
+
+
+@pytest.mark.parametrize("committed", [0, 1])
+def test_a_part_does_not_run_if_the_one_before_it_was_rolled_back(
+    shop: Shop, database: TestDatabase, committed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = message = shop.publish()
+    for _ in range(committed):
+        shop.deliver(message)
+        message = shop.deliveries.next()  # type: ignore[assignment]
+    shop.deliver_and_roll_back(message)
+    part = shop.deliveries.next()
+
+    assert shop.deliver(part).state == "ignored"
+    assert "the transaction of the task that it replaces was rolled back" in caplog.text
+    assert len(shop.effects(database)) == committed
+
+    shop.deliver_all()
+    assert shop.result(first) == "charged"
+    assert shop.effects(database) == [2, 1, 0]
+
+
+def test_a_part_that_is_late_runs_without_the_row(
+    shop: Shop, database: TestDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row may have been purged."""
+    monkeypatch.setattr(canvas, "commit_mark", lambda awaited, ttl: f":{awaited}:1")
+    message = shop.publish()
+    shop.deliver(message)
+    with database.engine.begin() as connection:
+        connection.execute(sa.text("DELETE FROM celery_idempotency_outcomes"))
+    shop.deliver_all()
+
+    assert shop.result(message) == "charged"
+    assert shop.effects(database) == [2, 1, 0]
+
+
+@pytest.mark.parametrize("order_of_delivery", ["duplicate first", "part first"])
+def test_a_duplicate_of_a_part_that_was_committed_and_not_recorded(
+    shop: Shop, database: TestDatabase, order_of_delivery: str
+) -> None:
+    """The process is killed after the commit, and the lease expires."""
+    message = shop.publish()
+    shop.deliver(message)
+    part = shop.deliveries.next()
+    forget_record(shop)
+    duplicate = shop.publish()
+    both = [duplicate, part] if order_of_delivery == "duplicate first" else [part, duplicate]
+    for delivered in both:
+        shop.deliver(delivered)
+    shop.deliver_all()
+
+    assert shop.result(message) == shop.result(duplicate) == "charged"
+    assert shop.effects(database) == [2, 1, 0]
+
+
+def forget_record(shop: Shop) -> None:
+    """Removes what Redis has, as when the lease of the killed process has expired."""
+    configuration = shop.charge.idempotency_configuration
+    configuration.execute(commands.forget(shop.charge.idempotency_key_of(shop.order, 2)))
