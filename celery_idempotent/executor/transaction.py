@@ -177,8 +177,9 @@ async def require_replaced(request: BeginRequest) -> None:
 
 def _find(request: BeginRequest) -> Row | None:
     call, prefix = request.call, request.runtime.store.config.prefix
+    database: Database = call.settings.transaction
     claim = Claim(call.key, prefix, call.task_id, call.worker, 0, 0)
-    return at_row(call.settings.transaction.transaction(claim, lambda row: False).find)
+    return at_row(database.transaction(claim, lambda row: False).find)
 
 
 def _requeue_undetermined(request: BeginRequest, error: StoreUnavailableError) -> NoReturn:

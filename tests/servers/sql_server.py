@@ -188,11 +188,16 @@ class MariaDB(SQLServer):
     user = "mysql"
     error = pymysql.err.OperationalError
 
+    @property
+    def _directories(self) -> list[str]:
+        # In /tmp, servers that start would remove each other's temporary files.
+        return [f"--datadir={self.data}", f"--tmpdir={self.data}"]
+
     def _initialize(self) -> None:
         self._run(
             [
                 str(shutil.which("mariadb-install-db")),
-                *("--no-defaults", f"--datadir={self.data}", "--skip-test-db"),
+                *("--no-defaults", *self._directories, "--skip-test-db"),
                 "--auth-root-authentication-method=normal",
             ]
         )
@@ -200,7 +205,7 @@ class MariaDB(SQLServer):
     def _command(self) -> list[str]:
         return [
             str(find_mariadb()),
-            *("--no-defaults", f"--datadir={self.data}", f"--socket={self.data}/socket"),
+            *("--no-defaults", *self._directories, f"--socket={self.data}/socket"),
             *("--bind-address=127.0.0.1", f"--port={self.port}", "--skip-name-resolve"),
             *("--innodb-buffer-pool-size=32M", "--innodb-log-file-size=16M"),
         ]
