@@ -85,8 +85,8 @@ class ExecutorCall(Protocol):
         """Seconds to wait at most while another execution holds the key."""
 
     @property
-    def uncommitted(self) -> int:
-        """The generation that the row awaits if the task that this message replaces is committed.
+    def required_generation(self) -> int:
+        """What the row awaits at least once the task that this message replaces is committed.
 
         0 if it replaces none, or none with a transaction.
         """

@@ -248,8 +248,8 @@ class BeginRequest:
 async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outcome:
     """What the call may do: run, run without protection, or return the stored outcome."""
     call, runtime = request.call, request.runtime
-    if call.settings.transaction is not None and call.uncommitted:
-        await transaction.require_replaced(request)
+    if call.settings.transaction is not None and (generation := call.required_generation):
+        await transaction.require_committed(request, generation)
     since = monotonic()
     announced_token, stale = 0, ""
     while True:

@@ -138,7 +138,7 @@ async def reopen(request: BeginRequest, poisoned: Record) -> bool:
     try:
         row = _find(request)
         # A task that has replaced itself has not ended with its row.
-        if row is None or row.expired or row.format.startswith("="):
+        if row is None or row.expired or row.delegates:
             return False
         await request.runtime.execute(commands.forget(call.key, poisoned))
     except StoreUnavailableError as error:
@@ -147,10 +147,13 @@ async def reopen(request: BeginRequest, poisoned: Record) -> bool:
     return True
 
 
-async def require_replaced(request: BeginRequest) -> None:
+async def require_committed(request: BeginRequest, generation: int) -> None:
     """Drops a message of a task that has replaced itself in a transaction that was rolled back.
 
     The replaced task runs again, and publishes another one. This one would run without its effects.
+
+    Args:
+        generation: `ExecutorCall.required_generation`.
 
     Raises:
         Interrupted: if a soft time limit was reached while another transaction had the row.
@@ -161,17 +164,19 @@ async def require_replaced(request: BeginRequest) -> None:
         row = _find(request)
     except StoreUnavailableError as error:
         _requeue_undetermined(request, error)
-    if row is None:
-        committed = False
-    elif row.format.startswith("="):
-        awaited = layout.read_awaited(row.body)
-        committed = row.task_id == call.task_id and awaited >= call.uncommitted
+    if row is not None and row.delegates:
+        committed = _awaited(row, call) >= generation
     else:
-        committed = not row.expired
+        committed = row is not None and not row.expired
     if not committed:
         decide(call, "conflict")
-        text = "is dropped: the transaction of the task that it replaces was rolled back"
-        log(logger, logging.WARNING, call, text)
+        log(
+            logger,
+            logging.WARNING,
+            call,
+            "is dropped: the transaction of the task that it replaces was rolled back, or its key "
+            "was forgotten",
+        )
         call.ignore()
 
 
@@ -191,9 +196,14 @@ def _requeue_undetermined(request: BeginRequest, error: StoreUnavailableError) -
 
 def _continues(row: Row, call: ExecutorCall) -> bool:
     """Whether `call` is a message of the task that has replaced itself, which goes on."""
-    if not row.format.startswith("=") or row.task_id != call.task_id:
-        return False
-    return layout.read_awaited(row.body) <= call.generation
+    return 0 < _awaited(row, call) <= call.generation
+
+
+def _awaited(row: Row, call: ExecutorCall) -> int:
+    """The generation that continues the task of `call`; 0 if that has not replaced itself."""
+    if not row.delegates or row.task_id != call.task_id:
+        return 0
+    return layout.read_awaited(row.body)
 
 
 async def commit(active: ActiveExecution, command: Command) -> Outcome | None:
@@ -280,7 +290,7 @@ async def adopt_record(active: ActiveExecution, row: Row) -> Record:
         active.finish()
         await active.release()
         raise refuse(call, conflict.reused(record))
-    if record.format.startswith("=") and record.task_id != call.task_id:
+    if row.delegates and row.task_id != call.task_id:
         # In a record of this task, the one that has replaced the other would not continue.
         await _release(active)
         return record

@@ -58,7 +58,7 @@ class DirectCall:
     soft_limit: SoftLimit | None = None
     rescheduled: Release | None = None
     dropped_continuation = False
-    uncommitted = 0
+    required_generation = 0
 
     def __init__(
         self,

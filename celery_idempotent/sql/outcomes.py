@@ -227,6 +227,11 @@ class Row(NamedTuple):
         return 0 < self.expires_at <= self.now
 
     @property
+    def delegates(self) -> bool:
+        """Whether its task has replaced itself: another one gives the outcome."""
+        return self.format.startswith("=")
+
+    @property
     def remaining_ms(self) -> int:
         """The rest of its retention, in milliseconds."""
         return max(1, self.expires_at - self.now)

@@ -112,9 +112,9 @@ class TaskCall:
         return min(self.settings.wait_timeout, current_call.wait_within_time_limits(self._request))
 
     @property
-    def uncommitted(self) -> int:
-        """What the row is to await before this message may run; 0 if it needs no row."""
-        return canvas.uncommitted(self.key, self._request, self.task_id)
+    def required_generation(self) -> int:
+        """What the row has to await before this message may run; 0 if it needs no row."""
+        return canvas.required_generation(self.key, self._request, self.task_id)
 
     def run(self, execution: Execution) -> Any:
         """Runs the body of the task, including ``autoretry_for`` and similar wrappers."""

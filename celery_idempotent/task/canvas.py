@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery.app.task import Context
 from celery.canvas import Signature
@@ -85,13 +85,12 @@ def commit_mark(awaited: int, result_ttl: float) -> str:
     return f":{awaited}:{int(time.time() + result_ttl / 2)}"
 
 
-def uncommitted(key: Key, request: Context, task_id: str) -> int:
-    """Returns what the row of `key` is to await, 0 if the message of `request` needs no row."""
-    fingerprint, _, successor_id = str(_replaced_keys(request).get(str(key), "")).partition(".")
-    _, *mark = fingerprint.split(":")
-    if not mark or successor_id != task_id or time.time() > int(mark[1]):
+def required_generation(key: Key, request: Context, task_id: str) -> int:
+    """Returns what the row of `key` has to await; 0 if the message of `request` needs no row."""
+    replaced = _read_replaced(key, request)
+    if replaced is None or replaced.successor_id != task_id or time.time() > replaced.until:
         return 0
-    return int(mark[0])
+    return replaced.awaited
 
 
 def mark_replaced(canvas: Signature, key: Key, request: Context, mark: str = "") -> None:
@@ -117,14 +116,12 @@ def key_in_canvas(key: Key, request: Context, call_id: str) -> Key:
     Args:
         call_id: the task id, or the id of an item of ``map``.
     """
-    replaced = _replaced_keys(request)
-    value = replaced.get(str(key)) if replaced else None
-    if not isinstance(value, str):
+    replaced = _read_replaced(key, request)
+    if replaced is None:
         return key
-    fingerprint, _, successor_id = value.partition(".")
-    if successor_id == call_id:
+    if replaced.successor_id == call_id:
         # Its arguments may differ from those that the key was first used with.
-        return Key(key.task, key.digest, bytes.fromhex(fingerprint.partition(":")[0]))
+        return key.with_fingerprint(replaced.fingerprint)
     # In an eager run every link of a chain has the same id, and no call has duplicates.
     return key.part(uuid() if request.is_eager else call_id)
 
@@ -147,6 +144,24 @@ def _single_tasks(canvas: Signature) -> Iterator[Signature]:
     for sig in (*tasks, getattr(canvas, "body", None)):
         if isinstance(sig, Signature):
             yield from _single_tasks(sig)
+
+
+class _Replaced(NamedTuple):
+    """What a message says of a key whose task it replaces; without a mark, it needs no row."""
+
+    fingerprint: bytes
+    successor_id: str
+    awaited: int = 0
+    until: int = 0
+
+
+def _read_replaced(key: Key, request: Context) -> _Replaced | None:
+    value = _replaced_keys(request).get(str(key))
+    if not isinstance(value, str):
+        return None
+    marked, _, successor_id = value.partition(".")
+    fingerprint, *mark = marked.split(":")
+    return _Replaced(bytes.fromhex(fingerprint), successor_id, *map(int, mark))
 
 
 def _replaced_keys(request: Context) -> Mapping[str, Any]:

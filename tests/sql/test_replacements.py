@@ -30,7 +30,6 @@ class Shop:
         self.app = Celery(broker="memory://", backend="cache+memory://", set_as_current=False)
         self.app.conf.update(idempotency_redis_url=url, idempotency_transaction=engine)
         self.order = order
-        self.parts: list[int] = []
 
         @self.app.task(
             bind=True,
@@ -41,7 +40,6 @@ class Shop:
         )
         def charge(task: Any, order: str, left: int) -> str:
             task.idempotency.connection.execute(effects.insert().values(name=order, pid=left))
-            self.parts.append(left)
             if left:
                 task.replace(charge.s(order, left - 1))
             return "charged"

@@ -26,7 +26,7 @@ TO_EVERYONE = {"queue": _QUEUE, "declare": [_QUEUE.exchange]}
     scope="module",
     params=[
         "redis",
-        pytest.param("rabbitmq", marks=[pytest.mark.rabbitmq, pytest.mark.exhaustive]),
+        pytest.param("rabbitmq", marks=pytest.mark.rabbitmq),
     ],
 )
 def everyone(request: pytest.FixtureRequest, open_shop: Callable[..., Shop]) -> Iterator[Shop]:

@@ -18,7 +18,7 @@ from tests.worker.failing_tasks import try_later
 from tests.worker.harness import Shop
 from tests.worker.tasks import pack
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.worker, pytest.mark.rabbitmq]
+pytestmark = [pytest.mark.worker, pytest.mark.rabbitmq]
 
 #: Seconds; shorter than the default.
 CONFIRM_TIMEOUT = 0.5

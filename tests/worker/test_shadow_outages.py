@@ -10,7 +10,6 @@ import pytest
 
 from celery_idempotent.store import scripts
 from celery_idempotent.testing.server import RedisServer
-from tests.exhaustive import exhaustive_except
 from tests.faults.proxy import Proxy
 from tests.waiting import SOON, eventually
 from tests.worker.failing_tasks import try_later
@@ -37,7 +36,7 @@ def proxy(store: RedisServer) -> Iterator[Proxy]:
         yield proxy
 
 
-@pytest.fixture(scope="module", params=exhaustive_except(["prefork", "threads"], "prefork"))
+@pytest.fixture(scope="module", params=["prefork", "threads"])
 def shared_shop(
     open_shop: Callable[..., Shop], proxy: Proxy, request: pytest.FixtureRequest
 ) -> Iterator[Shop]:

@@ -11,7 +11,6 @@ import pytest
 
 from celery_idempotent import Decision, Idempotency, StoreUnavailableError
 from celery_idempotent.lease.heartbeat import heartbeat
-from tests.exhaustive import exhaustive_except
 from tests.servers.cluster import ClusterServers
 from tests.servers.redis_server import ConfigurableRedisServer
 from tests.waiting import eventually
@@ -32,7 +31,7 @@ def cluster() -> Iterator[ClusterServers]:
         yield cluster
 
 
-@pytest.fixture(params=exhaustive_except(["blocking", "async"], "blocking"))
+@pytest.fixture(params=["blocking", "async"])
 def kind(request: pytest.FixtureRequest) -> str:
     kind: str = request.param
     return kind

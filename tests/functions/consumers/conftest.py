@@ -15,7 +15,7 @@ from tests.functions.consumers.harness import SHORT_VISIBILITY, ConsumerHarness
 @pytest.fixture(
     params=[
         "redis",
-        pytest.param("rabbitmq", marks=[pytest.mark.rabbitmq, pytest.mark.exhaustive]),
+        pytest.param("rabbitmq", marks=pytest.mark.rabbitmq),
     ]
 )
 def broker(request: pytest.FixtureRequest, server: RedisServer) -> tuple[str, dict[str, Any]]:

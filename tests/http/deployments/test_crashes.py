@@ -12,7 +12,6 @@ import pytest
 import redis
 
 from celery_idempotent.testing.server import RedisServer
-from tests.exhaustive import exhaustive_except
 from tests.http.drivers.web_server import GTHREAD, LEASE, UVICORN, WebServer, post, serving
 from tests.waiting import POLL_INTERVAL, eventually
 
@@ -30,7 +29,7 @@ def request_count(client: redis.Redis, order: str) -> int:
     return int(value or 0)
 
 
-@pytest.mark.parametrize("site", exhaustive_except(SITES, "uvicorn"))
+@pytest.mark.parametrize("site", SITES)
 def test_after_a_crash_another_process_runs_the_request_when_the_lease_ends(
     site: str, site_environment: dict[str, str], client: redis.Redis, key: str
 ) -> None:
@@ -72,7 +71,7 @@ def store() -> Iterator[RedisServer]:
         yield store
 
 
-@pytest.fixture(scope="module", params=exhaustive_except(SITES, "uvicorn"))
+@pytest.fixture(scope="module", params=SITES)
 def web(
     request: pytest.FixtureRequest, store: RedisServer, server: RedisServer
 ) -> Iterator[WebServer]:
