@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -112,12 +113,15 @@ class TestPublishersBlocked:
     def run_and_block(
         self, shop: Shop, rabbitmq: RabbitMQ, order: str
     ) -> tuple[AsyncResult, AsyncResult]:
-        """Runs a task; its duplicate is received when nothing can be published."""
+        """Runs a task; its duplicate is received when nothing can be published.
+
+        Only the worker's main process is suspended meanwhile: its pool renews the lease.
+        """
         (worker,) = shop.workers
         shop.ledger.hold(order)
         first = pack.delay(order)
         shop.ledger.wait_for_run(order)
-        worker.freeze()
+        worker.container.process.send_signal(signal.SIGSTOP)
         duplicate = pack.delay(order)
         rabbitmq.block_publishers()
         worker.resume()
@@ -127,13 +131,14 @@ class TestPublishersBlocked:
     def test_duplicate_is_not_lost(
         self, open_with_limit: Callable[[int], Shop], rabbitmq: RabbitMQ, order: str
     ) -> None:
-        shop = open_with_limit(1)
+        shop = open_with_limit(2)
         first, duplicate = self.run_and_block(shop, rabbitmq, order)
-        shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=2)
+        shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=3)
         # After a constant pause, the message would be requeued again, and the queue would drop it.
+        # The third pause is of 16 s: enough for RabbitMQ's command on a loaded machine.
         time.sleep(CONFIRM_TIMEOUT + REQUEUE_PAUSE)
         rabbitmq.unblock_publishers()
-        shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=3)
+        shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=4)
         shop.ledger.release(order)
 
         assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
