@@ -135,8 +135,8 @@ class TestPublishersBlocked:
         first, duplicate = self.run_and_block(shop, rabbitmq, order)
         shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=3)
         # After a constant pause, the message would be requeued again, and the queue would drop it.
-        # The third pause is of 16 s: enough for RabbitMQ's command on a loaded machine.
-        time.sleep(CONFIRM_TIMEOUT + REQUEUE_PAUSE)
+        time.sleep(2 * (REQUEUE_PAUSE + 2 * CONFIRM_TIMEOUT))
+        assert shop.workers[0].logs().count("is returned to the broker") == 2
         rabbitmq.unblock_publishers()
         shop.ledger.wait_for_signal(duplicate.id, "conflicted", number=4)
         shop.ledger.release(order)
