@@ -32,7 +32,7 @@ __all__ = ["RabbitMQ", "RabbitMQError", "find_rabbitmq"]
 
 _START_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
-_CONTROL_SECONDS = 30.0
+_CONTROL_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 _NOT_YET = "requires the 'rabbit' app to be running"
 
