@@ -46,6 +46,7 @@ def canonical_state(state: State, clock_steps_back: bool) -> tuple[State, bytes]
             token=old.get(delivery.token, delivery.token),
             execution_id=delivery.execution_id.translate(names),
             unanswered_ids=delivery.unanswered_ids.translate(names),
+            result=delivery.result.translate(names),
         )
 
     canonical = State(
@@ -80,6 +81,7 @@ def canonical_state(state: State, clock_steps_back: bool) -> tuple[State, bytes]
         displayed=state.displayed and (
             old.get(state.displayed[0], state.displayed[0]), state.displayed[1]
         ),
+        results=tuple(result.translate(names) for result in state.results),
     )  # fmt: skip
     return canonical, renamed
 

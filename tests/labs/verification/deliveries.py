@@ -4,26 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tests.labs.verification.model import RELEASED, RESERVED, STARTED
+from tests.labs.verification.model import (
+    COMPLETED,
+    CONTINUED,
+    RELEASED,
+    RESERVED,
+    STARTED,
+    Result,
+)
 from tests.labs.verification.server import Server
 from tests.labs.verification.state import (
     ERROR,
     EVENTS,
     IGNORED,
     LEASE,
+    NO_RESULT,
+    NO_SUCCESS,
     NOT_STORED,
     OUTCOME,
+    UNRECORDED,
     Action,
     Delivery,
     Effect,
     LateCopy,
     Reply,
     State,
+    Violation,
     acknowledge,
     answer_caller,
+    is_success,
     publish,
     put,
     remaining,
+    result_of,
     update,
 )
 
@@ -35,11 +48,16 @@ class Deliveries(Server):
         self, state: State, slot: int, delivery: Delivery, name: str
     ) -> Iterator[Action]:
         if delivery.phase == "send":
-            yield from self.send(state, slot, delivery, f"{name} resends {delivery.script}")
+            verb = "sends" if delivery.script == "write_result" else "resends"
+            yield from self.send(state, slot, delivery, f"{name} {verb} {delivery.script}")
         elif delivery.phase == "run":
             yield from self._run(state, slot, delivery, name)
         elif delivery.phase == "publish":
             yield f"{name} publishes its message again", False, self._publish_again(slot)
+        elif delivery.phase == "read":
+            yield f"Celery reads the result of {name}: →", False, self._celery_reads(slot)
+        elif delivery.phase == "write":
+            yield f"Celery writes the result of {name}", False, self._celery_writes(slot)
         elif delivery.phase == "ack":
             yield f"{name} acknowledges its message", False, self._acknowledge(slot)
 
@@ -49,9 +67,8 @@ class Deliveries(Server):
             if self.allows(state, "lost reply"):
                 extend = self.count("lost reply", self._extend(slot, delivery, reply_lost=True))
                 yield f"{name} extends its lease, the reply is lost: →", True, extend
-        ended = delivery._replace(
-            phase="send", script="complete", lease_left=0, has_heartbeat=False
-        )
+        script = "fused_complete" if self.fused else "complete"
+        ended = delivery._replace(phase="send", script=script, lease_left=0, has_heartbeat=False)
         yield from self.send(state, slot, ended, f"{name} completes")
         for event, script, verb in (
             ("stored error", "fail", "fails"), ("error", "release", "ends with an error"),
@@ -125,7 +142,22 @@ class Deliveries(Server):
             reply = Reply(result.case, record.state, record.task_id, record.state in "DG")
         began = result.case == "begun" and record is not None
         token = record.token if began else delivery.token
-        return delivery._replace(reply=reply, token=token), state
+        delivery = delivery._replace(reply=reply, token=token)
+        if self.fused and delivery.script != "write_result":
+            delivery = delivery._replace(result=self.result_after(delivery, result))
+        return delivery, state
+
+    def result_after(self, delivery: Delivery, result: Result) -> bytes:
+        """Returns the result that the reply gives the task, unless its message is put back."""
+        record = result.replied
+        if record is not None and record.finished:
+            is_result = record.state in (COMPLETED, CONTINUED[COMPLETED])
+            return record.body if is_result else NO_SUCCESS
+        if delivery.script in ("fail", "release"):
+            return NO_SUCCESS
+        if delivery.script != "fused_complete":
+            return NO_RESULT
+        return UNRECORDED if result.case == "lost" else delivery.execution_id
 
     def _resume(self, slot: int, delivery: Delivery) -> Effect:
         on_reply = self._on_reply(slot, delivery)
@@ -143,18 +175,23 @@ class Deliveries(Server):
         if finished and reply.case in ("finished", "lost"):
             is_own = reply.task == delivery.task
             continues = self.continues and is_own and not reply.continuation_sent
-            return self._answer(slot, OUTCOME, continues)
+            if reply.case == "finished" and not is_own and is_success(delivery.result):
+                return update(slot, phase="send", script="write_result", reply=None, answer=OUTCOME)
+            return self._answer(slot, delivery, OUTCOME, continues)
         if reply.case == "held" and self.conflict_policy(delivery, reply) == "ignore":
-            return self._answer(slot, IGNORED if reply.task != delivery.task else "")
+            return self._answer(slot, delivery, IGNORED if reply.task != delivery.task else "")
         if script == "hold":
             return update(slot, phase="ack", reply=None)  # its retry has been published
         if reply.case == "held" or script == "stop":
             return self.requeue(slot)
+        if reply.case == "written":
+            return self._on_result(slot, OUTCOME)
+        is_error = script in ("release", "exit")
         if reply.case == "ok":
-            answer = ERROR if script in ("release", "exit") else OUTCOME
-            return self._answer(slot, answer, continues=self.continues and script != "exit")
+            continues = self.continues and script != "exit"
+            return self._answer(slot, delivery, ERROR if is_error else OUTCOME, continues)
         if reply.state == "":
-            return self._answer(slot, ERROR if script in ("release", "exit") else NOT_STORED)
+            return self._answer(slot, delivery, ERROR if is_error else NOT_STORED)
         return self.requeue(slot)
 
     def lease_left_at_begin(self, delivery: Delivery) -> int:
@@ -169,10 +206,52 @@ class Deliveries(Server):
         """Publishes first, then acknowledges."""
         return self._publish_again(slot)
 
-    def _answer(self, slot: int, answer: str, continues: bool = False) -> Effect:
+    def _answer(
+        self, slot: int, delivery: Delivery, answer: str, continues: bool = False
+    ) -> Effect:
+        """Acknowledges next, or has Celery write the result first."""
         if continues:
             return update(slot, phase="send", script="mark_continued", reply=None, answer=answer)
-        return update(slot, phase="ack", reply=None, answer=answer)
+        phase = "ack" if delivery.result == NO_RESULT else "read"
+        return update(slot, phase=phase, reply=None, answer=answer)
+
+    def _on_result(self, slot: int, answer: str) -> Effect:
+        """Acknowledges next; a SUCCESS that the result backend does not have stays awaited."""
+
+        def effect(state: State) -> State:
+            delivery = state.deliveries[slot]
+            assert delivery is not None
+            is_there = is_success(result_of(state, delivery.task))
+            result = NO_RESULT if is_there else delivery.result
+            return update(slot, phase="ack", reply=None, answer=answer, result=result)(state)
+
+        return effect
+
+    def _celery_reads(self, slot: int) -> Effect:
+        """Celery writes only if it reads no SUCCESS."""
+
+        def effect(state: State) -> State:
+            delivery = state.deliveries[slot]
+            assert delivery is not None
+            if is_success(result_of(state, delivery.task)):
+                self.case = "SUCCESS"
+                return self._on_result(slot, delivery.answer)(state)
+            self.case = "no SUCCESS"
+            return put(state, slot, delivery._replace(phase="write"))
+
+        return effect
+
+    def _celery_writes(self, slot: int) -> Effect:
+        def effect(state: State) -> State:
+            delivery = state.deliveries[slot]
+            assert delivery is not None
+            before = result_of(state, delivery.task)
+            if self.keeps_success and is_success(before) and before != delivery.result:
+                raise Violation("Celery replaces a SUCCESS")
+            state = self.store_result(state, delivery.task, delivery.result)
+            return self._on_result(slot, delivery.answer)(state)
+
+        return effect
 
     def _give_up(self, slot: int, delivery: Delivery) -> Effect:
         requeue = self.requeue(slot)
@@ -193,7 +272,8 @@ class Deliveries(Server):
             delivery = state.deliveries[slot]
             assert delivery is not None
             state = publish(state, delivery.task, delivery.unanswered_ids, delivery.retries)
-            return put(state, slot, delivery._replace(phase=then, reply=None) if then else None)
+            published = delivery._replace(phase=then, reply=None, result=NO_RESULT)
+            return put(state, slot, published if then else None)
 
         return effect
 
@@ -201,6 +281,8 @@ class Deliveries(Server):
         def effect(state: State) -> State:
             delivery = state.deliveries[slot]
             assert delivery is not None
+            if is_success(delivery.result):
+                raise Violation("the result backend has never had the result")
             state = acknowledge(state, delivery.message)
             state = answer_caller(state, delivery.task, delivery.answer)
             return put(state, slot, delivery._replace(phase=then, reply=None) if then else None)

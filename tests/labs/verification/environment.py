@@ -24,6 +24,8 @@ from tests.labs.verification.state import (
     HOLD,
     KILLED,
     LEASE,
+    NO_RESULT,
+    NO_SUCCESS,
     NO_TOKEN,
     NOT_SENT,
     OUTCOME,
@@ -43,6 +45,7 @@ from tests.labs.verification.state import (
     new_execution_id,
     publish,
     put,
+    put_result,
     replace_message,
     set_publisher,
     update,
@@ -72,6 +75,7 @@ class Environment(Deliveries):
             record=None, messages=messages, deliveries=(None,) * self.workers, notices=(),
             late_copy=None, remaining=self.remaining, answers=("",) * len(self.tasks),
             publishers=(stage,) * len(self.tasks), history=History(token=NO_TOKEN),
+            results=(NO_RESULT,) * len(self.tasks) if self.fused else (),
         )  # fmt: skip
 
     def is_goal(self, state: State) -> bool:
@@ -111,6 +115,7 @@ class Environment(Deliveries):
             text = f"the {state.late_copy.script} of {sender} arrives once more"
             yield text, False, self._execute_late_copy(state.late_copy)
         yield from self._operator(state)
+        yield from self._result_backend(state)
         if self._may_tick(state):
             yield "the clock ticks", False, self._tick
         if self.allows(state, "clock forward"):
@@ -200,6 +205,16 @@ class Environment(Deliveries):
         ):
             display = self.count("forget displayed", _display)
             yield "the record is displayed to an operator", True, display
+
+    def _result_backend(self, state: State) -> Iterator[Action]:
+        for task, result in zip(self.tasks, state.results, strict=False):
+            for event, after, text in (
+                ("result expires", NO_RESULT, "expires"),
+                ("result overwritten", NO_SUCCESS, "is overwritten by another state"),
+            ):
+                if result != after and self.allows(state, event):
+                    change = partial(put_result, task=task, result=after)
+                    yield f"the result of {task.decode()} {text}", True, self.count(event, change)
 
     # Deaths
 

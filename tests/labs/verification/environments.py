@@ -38,6 +38,11 @@ SHORT: dict[str, dict[str, Any]] = {
     "duplicates that are ignored": {
         "on_conflict": "ignore", "allowed": {"redelivery": 1},
     },
+    "fused completion": {"fused": True, "allowed": {"crash": 1}},
+    "a result that expires": {"fused": True, "allowed": {"lost reply": 1, "result expires": 1}},
+    "a result that is overwritten": {
+        "fused": True, "tasks": 1, "allowed": {"redelivery": 1, "result overwritten": 1},
+    },
 }  # fmt: skip
 
 LONG: dict[str, dict[str, Any]] = {
@@ -106,6 +111,29 @@ LONG: dict[str, dict[str, Any]] = {
     "deaths in a row": {
         "max_attempts": 2, "tasks": 1, "allowed": {"crash": 3, "redelivery": 1},
     },
+    "fused, crash and redelivery": {"fused": True, "allowed": {"crash": 1, "redelivery": 1}},
+    "fused, freeze and lost reply": {"fused": True, "allowed": {"freeze": 1, "lost reply": 1}},
+    "fused, freeze and redelivery": {
+        "fused": True, "keeps_success": False, "allowed": {"freeze": 1, "redelivery": 1},
+    },
+    "fused, error and redelivery": {
+        "fused": True, "keeps_success": False, "allowed": {"error": 1, "redelivery": 1},
+    },
+    "fused, error and crash": {"fused": True, "allowed": {"error": 1, "crash": 1}},
+    "fused, late copy and freeze": {"fused": True, "allowed": {"late copy": 1, "freeze": 1}},
+    "fused, late copy and an expired result": {
+        "fused": True, "allowed": {"late copy": 1, "result expires": 1},
+    },
+    "fused, freeze and an expired result": {
+        "fused": True, "allowed": {"freeze": 1, "result expires": 1},
+    },
+    "fused, crash and an overwritten result": {
+        "fused": True, "allowed": {"crash": 1, "result overwritten": 1},
+    },
+    "fused, crash, lost reply and an expired result": {
+        "fused": True, "tasks": 1,
+        "allowed": {"crash": 1, "lost reply": 1, "result expires": 1},
+    },
 }  # fmt: skip
 
 #: What cannot be promised: the arguments of Environment, and the invariant that breaks there.
@@ -126,5 +154,14 @@ LIMITS: dict[str, tuple[dict[str, Any], str]] = {
     "a publisher dies between its reservation and its message": (
         {"reserves": True, "allowed": {"publisher dies": 1}},
         "T2 waits for a message that was never sent",
+    ),
+    # Celery reads the result, then writes it. In between, a copy of the message has written one.
+    "Celery writes a FAILURE over a SUCCESS": (
+        {"fused": True, "allowed": {"error": 1, "redelivery": 1}},
+        "Celery replaces a SUCCESS",
+    ),
+    "Celery writes a result that is not stored over one that is": (
+        {"fused": True, "tasks": 1, "allowed": {"freeze": 1, "redelivery": 1}},
+        "Celery replaces a SUCCESS",
     ),
 }  # fmt: skip

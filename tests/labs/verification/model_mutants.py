@@ -12,7 +12,16 @@ from typing import Any
 from tests.labs.verification.environment import Environment
 from tests.labs.verification.model import FAILED, STARTED, Clock, Error, Protocol, Record, Result
 from tests.labs.verification.search import SearchResult, search
-from tests.labs.verification.state import LEASE, RETENTION, Delivery, Effect, Message, Reply, State
+from tests.labs.verification.state import (
+    LEASE,
+    OUTCOME,
+    RETENTION,
+    Delivery,
+    Effect,
+    Message,
+    Reply,
+    State,
+)
 
 
 @dataclass(frozen=True)
@@ -31,14 +40,16 @@ class Mutant:
 MUTANTS: list[Mutant] = []
 
 
-def mutant(name: str, tasks: int = 1, workers: int = 2, **allowed: int) -> Callable[[type], type]:
+def mutant(
+    name: str, tasks: int = 1, workers: int = 2, fused: bool = False, **allowed: int
+) -> Callable[[type], type]:
     """Registers the decorated class as a mutant, with the environment in which it shows."""
     events = {event.replace("_", " "): times for event, times in allowed.items()}
 
     def add(cls: type) -> type:
         protocol = cls if issubclass(cls, Protocol) else Protocol
         environment = cls if issubclass(cls, Environment) else Environment
-        arguments = {"tasks": tasks, "workers": workers, "allowed": events}
+        arguments = {"tasks": tasks, "workers": workers, "fused": fused, "allowed": events}
         MUTANTS.append(Mutant(name, protocol, environment, arguments))
         return cls
 
@@ -259,6 +270,52 @@ class ForgetsByState(Protocol):
         return super().was_displayed(record, state, record.token)
 
 
+@mutant("a refused result is written", fused=True, tasks=2, freeze=1)
+class WritesRefusedResult(Protocol):
+    def fused_complete(self, record: Record | None, clock: Clock, **arguments: Any) -> Result:
+        result = super().fused_complete(record, clock, **arguments)
+        return result._replace(backend=arguments["meta"]) if result.case == "lost" else result
+
+
+@mutant("a SUCCESS of the result backend is overwritten", fused=True, crash=1)
+class OverwritesSuccess(Protocol):
+    def is_no_success(self, backend: bytes) -> bool:
+        return True
+
+
+@mutant("a result is reported as written, but is not", fused=True)
+class WritesNothing(Protocol):
+    def fused_complete(self, record: Record | None, clock: Clock, **arguments: Any) -> Result:
+        result = super().fused_complete(record, clock, **arguments)
+        return result._replace(backend=arguments["backend"])
+
+
+@mutant("a resend reports an expired result as written", fused=True, lost_reply=1,
+        result_expires=1)  # fmt: skip
+class ReportsExpiredResult(Protocol):
+    def fused_complete(self, record: Record | None, clock: Clock, **arguments: Any) -> Result:
+        result = super().fused_complete(record, clock, **arguments)
+        return result._replace(case="written") if result.case == "ok" else result
+
+
+@mutant("a resend writes an expired result again", fused=True, late_copy=1, result_expires=1)
+class WritesAgain(Protocol):
+    def fused_complete(self, record: Record | None, clock: Clock, **arguments: Any) -> Result:
+        result = super().fused_complete(record, clock, **arguments)
+        if result.case == "ok" and arguments["backend"] is None:
+            return result._replace(case="written", backend=arguments["meta"])
+        return result
+
+
+@mutant("a replay extends the record", fused=True, tasks=2)
+class ExtendsReplayed(Protocol):
+    def fused_complete(self, record: Record | None, clock: Clock, **arguments: Any) -> Result:
+        result = super().fused_complete(record, clock, **arguments)
+        if arguments["token"] != 0 or record is None:
+            return result
+        return result._replace(after=record._replace(expires=clock.ms + LEASE + RETENTION))
+
+
 # The library
 
 
@@ -303,3 +360,29 @@ class RenewsDeadLease(Environment):
         if record is not None and record.state == STARTED:
             record = record._replace(at=LEASE, expires=LEASE + RETENTION)
         return state._replace(record=record)
+
+
+@mutant("Celery does not write what the script has not written", fused=True, lost_reply=1,
+        result_expires=1)  # fmt: skip
+class TakesOkForWritten(Environment):
+    def _on_reply(self, slot: int, delivery: Delivery) -> Effect:
+        reply = delivery.reply
+        if delivery.script == "fused_complete" and reply is not None and reply.case == "ok":
+            return self._on_result(slot, OUTCOME)
+        return super()._on_reply(slot, delivery)
+
+
+@mutant("a redelivery is taken to have its result", fused=True, redelivery=1, result_overwritten=1)
+class TakesResultForGranted(Environment):
+    def _on_reply(self, slot: int, delivery: Delivery) -> Effect:
+        if delivery.script == "begin" and delivery.reply == Reply("finished", "C", delivery.task):
+            return self._on_result(slot, OUTCOME)
+        return super()._on_reply(slot, delivery)
+
+
+@mutant("Celery writes a refused result", fused=True, tasks=2, freeze=1)
+class GivesRefusedResult(Environment):
+    def result_after(self, delivery: Delivery, result: Result) -> bytes:
+        if delivery.script == "fused_complete":
+            return delivery.execution_id
+        return super().result_after(delivery, result)

@@ -11,7 +11,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tests.labs.verification.environment import Environment
-from tests.labs.verification.state import LETTERS, State, Violation
+from tests.labs.verification.state import (
+    LETTERS,
+    NO_RESULT,
+    NO_SUCCESS,
+    UNRECORDED,
+    State,
+    Violation,
+)
 
 
 class Counterexample(NamedTuple):
@@ -129,7 +136,7 @@ def _trace(
         )
         text = names.translate(transition.text)
         names.rename(transition.renamed)
-        steps.append((text, names.translate(_describe_record(transition.state))))
+        steps.append((text, names.translate(_describe(transition.state))))
     return Counterexample(steps, names.translate(last), reason)
 
 
@@ -161,6 +168,15 @@ def format_counterexample(counterexample: Counterexample) -> Iterator[str]:
         yield f"{number:3}. {text:<62} {record}"
     yield f"{len(counterexample.steps) + 1:3}. {counterexample.last}"
     yield f"  ✗  {counterexample.violation}"
+
+
+def _describe(state: State) -> str:
+    parts = [_describe_record(state)]
+    for number, result in enumerate(state.results, 1):
+        if result != NO_RESULT:
+            text = {NO_SUCCESS: "no SUCCESS", UNRECORDED: "a SUCCESS without a record"}
+            parts.append(f"T{number} has {text.get(result, f'SUCCESS {result.decode()}')}")
+    return "; ".join(parts)
 
 
 def _describe_record(state: State) -> str:

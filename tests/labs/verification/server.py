@@ -10,16 +10,29 @@ from tests.labs.verification.state import (
     EVENTS,
     HOLD,
     LEASE,
+    NO_RESULT,
+    NO_SUCCESS,
     NO_TOKEN,
     POISONED,
     RETENTION,
+    UNRECORDED,
     Delivery,
     History,
     State,
     Violation,
+    is_success,
     microsecond,
+    put_result,
+    result_of,
     worker_of,
 )
+
+
+def _meta(result: bytes) -> bytes | None:
+    """What the result backend stores, in a form of which the scripts read the state."""
+    if result == NO_RESULT:
+        return None
+    return b"status: " + (b"FAILURE " if result == NO_SUCCESS else b"SUCCESS ") + result
 
 
 class Server:
@@ -36,6 +49,9 @@ class Server:
         exclusive: whether to check that at most one execution trusts its lease; None: where that
             can hold.
         tokens_grow: whether tokens must grow after a record is gone; None: where they can.
+        fused: whether executions complete by fused_complete, with a result backend.
+        keeps_success: whether to check that Celery, which reads a result before it writes one,
+            replaces no SUCCESS that another process has written in between.
         allowed: how often each of `EVENTS` may happen.
     """
 
@@ -51,6 +67,8 @@ class Server:
         max_attempts: int = 3,
         exclusive: bool | None = None,
         tokens_grow: bool | None = None,
+        fused: bool = False,
+        keeps_success: bool = True,
         allowed: Mapping[str, int],
     ) -> None:
         unknown = set(allowed) - set(EVENTS)
@@ -62,6 +80,10 @@ class Server:
         self.on_conflict = on_conflict
         self.continues = continues
         self.max_attempts = max_attempts
+        # Tasks with a continuation have no fused completion.
+        assert not (fused and continues)
+        self.fused = fused
+        self.keeps_success = keeps_success
         self.remaining = tuple(allowed.get(name, 0) for name in EVENTS)
         # An operator who forgets a running execution, or a clock that leaps, admits a second one.
         admits_second = any(map(allowed.get, ("forget", "forget displayed", "clock forward")))
@@ -86,6 +108,7 @@ class Server:
         }  # fmt: skip
         release = {**token, "hold_ms": 0, **retention, **no_error}
         lease = {"lease_ms": LEASE, "ttl_ms": LEASE + RETENTION}
+        outcome = {**token, "format": b"", "body": delivery.execution_id, **retention}
         arguments: dict[str, dict[str, Any]] = {
             "begin": {
                 "execution_id": delivery.execution_id, "unanswered_ids": delivery.unanswered_ids,
@@ -93,8 +116,10 @@ class Server:
                 "worker": worker_of(delivery.execution_id), **lease,
                 "max_attempts": self.max_attempts, "error_ms": RETENTION,
             },
-            "complete": {**token, "format": b"", "body": delivery.execution_id, **retention},
-            "fail": {**token, "format": b"", "body": delivery.execution_id, **retention},
+            "complete": outcome,
+            "fused_complete": outcome,
+            "write_result": {**outcome, "token": 0, "body": b""},
+            "fail": outcome,
             "release": {**release, "error": delivery.execution_id},
             "stop": release,
             "exit": release,
@@ -103,9 +128,45 @@ class Server:
             "save_step": {**token, "entry": b"1", **lease},
             "mark_continued": {"task_id": delivery.task},
         }  # fmt: skip
+        if script in ("fused_complete", "write_result"):
+            return self._execute_fused_complete(state, script, delivery, arguments[script])
         name = "release" if script in ("hold", "stop", "exit") else script
         check = getattr(self, f"_check_{name}", self._check_others)
         return self.execute(state, name, lambda *seen: check(*seen, delivery), **arguments[script])
+
+    def _execute_fused_complete(
+        self, state: State, script: str, delivery: Delivery, outcome: dict[str, Any]
+    ) -> tuple[Result, State]:
+        is_replay = script == "write_result"
+        before = result_of(state, delivery.task)
+        meta = _meta(delivery.result if is_replay else delivery.execution_id)
+
+        def check(history: History, record: Record | None, result: Result) -> History:
+            is_resend = not is_replay and record is not None and record.finished
+            if is_resend and result.backend != _meta(before):
+                raise Violation("a resend writes the result again")
+            if result.case == "written" and result.backend != meta:
+                raise Violation("the reply is written, but the result is not there")
+            if not is_replay:
+                return self._check_complete(history, record, result, delivery)
+            if result.after != record:
+                raise Violation("a replay changes the record")
+            return history
+
+        result, after = self.execute(
+            state, "fused_complete", check, **outcome, meta=meta, expires=0, backend=_meta(before)
+        )
+        if result.backend == _meta(before):
+            return result, after
+        if is_success(before):
+            raise Violation("fused_complete replaces a SUCCESS")
+        return result, self.store_result(after, delivery.task, (result.backend or b"")[-1:])
+
+    def store_result(self, state: State, task: bytes, result: bytes) -> State:
+        """Writes a result into the result backend."""
+        if is_success(result) and result not in (state.history.outcome, UNRECORDED):
+            raise Violation("the result backend has another outcome than the record")
+        return put_result(state, task, result)
 
     def abandon(
         self, state: State, task: bytes, worker: bytes, grace: int, retries: int = 0,
@@ -135,6 +196,8 @@ class Server:
         clock = Clock(0, microsecond(state))
         result = script(state.record, clock, **arguments)
         self.case = result.case
+        if name == "fused_complete":
+            arguments["backend"] = result.backend
         resent = script(result.after, Clock(0, clock.us + 1), **arguments)
         if resent.case != result.case and name != "forget":
             raise Violation(f"a resend changes the reply: {result.case}, then {resent.case}")
@@ -269,4 +332,21 @@ class Server:
         self, state: State, ended: tuple[tuple[bytes, int, bytes], ...] = ()
     ) -> State:
         token = state.history.token if self.tokens_grow else NO_TOKEN
-        return state._replace(record=None, history=History(token=token, ended=ended))
+        state = state._replace(record=None, history=History(token=token, ended=ended))
+        return self._without_record(state) if self.fused else state
+
+    def _without_record(self, state: State) -> State:
+        """The outcome that the record had is no longer the key's."""
+
+        def unrecorded(result: bytes) -> bytes:
+            return UNRECORDED if is_success(result) else result
+
+        def without_record(delivery: Delivery) -> Delivery:
+            return delivery._replace(result=unrecorded(delivery.result))
+
+        copy = state.late_copy
+        return state._replace(
+            results=tuple(map(unrecorded, state.results)),
+            deliveries=tuple(each and without_record(each) for each in state.deliveries),
+            late_copy=copy and copy._replace(sender=without_record(copy.sender)),
+        )

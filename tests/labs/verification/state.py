@@ -16,6 +16,10 @@ POISONED = b"poisoned"
 #: The error of an execution that was killed at a time limit.
 KILLED = b"killed"
 
+# What the result backend has for a task id: nothing, another state than SUCCESS, a SUCCESS with an
+# outcome whose record is gone or never was; else a SUCCESS with the outcome of that execution id.
+NO_RESULT, NO_SUCCESS, UNRECORDED = b"", b"!", b"?"
+
 # The kinds of answers that a caller can get.
 OUTCOME, ERROR, NOT_STORED, IGNORED, NOT_SENT = (
     "outcome", "error", "not stored", "ignored", "not sent",
@@ -58,7 +62,8 @@ class Delivery(NamedTuple):
     unanswered_ids: bytes
     execution_id: bytes
     retries: int = 0
-    #: "run"; "send" a script; "await" a reply; "publish" again; "ack" the message.
+    #: "run"; "send" a script; "await" a reply; "publish" again; Celery is to "read" the result, or
+    #: to "write" it; "ack" the message.
     phase: str = "send"
     script: str = "begin"
     reply: Reply | None = None
@@ -72,6 +77,8 @@ class Delivery(NamedTuple):
     dying: bool = False
     #: The answer of its caller once it acknowledges.
     answer: str = ""
+    #: What the result backend must have for its task, until it has had that.
+    result: bytes = NO_RESULT
 
     @property
     def trusts_lease(self) -> bool:
@@ -133,6 +140,8 @@ class State(NamedTuple):
     history: History
     #: Token and state of the record that was displayed to an operator.
     displayed: tuple[int, str] | None = None
+    #: By task: what the result backend has. Only with fused completion.
+    results: tuple[bytes, ...] = ()
 
 
 #: What an action does to a state.
@@ -155,7 +164,8 @@ class Transition(NamedTuple):
 EVENTS = (
     "crash", "freeze", "lost reply", "late copy", "redelivery", "clock back", "clock forward",
     "forget", "forget displayed", "time limit", "final time limit", "retry", "error",
-    "stored error", "exit", "step", "publish fails", "publisher dies",
+    "stored error", "exit", "step", "publish fails", "publisher dies", "result expires",
+    "result overwritten",
 )  # fmt: skip
 #: Lower than any token.
 NO_TOKEN = -(10**9)
@@ -214,6 +224,22 @@ def answer_caller(state: State, task: bytes, answer: str) -> State:
     number = int(task[1:]) - 1
     answers[number] = answers[number] or answer
     return state._replace(answers=tuple(answers))
+
+
+def is_success(result: bytes) -> bool:
+    """Whether what the result backend has is a SUCCESS."""
+    return result not in (NO_RESULT, NO_SUCCESS)
+
+
+def result_of(state: State, task: bytes) -> bytes:
+    """Returns what the result backend has for the task."""
+    return state.results[int(task[1:]) - 1]
+
+
+def put_result(state: State, task: bytes, result: bytes) -> State:
+    results = list(state.results)
+    results[int(task[1:]) - 1] = result
+    return state._replace(results=tuple(results))
 
 
 def set_publisher(state: State, number: int, stage: str) -> State:

@@ -66,6 +66,14 @@ def test_each_known_limit_has_a_counterexample(arguments: dict[str, Any], violat
     assert counterexample.violation == violation
 
 
+def test_a_trace_has_the_results_in_the_result_backend() -> None:
+    mutant = next(each for each in MUTANTS if each.name == "a replay extends the record")
+    counterexample = mutant.search().counterexample
+    assert counterexample is not None
+
+    assert counterexample.steps[1][1] == "COMPLETED by A; T1 has SUCCESS A"
+
+
 def test_a_counterexample_is_formatted_as_a_numbered_trace() -> None:
     mutant = next(each for each in MUTANTS if each.name == "no token check")
     counterexample = mutant.search().counterexample

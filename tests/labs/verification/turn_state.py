@@ -63,6 +63,11 @@ class TurnState(NamedTuple):
         """What a trace describes."""
         return self.turn
 
+    @property
+    def results(self) -> tuple[bytes, ...]:
+        """The search of a turn has no result backend."""
+        return ()
+
 
 def canonical_state(state: TurnState) -> tuple[TurnState, bytes]:
     """Returns the state with its execution ids as A, B, C … and its tokens by their order."""
