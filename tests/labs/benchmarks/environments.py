@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,7 +12,7 @@ from tests.labs.benchmarks.bench import private_server
 from tests.labs.benchmarks.figure import Figure, Goal, Spread
 from tests.labs.benchmarks.interleaving import Rounds
 from tests.labs.benchmarks.measure import MissingDependency
-from tests.labs.comparison.contestants import CONTESTANTS, OURS, PLAIN
+from tests.labs.comparison.contestants import CONTESTANTS, OURS, PLAIN, TWO_SCRIPTS
 from tests.labs.comparison.environment import DATABASES_EACH, Environment
 
 #: A second instance of plain Celery: its distance from the first one is chance.
@@ -29,13 +29,16 @@ OURS_BY_DEFAULT: Entries = {OURS.name: (OURS.name, {"settings": {"idempotency_re
 WITH_CONTROL: Entries = {**CONTESTANTS_ONLY, **OURS_BY_DEFAULT, CONTROL: (PLAIN.name, {})}
 WITH_UNFUSED: Entries = {
     **WITH_CONTROL,
+    TWO_SCRIPTS.name: (TWO_SCRIPTS.name, {}),
     UNFUSED: (
         OURS.name,
         {"settings": {"idempotency_redis_url": None, "idempotency_fused_completion": False}},
     ),
 }
 CELERY_AND_OURS: Entries = {
-    name: entry for name, entry in WITH_UNFUSED.items() if entry[0] in (PLAIN.name, OURS.name)
+    name: entry
+    for name, entry in WITH_UNFUSED.items()
+    if entry[0] in (PLAIN.name, TWO_SCRIPTS.name, OURS.name)
 }
 WITH_CONTROL_AND_DEDUPE: Entries = {
     **WITH_CONTROL,
@@ -103,11 +106,27 @@ def ratio_figures(times: Rounds, goals: Mapping[str, Goal]) -> list[Figure]:
     return figures
 
 
-def peer_figures(times: Rounds) -> list[Figure]:
+def difference_figures(times: Rounds, names: Iterable[str]) -> list[Figure]:
+    """Returns what each of `names` takes more than plain Celery, from `times` in microseconds.
+
+    A body that takes longer than that makes a replay cheaper than a run.
+    """
+    of_celery = plain(times)
+    differences = {
+        name: [(each - run) / 1000 for each, run in zip(times[name], of_celery, strict=True)]
+        for name in names
+    }
+    return [
+        Figure.from_spread(f"{name} − celery", Spread.from_values(each), "ms", Goal(1))
+        for name, each in differences.items()
+    ]
+
+
+def peer_figures(times: Rounds, prefix: str = "") -> list[Figure]:
     """Returns the ratio of celery-idempotent to each of the other libraries."""
     return [
         Figure.from_spread(
-            f"{OURS.name} / {peer}",
+            f"{prefix}{OURS.name} / {peer}",
             Spread.from_ratios(times[OURS.name], times[peer]),
             "×",
             Goal(1, "<"),

@@ -81,10 +81,25 @@ class Idempotent(Contestant):
         return {"idempotency_redis_url": locks}
 
 
-PLAIN, OURS = Plain(), Idempotent()
+class TwoScripts(Contestant):
+    """Celery with two scripts around each task, and nothing else: a measure, not a library."""
+
+    name = "two scripts"
+
+    @property
+    def version(self) -> str:
+        return PLAIN.version
+
+    def task_options(self, lock: float) -> dict[str, Any]:
+        from tests.labs.comparison.two_scripts import TwoScriptsTask
+
+        return {"base": TwoScriptsTask}
+
+
+PLAIN, OURS, TWO_SCRIPTS = Plain(), Idempotent(), TwoScripts()
 CONTESTANTS: tuple[Contestant, ...] = (PLAIN, Once(), Singleton(), OURS)
 
 
 def find_contestant(name: str) -> Contestant:
     """Returns the contestant of that name."""
-    return next(contestant for contestant in CONTESTANTS if contestant.name == name)
+    return next(each for each in (*CONTESTANTS, TWO_SCRIPTS) if each.name == name)
