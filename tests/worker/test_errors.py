@@ -100,7 +100,8 @@ class TestCelerysRetry:
         assert record.task_id == result.id
 
     def test_has_no_conflict(self, ledger: Ledger, order: str) -> None:
-        result = try_later.delay(order, 0.1)
+        # Long enough for the first execution to end.
+        result = try_later.delay(order, 1.0)
 
         assert result.get(timeout=SOON)
         assert [run.task_id for run in ledger.runs(order)] == [result.id] * 2
