@@ -2,8 +2,8 @@
 
 Before the body a script reads the time and stores that the key has started, after it another one
 stores the outcome and the task's result, as fused completion does. There is nothing else: no lease
-and heartbeat, no retries, no comparison of arguments, no signals, no errors, no log line. It
-protects nothing if a worker dies.
+and heartbeat, no retries, no comparison of arguments, no signals, no errors, no log line, and
+nothing is replayed: it protects nothing.
 """
 
 from __future__ import annotations
@@ -16,19 +16,15 @@ from celery import Task
 from celery.states import SUCCESS
 
 BEGIN = """
-local stored = redis.call('GET', KEYS[1])
-if stored then return stored end
+redis.call('GET', KEYS[1])
 local clock = redis.call('TIME')
 redis.call('SET', KEYS[1], clock[1] .. clock[2] .. ARGV[1], 'PX', ARGV[2])
-return false
 """
 COMPLETE = """
-if ARGV[1] ~= '' then
-  local clock = redis.call('TIME')
-  local stored = redis.call('GET', KEYS[1])
-  redis.call('SET', KEYS[1], clock[1] .. clock[2] .. ARGV[1], 'PX', ARGV[2])
-end
-local result = redis.call('GET', KEYS[2])
+local clock = redis.call('TIME')
+redis.call('GET', KEYS[1])
+redis.call('SET', KEYS[1], clock[1] .. clock[2] .. ARGV[1], 'PX', ARGV[2])
+redis.call('GET', KEYS[2])
 redis.call('SET', KEYS[2], ARGV[3], 'EX', ARGV[4])
 redis.call('PUBLISH', KEYS[2], ARGV[3])
 """
@@ -50,8 +46,8 @@ class TwoScriptsTask(Task):
         begin, complete = self._scripts
         digest = sha256(json.dumps([self.name, args, kwargs]).encode()).hexdigest()
         key = f"once:{digest}"
-        stored = begin([key], [f"S{request.id}{request.hostname}", LEASE_MS])
-        value = self.run(*args, **kwargs) if stored is None else None
+        begin([key], [f"S{request.id}{request.hostname}", LEASE_MS])
+        value = self.run(*args, **kwargs)
         result = {
             "status": SUCCESS,
             "result": value,
@@ -63,7 +59,7 @@ class TwoScriptsTask(Task):
         complete(
             [key, backend.get_key_for_task(request.id)],
             [
-                f"C{request.id}{json.dumps(value)}" if stored is None else "",
+                f"C{request.id}{json.dumps(value)}",
                 *(RETENTION_SECONDS * 1000, json.dumps(result), RETENTION_SECONDS),
             ],
         )
