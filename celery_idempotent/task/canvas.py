@@ -147,7 +147,7 @@ def _single_tasks(canvas: Signature) -> Iterator[Signature]:
 
 
 class _Replaced(NamedTuple):
-    """What a message says of a key whose task it replaces; without a mark, it needs no row."""
+    """What a message has for a key whose task it replaces; without a mark, it needs no row."""
 
     fingerprint: bytes
     successor_id: str
