@@ -21,8 +21,6 @@ QUEUE_SECONDS = 300.0
 UNTIL = ("expired", "finished", "started")
 ON_CONFLICT = ("retry", "wait", "raise", "ignore", "reject")
 ON_STORE_ERROR = ("retry", "run", "raise")
-ON_LEASE_LOST = ("finish", "abort")
-ON_STORE_UNAVAILABLE_AT_START = ("wait", "exit", "continue")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +66,10 @@ class Settings:
     #: What happens to a call while Redis is unavailable. ``retry``: its message comes back later.
     #: ``run``: it runs without protection. ``raise``: StoreUnavailableError.
     on_store_error: str = "retry"
-    #: What happens to an execution when another one has taken over. ``finish``: it ends, and its
-    #: outcome is refused. ``abort``: LeaseLostError is raised inside the task.
-    on_lease_lost: str = "finish"
     #: Whether publishing reserves the key: ``delay`` of a key that is in progress or finished
-    #: publishes nothing, and returns the first call's result.
-    dedupe_publish: bool = False
+    #: publishes nothing, and returns the first call's result. By default if ``until`` is
+    #: ``started``.
+    dedupe_publish: bool | None = None
     #: With ``dedupe_publish``: how long after its eta a published message may wait in its queue
     #: before another publish goes through; never longer than it takes to expire.
     reservation_ttl: float = 3600.0
@@ -86,8 +82,6 @@ class Settings:
     serializer: str | None = None
     #: kombu compression of stored results, such as ``gzip`` or ``bzip2``.
     compression: str | None = None
-    #: Bytes; smaller values are not compressed.
-    compression_threshold: int = 1024
     #: Fernet keys, the newest first, or a function (or its path) that returns them: results, errors
     #: and steps are encrypted.
     encryption_keys: Any = field(default=None, repr=False)
@@ -109,21 +103,8 @@ class Settings:
     redis_client: Any = field(default=None, repr=False)
     #: Time limit of one command, its retries included.
     redis_timeout: float = 5.0
-    #: Time limit of connecting.
-    redis_connect_timeout: float = 2.0
-    #: Replicas that must acknowledge each begin and each outcome.
+    #: Replicas that must acknowledge each begin and each outcome, within a second.
     wait_replicas: int = 0
-    #: Time limit of those acknowledgements.
-    wait_replicas_timeout: float = 1.0
-    #: Whether Redis must have written each of them to its disk, too (WAITAOF).
-    wait_aof: bool = False
-    #: Commands that fail in a row before the circuit breaker opens.
-    breaker_threshold: int = 2
-    #: Longest time between two attempts to reach Redis while the breaker is open.
-    breaker_max_delay: float = 30.0
-    #: What a worker does if Redis is unavailable when it starts: ``wait``, ``exit`` or
-    #: ``continue``. By default ``continue`` if ``on_store_error`` is ``run``, else ``wait``.
-    on_store_unavailable_at_start: str | None = None
     #: Template of a readable name, such as ``"order {order_id}"``, which is stored in clear and
     #: shown beside the key.
     label: str | None = None
@@ -189,10 +170,10 @@ def build(values: Mapping[str, Any], where: str) -> Settings:
     for option, value in values.items():
         check_value(option, value, where)
     given = {option.removeprefix(PREFIX): value for option, value in values.items()}
-    _check_wait_timeout(given, where)
     for name in ("replay_errors", "encryption_keys"):
         if isinstance(given.get(name), list):
             given[name] = tuple(given[name])
+    given.setdefault("dedupe_publish", given.get("until") == "started")
     return Settings(**given)
 
 
@@ -210,18 +191,6 @@ def check_value(option: str, value: Any, where: str) -> None:
         raise SettingsError(f"{where}: {option} must be {expected}, not {shown}")
 
 
-def _check_wait_timeout(given: Mapping[str, Any], where: str) -> None:
-    """Ensures that a command does not time out while Redis waits for its replicas."""
-    names = ("wait_replicas", "wait_aof", "wait_replicas_timeout", "redis_timeout")
-    settings = Settings(**{name: given[name] for name in names if name in given})
-    waits = settings.wait_replicas or settings.wait_aof
-    if waits and settings.wait_replicas_timeout > settings.redis_timeout / 2:
-        raise SettingsError(
-            f"{where}: idempotency_wait_replicas_timeout must be at most half of "
-            f"idempotency_redis_timeout ({settings.redis_timeout:g} s)"
-        )
-
-
 def in_shadow(settings: Settings) -> Settings:
     """Returns `settings` for ``idempotency_shadow``: records hold facts only, and nothing waits."""
     return replace(
@@ -231,11 +200,7 @@ def in_shadow(settings: Settings) -> Settings:
         offload_backend=None,
         encryption_keys=None,
         redis_timeout=min(settings.redis_timeout, SHADOW_TIMEOUT),
-        redis_connect_timeout=min(settings.redis_connect_timeout, SHADOW_TIMEOUT / 2),
         wait_replicas=0,
-        wait_aof=False,
-        breaker_threshold=1,
-        on_store_unavailable_at_start="continue",
     )
 
 
@@ -258,12 +223,27 @@ def check_names(names: Iterable[str], where: str, known: Collection[str] = OPTIO
 
 def unknown_option(name: str, where: str, known: Collection[str]) -> SettingsError:
     """Returns the error for an option that is not among the `known` ones."""
+    if advice := _REMOVED.get(name.removeprefix(PREFIX)):
+        return SettingsError(f"{where}: {name} was removed: {advice}")
     close = difflib.get_close_matches(name, known, 1) or difflib.get_close_matches(
         name.removeprefix(PREFIX), known, 1
     )
     hint = f"; did you mean {close[0]}?" if close else ""
     return SettingsError(f"{where}: there is no option {name}{hint}")
 
+
+#: Options of earlier versions, and what to do instead.
+_REMOVED: Mapping[str, str] = {
+    "on_lease_lost": "call self.idempotency.check() in the body, which raises LeaseLostError",
+    "compression_threshold": "values of less than 1 KiB are not compressed",
+    "redis_connect_timeout": 'set "socket_connect_timeout" in idempotency_redis_options',
+    "wait_replicas_timeout": "a write waits a quarter of idempotency_redis_timeout, at most 1 s",
+    "wait_aof": "set appendfsync always in Redis, or idempotency_wait_replicas",
+    "breaker_threshold": "the circuit breaker opens after two failures",
+    "breaker_max_delay": "the circuit breaker tries again at least every 30 s",
+    "on_store_unavailable_at_start": "a worker starts without Redis and its messages follow "
+    "idempotency_on_store_error; run celery idempotency doctor before it",
+}
 
 #: Whether a value is valid, and what it must be.
 _Validator = tuple[Callable[[Any], bool], str]
@@ -345,14 +325,12 @@ _VALIDATORS: Mapping[str, _Validator] = {
     "wait_timeout": _seconds(0),
     "max_attempts": _whole(1, 255),
     "on_store_error": _one_of(*ON_STORE_ERROR),
-    "on_lease_lost": _one_of(*ON_LEASE_LOST),
     "dedupe_publish": _FLAG,
     "reservation_ttl": _seconds(1),
     "store_result": _FLAG,
     "fused_completion": _FLAG,
     "serializer": _text("the name of a kombu serializer"),
     "compression": _text("the name of a kombu compression"),
-    "compression_threshold": _whole(0, 512 * 1024 * 1024, "of bytes "),
     "encryption_keys": (
         _are_keys,
         "a tuple of Fernet keys, the newest first, or a function that returns it, or its path",
@@ -371,13 +349,7 @@ _VALIDATORS: Mapping[str, _Validator] = {
         "a redis-py client, a function that returns one, or the path of either",
     ),
     "redis_timeout": _seconds(0.01),
-    "redis_connect_timeout": _seconds(0.01),
     "wait_replicas": _whole(0, 100),
-    "wait_replicas_timeout": _seconds(0.001),
-    "wait_aof": _FLAG,
-    "breaker_threshold": _whole(1, 1_000_000),
-    "breaker_max_delay": _seconds(0.01),
-    "on_store_unavailable_at_start": _one_of(*ON_STORE_UNAVAILABLE_AT_START),
     "label": _text("a template such as 'order {order_id}'"),
 }
 

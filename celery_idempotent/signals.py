@@ -76,32 +76,16 @@ begin_replied = _signal("begin_replied", "case", "seconds")
 #: record could not be read.
 forgotten = _signal("forgotten", "user")
 
-# Each call in shadow sends one of the following before it runs, unless Redis is unavailable. `key`
-# is empty where none could be derived.
+#: A call in shadow begins, or is refused a key and runs all the same. ``decision`` (str, one of
+#: `SHADOW`); ``record`` (without a result, else None) with ``would_replay``, ``would_wait`` and
+#: ``would_conflict``; ``policy`` (else None) with ``would_conflict``; ``reason`` and ``error``, as
+#: of `refused` (else None), with ``would_refuse``. Not sent while Redis is unavailable.
+shadowed = _signal("shadowed", "decision", "record", "policy", "reason", "error")
 
-#: It would have run. ``attempt`` is 1.
-would_run = _signal("would_run", "attempt")
-
-#: It would have taken over an expired lease. ``attempt``, ``orphaned_seconds``.
-would_take_over = _signal("would_take_over", "attempt", "orphaned_seconds")
-
-#: It would have been a replay. ``record``, which has no result.
-would_replay = _signal("would_replay", "record")
-
-#: It would have run after the execution that holds its key (``idempotency_until`` is ``finished``
-#: or ``started``). ``record``.
-would_wait = _signal("would_wait", "record")
-
-#: It would have found its key held by another execution. ``record``, ``policy``.
-would_conflict = _signal("would_conflict", "record", "policy")
-
-#: It would have failed. ``reason`` (one of `REASONS`), ``error``.
-would_refuse = _signal("would_refuse", "reason", "error")
-
-#: It would not have been published (``idempotency_dedupe_publish``); sent in the worker.
-would_deduplicate = _signal("would_deduplicate")
-
-#: Decisions about calls in shadow, which are counted as the signals are named.
+#: Decisions about calls in shadow. Without ``idempotency_shadow`` the call would have run; taken
+#: over an expired lease; run after the execution that holds its key (``idempotency_until`` is
+#: ``finished`` or ``started``); got the outcome of another call; found its key held; failed; not
+#: been published (``idempotency_dedupe_publish``).
 SHADOW: Final = (
     "would_run",
     "would_take_over",

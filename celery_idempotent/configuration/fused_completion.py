@@ -45,7 +45,7 @@ def _obstacle(task: type[Task], app: Celery, settings: Settings, store: RecordSt
         return "idempotency_fused_completion is off"
     if task.ignore_result:
         return "its result is not kept (ignore_result)"
-    if settings.wait_replicas or settings.wait_aof:
+    if settings.wait_replicas:
         return "outcomes wait for replicas or the disk"
     if changed := task._replaced_by_class:  # noqa: SLF001
         return f"its class has a {changed} of its own"

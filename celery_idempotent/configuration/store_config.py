@@ -38,12 +38,7 @@ def store_config_of(app: Celery | None, options: Settings) -> StoreConfig:
         options=inherited if options.redis_options is None else options.redis_options,
         client=_client(options.redis_client),
         timeout=options.redis_timeout,
-        connect_timeout=options.redis_connect_timeout,
         wait_replicas=options.wait_replicas,
-        wait_aof=options.wait_aof,
-        wait_timeout=options.wait_replicas_timeout,
-        breaker_threshold=options.breaker_threshold,
-        breaker_max_delay=options.breaker_max_delay,
     )
 
 

@@ -127,7 +127,6 @@ class IdempotentConsumer(ConsumerMixin):
             idem.settings,
             on_conflict=on_conflict,
             on_store_error=on_store_error,
-            on_lease_lost="finish",
             store_result=False,
         )
         self._deliveries: list[_Delivery] = []

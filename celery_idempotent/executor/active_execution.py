@@ -54,7 +54,7 @@ class ActiveExecution:
         self.codec = codec
         settings = call.settings
         extension = Extension(call.key, begun.token, settings.lease_ms, settings.result_ms)
-        self.lease: Lease[Any] = Lease(runtime.store, extension, sent_at, self._lease_lost)
+        self.lease: Lease[Any] = Lease(runtime.store, extension, sent_at, self.report_lease_lost)
         #: The database transaction of the body, if it has one.
         self.transaction: Transaction | None = None
         #: What is being stored as the outcome, and in which field of the record.
@@ -62,8 +62,6 @@ class ActiveExecution:
         self.execution = runtime.execution(str(call.key), begun.token, begun.attempt, self)
         #: Runs the body.
         self.work = partial(call.run, self.execution)
-        #: Stops the body, under ``on_lease_lost="abort"``.
-        self.interrupt = runtime.interrupt() if settings.on_lease_lost == "abort" else None
         #: The record has the outcome, or is not held any more, or cannot be written.
         self.settled = False
         #: The process is about to end: write once, without waiting for Redis.
@@ -172,12 +170,6 @@ class ActiveExecution:
         if self.exiting or (self.transaction is not None and self.transaction.committed):
             return False
         return self.lease.trusted or monotonic() < since + self.lease.seconds
-
-    def _lease_lost(self, raw: bytes) -> None:
-        """Called by the heartbeat when the record is not this execution's any more."""
-        self.report_lease_lost(raw)
-        if self.interrupt is not None:
-            self.interrupt.trigger()
 
     def report_lease_lost(self, raw: bytes) -> None:
         """Logs, and sends the signal, once; only logs if no other execution has begun.

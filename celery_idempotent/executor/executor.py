@@ -34,7 +34,7 @@ from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.sql.database import Database
-from celery_idempotent.store import commands
+from celery_idempotent.store import breaker, commands
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
@@ -59,7 +59,7 @@ async def execute(call: ExecutorCall, runtime: Runtime, codec: PayloadCodec) -> 
         if call.settings.transaction is not None and not isinstance(granted, (Result, Failure)):
             return await execute_in_transaction(request, granted)
         if isinstance(granted, ActiveExecution):
-            outcome = await runtime.run(granted.work, granted.interrupt)
+            outcome = await runtime.run(granted.work)
             return await settle(granted, outcome)
         if isinstance(granted, BaseExecution):
             outcome = await runtime.run(partial(call.run, granted))
@@ -89,7 +89,7 @@ async def execute_in_transaction(
         active = await begin_transaction(request, granted)
         if not isinstance(active, ActiveExecution):
             return active
-        outcome = await active.runtime.run(active.work, active.interrupt)
+        outcome = await active.runtime.run(active.work)
         if isinstance(outcome, Failure) and is_asynchronous(outcome.error):
             active.roll_back(discard=True)
         return await settle(active, outcome)
@@ -386,5 +386,5 @@ def without_store(
     if policy == "raise":
         raise refuse(call, error)
     decide(call, "store_unavailable")
-    delay = conflict.requeue_delay(call.requeue_count, call.settings.breaker_max_delay)
+    delay = conflict.requeue_delay(call.requeue_count, breaker.MAX_DELAY)
     call.requeue(delay, unanswered_ids, error)

@@ -59,7 +59,7 @@ def enter(executor: Executor, call: ExecutorCall, *, deduplicated: bool = False)
 async def _execute(call: ExecutorCall, runtime: Runtime, deduplicated: bool) -> Outcome:
     held: Lease[Any] | Command | None = None
     if deduplicated:
-        _report(signals.would_deduplicate, call)
+        _report(call, "would_deduplicate")
     else:
         held = await _begin(call, runtime)
     try:
@@ -127,12 +127,11 @@ def _ignore_loss(raw: bytes) -> None:
 
 
 def _count_execution(call: ExecutorCall, begun: layout.Begun) -> None:
-    details: dict[str, Any] = {"attempt": begun.attempt}
     if begun.attempt == 1:
-        _report(signals.would_run, call, **details)
+        _report(call, "would_run")
         return
     _log(call, "would have taken over from an execution that died")
-    _report(signals.would_take_over, call, **details, orphaned_seconds=begun.orphaned_seconds)
+    _report(call, "would_take_over")
 
 
 def _count_duplicate(call: ExecutorCall, case: str, record: Record) -> None:
@@ -144,15 +143,15 @@ def _count_duplicate(call: ExecutorCall, case: str, record: Record) -> None:
         is_copy = record.task_id == call.task_id
         if call.settings.runs_again and not is_copy and policy in ("retry", "wait"):
             _log(call, "would have run after task %s, which holds the key", record.task_id)
-            _report(signals.would_wait, call, record=record)
+            _report(call, "would_wait", record)
             return
         _log(call, "would have met a conflict (%s): task %s holds the key", policy, record.task_id)
-        _report(signals.would_conflict, call, record=record, policy=policy)
+        _report(call, "would_conflict", record, policy)
     elif record.state is State.FAILED and isinstance(error := record.result, PoisonedTaskError):
         _refuse(call, error)
     else:
         _log(call, "would have been a replay of task %s", record.task_id)
-        _report(signals.would_replay, call, record=record)
+        _report(call, "would_replay", record)
 
 
 def count_refusal(sender: Any, task: str, task_id: str, error: Exception) -> None:
@@ -180,11 +179,14 @@ def _report_refusal(sender: Any, task: str, task_id: str, key: str, error: Excep
     )
     signals.count(signals.WOULD_REFUSE + reason, task)
     signals.send(
-        signals.would_refuse,
+        signals.shadowed,
         sender,
         task_id=task_id,
         key=key,
         label="",
+        decision="would_refuse",
+        record=None,
+        policy=None,
         reason=reason,
         error=error,
     )
@@ -202,10 +204,13 @@ def _log(call: ExecutorCall, message: str, *args: Any) -> None:
     log(logger, logging.INFO, call, f"runs in shadow; it {message}", *args)
 
 
-def _report(signal: Any, call: ExecutorCall, **details: Any) -> None:
-    """Counts what would have become of `call`, and sends `signal`, which has its name."""
-    decide(call, signal.name.removeprefix(signals.PREFIX))
-    send(signal, call, **details)
+def _report(
+    call: ExecutorCall, decision: str, record: Record | None = None, policy: str | None = None
+) -> None:
+    """Counts and signals what would have become of `call`."""
+    decide(call, decision)
+    details = {"decision": decision, "record": record, "policy": policy}
+    send(signals.shadowed, call, **details, reason=None, error=None)
 
 
 async def _end(

@@ -60,7 +60,6 @@ class UnrecordedExecution(ActiveExecution):
         super().__init__(call, Begun(0, 1, b""), runtime, codec, monotonic())
         self.execution = execution
         self.work = partial(call.run, execution)
-        self.interrupt = None
 
     async def release(self, *_: Any) -> Reply:
         """Rolls back; there is no key to release."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -234,13 +233,11 @@ class AsyncContextExecution(BaseContextExecution):
 class ExecutionContext:
     """The context manager of one block, for ``with`` and ``async with``.
 
-    A block that ends without :meth:`~ContextExecution.complete` releases its key. A block is not
-    interrupted when its lease is lost.
+    A block that ends without :meth:`~ContextExecution.complete` releases its key.
     """
 
     def __init__(self, engine: Idempotency, key: Key, settings: Settings, label: str = "") -> None:
         self._engine = engine
-        settings = replace(settings, on_lease_lost="finish")
         self._call = DirectCall(engine, key, settings, label=label)
         self._execution: Any = None
 

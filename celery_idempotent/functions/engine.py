@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, TypeVar, overload
@@ -48,16 +48,12 @@ _ALLOWED_POLICIES = {
     "on_store_error": ("raise", "run"),
     "until": ("expired", "finished"),
 }
-_TASK_OPTIONS = (
-    *("key", "label", "shadow", "dedupe_publish", "reservation_ttl"),
-    "on_store_unavailable_at_start",
-)
+_TASK_OPTIONS = (*("key", "label", "shadow", "dedupe_publish", "reservation_ttl"),)
 _OPTIONS = tuple(field.name for field in fields(Settings) if field.name not in _TASK_OPTIONS)
 #: Options of the engine that a function or a block cannot override.
 _STORE_OPTIONS = frozenset(
-    {"redis_url", "redis_client", "redis_options", "redis_timeout", "redis_connect_timeout"}
-    | {"key_prefix", "offload_backend", "encryption_keys", "breaker_threshold", "breaker_max_delay"}
-    | {"wait_replicas", "wait_replicas_timeout", "wait_aof"}
+    {"redis_url", "redis_client", "redis_options", "redis_timeout", "wait_replicas"}
+    | {"key_prefix", "offload_backend", "encryption_keys"}
 )
 
 
@@ -215,12 +211,11 @@ class Idempotency:
     def _calls(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None
     ) -> list[DirectCall | IdempotencyError]:
-        if self.settings.wait_replicas or self.settings.wait_aof:
+        if self.settings.wait_replicas:
             raise SettingsError(
                 f"Idempotency {self.name!r}: a batch does not wait for replicas; remove "
-                "idempotency_wait_replicas and idempotency_wait_aof, or begin each key by itself"
+                "idempotency_wait_replicas, or begin each key by itself"
             )
-        batch_settings = replace(self.settings, on_lease_lost="finish")
         if fingerprints is None:
             fingerprints = [None] * len(keys)
         elif len(fingerprints) != len(keys):
@@ -229,7 +224,7 @@ class Idempotency:
                 f"{len(fingerprints)}"
             )
         return [
-            self._call(key, fingerprint, batch_settings)
+            self._call(key, fingerprint, self.settings)
             for key, fingerprint in zip(keys, fingerprints, strict=True)
         ]
 

@@ -21,8 +21,8 @@ POLL_INTERVAL = 1.0
 #: The settings that are logged: an explicit list, since a new option may hold a secret.
 _LOGGED = (
     *("lease", "result_ttl", "error_ttl", "replay_errors", "max_attempts", "on_conflict"),
-    *("wait_timeout", "on_store_error", "on_lease_lost", "dedupe_publish", "store_result"),
-    *("compression", "max_result_size", "wait_replicas", "wait_aof"),
+    *("wait_timeout", "on_store_error", "dedupe_publish", "store_result"),
+    *("compression", "max_result_size", "wait_replicas"),
 )
 
 

@@ -22,9 +22,7 @@ def connect() -> None:
     signals.conflicted.connect(_on_conflicted, weak=False)
     signals.taken_over.connect(_on_taken_over, weak=False)
     signals.refused.connect(_on_refused, weak=False)
-    for name in signals.SHADOW:
-        if name != "would_run":
-            getattr(signals, name).connect(_on_shadow, weak=False)
+    signals.shadowed.connect(_on_shadowed, weak=False)
 
 
 def _on_replayed(sender: Any, key: str, label: str, record: Record, **_: Any) -> None:
@@ -46,9 +44,9 @@ def _on_refused(sender: Any, key: str, label: str, reason: str, at: str, **_: An
         _send(sender, "task-refused", label, key=key, reason=reason)
 
 
-def _on_shadow(signal: Any, sender: Any, key: str, label: str, **_: Any) -> None:
-    name = signal.name.removeprefix(signals.PREFIX).replace("_", "-")
-    _send(sender, f"task-{name}", label, key=key)
+def _on_shadowed(sender: Any, key: str, label: str, decision: str, **_: Any) -> None:
+    if decision != "would_run":
+        _send(sender, f"task-{decision.replace('_', '-')}", label, key=key)
 
 
 def _send(task: Any, name: str, label: str, **fields: Any) -> None:

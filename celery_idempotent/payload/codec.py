@@ -144,7 +144,6 @@ class PayloadCodec:
                 self._result_codec.prepare_error(error),
                 _ERROR_SERIALIZER,
                 settings.compression,
-                settings.compression_threshold,
             )
         except Exception:
             return Payload("", _ERROR_NOT_SERIALIZABLE)

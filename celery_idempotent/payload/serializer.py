@@ -19,6 +19,9 @@ _PLAIN_JSON: dict[type, Callable[[Any], str]] = {
     type(None): lambda value: "null",
 }
 
+#: Bytes of the shortest data that is compressed.
+COMPRESSION_THRESHOLD = 1024
+
 #: Serializers that are known to restore values of these types as they were.
 _EXACT_SERIALIZERS = frozenset({"json", "msgpack", "pickle"})
 _EXACT_TYPES = frozenset({int, float, bool, type(None)})
@@ -32,20 +35,17 @@ def is_unchanged(value: Any, serializer: str | None) -> bool:
     return is_exact and serializer in _EXACT_SERIALIZERS
 
 
-def dump(
-    value: Any, serializer: str, compression: str | None = None, threshold: int = 0
-) -> Payload:
+def dump(value: Any, serializer: str, compression: str | None = None) -> Payload:
     """Returns the serialized `value`; errors of the serializer are raised unchanged.
 
-    Args:
-        threshold: bytes; shorter data is not compressed. Neither is data that would not shrink.
+    Short data is not compressed, nor is data that would not shrink.
     """
     if serializer == "json" and (write := _PLAIN_JSON.get(type(value))):
         body = write(value).encode()
     else:
         _, _, data = serialization.dumps(value, serializer)
         body = data.encode("utf-8") if isinstance(data, str) else bytes(data)
-    if compression and len(body) >= threshold:
+    if compression and len(body) >= COMPRESSION_THRESHOLD:
         compressed = compress(body, compression)[0]
         if len(compressed) < len(body):
             return Payload(f"{serializer}+{compression}", compressed)

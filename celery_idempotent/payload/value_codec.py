@@ -61,7 +61,6 @@ class ValueCodec:
             self._result_codec.prepare_value(value, settings.serializer),
             settings.serializer,
             settings.compression,
-            settings.compression_threshold,
         )
 
     def _refusal(self, value: Any, settings: Settings, verb: str) -> Payload:

@@ -17,8 +17,10 @@ from collections.abc import Awaitable, Callable
 from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import StoreUnavailableError
 
-#: Seconds before the first probe.
-FIRST_DELAY = 1.0
+#: Failures in a row that open it.
+THRESHOLD = 2
+#: Seconds before the first probe, and between two probes at most.
+FIRST_DELAY, MAX_DELAY = 1.0, 30.0
 #: Seconds that a probe may take.
 PROBE_TIMEOUT = 0.5
 
@@ -27,16 +29,10 @@ class Breaker:
     """One for each store and process.
 
     Args:
-        threshold: failures in a row that open it.
-        max_delay: seconds between two probes at most.
         probe: sends a PING.
     """
 
-    def __init__(
-        self, threshold: int, max_delay: float, probe: Callable[[], Awaitable[None]]
-    ) -> None:
-        self._threshold = threshold
-        self._max_delay = max_delay
+    def __init__(self, probe: Callable[[], Awaitable[None]]) -> None:
         self._probe = probe
         self._lock = threading.Lock()
         self._delay = 0.0
@@ -54,7 +50,7 @@ class Breaker:
         """
         if not self.open:
             return
-        if self.failures < self._threshold:
+        if self.failures < THRESHOLD:
             self.open = False  # a reply arrived while another thread was opening it
             return
         with self._lock:
@@ -83,11 +79,11 @@ class Breaker:
         """Counts a command without a reply, and opens the breaker at the threshold."""
         with self._lock:
             self.failures += 1
-            if self.failures >= self._threshold and not self.open:
+            if self.failures >= THRESHOLD and not self.open:
                 self.open = True
                 self._set_delay()
 
     def _set_delay(self) -> None:
-        self._delay = min(self._delay * 2 or FIRST_DELAY, self._max_delay)
+        self._delay = min(self._delay * 2 or FIRST_DELAY, MAX_DELAY)
         # Randomly shorter, so that the workers of a fleet do not probe at the same moment.
         self._probe_at = monotonic() + self._delay * random.uniform(0.75, 1.0)

@@ -9,6 +9,9 @@ from typing import Any
 from celery_idempotent.key.key import Key
 from celery_idempotent.store.transport.url import redacted
 
+#: Seconds that a command waits for replicas at most.
+LONGEST_WAIT = 1.0
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class StoreConfig:
@@ -25,23 +28,18 @@ class StoreConfig:
     client: Any = None
     #: Limit of one command, resends included.
     timeout: float = 5.0
-    #: Limit of connecting.
-    connect_timeout: float = 2.0
     #: Replicas that must acknowledge a begin, a step or an outcome.
     wait_replicas: int = 0
-    #: Whether it must also be on disk.
-    wait_aof: bool = False
-    #: Limit of waiting for that.
-    wait_timeout: float = 1.0
-    #: Failures in a row that open the circuit breaker.
-    breaker_threshold: int = 2
-    #: The longest delay between two probes of an open breaker.
-    breaker_max_delay: float = 30.0
 
     def name(self, key: Key) -> str:
         """Returns the name of a record; a message's has the slot of its key's in a cluster."""
         name = f"{self.prefix}:{key}"
         return f"{self.prefix}:{{{name}}}:{key.message}" if key.message else name
+
+    @property
+    def wait_timeout(self) -> float:
+        """Limit of waiting for replicas; a command must not time out meanwhile."""
+        return min(LONGEST_WAIT, self.timeout / 4)
 
     @property
     def borrows_client(self) -> bool:

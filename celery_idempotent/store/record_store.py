@@ -12,11 +12,11 @@ from weakref import WeakSet
 from redis.exceptions import ClusterError, ResponseError
 
 from celery_idempotent.clock import monotonic
-from celery_idempotent.errors import IdempotencyError, SettingsError
+from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
-from celery_idempotent.store import commands, reference, replicas, scripts
+from celery_idempotent.store import commands, reference, replicas
 from celery_idempotent.store.breaker import PROBE_TIMEOUT, Breaker
 from celery_idempotent.store.commands import BackendResult, Command, Extension
 from celery_idempotent.store.config import StoreConfig
@@ -68,7 +68,7 @@ class RecordStore:
         transport: Transport | None = None,
     ) -> None:
         self.config = config
-        self.breaker = Breaker(config.breaker_threshold, config.breaker_max_delay, self._probe)
+        self.breaker = Breaker(self._probe)
         self.outage = OutageLogger(config)
         self._decode = decode
         self._transport = transport or blocking_transport(config)
@@ -313,20 +313,14 @@ class RecordStore:
         return run_sync(self.execute(commands.get(key))).raw.partition(b" ")[2]
 
     async def ping(self) -> None:
-        """Checks that Redis replies and supports what the config requires.
+        """Checks that Redis replies.
 
         Raises:
-            StoreUnavailableError: if it does not reply.
-            SettingsError: if it does not support WAITAOF, and the config requires that.
+            StoreUnavailableError: if it does not.
         """
         try:
             await self._transport.ping()
-            if self.config.wait_aof:
-                call = ScriptCall(scripts.load("get"), f"{self.config.prefix}:", ())
-                await self._transport.call(call, followup=replicas.wait_for_nothing())
         except CONNECTION_ERRORS as error:
-            if why := replicas.unable(error):
-                raise SettingsError(why) from None
             raise translate_error(error, "") from error
 
     async def _probe(self) -> None:

@@ -81,14 +81,12 @@ class IdempotentTask(BackendResultTask):
     idempotency_wait_timeout: float | None = None
     idempotency_max_attempts: int | None = None
     idempotency_on_store_error: str | None = None
-    idempotency_on_lease_lost: str | None = None
     idempotency_dedupe_publish: bool | None = None
     idempotency_reservation_ttl: float | None = None
     idempotency_store_result: bool | None = None
     idempotency_fused_completion: bool | None = None
     idempotency_serializer: str | None = None
     idempotency_compression: str | None = None
-    idempotency_compression_threshold: int | None = None
     idempotency_encryption_keys: Any = None
     idempotency_max_result_size: int | None = None
     idempotency_offload_backend: str | None = None
@@ -98,13 +96,7 @@ class IdempotentTask(BackendResultTask):
     idempotency_redis_options: Mapping[str, Any] | None = None
     idempotency_redis_client: Any = None
     idempotency_redis_timeout: float | None = None
-    idempotency_redis_connect_timeout: float | None = None
     idempotency_wait_replicas: int | None = None
-    idempotency_wait_replicas_timeout: float | None = None
-    idempotency_wait_aof: bool | None = None
-    idempotency_breaker_threshold: int | None = None
-    idempotency_breaker_max_delay: float | None = None
-    idempotency_on_store_unavailable_at_start: str | None = None
     idempotency_label: str | None = None
 
     _configuration: TaskConfiguration | None = None

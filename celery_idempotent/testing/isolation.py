@@ -24,7 +24,7 @@ from celery_idempotent.task.task import IdempotentTask
 #: The user's options that do not apply to a server for tests, which has no replicas.
 _DEPLOYMENT_OPTIONS = frozenset(
     f"idempotency_{name}"
-    for name in ("redis_url", "redis_client", "redis_options", "wait_replicas", "wait_aof")
+    for name in ("redis_url", "redis_client", "redis_options", "wait_replicas")
 )
 
 
@@ -51,7 +51,6 @@ def isolated_stores(url: str) -> Iterator[str]:
             options={},
             client=None,
             wait_replicas=0,
-            wait_aof=False,
         )
 
     def values_of(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:

@@ -45,7 +45,7 @@ SIGNALS: dict[str, Signal] = {
     "lease_lost": signals.lease_lost,
     "outcome_unsaved": signals.outcome_unsaved,
     "store_unavailable": signals.store_unavailable,
-    **{name: getattr(signals, name) for name in signals.SHADOW},
+    "shadowed": signals.shadowed,
 }
 
 
@@ -118,8 +118,8 @@ class Journal:
             )
             return [task_id for (task_id,) in rows]
 
-    def _write(self, signal: Signal, task_id: str, key: str, **_: Any) -> None:
-        name = signal.name.removeprefix(signals.PREFIX)
+    def _write(self, signal: Signal, task_id: str, key: str, decision: str = "", **_: Any) -> None:
+        name = decision or signal.name.removeprefix(signals.PREFIX)
         with connect(self.file) as connection:
             connection.execute(
                 "INSERT INTO journal VALUES (?, ?, ?, ?)", (name, task_id, key, time.time())

@@ -11,6 +11,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask, signals
+from celery_idempotent.store import breaker
 from celery_idempotent.testing import IsolatedRecords
 from celery_idempotent.testing.server import RedisServer
 
@@ -30,13 +31,13 @@ def app(server: RedisServer) -> Celery:
 
 
 @pytest.fixture
-def broker_app(app: Celery) -> Iterator[Celery]:
+def broker_app(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     """The app with a broker, for deliveries as in a pool child."""
+    monkeypatch.setattr(breaker, "THRESHOLD", 1000)
     app.conf.update(
         broker_url="memory://",
         task_always_eager=False,
         idempotency_lease=60,
-        idempotency_breaker_threshold=1000,
     )
     channel = app.connection_for_read().default_channel
     # All apps of a process share the messages in memory.

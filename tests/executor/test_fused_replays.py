@@ -12,6 +12,7 @@ from celery.worker.request import Request
 
 from celery_idempotent.signals import replayed as replayed_signal
 from celery_idempotent.store import scripts
+from celery_idempotent.store.breaker import THRESHOLD
 from celery_idempotent.testing.server import RedisServer
 from tests.executor.deliveries import Deliveries
 from tests.executor.fused import (
@@ -215,12 +216,13 @@ def test_lost_requests(server: RedisServer, offer: Offer, losses: int) -> None:
 
 
 def test_an_open_breaker_sends_nothing(server: RedisServer, offer: Offer) -> None:
-    deliveries = offer(idempotency_breaker_threshold=1)
+    deliveries = offer()
     replayed(server, deliveries)
     breaker = deliveries.task.idempotency_configuration.executor.store.breaker
 
     def trip(**_: Any) -> None:
-        breaker.record_failure()
+        for _ in range(THRESHOLD):
+            breaker.record_failure()
 
     replayed_signal.connect(trip, sender=deliveries.task, weak=False)
     sent = sent_by_duplicate(server, deliveries, deliveries.publish("order"))

@@ -33,7 +33,7 @@ def replica(running_replica: RedisServer) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def app(app: Celery) -> Celery:
-    app.conf.update(idempotency_wait_replicas=1, idempotency_wait_replicas_timeout=WAIT)
+    app.conf.update(idempotency_wait_replicas=1, idempotency_redis_timeout=4 * WAIT)
     return app
 
 

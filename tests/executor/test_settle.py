@@ -274,7 +274,7 @@ class TestTheStoreIsAway:
                 wait_for_loss(self)
             return "kept in the end"
 
-        slow = task(body, redis_url=own_server.url, breaker_threshold=1000)
+        slow = task(body, redis_url=own_server.url)
         tries = restart_at_the_second_try(slow, own_server)
 
         assert slow.delay("1").get() == "kept in the end"

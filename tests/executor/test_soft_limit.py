@@ -247,7 +247,7 @@ def test_an_error_of_the_body_stays(task: Make, broker_app: Celery, replayed: bo
 @pytest.mark.exhaustive
 def test_a_store_that_is_away(task: Make, broker_app: Celery) -> None:
     with RedisServer.start(config={}) as gone:
-        story = Story(task, broker_app, redis_url=gone.url, breaker_threshold=1000)
+        story = Story(task, broker_app, redis_url=gone.url)
         gone.kill()
 
     def judge(end: End) -> None:

@@ -55,7 +55,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "own call": ({"base": OwnCall}, "__call__"),
     "ignored": ({"options": {"ignore_result": True}}, "ignore_result"),
     "shadow": ({"idempotency_shadow": True}, "idempotency_shadow"),
-    "replicas": ({"idempotency_wait_aof": True}, "replicas"),
+    "replicas": ({"idempotency_wait_replicas": 1}, "replicas"),
 }  # fmt: skip
 
 

@@ -11,13 +11,11 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import pytest
 import redis
 import redis.asyncio
 
 from celery_idempotent import (
     Idempotency,
-    LeaseLostError,
 )
 from celery_idempotent.lease.asyncio_heartbeat import asyncio_heartbeat
 from celery_idempotent.lease.heartbeat import heartbeat
@@ -164,25 +162,6 @@ class TestHeartbeat:
         lost = asyncio.Event()
         # A second renewal may be sent before the test ends.
         assert set(run(renew())) == {20}
-
-    def test_a_lost_lease_stops_the_function_if_the_policy_is_abort(
-        self, idem: Idempotency, run: Run, client: redis.Redis, key: str
-    ) -> None:
-        @idem.idempotent(key="{order}", name="shop.abort", lease=0.5, on_lease_lost="abort")
-        async def charge(order: str) -> None:
-            client.delete(idem.executor.store.name(charge.idempotency_key_of(order)))
-            await asyncio.sleep(20)
-
-        async def lose_lease() -> None:
-            with pytest.raises(LeaseLostError):
-                await charge(key)
-            task = asyncio.current_task()
-            assert task is not None
-            assert not getattr(task, "cancelling", lambda: 0)()
-
-        started_at = time.monotonic()
-        run(lose_lease())
-        assert time.monotonic() - started_at < 10
 
 
 def test_the_key_of_a_killed_process_is_taken_over(

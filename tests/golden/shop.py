@@ -21,7 +21,7 @@ LONG_MS = 50 * 365 * 86_400_000
 ENCRYPTION_KEY = "JQvRuzFRiXXXMeDWNCeGNyDEhKVXHL5AATyB7wOlrmg="
 VALUE = {"order": "1", "amount": 500, "part": ["booked", "1"]}
 
-_COMPRESSED = {"idempotency_compression": "gzip", "idempotency_compression_threshold": 0}
+_COMPRESSED = {"idempotency_compression": "gzip"}
 _ENCRYPTED = {"idempotency_encryption_keys": (ENCRYPTION_KEY,)}
 
 #: The tasks, and their options beside those of all.

@@ -171,7 +171,7 @@ class TestIsolation:
             {"idempotency_redis_url": "redis+cluster://127.0.0.1:1"},
             {"idempotency_redis_client": lambda: redis.Redis.from_url(ELSEWHERE)},
             {"idempotency_redis_options": {"ssl": True}},
-            {"idempotency_wait_replicas": 2, "idempotency_wait_aof": True},
+            {"idempotency_wait_replicas": 2},
             {"result_backend": "cache+memory://", "broker_url": "memory://"},
         ],
         ids=["sentinel", "cluster", "client", "tls", "replicas", "no Redis"],

@@ -24,7 +24,6 @@ DUPLICATES = 3
 SETTINGS = {
     "idempotency_on_store_error": "run",
     "idempotency_redis_timeout": 0.5,
-    "idempotency_breaker_max_delay": 0.5,
 }
 #: The records survive a restart.
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}

@@ -11,7 +11,7 @@ import pytest
 
 from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.store import breaker as module
-from celery_idempotent.store.breaker import PROBE_TIMEOUT
+from celery_idempotent.store.breaker import PROBE_TIMEOUT, THRESHOLD
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
@@ -70,6 +70,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(module, "monotonic", clock)
     monkeypatch.setattr(module, "FIRST_DELAY", FOR_EVER)
+    monkeypatch.setattr(module, "MAX_DELAY", FOR_EVER)
     return clock
 
 
@@ -82,13 +83,13 @@ def server() -> Iterator[RedisServer]:
 @pytest.fixture
 def harness(server: RedisServer, clock: Clock) -> RecordHarness:
     """A store whose breaker opens at the second failure and probes after an hour."""
-    store = store_at(server.url, timeout=TIMEOUT, breaker_max_delay=FOR_EVER)
+    store = store_at(server.url, timeout=TIMEOUT)
     run_sync(store.ping())
     return RecordHarness(store, server.client())
 
 
 def open_the_breaker(harness: RecordHarness) -> None:
-    for _ in range(harness.store.config.breaker_threshold):
+    for _ in range(THRESHOLD):
         with pytest.raises(StoreUnavailableError):
             harness.begin()
     assert harness.store.breaker.open
@@ -183,9 +184,7 @@ class TestFrozenServerBehindTheBreaker:
         self, harness: RecordHarness, server: RedisServer, clock: Clock
     ) -> None:
         with Proxy(server.url) as proxy:
-            behind = RecordHarness(
-                store_at(proxy.url, timeout=0.2, breaker_max_delay=FOR_EVER), harness.client
-            )
+            behind = RecordHarness(store_at(proxy.url, timeout=0.2), harness.client)
             server.pause()
             open_the_breaker(behind)
             requests = len(proxy.requests)
@@ -204,9 +203,7 @@ class TestFrozenServerBehindTheBreaker:
     def test_is_used_again_when_it_resumes(
         self, harness: RecordHarness, server: RedisServer, clock: Clock
     ) -> None:
-        short_timeout = RecordHarness(
-            store_at(server.url, timeout=0.2, breaker_max_delay=FOR_EVER), harness.client
-        )
+        short_timeout = RecordHarness(store_at(server.url, timeout=0.2), harness.client)
         server.pause()
         open_the_breaker(short_timeout)
         server.resume()

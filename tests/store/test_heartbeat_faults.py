@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from celery_idempotent.lease.interrupt import Interrupt
 
 from celery_idempotent.errors import LeaseLostError
 from celery_idempotent.lease.heartbeat import Heartbeat
-from celery_idempotent.lease.interrupt import Interrupt
 from celery_idempotent.store.record_store import RecordStore
 from tests.executor.deliveries import PACKAGE, SignalAtLine
 from tests.store import deployments

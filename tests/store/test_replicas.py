@@ -1,4 +1,4 @@
-"""``wait_replicas`` and ``wait_aof``: writes are acknowledged by replicas and disks."""
+"""``wait_replicas``: writes are acknowledged by replicas."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_idempotent.errors import SettingsError, StoreUnavailableError
+from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.record.record import State
-from celery_idempotent.store import replicas, scripts
-from celery_idempotent.store.config import StoreConfig
-from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.store.scripts import Reply
+from celery_idempotent.store import scripts
+from celery_idempotent.store.breaker import THRESHOLD
 from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.servers.redis_server import ConfigurableRedisServer
@@ -23,8 +21,9 @@ from tests.store.record_harness import RecordHarness, close_stores, store_at
 #: Longer than a connected replica takes.
 PATIENT = {"wait_replicas": 1, "wait_timeout": 2.0}
 #: For a frozen replica.
-HASTY = {"wait_replicas": 1, "wait_timeout": 0.1}
-TOO_FEW = "only 0 of 1 replicas have it"
+#: A write waits for a quarter of the time limit.
+HASTY = {"wait_replicas": 1, "timeout": 0.4}
+TOO_FEW = "only 0 of 1 replicas"
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -176,7 +175,7 @@ class TestFrozenReplica:
     def test_does_not_open_the_breaker(self, hasty: RecordHarness, replica: RedisServer) -> None:
         replica.pause()
         execution_id = os.urandom(16)
-        for _ in range(hasty.store.config.breaker_threshold + 1):
+        for _ in range(THRESHOLD + 1):
             with pytest.raises(StoreUnavailableError, match=TOO_FEW):
                 hasty.begin(execution_id=execution_id)
 
@@ -206,56 +205,7 @@ class TestFrozenReplica:
 
 
 def test_the_error_has_the_number_of_replicas(harness: RecordHarness, master: RedisServer) -> None:
-    greedy = RecordHarness(store_at(master.url, wait_replicas=2, wait_timeout=0.05), harness.client)
+    greedy = RecordHarness(store_at(master.url, wait_replicas=2, timeout=0.2), harness.client)
 
-    with pytest.raises(StoreUnavailableError, match="only 1 of 2 replicas have it"):
+    with pytest.raises(StoreUnavailableError, match="only 1 of 2 replicas"):
         greedy.begin()
-
-
-class TestDisk:
-    @pytest.fixture(params=KINDS)
-    def durable(self, request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-        config = {"appendonly": "yes", "appendfsync": "always"}
-        with RedisServer.start(request.param, config=config) as server:
-            yield server
-
-    @pytest.fixture
-    def careful(self, durable: RedisServer) -> Iterator[RecordHarness]:
-        with durable.client() as client:
-            yield RecordHarness(store_at(durable.url, wait_aof=True), client)
-            close_stores()
-
-    @pytest.fixture
-    def has_waitaof(self, durable: RedisServer) -> bool:
-        version = tuple(map(int, durable.version.split(".")[:2]))
-        return durable.flavour == "valkey" or version >= (7, 2)
-
-    def test_is_waited_for_if_the_server_supports_it(
-        self, careful: RecordHarness, durable: RedisServer, has_waitaof: bool
-    ) -> None:
-        if not has_waitaof:
-            return  # the next test covers this server
-        run_sync(careful.store.ping())
-
-        assert careful.complete(careful.started().token).case == "ok"
-
-        durable.kill()
-        durable.restart()
-        assert careful.state is State.COMPLETED
-
-    def test_a_server_without_support_is_an_error_that_names_the_option(
-        self, careful: RecordHarness, has_waitaof: bool
-    ) -> None:
-        if has_waitaof:
-            careful.client.config_set("appendonly", "no")
-
-        with pytest.raises(SettingsError, match="^idempotency_wait_aof needs .* appendonly yes; "):
-            run_sync(careful.store.ping())
-        with pytest.raises(StoreUnavailableError, match="idempotency_wait_aof needs"):
-            careful.begin()
-
-    def test_that_is_too_slow_is_an_error(self) -> None:
-        config = StoreConfig(url="redis://shop", wait_aof=True)
-
-        with pytest.raises(StoreUnavailableError, match="not on its disk after 1 s"):
-            replicas.check(config, Reply("begun", b"", 0), [0, 0])

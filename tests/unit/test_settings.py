@@ -33,14 +33,12 @@ TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("wait_timeout", 10.0, [0, 0.1, 10, YEAR], [-0.1, "10", None, True]),
     ("max_attempts", 5, [1, 255], [0, 256, 1.0, "5", None, True]),
     ("on_store_error", "retry", ["retry", "run", "raise"], ["wait", None, True, ["run"]]),
-    ("on_lease_lost", "finish", ["finish", "abort"], ["stop", None, True]),
     ("dedupe_publish", False, [True, False], [None, 1, "no"]),
     ("reservation_ttl", 3600.0, [1, 60, YEAR], [0.9, -1, YEAR + 1, "60", None, True]),
     ("store_result", True, [True, False], [None, 1, "no"]),
     ("fused_completion", True, [True, False], [None, 1, "no"]),
     ("serializer", None, [None, "json", "pickle"], ["", 5, b"json"]),
     ("compression", None, [None, "gzip"], ["", 5, True]),
-    ("compression_threshold", 1024, [0, 1024, 2**29], [-1, 2**29 + 1, 1.5, "1k", None, True]),
     (
         "encryption_keys",
         None,
@@ -60,13 +58,7 @@ TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("redis_options", None, [{}, {"master_name": "shop"}], ["master_name", 5, []]),
     ("redis_client", None, ["shop.redis:client", dict], [5, None, "redis://localhost"]),
     ("redis_timeout", 5.0, [0.01, 5, YEAR], [0, -1, "5", None, True]),
-    ("redis_connect_timeout", 2.0, [0.01, 5, YEAR], [0, -1, "5", None, True]),
     ("wait_replicas", 0, [0, 1, 100], [-1, 101, 1.0, "1", None, True]),
-    ("wait_replicas_timeout", 1.0, [0.001, 2.5], [0, -1, "1", None, True]),
-    ("wait_aof", False, [True, False], [None, 1, "no"]),
-    ("breaker_threshold", 2, [1, 1_000_000], [0, 1.5, "2", None, True]),
-    ("breaker_max_delay", 30.0, [0.01, 5, YEAR], [0, -1, "5", None, True]),
-    ("on_store_unavailable_at_start", None, ["continue", "exit", "wait"], ["stop", "go", "", True]),
     ("label", None, [None, "order {order_id}"], ["", 5, b"order", True]),
 ]
 
@@ -147,6 +139,21 @@ def test_the_error_says_what_would_be_valid() -> None:
         with pytest.raises(SettingsError) as caught:
             build({f"idempotency_{option}": value}, "t")
         assert str(caught.value) == f"t: idempotency_{option} must be {sentence}"
+
+
+def test_publishes_of_a_burst_are_deduplicated_by_default() -> None:
+    assert build({"idempotency_until": "started"}, "t").dedupe_publish
+    assert not build({"idempotency_until": "finished"}, "t").dedupe_publish
+    assert not build(
+        {"idempotency_until": "started", "idempotency_dedupe_publish": False}, "t"
+    ).dedupe_publish
+
+
+def test_a_removed_option_is_refused_with_the_way_out() -> None:
+    with pytest.raises(
+        SettingsError, match=r"^t: idempotency_on_lease_lost was removed: call .*check\(\)"
+    ):
+        check_names(["idempotency_on_lease_lost"], "t")
 
 
 @pytest.mark.parametrize(

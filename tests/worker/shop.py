@@ -48,13 +48,7 @@ SIGNALS = (
     "refused",
     "deduplicated",
     "not_stored",
-    "would_run",
-    "would_take_over",
-    "would_wait",
-    "would_replay",
-    "would_conflict",
-    "would_refuse",
-    "would_deduplicate",
+    "shadowed",
 )
 
 
@@ -88,7 +82,8 @@ def _is_from_shop(sender: Any) -> bool:
 
 def _record_signal(signal: Any, sender: Any, **details: Any) -> None:
     if _is_from_shop(sender):
-        name = signal.name.removeprefix("idempotency_")
+        # All decisions in shadow have one signal.
+        name = details.get("decision") or signal.name.removeprefix("idempotency_")
         Ledger.of(sender.app).record_signal(name, sender.name, details)
 
 

@@ -41,7 +41,6 @@ class TestInADirectory:
         with open_shop(
             idempotency_max_result_size=1000,
             idempotency_compression="gzip",
-            idempotency_compression_threshold=5000,
             idempotency_offload_backend=f"file://{directory}",
         ) as shop:
             shop.start_worker()

@@ -14,7 +14,7 @@ from tests.worker.canvas_tasks import PARTS, ship
 from tests.worker.failing_tasks import OutOfStockError, flaky, try_later
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import aborting, pack, short_lease
+from tests.worker.tasks import pack, short_lease
 
 pytestmark = pytest.mark.worker
 
@@ -109,16 +109,3 @@ def test_execution_longer_than_its_lease_keeps_it(ledger: Ledger, order: str) ->
     assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
     assert len(ledger.runs(order)) == 1
     assert ledger.signals(first.id, "lease_lost") == []
-
-
-def test_lost_lease_aborts_the_execution(shop: Shop, ledger: Ledger, order: str) -> None:
-    ledger.hold(order)
-    result = aborting.delay(order)
-    ledger.wait_for_run(order)
-    assert aborting.idempotency_forget(order) is True
-    eventually(lambda: ledger.runs(order)[0].end == "LeaseLostError", "the run is aborted")
-    ledger.release(order)
-
-    # No other execution has completed the key, so its message is requeued.
-    assert result.get(timeout=SOON)["receipt"]
-    assert [run.end for run in ledger.runs(order)] == ["LeaseLostError", "returned"]

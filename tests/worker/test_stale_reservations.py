@@ -33,7 +33,6 @@ def shared_shop(open_shop: Callable[..., Shop], store: RedisServer) -> Iterator[
     settings = {
         "idempotency_redis_url": store.url,
         "idempotency_redis_timeout": 0.5,
-        "idempotency_breaker_max_delay": 0.2,
         "idempotency_dedupe_publish": True,
         "idempotency_on_store_error": "run",
     }

@@ -22,55 +22,38 @@ def lines_about_the_store(log: str) -> list[str]:
 
 
 class TestUnreachableStore:
-    """``idempotency_on_store_unavailable_at_start``."""
-
     def test_is_logged_without_its_password(self, open_shop: Callable[..., Shop]) -> None:
-        with open_shop(
-            idempotency_redis_url=UNREACHABLE, idempotency_on_store_unavailable_at_start="continue"
-        ) as shop:
+        with open_shop(idempotency_redis_url=UNREACHABLE) as shop:
             log = shop.start_worker(concurrency=1).logs()
 
         (line,) = lines_about_the_store(log)
         assert "ERROR" in line
         assert "cannot be reached" in line
-        assert "this worker starts without it" in line
         assert "Traceback" not in log
         assert "secret" not in log
 
-    @pytest.mark.exhaustive
-    def test_worker_waits_by_default(self, open_shop: Callable[..., Shop], order: str) -> None:
+    def test_messages_wait_until_it_replies(
+        self, open_shop: Callable[..., Shop], order: str
+    ) -> None:
         with RedisServer.start(config={}) as store:
             store.kill()
             with open_shop(idempotency_redis_url=store.url) as shop:
                 result = pack.delay(order)
-                worker = shop.start_worker(concurrency=1, ready=False)
-                worker.wait_for_log("this worker waits for it", "")
+                worker = shop.start_worker(concurrency=1)
+                worker.wait_for_log("is requeued for", result.id)
                 assert shop.ledger.runs(order) == []
                 store.restart()
 
                 assert result.get(timeout=SOON)["receipt"]
-                assert "is available again" in lines_about_the_store(worker.logs())[-1]
-
-    def test_worker_exits_if_configured(self, open_shop: Callable[..., Shop]) -> None:
-        with open_shop(
-            idempotency_redis_url=UNREACHABLE, idempotency_on_store_unavailable_at_start="exit"
-        ) as shop:
-            worker = shop.start_worker(ready=False)
-
-            assert worker.wait_for_exit() != 0
-            assert "this worker exits" in lines_about_the_store(worker.logs())[-1]
-            assert "Traceback" not in worker.logs()
 
 
-@pytest.mark.exhaustive
-def test_wait_aof_without_support_ends_the_worker(
-    open_shop: Callable[..., Shop],
-) -> None:
-    with open_shop(idempotency_wait_aof=True) as shop:
+@pytest.mark.parametrize("option", ["idempotency_wait_aof", "idempotency_breaker_threshold"])
+def test_removed_option_ends_the_worker(open_shop: Callable[..., Shop], option: str) -> None:
+    with open_shop(**{option: 1}) as shop:
         worker = shop.start_worker(ready=False)
 
         assert worker.wait_for_exit() != 0
-        assert "Error: idempotency_wait_aof needs" in worker.logs().splitlines()[-1]
+        assert f"{option} was removed: " in worker.logs().splitlines()[-1]
         assert "Traceback" not in worker.logs()
 
 

@@ -14,7 +14,7 @@ from celery.result import AsyncResult
 from celery_idempotent import PoisonedTaskError, State
 from tests.waiting import SOON, eventually
 from tests.worker.failing_tasks import poison
-from tests.worker.frozen import FIRST_QUEUE, LEASE, FrozenTakeover, freeze_past_the_lease
+from tests.worker.frozen import LEASE, FrozenTakeover, freeze_past_the_lease
 from tests.worker.harness import FAST_REDELIVERY, KILLED_WORKERS, Shop
 from tests.worker.ledger import Ledger, Run
 from tests.worker.tasks import check_then_handle, pack
@@ -210,54 +210,6 @@ class TestCheckAfterALostLease:
         # The winner has written its note first.
         assert takeover.notes[0] == "has its lease"
         assert takeover.frozen.key in takeover.notes[1]
-
-
-@pytest.mark.exhaustive
-class TestAbort:
-    """``idempotency_on_lease_lost="abort"``."""
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def takeover(cls, open_shop: Callable[..., Shop]) -> Iterator[FrozenTakeover]:
-        with open_shop(idempotency_lease=LEASE, idempotency_on_lease_lost="abort") as shop:
-            yield stay_busy_past_the_lease(shop, "aborted")
-
-    def test_interrupts_the_execution(self, takeover: FrozenTakeover) -> None:
-        assert takeover.frozen.end == "LeaseLostError"
-
-    def test_both_callers_get_the_same_result(self, takeover: FrozenTakeover) -> None:
-        assert takeover.receipts[0] == takeover.receipts[1]
-
-    def test_sends_lease_lost_once(self, takeover: FrozenTakeover) -> None:
-        names = [signal.name for signal in takeover.signals_of_frozen]
-        assert names.count("lease_lost") == 1
-        assert "completed" not in names
-
-
-def stay_busy_past_the_lease(shop: Shop, order: str) -> FrozenTakeover:
-    """Like `freeze_past_the_lease`, but the frozen execution continues its work afterwards."""
-    ledger = shop.ledger
-    owner = shop.start_worker("--queues", FIRST_QUEUE, concurrency=1)
-    ledger.hold(order)
-    first = pack.apply_async((order,), queue=FIRST_QUEUE)
-    ledger.wait_for_run(order)
-    owner.freeze()
-    shop.start_worker(concurrency=1)
-    duplicate = pack.delay(order)
-    winner = ledger.wait_for_run(order, number=2)
-    # Both are held; only the frozen one has lost its lease.
-    owner.resume()
-    eventually(lambda: ledger.runs(order)[0].end, "the resumed execution stops")
-    ledger.release(order)
-    receipts = first.get(timeout=SOON), duplicate.get(timeout=SOON)
-    shop.wait_until_empty()
-    return FrozenTakeover(
-        frozen=ledger.runs(order)[0],
-        winner=winner,
-        receipts=receipts,
-        signals_of_frozen=ledger.signals(first.id),
-        notes=[],
-    )
 
 
 @pytest.mark.exhaustive

@@ -9,7 +9,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from celery_idempotent.errors import IdempotencyError, LeaseLostError
+from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.executor.execution import AsyncExecution
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.key.key import Key
@@ -60,7 +60,7 @@ class AsyncioRuntime:
         try:
             await _first_of(flow, flow.work)
             if flow.work.done():
-                outcome = await _run(*flow.work.result())
+                outcome = await _run(flow.work.result())
                 flow.outcome.set_result(outcome)
                 if isinstance(outcome, Failure) and isinstance(outcome.error, CancelledError):
                     outcome.get()
@@ -122,20 +122,16 @@ class AsyncioRuntime:
             await asyncio.wait({change})
         cancelled.result().get()
 
-    async def run(self, func: Callable[[], Any], interrupt: TaskInterrupt | None = None) -> Outcome:
+    async def run(self, func: Callable[[], Any]) -> Outcome:
         """How `func` ends, which the caller runs; an awaitable that it returns is awaited."""
         flow = _this_flow()
         if not flow.outcome.done():
-            flow.work.set_result((func, interrupt))
+            flow.work.set_result(func)
         outcome = await flow.outcome
         steps = self._abandoned - {flow}
         if steps and not flow.is_step:
             await asyncio.wait(steps)
         return outcome
-
-    def interrupt(self) -> TaskInterrupt:
-        """An interrupt that cancels the caller."""
-        return TaskInterrupt()
 
 
 class _Flow(asyncio.Task[Outcome]):
@@ -157,8 +153,7 @@ class _Flow(asyncio.Task[Outcome]):
         super().__init__(_ending(flow, before), loop=loop)
         self.is_step = is_step
         #: What the caller runs.
-        self.work: asyncio.Future[tuple[Callable[[], Any], TaskInterrupt | None]]
-        self.work = loop.create_future()
+        self.work: asyncio.Future[Callable[[], Any]] = loop.create_future()
         #: How that ended, or that the caller was cancelled.
         self.outcome: asyncio.Future[Outcome] = loop.create_future()
         flows = _flows.get()
@@ -227,56 +222,13 @@ async def _in_own_task(command: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-async def _run(func: Callable[[], Any], interrupt: TaskInterrupt | None) -> Outcome:
+async def _run(func: Callable[[], Any]) -> Outcome:
     try:
-        if interrupt is not None:
-            interrupt.begin()
         value = func()
         if inspect.isawaitable(value):
             value = await value
     except GeneratorExit:
         raise  # the event loop is closed: nothing can be awaited
     except BaseException as error:
-        return Failure(error if interrupt is None else interrupt.translate(error))
-    finally:
-        if interrupt is not None:
-            interrupt.disarm()
+        return Failure(error)
     return Result(value)
-
-
-class TaskInterrupt:
-    """Stops the task that runs the body by cancelling it; recognises its own cancellation."""
-
-    def __init__(self) -> None:
-        self._task: asyncio.Task[Any] | None = None
-        self._triggered = False
-
-    def begin(self) -> None:
-        """The current task runs the body from now on.
-
-        Raises:
-            LeaseLostError: if the interrupt was triggered before.
-        """
-        if self._triggered:
-            raise LeaseLostError
-        self._task = asyncio.current_task()
-
-    def trigger(self) -> None:
-        """Cancels it, unless the body has ended."""
-        self._triggered = True
-        if self._task is not None:
-            self._task.cancel()
-
-    def disarm(self) -> None:
-        """The body has ended: cancel nothing from now on."""
-        self._task = None
-
-    def translate(self, error: BaseException) -> BaseException:
-        """Returns `error`, or LeaseLostError if `error` is the cancellation by this interrupt."""
-        if not (self._triggered and isinstance(error, CancelledError)):
-            return error
-        # Python 3.11 counts cancellations: there may be another one.
-        uncancel = getattr(self._task, "uncancel", None)
-        if uncancel is not None and uncancel() > 0:
-            return error
-        return LeaseLostError()

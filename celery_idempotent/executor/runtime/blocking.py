@@ -6,14 +6,12 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from celery_idempotent.errors import LeaseLostError
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.executor.runtime.run_flow import run_flow
 from celery_idempotent.executor.soft_limit import BODY, FLOW, WAIT, Interrupted, innermost
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.heartbeat import heartbeat
-from celery_idempotent.lease.interrupt import Interrupt
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.scripts import Reply
@@ -59,7 +57,7 @@ class BlockingRuntime:
             if limit is not None:
                 limit.phase = FLOW
 
-    async def run(self, func: Callable[[], T], interrupt: Interrupt | None = None) -> Outcome:
+    async def run(self, func: Callable[[], T]) -> Outcome:
         """How `func` ends."""
         limit = innermost()
         outcome: Outcome | None = None
@@ -74,23 +72,15 @@ class BlockingRuntime:
                 outcome = Failure(error)
             if limit is not None:
                 limit.phase = FLOW
-            if interrupt is not None:
-                interrupt.disarm()
         except Interrupted:
             raise
         except BaseException as late:
-            # Raised by a handler or the interrupt after the body had ended.
+            # Raised by a signal handler after the body had ended.
             if limit is not None:
                 limit.phase = FLOW
-            if interrupt is not None:
-                interrupt.disarm()
             outcome = outcome or Failure(late.__context__ or late)
         return outcome
 
     def drive_step(self, start: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
         """The outcome of the flow that `start` creates, a step of the current execution."""
         return run_flow(start)
-
-    def interrupt(self) -> Interrupt:
-        """Raises LeaseLostError in this thread, or greenlet."""
-        return Interrupt(LeaseLostError)

@@ -22,13 +22,6 @@ from celery_idempotent.store.scripts import Reply
 T = TypeVar("T")
 
 
-class Interrupt(Protocol):
-    """Stops a body whose lease is lost."""
-
-    def trigger(self) -> None:
-        """Raises LeaseLostError in the body, unless it has ended."""
-
-
 class Runtime(Protocol):
     """What the flow uses."""
 
@@ -72,8 +65,8 @@ class Runtime(Protocol):
             Interrupted: if a soft time limit was reached.
         """
 
-    async def run(self, func: Callable[[], Any], interrupt: Any = None) -> Outcome:
-        """How `func`, the user's code, ends; `interrupt` may stop it.
+    async def run(self, func: Callable[[], Any]) -> Outcome:
+        """How `func`, the user's code, ends.
 
         Raises:
             Interrupted: if a soft time limit was reached before it began.
@@ -84,9 +77,6 @@ class Runtime(Protocol):
 
         On an event loop an awaitable of it.
         """
-
-    def interrupt(self) -> Interrupt:
-        """An interrupt for code that will run here."""
 
     def start_renewal(self, lease: Lease[Any]) -> None:
         """Extends `lease` from now on."""

@@ -81,8 +81,8 @@ class AsyncioTransport:
     ) -> None:
         if replicas.wanted(config) and names_cluster(config.url):
             raise SettingsError(
-                "idempotency_wait_replicas and idempotency_wait_aof cannot be used by async "
-                "callers with a cluster: redis.asyncio does not send two commands on one connection"
+                "idempotency_wait_replicas cannot be used by async callers with a cluster: "
+                "redis.asyncio does not send two commands on one connection"
             )
         if config.client is None and clients is None:
             connect(config, classes=ASYNCIO)  # checks the config, and opens no connection

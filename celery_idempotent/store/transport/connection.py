@@ -16,7 +16,6 @@ from redis.sentinel import Sentinel
 
 from celery_idempotent.errors import IdempotencyError, SettingsError, StoreUnavailableError
 from celery_idempotent.record.layout import corrupt
-from celery_idempotent.store import replicas
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.transport import url as urls
 
@@ -25,6 +24,9 @@ CONNECTION_ERRORS = (RedisError, RedisClusterException, OSError)
 
 #: Those that say that a server did not reply, or that a cluster has none for a slot.
 NO_REPLY = (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSError)
+
+#: Seconds that connecting may take, unless ``idempotency_redis_options`` has another limit.
+CONNECT_TIMEOUT = 2.0
 
 #: No limit, as up to redis-py 7; from 8 on the default is 100.
 _UNLIMITED = 2**31
@@ -82,7 +84,7 @@ def connect(
     timeout = (config.timeout if timeout is None else timeout) / (retries + 1)
     options = {
         "socket_timeout": timeout,
-        "socket_connect_timeout": min(timeout, config.connect_timeout),
+        "socket_connect_timeout": min(timeout, CONNECT_TIMEOUT),
         "retry": classes.retry(ExponentialBackoff(cap=0.5, base=0.05), retries),
         "max_connections": _UNLIMITED,
         **{name: value for name, value in config.options.items() if name not in _SENTINEL_OPTIONS},
@@ -171,7 +173,5 @@ def translate_error(error: Exception, key: str) -> IdempotencyError:
     if isinstance(error, ResponseError) and "WRONGTYPE" in str(error):
         return corrupt(key)
     if isinstance(error, ResponseError):
-        return StoreUnavailableError(
-            f"Redis replied with an error: {replicas.unable(error) or error}"
-        )
+        return StoreUnavailableError(f"Redis replied with an error: {error}")
     return StoreUnavailableError(f"Redis cannot be reached: {error}")

@@ -145,8 +145,6 @@ class _Environment:
             "task_default_queue": QUEUE,
             "worker_prefetch_multiplier": 1,
             "idempotency_redis_timeout": 1.0,
-            "idempotency_wait_replicas_timeout": 0.3,
-            "idempotency_breaker_max_delay": 1.0,
             **settings,
         }
         service = Downstream(folder / "downstream.sqlite")

@@ -66,8 +66,6 @@ EXIT_SERVERS_FAILED = 3
 #: Timeouts of celery-idempotent that fit the schedule.
 SHORT_TIMEOUTS = {
     "idempotency_redis_timeout": 1.0,
-    "idempotency_wait_replicas_timeout": 0.5,
-    "idempotency_breaker_max_delay": 2.0,
 }
 
 

@@ -130,7 +130,6 @@ def versions(
             "shop_ledger": f"{url}/1",
             "idempotency_encryption_keys": [Fernet.generate_key().decode()],
             "idempotency_compression": "gzip",
-            "idempotency_compression_threshold": 0,
         }
         app = Celery("publisher", set_as_current=False)
         app.conf.update(settings)

@@ -22,7 +22,7 @@ class Message:
     task_id = "1"
     unanswered_ids = b""
     requeue_count = 20
-    settings = Settings(lease=7200.0, breaker_max_delay=30.0)
+    settings = Settings(lease=7200.0)
 
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: IdempotencyError) -> None:
         self.seconds, self.unanswered_ids = seconds, unanswered_ids

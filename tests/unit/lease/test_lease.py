@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -15,7 +14,6 @@ from celery_idempotent.executor.execution import Execution, Protection, unprotec
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease import lease
 from celery_idempotent.lease.clock import monotonic
-from celery_idempotent.lease.interrupt import Interrupt
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.record_store import RecordStore
@@ -170,37 +168,3 @@ def test_an_execution_knows_whether_it_takes_over(clock: Clock) -> None:
     assert not execution_of(lease).recovered
     assert execution_of(lease, attempt=2).recovered
     assert execution_of(lease, attempt=2).protected
-
-
-class TestInterrupt:
-    def test_raises_in_the_thread_that_made_it(self) -> None:
-        seen: list[Any] = []
-        ready = threading.Event()
-        interrupts: list[Interrupt] = []
-
-        def work() -> None:
-            interrupts.append(Interrupt(LeaseLostError))
-            ready.set()
-            try:
-                for _ in range(2000):
-                    time.sleep(0.005)
-            except LeaseLostError as error:
-                seen.append(error)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        ready.wait()
-        interrupts[0].trigger()
-        thread.join(5)
-
-        assert [type(error) for error in seen] == [LeaseLostError]
-        assert str(seen[0])
-
-    def test_raises_nothing_after_disarm(self) -> None:
-        interrupt = Interrupt(LeaseLostError)
-
-        interrupt.disarm()
-        interrupt.trigger()
-
-        for _ in range(1000):
-            pass  # It would be raised between two of these.

@@ -62,7 +62,6 @@ def encode(
     serializer: str = "json",
     *,
     compression: str | None = None,
-    threshold: int = 0,
     max_size: int = 1_000_000,
     key: str = KEY,
     field: str = RESULT,
@@ -71,7 +70,6 @@ def encode(
     settings = Settings(
         serializer=serializer,
         compression=compression,
-        compression_threshold=threshold,
         max_result_size=max_size,
     )
     codec = codec or make_codec()

@@ -17,6 +17,7 @@ from celery_idempotent.errors import (
     CorruptRecordError,
     ResultNotStoredError,
 )
+from celery_idempotent.payload import serializer
 from celery_idempotent.payload.codec import NOT_STORED
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
@@ -107,19 +108,20 @@ def test_compressed_data_is_smaller_and_its_format_names_the_compression(compres
 
 
 def test_data_below_the_threshold_is_not_compressed() -> None:
-    for length, form in [(997, "json"), (998, "json+gzip"), (5000, "json+gzip")]:
+    for length, form in [(1021, "json"), (1022, "json+gzip"), (5000, "json+gzip")]:
         value = "x" * length  # and two quotation marks
 
-        payload = encode(value, compression="gzip", threshold=1000)
+        payload = encode(value, compression="gzip")
 
         assert payload.format == form
         assert decode(payload) == value
 
 
-def test_data_that_does_not_shrink_is_not_compressed() -> None:
+def test_data_that_does_not_shrink_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serializer, "COMPRESSION_THRESHOLD", 0)
     value = uuid4().hex
 
-    payload = encode(value, compression="gzip", threshold=0)
+    payload = encode(value, compression="gzip")
 
     assert payload.format == "json"
     assert decode(payload) == value

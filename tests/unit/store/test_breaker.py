@@ -38,6 +38,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(module, "monotonic", clock)
+    monkeypatch.setattr(module, "MAX_DELAY", 8.0)
     return clock
 
 
@@ -48,7 +49,7 @@ def redis() -> Redis:
 
 @pytest.fixture
 def breaker(redis: Redis, clock: Clock) -> Breaker:
-    return Breaker(threshold=2, max_delay=8.0, probe=redis.probe)
+    return Breaker(redis.probe)
 
 
 def fail(breaker: Breaker, times: int = 2) -> None:
@@ -126,8 +127,8 @@ def test_during_a_probe_other_commands_fail_at_once(
         asking.set()
         reply.wait(10)
 
-    breaker = Breaker(threshold=1, max_delay=8.0, probe=slow_probe)
-    fail(breaker, 1)
+    breaker = Breaker(slow_probe)
+    fail(breaker)
     clock.now += module.FIRST_DELAY
     prober = threading.Thread(target=lambda: run_sync(breaker.check()))
     prober.start()
@@ -167,8 +168,8 @@ def test_another_probe_follows_one_that_was_interrupted(clock: Clock) -> None:
         pass
 
     probes: list[Callable[[], Awaitable[None]]] = [interrupted, answered]
-    breaker = Breaker(threshold=1, max_delay=8.0, probe=lambda: probes.pop(0)())
-    fail(breaker, 1)
+    breaker = Breaker(lambda: probes.pop(0)())
+    fail(breaker)
     clock.now += module.FIRST_DELAY
     with pytest.raises(KeyboardInterrupt):
         run_sync(breaker.check())
