@@ -125,6 +125,12 @@ class Settings:
         return self.until != "expired"
 
     @cached_property
+    def deduplicates(self) -> bool:
+        """Returns whether publishing reserves the key."""
+        by_mode = self.until == "started"
+        return by_mode if self.dedupe_publish is None else self.dedupe_publish
+
+    @cached_property
     def wait_ms(self) -> int:
         """Returns how long a message that waits for the next turn has it reserved; 0: none does."""
         # A message that is put back returns within a lease.
@@ -173,7 +179,6 @@ def build(values: Mapping[str, Any], where: str) -> Settings:
     for name in ("replay_errors", "encryption_keys"):
         if isinstance(given.get(name), list):
             given[name] = tuple(given[name])
-    given.setdefault("dedupe_publish", given.get("until") == "started")
     return Settings(**given)
 
 

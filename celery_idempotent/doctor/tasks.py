@@ -96,7 +96,7 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
             "another name for the parameter",
             "delay(idempotency_key=…) passes an argument, and not the key of the call",
         )  # fmt: skip
-    if settings.until == "started" and not settings.dedupe_publish:
+    if settings.until == "started" and not settings.deduplicates:
         yield Finding(
             "bursts", Severity.WARNING, task.name,
             "idempotency_until is 'started', and idempotency_dedupe_publish is off",

@@ -81,10 +81,10 @@ def _predict_turn(key: Key, settings: Settings, record: Record, now: datetime) -
     other_arguments = bool(
         key.fingerprint and record.fingerprint and key.fingerprint != record.fingerprint
     )
-    if settings.until == "started" and settings.dedupe_publish:
+    if settings.until == "started" and settings.deduplicates:
         return _predict_burst(record, now, other_arguments=other_arguments)
     conflict = _conflict(settings, record)
-    if other_arguments and settings.dedupe_publish:
+    if other_arguments and settings.deduplicates:
         holder, _, _ = conflict.sentence.partition(":")
         return Prediction("conflict", f"{holder}: {_ON_CONFLICT[settings.on_conflict]}")
     return conflict
@@ -111,7 +111,7 @@ def _predict_burst(record: Record, now: datetime, *, other_arguments: bool) -> P
 def _conflict(settings: Settings, record: Record) -> Prediction:
     holder = f"runs on {record.worker}" if record.worker else "has not started yet"
     consequence = _ON_CONFLICT[settings.on_conflict]
-    if settings.dedupe_publish:
+    if settings.deduplicates:
         consequence = "no message is published, and the caller gets that task's result"
     return Prediction(
         "conflict", f"conflicts with task {record.task_id}, which {holder}: {consequence}"

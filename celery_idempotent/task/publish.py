@@ -59,7 +59,7 @@ def publish(
         CorruptRecordError: if the record of the key cannot be read.
     """
     configuration = task.idempotency_configuration
-    if not configuration.settings.dedupe_publish or any(map(options.get, _CANVAS_OPTIONS)):
+    if not configuration.settings.deduplicates or any(map(options.get, _CANVAS_OPTIONS)):
         return send(**options)
     if configuration.in_shadow:
         return send(**_marked(task, args, kwargs, task_id, options))

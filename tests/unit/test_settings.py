@@ -33,7 +33,7 @@ TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("wait_timeout", 10.0, [0, 0.1, 10, YEAR], [-0.1, "10", None, True]),
     ("max_attempts", 5, [1, 255], [0, 256, 1.0, "5", None, True]),
     ("on_store_error", "retry", ["retry", "run", "raise"], ["wait", None, True, ["run"]]),
-    ("dedupe_publish", False, [True, False], [None, 1, "no"]),
+    ("dedupe_publish", None, [True, False], [1, "no"]),
     ("reservation_ttl", 3600.0, [1, 60, YEAR], [0.9, -1, YEAR + 1, "60", None, True]),
     ("store_result", True, [True, False], [None, 1, "no"]),
     ("fused_completion", True, [True, False], [None, 1, "no"]),
@@ -142,11 +142,11 @@ def test_the_error_says_what_would_be_valid() -> None:
 
 
 def test_publishes_of_a_burst_are_deduplicated_by_default() -> None:
-    assert build({"idempotency_until": "started"}, "t").dedupe_publish
-    assert not build({"idempotency_until": "finished"}, "t").dedupe_publish
+    assert build({"idempotency_until": "started"}, "t").deduplicates
+    assert not build({"idempotency_until": "finished"}, "t").deduplicates
     assert not build(
         {"idempotency_until": "started", "idempotency_dedupe_publish": False}, "t"
-    ).dedupe_publish
+    ).deduplicates
 
 
 def test_a_removed_option_is_refused_with_the_way_out() -> None:
