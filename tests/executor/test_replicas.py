@@ -76,6 +76,6 @@ def test_a_begin_that_they_do_not_have_runs_nothing(
     strict = task(body, on_store_error="raise")
     replica.pause()
 
-    with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas have it"):
+    with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas within"):
         strict.delay("1").get()
     assert sent_signals == []

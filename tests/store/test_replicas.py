@@ -19,10 +19,10 @@ from tests.store.deployments import KINDS
 from tests.store.record_harness import RecordHarness, close_stores, store_at
 
 #: Longer than a connected replica takes.
-PATIENT = {"wait_replicas": 1, "wait_timeout": 2.0}
+PATIENT = {"wait_replicas": 1, "timeout": 8.0}
 #: For a frozen replica.
 #: A write waits for a quarter of the time limit.
-HASTY = {"wait_replicas": 1, "timeout": 0.4}
+HASTY = {"wait_replicas": 1, "timeout": 1.2}
 TOO_FEW = "only 0 of 1 replicas"
 
 
@@ -105,7 +105,7 @@ class TestFrozenReplica:
         with pytest.raises(StoreUnavailableError, match=TOO_FEW):
             hasty.begin()
 
-        assert 0.1 <= time.monotonic() - began_at < hasty.store.config.timeout / 2
+        assert 0.3 <= time.monotonic() - began_at < hasty.store.config.timeout / 2
 
     def test_begin_is_granted_to_the_message_that_is_retried(
         self, harness: RecordHarness, hasty: RecordHarness, replica: RedisServer
@@ -205,7 +205,7 @@ class TestFrozenReplica:
 
 
 def test_the_error_has_the_number_of_replicas(harness: RecordHarness, master: RedisServer) -> None:
-    greedy = RecordHarness(store_at(master.url, wait_replicas=2, timeout=0.2), harness.client)
+    greedy = RecordHarness(store_at(master.url, wait_replicas=2, timeout=2.0), harness.client)
 
     with pytest.raises(StoreUnavailableError, match="only 1 of 2 replicas"):
         greedy.begin()
