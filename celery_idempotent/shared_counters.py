@@ -14,7 +14,8 @@ from collections.abc import Iterable
 
 from billiard.process import current_process
 
-from celery_idempotent import signals
+from celery_idempotent.events.report import counters
+from celery_idempotent.events.table import COUNTED
 
 #: Number of rows; processes beyond it are not counted.
 MAX_PROCESSES = 256
@@ -30,7 +31,7 @@ class SharedCounters:
 
     def __init__(self, tasks: Iterable[str]) -> None:
         self._tasks = tuple(tasks)
-        names = [(task, name) for task in self._tasks for name in signals.COUNTED]
+        names = [(task, name) for task in self._tasks for name in COUNTED]
         self._columns = {name: column for column, name in enumerate(names)}
         # Behind the rows are two more cells, the flags below.
         cells = len(names) * MAX_PROCESSES + 2
@@ -90,7 +91,7 @@ def start(tasks: Iterable[str]) -> SharedCounters:
     """Starts counting in this process and in those that it forks."""
     global current
     if current is not None:
-        signals.counters.remove(current.count)
+        counters.remove(current.count)
     current = SharedCounters(tasks)
-    signals.counters.append(current.count)
+    counters.append(current.count)
     return current

@@ -17,6 +17,7 @@ from celery.signals import task_postrun
 from celery.utils.dispatch import Signal
 
 from celery_idempotent import Idempotency, signals
+from celery_idempotent.events import report
 from tests.dashboard.chromium import find_chromium
 from tests.exhaustive import LeftOut
 from tests.servers.clock import find_faketime
@@ -117,9 +118,9 @@ def restored_receivers() -> Iterator[None]:
     connected = [signal for signal in vars(signals).values() if isinstance(signal, Signal)]
     connected.append(task_postrun)
     receivers = [list(signal.receivers) for signal in connected]
-    counters = list(signals.counters)
+    counters = list(report.counters)
     yield
     for signal, before in zip(connected, receivers, strict=True):
         signal.receivers = before
         signal.sender_receivers_cache.clear()
-    signals.counters[:] = counters
+    report.counters[:] = counters

@@ -21,6 +21,7 @@ from celery_idempotent.cli.command import (
 )
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.events.table import REFUSED_FOR
 from celery_idempotent.monitoring import formatting, inspect_commands
 from celery_idempotent.monitoring.statistics import TaskStatistics, collect, double_executions
 
@@ -118,7 +119,7 @@ def _document(statistics: TaskStatistics, counter: Mapping[str, int]) -> dict[st
 
 def _refusals(counter: Mapping[str, int]) -> dict[str, int]:
     """Returns the number of refusals by reason."""
-    counts = {reason: counter.get(signals.REFUSED + reason, 0) for reason in signals.REASONS}
+    counts = {reason: counter.get(REFUSED_FOR + reason, 0) for reason in signals.REASONS}
     return {reason: number for reason, number in counts.items() if number}
 
 

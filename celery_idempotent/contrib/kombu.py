@@ -22,7 +22,6 @@ from kombu.message import Message
 from kombu.messaging import Producer
 from kombu.mixins import ConsumerMixin
 
-from celery_idempotent.call_log import fields
 from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import (
     CorruptRecordError,
@@ -32,6 +31,7 @@ from celery_idempotent.errors import (
     PoisonedTaskError,
     SettingsError,
 )
+from celery_idempotent.events.report import log_extra
 from celery_idempotent.executor.conflict import requeue_delay
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.functions.direct_call import DirectCall
@@ -250,7 +250,7 @@ class IdempotentConsumer(ConsumerMixin):
 
 
 def _fields(message: Message) -> dict[str, Any]:
-    return fields(None, task_id=message.properties.get("message_id"))
+    return log_extra(None, task_id=message.properties.get("message_id"))
 
 
 @dataclass(order=True)

@@ -22,6 +22,8 @@ from celery.signals import task_postrun, worker_process_init, worker_ready, work
 
 from celery_idempotent import signals
 from celery_idempotent.errors import SettingsError
+from celery_idempotent.events.report import counters
+from celery_idempotent.events.table import REFUSED_FOR
 from celery_idempotent.lease.heartbeat import heartbeat
 
 if TYPE_CHECKING:
@@ -132,7 +134,7 @@ class Metrics:
         signals.begun.connect(self._on_begun, weak=False)
         signals.taken_over.connect(self._on_taken_over, weak=False)
         signals.begin_replied.connect(self._on_begin_replied, weak=False)
-        signals.counters.append(self._count)
+        counters.append(self._count)
         task_postrun.connect(self._on_task_end, weak=False)
         heartbeat.on_replaced = self._heartbeats_replaced.inc
 
@@ -141,8 +143,8 @@ class Metrics:
             self._decisions.labels(task, name).inc()
         elif name in signals.OUTCOMES:
             self._outcomes.labels(task, name).inc()
-        elif name.startswith(signals.REFUSED):
-            self._refused.labels(task, name.removeprefix(signals.REFUSED)).inc()
+        elif name.startswith(REFUSED_FOR):
+            self._refused.labels(task, name.removeprefix(REFUSED_FOR)).inc()
         elif name == "deduplicated":
             self._deduplicated.labels(task).inc()
 

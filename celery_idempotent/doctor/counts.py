@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from celery_idempotent import signals
 from celery_idempotent.doctor.finding import Finding, Severity
+from celery_idempotent.events.table import REFUSED_FOR, WOULD_REFUSE_FOR
 
 _KEY_RULE = "key_rule"
 
@@ -14,12 +14,12 @@ def check(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
     """Yields all findings about the calls since the workers were started.
 
     Args:
-        counts: by task and by name, one of `signals.COUNTED`.
+        counts: by task and by name, one of `events.table.COUNTED`.
     """
     for task, counter in counts.items():
         for prefix, severity, why in (
-            (signals.REFUSED, Severity.ERROR, "these calls have failed, and did not run"),
-            (signals.WOULD_REFUSE, Severity.WARNING, "without shadow, these calls will fail"),
+            (REFUSED_FOR, Severity.ERROR, "these calls have failed, and did not run"),
+            (WOULD_REFUSE_FOR, Severity.WARNING, "without shadow, these calls will fail"),
         ):
             if number := counter.get(prefix + _KEY_RULE, 0):
                 yield Finding(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from celery_idempotent import signals
 from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
-from celery_idempotent.executor import decision
+from celery_idempotent.events import table
+from celery_idempotent.events.report import decide, report
+from celery_idempotent.events.table import Event
 from celery_idempotent.executor.call import ExecutorCall, Release
 from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.executor.steps import Steps
@@ -24,8 +24,6 @@ from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.scripts import Reply
-
-logger = logging.getLogger(__name__)
 
 #: Frees the key at once and leaves nothing.
 FREE = Release()
@@ -80,14 +78,13 @@ class ActiveExecution:
         self.runtime.start_renewal(self.lease)
         if not announce:
             return
-        self.send(signals.begun)
+        self.report(table.BEGUN)
         if self.execution.attempt > 1:
-            self.log(logging.INFO, "takes over from an execution that died")
-            self.send(signals.taken_over, orphaned_seconds=self._orphaned_seconds)
+            self.report(table.TAKEN_OVER, orphaned_seconds=self._orphaned_seconds)
 
     def decide(self) -> None:
         """Counts the decision: the call runs."""
-        decision.decide(self.call, "takeover" if self.execution.attempt > 1 else "run")
+        decide(table.TAKEOVER if self.execution.attempt > 1 else table.RUN, self.call)
 
     def finish(self) -> None:
         """Stops renewing the lease. May be called again after a signal handler has raised in it."""
@@ -179,35 +176,15 @@ class ActiveExecution:
         """
         if layout.is_abandoned(raw, self.execution.token, self.call.worker):
             self.lease.lost = True
-            self.log(logging.INFO, "is ended by its worker, which is about to kill this process")
+            self.report(table.ENDED_BY_WORKER)
         elif not self._loss_reported:
             self._loss_reported = True
             self.lease.lost = True
-            self.log(logging.WARNING, "has lost its lease; its outcome will be refused")
-            self.report(signals.lease_lost)
+            self.report(table.LEASE_LOST)
 
-    def log(self, level: int, message: str, *args: Any) -> None:
-        """Logs that the execution … `message`."""
-        decision.log(logger, level, self.call, message, *args, execution=self.execution)
-
-    def send(self, signal: Any, **details: Any) -> None:
-        """Sends `signal` with the arguments that all signals of an execution have."""
-        if signal.receivers:
-            signals.send(
-                signal,
-                self.call.sender,
-                task_id=self.call.task_id,
-                key=self.execution.key,
-                label=self.call.label,
-                token=self.execution.token,
-                attempt=self.execution.attempt,
-                **details,
-            )
-
-    def report(self, signal: Any, **details: Any) -> None:
-        """Counts and sends `signal`, which is about an outcome."""
-        signals.count(signal.name.removeprefix(signals.PREFIX), self.call.key.task)
-        self.send(signal, **details)
+    def report(self, event: Event, **fields: Any) -> None:
+        """Reports that `event` has happened to this execution."""
+        report(event, self.call, self.execution, **fields)
 
 
 def release_command(

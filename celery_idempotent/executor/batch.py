@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from celery_idempotent import signals
 from celery_idempotent.errors import (
     ConflictError,
     CorruptRecordError,
@@ -16,6 +15,8 @@ from celery_idempotent.errors import (
     PoisonedTaskError,
     StoreUnavailableError,
 )
+from celery_idempotent.events import table
+from celery_idempotent.events.report import decide, decide_by, refuse, report
 from celery_idempotent.executor import conflict
 from celery_idempotent.executor.active_execution import (
     WRITE_RETRY_INTERVAL,
@@ -24,7 +25,6 @@ from celery_idempotent.executor.active_execution import (
 )
 from celery_idempotent.executor.batch_transaction import commit_many
 from celery_idempotent.executor.call import ExecutorCall
-from celery_idempotent.executor.decision import decide, decide_by, refuse, replayed
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.executor import (
     EXECUTION_ID_BYTES,
@@ -34,7 +34,7 @@ from celery_idempotent.executor.executor import (
 )
 from celery_idempotent.executor.outcome import Failure, Outcome
 from celery_idempotent.executor.runtime.runtime import Runtime
-from celery_idempotent.executor.settle import complete_command, report_completed, report_unsaved
+from celery_idempotent.executor.settle import complete_command, report_completed, report_released
 from celery_idempotent.executor.transaction import UnrecordedExecution, reopen
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.payload.codec import PayloadCodec, not_stored
@@ -133,9 +133,9 @@ def _report(call: ExecutorCall, admission: Admission) -> None:
         if call.settings.transaction is None:  # else, when the row is claimed
             admission.decide()
     elif isinstance(admission, Record):
-        replayed(call, admission)
+        report(table.REPLAYED, call, record=admission)
     elif isinstance(admission, ConflictError):
-        decide(call, "conflict")
+        decide(table.CONFLICT, call)
     elif isinstance(admission, IdempotencyError) and not isinstance(
         admission, StoreUnavailableError
     ):
@@ -214,14 +214,10 @@ async def complete_many(
             active.finish()
     for active, reply, (_, outcome) in zip(executions, replies, completions, strict=True):
         if transaction is not None and isinstance(reply, IdempotencyError):
-            active.log(
-                logging.WARNING,
-                "ran; its outcome is committed, and its record follows with the next call: %s",
-                reply,
-            )
+            active.report(table.COMMITTED_ONLY, error=reply)
             errors.append(_not_stored(active, outcome))
         elif isinstance(reply, IdempotencyError):
-            report_unsaved(active, reply)
+            active.report(table.OUTCOME_UNSAVED, error=reply)
             errors.append(reply)
         elif reply.case == "ok" or transaction is not None:
             active.call.own_outcome = True
@@ -293,11 +289,8 @@ async def release_many(
         return
     for active, reply in zip(executions, replies, strict=True):
         if isinstance(reply, IdempotencyError):
-            active.log(
-                logging.WARNING, "cannot release its key, whose lease will expire: %s", reply
-            )
+            active.report(table.NOT_RELEASED, error=reply)
         elif reply.case == "ok":
-            active.log(logging.INFO, "did not complete; its key is free")
-            active.report(signals.released, error=reason, reserved_seconds=None)
+            report_released(active, "did not complete", reason)
         else:
             active.report_lease_lost(reply.raw)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from celery_idempotent.errors import KeyReusedError, TransactionError
+from celery_idempotent.events import table
+from celery_idempotent.events.report import decide_by, refuse, report
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
-from celery_idempotent.executor.decision import decide_by, refuse, replayed
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.executor.transaction import (
@@ -67,7 +68,7 @@ async def _admission(
         record = await adopt_record(active, found)
     except KeyReusedError as error:
         return error
-    replayed(active.call, record)
+    report(table.REPLAYED, active.call, record=record)
     return record
 
 

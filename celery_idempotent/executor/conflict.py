@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable
 from typing import NoReturn
 
 from celery_idempotent.errors import ConflictError, KeyReusedError
+from celery_idempotent.events import table
+from celery_idempotent.events.report import report
 from celery_idempotent.executor.call import ExecutorCall
-from celery_idempotent.executor.decision import conflicted, log, without_key
 from celery_idempotent.record.record import Record
-
-logger = logging.getLogger(__name__)
 
 #: Seconds before a message is requeued for the first time.
 FIRST_REQUEUE_DELAY = 1.0
@@ -31,7 +29,7 @@ def refuse(call: ExecutorCall, record: Record, *, returns: bool = False) -> NoRe
     """
     call.blocked(record)
     policy = policy_for(call, record, returns=returns)
-    conflicted(call, record, policy)
+    report(table.CONFLICTED, call, record=record, policy=policy)
     _POLICIES[policy](call, record)
 
 
@@ -77,23 +75,19 @@ def _requeue(call: ExecutorCall, record: Record) -> NoReturn:
 
 def _raise(call: ExecutorCall, record: Record) -> NoReturn:
     error = held(call, record)
-    _log(call, "raises ConflictError", error)
+    report(table.RAISES_CONFLICT, call, reason=error)
     raise error
 
 
 def _ignore(call: ExecutorCall, record: Record) -> NoReturn:
-    _log(call, "is ignored as a duplicate", held(call, record))
+    report(table.IGNORED, call, reason=held(call, record))
     call.ignore()
 
 
 def _reject(call: ExecutorCall, record: Record) -> NoReturn:
     error = held(call, record)
-    _log(call, "is rejected as a duplicate", error)
+    report(table.REJECTED, call, reason=error)
     call.reject(str(error))
-
-
-def _log(call: ExecutorCall, what: str, error: ConflictError) -> None:
-    log(logger, logging.INFO, call, "%s: %s", what, without_key(call.key, error))
 
 
 #: ``wait`` is refused when its time is up, and is then requeued like ``retry``.

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from functools import partial
 from typing import Any
 
-from celery_idempotent import signals
 from celery_idempotent.errors import (
     CorruptRecordError,
     IdempotencyError,
     StoreUnavailableError,
 )
+from celery_idempotent.events import table
+from celery_idempotent.events.report import decide, decide_by, refuse, report
 from celery_idempotent.executor import conflict, transaction
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
-from celery_idempotent.executor.decision import decide, decide_by, log, refuse, send
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.outcome import Failure, Outcome, Result, is_asynchronous
 from celery_idempotent.executor.replay import replay_or_refuse, write_result
@@ -39,8 +38,6 @@ from celery_idempotent.store.commands import Command
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
-
-logger = logging.getLogger(__name__)
 
 EXECUTION_ID_BYTES = 16
 #: Begins without a reply that a message remembers.
@@ -211,9 +208,9 @@ class BeginRequest:
         outage = self.runtime.store.outage
         if outage.failed_calls:
             outage.end()
-        if signals.begin_replied.receivers:
+        if table.BEGIN_REPLIED.signal.receivers:
             seconds = monotonic() - sent_at
-            send(signals.begin_replied, self.call, case=reply.case, seconds=seconds)
+            report(table.BEGIN_REPLIED, self.call, case=reply.case, seconds=seconds)
         return reply
 
     @property
@@ -236,13 +233,7 @@ class BeginRequest:
                 active.finish()
                 await active.release()
         except IdempotencyError as error:
-            log(
-                logger,
-                logging.WARNING,
-                self.call,
-                "cannot release its key, whose lease will expire: %s",
-                error,
-            )
+            report(table.NOT_RELEASED, self.call, error=error)
 
 
 async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outcome:
@@ -269,7 +260,7 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
                     active.decide()
                 return active
             # The process was suspended. A begin with the same id returns the state of the key.
-            active.log(logging.WARNING, "begins again: its lease expired before it ran")
+            active.report(table.BEGINS_AGAIN)
             announced_token, request.active = active.execution.token, None
             active.finish()
             continue
@@ -374,17 +365,16 @@ def without_store(
     policy = call.settings.on_store_error
     if runtime.store.outage.another_call():
         # An error for the first call of an outage only: one for each would hide all other lines.
-        log(logger, logging.ERROR, call, "cannot begin: %s", error)
-    send(signals.store_unavailable, call, error=error, policy=policy)
+        report(table.CANNOT_BEGIN, call, error=error)
+    report(table.BEGIN_FAILED, call, error=error, policy=policy)
     if policy == "run":
-        decide(call, "unprotected")
-        log(logger, logging.WARNING, call, "runs without protection: %s", error)
+        report(table.UNPROTECTED, call, error=error)
         key = str(call.key)
         return runtime.execution(
             key, _restore_step=partial(restore_step, call.settings, codec.values, key)
         )
     if policy == "raise":
         raise refuse(call, error)
-    decide(call, "store_unavailable")
+    decide(table.STORE_UNAVAILABLE, call)
     delay = conflict.requeue_delay(call.requeue_count, breaker.MAX_DELAY)
     call.requeue(delay, unanswered_ids, error)

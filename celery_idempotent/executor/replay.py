@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import NoReturn
 
 from celery_idempotent.errors import (
@@ -12,16 +11,15 @@ from celery_idempotent.errors import (
     ResultNotStoredError,
     StoreUnavailableError,
 )
+from celery_idempotent.events import table
+from celery_idempotent.events.report import decide, refuse, report
 from celery_idempotent.executor import conflict
 from celery_idempotent.executor.call import ExecutorCall
-from celery_idempotent.executor.decision import decide, log, refuse, replayed, without_key
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 from celery_idempotent.store.record_store import RecordStore
-
-logger = logging.getLogger(__name__)
 
 
 async def replay(call: ExecutorCall, record: Record, codec: PayloadCodec) -> Outcome:
@@ -43,7 +41,7 @@ async def replay(call: ExecutorCall, record: Record, codec: PayloadCodec) -> Out
         try:
             outcome, failed = call.recover_result(record, error), False
         except ResultDiscardedError:
-            replayed(call, record)
+            report(table.REPLAYED, call, record=record)
             raise
         except (ResultNotStoredError, CorruptRecordError) as refusal:
             refuse(call, refusal)
@@ -52,7 +50,7 @@ async def replay(call: ExecutorCall, record: Record, codec: PayloadCodec) -> Out
     if failed and layout.is_poisoned(record):
         refuse(call, outcome)
     else:
-        replayed(call, record)
+        report(table.REPLAYED, call, record=record)
     return Failure(outcome) if failed else Result(outcome)
 
 
@@ -81,8 +79,8 @@ async def write_result(
 
 def _requeue_without_offload(call: ExecutorCall, error: StoreUnavailableError) -> NoReturn:
     """The outcome exists and cannot be fetched: requeue or fail, but never run."""
-    log(logger, logging.ERROR, call, "cannot get its outcome: %s", without_key(call.key, error))
+    report(table.OUTCOME_UNAVAILABLE, call, error=error)
     if call.settings.on_store_error == "raise":
         raise refuse(call, error)
-    decide(call, "store_unavailable")
+    decide(table.STORE_UNAVAILABLE, call)
     conflict.requeue(call, call.unanswered_ids, error)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from typing import Any, NoReturn
 
-from celery_idempotent import signals
 from celery_idempotent.errors import (
     CorruptRecordError,
     LeaseLostError,
     NotReadyError,
     StoreUnavailableError,
 )
+from celery_idempotent.events import table
 from celery_idempotent.executor import conflict, transaction
 from celery_idempotent.executor.active_execution import FREE, ActiveExecution
 from celery_idempotent.executor.call import Delegate, Fail, Release
@@ -47,7 +46,7 @@ async def settle(active: ActiveExecution, outcome: Outcome) -> Outcome:
         outcome = await _settle_again(active, outcome)
         if active.exiting:
             raise
-        active.log(logging.WARNING, "has ended its body before %s was raised", type(error).__name__)
+        active.report(table.ENDED_LATE, error=error)
         return outcome
 
 
@@ -56,7 +55,7 @@ async def _settle_again(active: ActiveExecution, outcome: Outcome) -> Outcome:
         return await _settle(active, outcome)
     except Exception as error:
         if not active.settled and isinstance(outcome, Result):
-            report_unsaved(active, error)
+            active.report(table.OUTCOME_UNSAVED, error=error)
         raise
 
 
@@ -133,12 +132,10 @@ async def _fail(active: ActiveExecution, outcome: Failure) -> Outcome:
         await active.discard_outcome()
         return await _resolve_lost_lease(active, reply, outcome)
     call.own_outcome = True
-    error = type(outcome.error).__name__
-    if payload.format:
-        active.log(logging.INFO, "ran and raised %s; its duplicates will get this error", error)
-    else:
-        _report_not_stored(active, f"ran and raised {error}", payload)
-    active.report(signals.failed, error=outcome.error)
+    if not payload.format:
+        _report_not_stored(active, f"ran and raised {type(outcome.error).__name__}", payload)
+    gets = "this error" if payload.format else "ResultNotStoredError"
+    active.report(table.FAILED, error=outcome.error, outcome=gets)
     if active.has_steps:
         await active.steps.discard()
     return outcome
@@ -170,8 +167,7 @@ async def _delegate(active: ActiveExecution, outcome: Failure, disposition: Dele
     reply = await _store(active, command)
     if reply is not None and reply.case == "ok":
         await _mark_continued(active)
-        active.log(logging.INFO, "ran and replaced itself; its key gets the outcome of that")
-        active.report(signals.completed)
+        active.report(table.COMPLETED, end="it has replaced itself and gets the outcome of that")
     return outcome
 
 
@@ -187,21 +183,16 @@ async def _release(active: ActiveExecution, outcome: Outcome, disposition: Relea
     try:
         reply = await active.release(disposition, payload)
     except (StoreUnavailableError, CorruptRecordError) as failure:
-        active.log(logging.WARNING, "cannot release its key, whose lease will expire: %s", failure)
+        active.report(table.NOT_RELEASED, error=failure)
         return outcome
     if reply.case == "ok":
         active.call.own_outcome = disposition.final
-        raised = f" and raised {type(error).__name__}" if error else ""
-        if disposition.hold:
-            active.log(
-                logging.INFO,
-                "ran%s; its key stays reserved for its retry for %.1f s",
-                raised,
-                disposition.hold,
-            )
-        else:
-            active.log(logging.INFO, "ran%s; its key is free", raised)
-        active.report(signals.released, error=error, reserved_seconds=disposition.hold or None)
+        report_released(
+            active,
+            f"ran and raised {type(error).__name__}" if error else "ran",
+            error,
+            disposition.hold,
+        )
         return outcome
     await active.discard_outcome()
     if disposition.hold or not isinstance(error, Exception):
@@ -229,13 +220,9 @@ async def _store(active: ActiveExecution, outcome: Command) -> Reply | None:
         reply = await active.persist(outcome)
     except StoreUnavailableError as error:
         if active.transaction is None:
-            report_unsaved(active, error)
+            active.report(table.OUTCOME_UNSAVED, error=error)
         else:
-            active.log(
-                logging.WARNING,
-                "ran; its outcome is committed, and its record follows with the next call: %s",
-                error,
-            )
+            active.report(table.COMMITTED_ONLY, error=error)
     active.settled = True
     active.finish()
     return reply
@@ -248,35 +235,27 @@ async def _mark_continued(active: ActiveExecution) -> None:
 
 
 def report_completed(active: ActiveExecution) -> None:
-    """Logs and signals that the result is stored, or only that the key has completed."""
+    """Reports that the result is stored, or only that the key has completed."""
     assert active.outcome is not None
     payload, _ = active.outcome
-    if payload.has_value:
-        active.log(logging.INFO, "ran; its result is stored")
-    elif active.call.settings.store_result:
+    end = "its result is stored" if payload.has_value else "its result is not kept"
+    if not payload.has_value and active.call.settings.store_result:
         _report_not_stored(active, "ran", payload)
-    else:
-        active.log(logging.INFO, "ran; its result is not kept (idempotency_store_result is off)")
-    active.report(signals.completed)
+    active.report(table.COMPLETED, end=end)
+
+
+def report_released(
+    active: ActiveExecution, end: str, error: BaseException | None, hold: float = 0.0
+) -> None:
+    """Reports that the key is free, or reserved for a retry for `hold` seconds."""
+    key_is = f"stays reserved for its retry for {hold:.1f} s" if hold else "is free"
+    active.report(
+        table.RELEASED, end=end, key_is=key_is, error=error, reserved_seconds=hold or None
+    )
 
 
 def _report_not_stored(active: ActiveExecution, end: str, payload: Payload) -> None:
-    reason = payload.body.decode()
-    active.log(
-        logging.ERROR,
-        "%s; its outcome is not stored, and its duplicates will get ResultNotStoredError: %s",
-        end,
-        reason,
-    )
-    active.report(signals.not_stored, reason=reason)
-
-
-def report_unsaved(active: ActiveExecution, error: Exception) -> None:
-    """Logs and signals that the outcome could not be stored."""
-    active.log(
-        logging.CRITICAL, "ran; its outcome is not stored, so a duplicate may run again: %s", error
-    )
-    active.report(signals.outcome_unsaved, error=error)
+    active.report(table.NOT_STORED, end=end, reason=payload.body.decode())
 
 
 async def _resolve_lost_lease(active: ActiveExecution, reply: Reply, outcome: Outcome) -> Outcome:
@@ -284,7 +263,7 @@ async def _resolve_lost_lease(active: ActiveExecution, reply: Reply, outcome: Ou
     active.report_lease_lost(reply.raw)
     record = _winning_record(active, reply)
     if record is None:
-        active.log(logging.WARNING, "ran; its record is gone, and its outcome is not stored")
+        active.report(table.RECORD_GONE)
         return outcome
     if record.state.finished:
         # A task that has replaced the other one may still run; the offload storage may be down.

@@ -7,23 +7,21 @@ here reaches the call: if Redis does not reply in time, the call runs and is not
 
 from __future__ import annotations
 
-import logging
 import os
 from functools import partial
 from typing import Any
 
-from celery_idempotent import signals
-from celery_idempotent.call_log import log_call
 from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import (
     IdempotencyError,
     PoisonedTaskError,
     StoreUnavailableError,
 )
+from celery_idempotent.events import table
+from celery_idempotent.events.report import refuse, report
 from celery_idempotent.executor import conflict
 from celery_idempotent.executor.active_execution import release_command
 from celery_idempotent.executor.call import Delegate, Disposition, ExecutorCall, Fail
-from celery_idempotent.executor.decision import decide, log, reason_of, send, without_key
 from celery_idempotent.executor.executor import EXECUTION_ID_BYTES, Executor, begin_command
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.executor.runtime.run_flow import run_flow
@@ -38,8 +36,6 @@ from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.scripts import Reply
-
-logger = logging.getLogger(__name__)
 
 #: In the place of a result or an error.
 _FACT = Payload("", NOT_STORED)
@@ -59,7 +55,7 @@ def enter(executor: Executor, call: ExecutorCall, *, deduplicated: bool = False)
 async def _execute(call: ExecutorCall, runtime: Runtime, deduplicated: bool) -> Outcome:
     held: Lease[Any] | Command | None = None
     if deduplicated:
-        _report(call, "would_deduplicate")
+        report(table.WOULD_DEDUPLICATE, call)
     else:
         held = await _begin(call, runtime)
     try:
@@ -102,10 +98,9 @@ async def _begin(call: ExecutorCall, runtime: Runtime) -> Lease[Any] | Command |
     except StoreUnavailableError as error:
         _report_outage(call, runtime, error)
     except IdempotencyError as error:
-        _refuse(call, error)
-    except Exception:
-        decide(call, "unprotected")
-        log(logger, logging.ERROR, call, "runs, uncounted in shadow", exc_info=True)
+        refuse(call, error, table.WOULD_REFUSE)
+    except Exception as error:
+        report(table.UNCOUNTED_OUTAGE, call, error=error)
     return None
 
 
@@ -127,90 +122,30 @@ def _ignore_loss(raw: bytes) -> None:
 
 
 def _count_execution(call: ExecutorCall, begun: layout.Begun) -> None:
-    if begun.attempt == 1:
-        _report(call, "would_run")
-        return
-    _log(call, "would have taken over from an execution that died")
-    _report(call, "would_take_over")
+    report(table.WOULD_RUN if begun.attempt == 1 else table.WOULD_TAKE_OVER, call)
 
 
 def _count_duplicate(call: ExecutorCall, case: str, record: Record) -> None:
     """Counts a call that runs, and would not have run."""
     if case == "reused":
-        _refuse(call, conflict.reused(record))
+        refuse(call, conflict.reused(record), table.WOULD_REFUSE)
     elif case != "finished":
         policy = conflict.policy_for(call, record, returns=case == "later")
         is_copy = record.task_id == call.task_id
         if call.settings.runs_again and not is_copy and policy in ("retry", "wait"):
-            _log(call, "would have run after task %s, which holds the key", record.task_id)
-            _report(call, "would_wait", record)
+            report(table.WOULD_WAIT, call, record=record)
             return
-        _log(call, "would have met a conflict (%s): task %s holds the key", policy, record.task_id)
-        _report(call, "would_conflict", record, policy)
+        report(table.WOULD_CONFLICT, call, record=record, policy=policy)
     elif record.state is State.FAILED and isinstance(error := record.result, PoisonedTaskError):
-        _refuse(call, error)
+        refuse(call, error, table.WOULD_REFUSE)
     else:
-        _log(call, "would have been a replay of task %s", record.task_id)
-        _report(call, "would_replay", record)
-
-
-def count_refusal(sender: Any, task: str, task_id: str, error: Exception) -> None:
-    """Counts a call that runs, although no key can be derived."""
-    signals.count("would_refuse", task)
-    _report_refusal(sender, task, task_id, "", error)
-
-
-def _refuse(call: ExecutorCall, error: IdempotencyError) -> None:
-    decide(call, "would_refuse")
-    _report_refusal(call.sender, call.key.task, call.task_id, str(call.key), error)
-
-
-def _report_refusal(sender: Any, task: str, task_id: str, key: str, error: Exception) -> None:
-    reason = reason_of(error)
-    log_call(
-        logger,
-        logging.INFO,
-        "runs in shadow; it would have failed: %s",
-        without_key(key, error),
-        key=key,
-        task=task,
-        task_id=task_id,
-        decision="would_refuse",
-    )
-    signals.count(signals.WOULD_REFUSE + reason, task)
-    signals.send(
-        signals.shadowed,
-        sender,
-        task_id=task_id,
-        key=key,
-        label="",
-        decision="would_refuse",
-        record=None,
-        policy=None,
-        reason=reason,
-        error=error,
-    )
+        report(table.WOULD_REPLAY, call, record=record)
 
 
 def _report_outage(call: ExecutorCall, runtime: Runtime, error: StoreUnavailableError) -> None:
     first = runtime.store.outage.another_call()
-    decide(call, "unprotected")
-    level = logging.ERROR if first else logging.DEBUG
-    log(logger, level, call, "runs, uncounted in shadow: %s", error)
-    send(signals.store_unavailable, call, error=error, policy="shadow")
-
-
-def _log(call: ExecutorCall, message: str, *args: Any) -> None:
-    log(logger, logging.INFO, call, f"runs in shadow; it {message}", *args)
-
-
-def _report(
-    call: ExecutorCall, decision: str, record: Record | None = None, policy: str | None = None
-) -> None:
-    """Counts and signals what would have become of `call`."""
-    decide(call, decision)
-    details = {"decision": decision, "record": record, "policy": policy}
-    send(signals.shadowed, call, **details, reason=None, error=None)
+    report(table.UNCOUNTED_OUTAGE if first else table.UNCOUNTED, call, error=error)
+    report(table.BEGIN_FAILED, call, error=error, policy="shadow")
 
 
 async def _end(
@@ -224,9 +159,9 @@ async def _end(
         command = _end_command(call, held.token, outcome) if isinstance(held, Lease) else held
         await runtime.execute(command)
     except StoreUnavailableError as error:
-        log(logger, logging.INFO, call, "has ended, which is not stored in shadow: %s", error)
-    except Exception:
-        log(logger, logging.ERROR, call, "has ended, which is not stored in shadow", exc_info=True)
+        report(table.END_UNCOUNTED, call, error=error)
+    except Exception as error:
+        report(table.END_UNCOUNTED_ERROR, call, error=error)
 
 
 def _end_command(call: ExecutorCall, token: int, outcome: Outcome) -> Command:

@@ -6,7 +6,6 @@ stored in Redis. From the commit on, the row decides: whatever Redis holds, ever
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -16,10 +15,11 @@ from celery_idempotent.errors import (
     IdempotencyError,
     StoreUnavailableError,
 )
+from celery_idempotent.events import table
+from celery_idempotent.events.report import decide, refuse, report
 from celery_idempotent.executor import conflict
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
-from celery_idempotent.executor.decision import decide, log, refuse
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.outcome import Failure, Outcome
 from celery_idempotent.executor.replay import replay_or_refuse
@@ -42,8 +42,6 @@ from celery_idempotent.store.scripts import Reply
 
 if TYPE_CHECKING:
     from celery_idempotent.executor.executor import BeginRequest
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -108,7 +106,7 @@ async def claim(active: ActiveExecution) -> Row | None:
     try:
         return at_row(transaction.begin)
     except StoreUnavailableError as error:
-        active.log(logging.ERROR, "cannot claim its row: %s", error)
+        active.report(table.ROW_UNAVAILABLE, error=error)
         await _requeue(active, error)
 
 
@@ -142,7 +140,7 @@ async def reopen(request: BeginRequest, poisoned: Record) -> bool:
         await request.runtime.execute(commands.forget(call.key, poisoned))
     except StoreUnavailableError as error:
         _requeue_undetermined(request, error)
-    log(logger, logging.WARNING, call, "was committed by an execution that died")
+    report(table.ROW_FOUND, call)
     return True
 
 
@@ -168,14 +166,7 @@ async def require_committed(request: BeginRequest, generation: int) -> None:
     else:
         committed = row is not None and not row.expired
     if not committed:
-        decide(call, "conflict")
-        log(
-            logger,
-            logging.WARNING,
-            call,
-            "is dropped: the transaction of the task that it replaces was rolled back, or its key "
-            "was forgotten",
-        )
+        report(table.REPLACED_ROLLED_BACK, call)
         call.ignore()
 
 
@@ -188,8 +179,8 @@ def _find(request: BeginRequest) -> Row | None:
 
 def _requeue_undetermined(request: BeginRequest, error: StoreUnavailableError) -> NoReturn:
     call = request.call
-    log(logger, logging.ERROR, call, "cannot determine whether it was committed: %s", error)
-    decide(call, "store_unavailable")
+    report(table.ROW_UNKNOWN, call, error=error)
+    decide(table.STORE_UNAVAILABLE, call)
     conflict.requeue(call, request.unanswered_ids, error)
 
 
@@ -253,12 +244,12 @@ def should_retry(active: ActiveExecution, error: BaseException | None) -> bool:
 
 async def retry(active: ActiveExecution, error: BaseException) -> NoReturn:
     """Requeues the call, whose transaction the database has rolled back."""
-    active.log(logging.WARNING, "ran; its transaction was rolled back (%s)", type(error).__name__)
+    active.report(table.ROLLED_BACK, error=error)
     await _requeue(active, error)
 
 
 async def _requeue(active: ActiveExecution, error: BaseException) -> NoReturn:
-    decide(active.call, "store_unavailable")
+    decide(table.STORE_UNAVAILABLE, active.call)
     await _release(active)
     conflict.requeue(active.call, active.call.unanswered_ids, error)
 
@@ -268,7 +259,7 @@ async def _release(active: ActiveExecution) -> None:
     try:
         await active.release()
     except IdempotencyError as error:
-        active.log(logging.WARNING, "cannot release its key, whose lease will expire: %s", error)
+        active.report(table.NOT_RELEASED, error=error)
 
 
 async def adopt(active: ActiveExecution, row: Row) -> Outcome:
@@ -298,7 +289,7 @@ async def adopt_record(active: ActiveExecution, row: Row) -> Record:
     try:
         await active.persist(store(call.key, execution.token, payload, row.remaining_ms))
     except (StoreUnavailableError, CorruptRecordError) as error:
-        active.log(logging.WARNING, "cannot store in its record the outcome of its row: %s", error)
+        active.report(table.ROW_NOT_REPEATED, error=error)
     active.settled = True
     active.finish()
     return record

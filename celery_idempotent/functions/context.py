@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from celery_idempotent.errors import ConflictError, IdempotencyError, LeaseLostError, SettingsError
+from celery_idempotent.events.report import decide_by
 from celery_idempotent.executor.active_execution import ActiveExecution
-from celery_idempotent.executor.decision import decide_by
 from celery_idempotent.executor.execution import AsyncExecution, BaseExecution, Execution
 from celery_idempotent.executor.executor import BeginRequest, begin, begin_transaction
 from celery_idempotent.executor.outcome import Failure, Outcome, Result

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from celery_idempotent.errors import KeyRuleError, SettingsError
+from celery_idempotent.events.report import About, refuse
 from celery_idempotent.executor import returned
-from celery_idempotent.executor.decision import refuse_without_key
 from celery_idempotent.executor.execution import unprotected
 from celery_idempotent.executor.transaction import run_plain
 from celery_idempotent.functions.direct_call import AsyncDirectCall, DirectCall, run_as_current
@@ -64,7 +64,7 @@ def idempotent_function(
         try:
             return rule.derive(args, kwargs)
         except KeyRuleError as error:
-            refuse_without_key(func, name, "", error)
+            refuse(About(func, name, ""), error)
             raise
 
     async def call_async(*args: Any, **kwargs: Any) -> Any:

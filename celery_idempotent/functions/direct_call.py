@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -10,8 +9,9 @@ from typing import Any, NoReturn
 from uuid import uuid4
 
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.events import table
+from celery_idempotent.events.report import report
 from celery_idempotent.executor.call import Disposition, Fail, Release
-from celery_idempotent.executor.decision import log
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.soft_limit import SoftLimit
 from celery_idempotent.functions.decision import NotCompletedError
@@ -19,8 +19,6 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
 from celery_idempotent.settings import Settings
 from celery_idempotent.task.call import worker_name
-
-logger = logging.getLogger(__name__)
 
 #: The execution whose function or block is running.
 current_execution: ContextVar[BaseExecution | None] = ContextVar(
@@ -113,7 +111,7 @@ class DirectCall:
 
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
         """Raises `reason`: the caller decides whether to call again."""
-        log(logger, logging.INFO, self, "raises %s", type(reason).__name__)
+        report(table.RAISES, self, reason=reason)
         raise reason
 
     def ignore(self) -> NoReturn:

@@ -16,8 +16,8 @@ from celery_idempotent import settings
 from celery_idempotent.configuration import app_tasks, configuration
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
+from celery_idempotent.events.report import About, refuse
 from celery_idempotent.executor.async_executor import AsyncExecutor
-from celery_idempotent.executor.decision import refuse_without_key
 from celery_idempotent.executor.execution import BaseExecution, unprotected
 from celery_idempotent.executor.executor import Executor
 from celery_idempotent.functions.batch import AsyncBatch, Batch
@@ -171,7 +171,7 @@ class Idempotency:
         try:
             derived = self.key_of(key, fingerprint)
         except KeyRuleError as error:
-            refuse_without_key(self, self.name, "", error)
+            refuse(About(self, self.name, ""), error)
             raise
         return ExecutionContext(self, derived, block_settings, printable(str(label)))
 

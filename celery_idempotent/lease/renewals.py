@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Generic
 
-from celery_idempotent.call_log import fields
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.events.report import log_extra
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease, StoreT
 from celery_idempotent.record import layout
@@ -58,7 +58,7 @@ class Leases(Generic[StoreT]):
                     "The lease of %s could not be extended: %s",
                     lease.key,
                     reply,
-                    extra=fields(lease.key, token=lease.token),
+                    extra=log_extra(lease.key, token=lease.token),
                 )
             elif reply.case == "ok":
                 lease.renewed(sent_at)

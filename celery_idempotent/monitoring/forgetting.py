@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from celery_idempotent import call_log, signals
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.events import table
+from celery_idempotent.events.report import About, log_extra, report
 from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring.sql_outcome import SqlOutcome
 from celery_idempotent.record.record import State
@@ -88,9 +89,9 @@ def _report(
     label: str = "",
     token: int | None = None,
 ) -> None:
-    extra = call_log.fields(str(key), task_id=task_id, label=label, token=token)
+    extra = log_extra(str(key), task_id=task_id, label=label, token=token)
     logger.info("%r has forgotten the record %s (%s)", user, key, about, extra=extra)
-    signals.send(signals.forgotten, sender, task_id=task_id, key=str(key), label=label, user=user)
+    report(table.FORGOTTEN, About(sender, key.task, task_id, key, label), user=user)
 
 
 def has_valid_lease(view: RecordView) -> bool:

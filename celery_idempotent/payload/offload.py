@@ -7,12 +7,12 @@ import re
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable
 
-from celery_idempotent.call_log import fields
 from celery_idempotent.errors import (
     CorruptRecordError,
     ResultNotStoredError,
     StoreUnavailableError,
 )
+from celery_idempotent.events.report import log_extra
 from celery_idempotent.key.canonical import digest
 from celery_idempotent.payload.fields import RESULT, subject
 from celery_idempotent.payload.offload_storage import OffloadStorage
@@ -36,7 +36,7 @@ def put(
             "idempotency_offload_backend could not store the %s %s",
             field,
             name,
-            extra=fields(key, token=token),
+            extra=log_extra(key, token=token),
         )
         return Payload("", NOT_OFFLOADED)
     return Payload(OFFLOADED + payload.format, name.encode())
@@ -81,7 +81,7 @@ def delete(storage: OffloadStorage, payloads: Iterable[tuple[Payload, str]], key
                 key,
                 field,
                 type(error).__name__,
-                extra=fields(key),
+                extra=log_extra(key),
             )
 
 

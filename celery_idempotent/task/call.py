@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Mapping
@@ -17,8 +16,10 @@ from celery.utils.nodenames import gethostname
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.events import table
+from celery_idempotent.events.report import report
+from celery_idempotent.events.table import Event
 from celery_idempotent.executor.call import Delegate, Disposition, Fail, Release
-from celery_idempotent.executor.decision import log, without_key
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.executor.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
     from celery_idempotent.task.task import IdempotentTask
 
-
-logger = logging.getLogger(__name__)
 
 #: More than the retries of any task id.
 GENERATIONS = 10**9
@@ -258,7 +257,7 @@ class TaskCall:
         will redeliver the copy by itself.
         """
         if self._request.is_eager:
-            log(logger, logging.INFO, self, "raises %s", type(reason).__name__)
+            report(table.RAISES, self, reason=reason)
             raise reason
         headers = message_headers.with_derived_key(
             self._request.headers, self.key, self.task_id, self.requeue_count + 1, unanswered_ids
@@ -301,21 +300,15 @@ class TaskCall:
                 break
             except Exception as error:
                 if not pause.wait(error):
-                    self._log_end(
-                        logging.WARNING,
-                        "is returned to the broker, since it cannot be published again (%s): %s",
-                        error,
-                        without_key(self.key, reason),
-                    )
+                    self._report_end(table.RETURNED, error=str(error), reason=reason)
                     message = f"{reason}; and the message cannot be published again: {error}"
                     raise Reject(message, requeue=True) from None
-        text = without_key(self.key, reason)
-        self._log_end(logging.INFO, "is requeued for %.1f s: %s", seconds, text)
+        self._report_end(table.REQUEUED, seconds=seconds, reason=reason)
         raise Ignore from reason
 
-    def _log_end(self, level: int, message: str, *args: Any) -> None:
+    def _report_end(self, event: Event, **fields: Any) -> None:
         """Logs how this delivery ends, in place of Celery's line, which would not show it."""
-        log(logger, level, self, message, *args)
+        report(event, self, **fields)
         celery_log.leave_out_end(self._request)
 
     def ignore(self) -> NoReturn:

@@ -14,7 +14,6 @@ message of the canvas, because the key of a call may depend on results that it d
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -25,11 +24,10 @@ from celery.signals import task_failure, task_success
 from celery.utils import uuid
 
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.executor.decision import log
+from celery_idempotent.events import table
+from celery_idempotent.events.report import report
 from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
-
-logger = logging.getLogger(__name__)
 
 #: For each replaced key, by its name: ``fingerprint.id`` of the task that had it. If that task has
 #: a transaction: ``fingerprint:awaited:until.id``, see `commit_mark`.
@@ -62,7 +60,7 @@ def mark_continuation_sent(sender: Any, **_: Any) -> None:
     try:
         sender.idempotency_configuration.execute(commands.mark_continued(call.key, call.task_id))
     except IdempotencyError as error:
-        log(logger, logging.WARNING, call, "may send its continuation again: %s", error)
+        report(table.MAY_CONTINUE_AGAIN, call, error=error)
 
 
 def ignores_result(sig: Signature) -> bool:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from celery.result import AsyncResult
 
-from celery_idempotent import signals
-from celery_idempotent.call_log import log_call
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, StoreUnavailableError
+from celery_idempotent.events import table
+from celery_idempotent.events.report import About, ErrorT, report
+from celery_idempotent.events.report import refuse as report_refused
 from celery_idempotent.executor import conflict
-from celery_idempotent.executor.decision import ErrorT, report_refusal
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.settings import Settings
@@ -26,8 +25,6 @@ from celery_idempotent.task.result import RecordResult
 
 if TYPE_CHECKING:
     from celery_idempotent.task.task import IdempotentTask
-
-logger = logging.getLogger(__name__)
 
 #: Options of a call that something else waits for. It is published even as a duplicate: the worker
 #: replays the outcome and sends the continuation. The last task of a canvas, and the replacement of
@@ -87,7 +84,7 @@ def publish(
                 reply = configuration.execute(reserve)
     except StoreUnavailableError as error:
         # The worker begins under the same key, so a duplicate message does not run twice.
-        _log(task_id, key, "is published without a reservation", error)
+        report(table.NOT_RESERVED, About(task, task.name, task_id, key), error=error)
         return send(**options)
     if reply.case == "expired" or (reply.case == "reused" and settings.until == "finished"):
         return send(**options)
@@ -104,20 +101,8 @@ def publish(
         raise refuse(task, task_id, key, conflict.reused(record))
     if settings.transaction is not None and layout.is_poisoned(record):
         return send(**options)  # the worker determines whether its row was committed
-    label = _label(task, args, kwargs)
-    log_call(
-        logger,
-        logging.INFO,
-        "is not published: task %s has its key",
-        record.task_id,
-        key=key,
-        task_id=task_id,
-        label=label,
-    )
-    signals.count("deduplicated", task.name)
-    signals.send(
-        signals.deduplicated, task, task_id=task_id, key=str(key), label=label, record=record
-    )
+    about = About(task, task.name, task_id, key, _label(task, args, kwargs))
+    report(table.DEDUPLICATED, about, record=record)
     record_key = _record_key(key, record.task_id, settings)
     return RecordResult(record.task_id, record_key, task.backend, task.app)
 
@@ -149,8 +134,8 @@ def _record_key(key: Key, task_id: str, settings: Settings) -> Key:
 
 def refuse(task: IdempotentTask, task_id: str, key: str, error: ErrorT) -> ErrorT:
     """Reports that a call is not published, and returns `error`, which the caller raises."""
-    report_refusal(task, task.name, task_id, str(key), error, at="publish")
-    return error
+    about = About(task, task.name, task_id, key)
+    return report_refused(about, error, table.PUBLISH_REFUSED, at="publish")
 
 
 def _marked(
@@ -169,25 +154,10 @@ def _marked(
             return options
         record = configuration.executor.store.record(key, reply.raw)
     except Exception as error:
-        log_call(
-            logger,
-            logging.DEBUG,
-            "is published, uncounted in shadow: %s",
-            error,
-            key="",
-            task=task.name,
-            task_id=task_id,
-        )
+        report(table.PUBLISHED_UNCOUNTED, About(task, task.name, task_id), error=error)
         return options
-    log_call(
-        logger,
-        logging.INFO,
-        "is published in shadow; it would not have been, because of task %s",
-        record.task_id,
-        key=key,
-        task_id=task_id,
-        label=_label(task, args, kwargs),
-    )
+    about = About(task, task.name, task_id, key, _label(task, args, kwargs))
+    report(table.PUBLISHED_IN_SHADOW, about, record=record)
     headers = shadow_message.mark(options.get("headers"), shadow_message.DEDUPLICATED, task_id)
     return {**options, "headers": headers}
 
@@ -198,8 +168,4 @@ def _delete_reservation(task: IdempotentTask, task_id: str, key: Key) -> None:
         record_key = _record_key(key, task_id, configuration.settings)
         configuration.execute(commands.reserve(record_key, task_id, hold_ms=0))
     except IdempotencyError as error:
-        _log(task_id, key, "keeps its reservation, which will expire", error)
-
-
-def _log(task_id: str, key: Key, what: str, error: Exception) -> None:
-    log_call(logger, logging.WARNING, "%s: %s", what, error, key=key, task_id=task_id)
+        report(table.RESERVATION_KEPT, About(task, task.name, task_id, key), error=error)

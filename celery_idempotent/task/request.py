@@ -14,7 +14,8 @@ from celery.platforms import signals
 from celery.worker.request import Request
 from celery.worker.state import revoked as revoked_tasks
 
-from celery_idempotent.call_log import fields, log_call
+from celery_idempotent.events import table
+from celery_idempotent.events.report import About, log_extra, report
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.record import State
@@ -94,7 +95,7 @@ class IdempotentRequest(Request):
                 "even if a copy of it is running: %s",
                 self.id,
                 error,
-                extra=fields(None, task_id=self.id),
+                extra=log_extra(None, task_id=self.id),
             )
             return False
 
@@ -109,7 +110,7 @@ class IdempotentRequest(Request):
                 "Cannot delete the reservation of task %s, which is discarded; it will expire: %s",
                 self.id,
                 error,
-                extra=fields(None, task_id=self.id),
+                extra=log_extra(None, task_id=self.id),
             )
 
     def on_failure(
@@ -218,15 +219,8 @@ class IdempotentRequest(Request):
                 )
             )
             if reply.case == "ok":
-                log_call(
-                    logger,
-                    logging.INFO,
-                    "is ended (%s); its key is free in %.1f s",
-                    reason,
-                    grace,
-                    key=key,
-                    task_id=self.id,
-                )
+                about = About(self.task, self.name, self.id, key)
+                report(table.ABANDONED, about, reason=reason, grace=grace)
             return final_error is not None and reply.case == "ok" and not self._in_shadow
         except Exception as error:
             # The lease expires by itself, and the message has to be redelivered in any case.
@@ -234,7 +228,7 @@ class IdempotentRequest(Request):
                 "Cannot end the lease of task %s, whose worker process died; it will expire: %s",
                 self.id,
                 error,
-                extra=fields(None, task_id=self.id),
+                extra=log_extra(None, task_id=self.id),
             )
             return False
 
@@ -251,7 +245,7 @@ class IdempotentRequest(Request):
                 "A redelivery of task %s may send its errbacks again: %s",
                 self.id,
                 error,
-                extra=fields(None, task_id=self.id),
+                extra=log_extra(None, task_id=self.id),
             )
 
 

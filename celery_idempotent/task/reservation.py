@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from celery.states import READY_STATES, REVOKED
 
-from celery_idempotent.call_log import fields
+from celery_idempotent.events.report import log_extra
 from celery_idempotent.record.record import Record, State
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def is_stale(task: IdempotentTask, record: Record, *, for_retry: bool = False) -
             "Cannot read the state of task %s: %s",
             record.task_id,
             error,
-            extra=fields(record.key, task_id=record.task_id),
+            extra=log_extra(record.key, task_id=record.task_id),
         )
         return False
     if state == REVOKED:

@@ -10,10 +10,10 @@ from typing import Any
 from celery.result import AsyncResult, assert_will_not_block
 from celery.states import FAILURE, PENDING, READY_STATES, SUCCESS
 
-from celery_idempotent.call_log import fields
 from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.errors import NotReadyError, ResultNotStoredError, StoreUnavailableError
+from celery_idempotent.events.report import log_extra
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
@@ -172,7 +172,7 @@ class RecordResult(AsyncResult):
                 "%s: no result in the backend, and no reply from Redis: %s",
                 self.id,
                 error,
-                extra=fields(self.key, task_id=self.id),
+                extra=log_extra(self.key, task_id=self.id),
             )
             outcome = None
         if outcome is None and self._unfinished is None and backend_error is not None:

@@ -22,9 +22,9 @@ from celery_idempotent.errors import (
     KeyRuleError,
     ResultDiscardedError,
 )
-from celery_idempotent.executor.decision import refuse_without_key
+from celery_idempotent.events import table
+from celery_idempotent.events.report import About, refuse
 from celery_idempotent.executor.execution import Execution
-from celery_idempotent.executor.shadow import count_refusal
 from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import TASK_ID
@@ -141,9 +141,9 @@ class IdempotentTask(BackendResultTask):
             key, headers = resolve_received_key(configuration, request, args, kwargs, item_id)
         except (IdempotencyError, TypeError) as error:
             if in_shadow:
-                count_refusal(self, self.name, item_id or request.id, error)
+                refuse(About(self, self.name, item_id or request.id), error, table.WOULD_REFUSE)
                 return self._run_plain(request, args, kwargs, item_id)
-            refuse_without_key(self, self.name, item_id or request.id, error)
+            refuse(About(self, self.name, item_id or request.id), error)
             raise
         if key is None:
             return self._run_plain(request, args, kwargs, item_id)

@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("sentry_sdk")
 pytest.importorskip("pythonjsonlogger")
 
-from celery_idempotent import signals
+from celery_idempotent.events.table import REFUSED_FOR
 from celery_idempotent.testing.ports import Ports
 from celery_idempotent.testing.server import RedisServer
 from tests.waiting import SOON, eventually
@@ -119,7 +119,7 @@ class Observer:
         ):
             named = dict(re.findall(r'(\w+)="(.*?)"', labels))
             task = named.pop("task")
-            name = signals.REFUSED * (family == "refused") + "".join(named.values())
+            name = REFUSED_FOR * (family == "refused") + "".join(named.values())
             found[task, name] = float(value)
         return found
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
-from celery_idempotent.call_log import fields
 from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.events.report import log_extra
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store.inspection.record_reader import START, RecordReader
@@ -208,7 +208,7 @@ def records(
                 logger.warning(
                     "The record of %s cannot be read",
                     record_view.key,
-                    extra=fields(record_view.key),
+                    extra=log_extra(record_view.key),
                 )
             else:
                 yield record_view.record

@@ -18,8 +18,8 @@ from typing import Any
 from celery.app.task import Context
 from celery.signals import before_task_publish
 
-from celery_idempotent.call_log import fields
 from celery_idempotent.errors import KeyRuleError
+from celery_idempotent.events.report import log_extra
 from celery_idempotent.key.rule import KeyRule
 from celery_idempotent.settings import OPTIONS
 from celery_idempotent.task.canvas import REPLACED_HEADER
@@ -139,7 +139,7 @@ def _mark_misplaced(
             "%s is published with the option %s, which is not read, and an idempotent task refuses "
             "it: %s",
             sender, names, _use_header(misplaced),
-            extra=fields(None, task_id=headers.get("id")),
+            extra=log_extra(None, task_id=headers.get("id")),
         )  # fmt: skip
 
 

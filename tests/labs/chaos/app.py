@@ -30,6 +30,7 @@ from kombu.message import Message
 from sqlalchemy import create_engine
 
 from celery_idempotent import signals
+from celery_idempotent.events.report import counters
 from tests.labs.chaos import downstream
 from tests.labs.chaos.database import effects
 from tests.labs.comparison.contestants import OURS, find_contestant
@@ -218,7 +219,7 @@ def make_app(config: AppConfig) -> Celery:
     @worker_init.connect(weak=False)
     def count_decisions(**_: Any) -> None:
         if contestant is OURS:
-            signals.counters.append(count)
+            counters.append(count)
 
     def acknowledged(message: Message) -> None:
         ledger.write("acknowledged", task_id=message.headers.get("id"))

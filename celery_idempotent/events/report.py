@@ -1,0 +1,159 @@
+"""Reports an event: writes its log line, counts it and sends its signal.
+
+Each line is ``key (label): task id (attempt n) …``. Its record has attributes for structured logs,
+which a formatter for JSON includes. Their prefix keeps them apart from the attributes that a
+`LogRecord` factory of the application may set: `logging` raises an error for a name that is in use.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.events import table
+from celery_idempotent.events.table import Event, reason_of
+
+logger = logging.getLogger(__name__)
+
+ErrorT = TypeVar("ErrorT", bound=Exception)
+
+#: Called with each name that is counted, one of `COUNTED`, and the name of the task or function.
+counters: list[Callable[[str, str], None]] = []
+
+
+class Reported(Protocol):
+    """The call that an event is about."""
+
+    #: Sender of the signals: the task or function.
+    sender: Any
+    #: A `Key`; empty if none can be derived.
+    key: Any
+    label: str
+    task_id: str
+    #: What was decided about this pass, one of `DECISIONS`; or empty. Set here.
+    decision: str
+
+
+class About(NamedTuple):
+    """A call that is not in the executor: without a key, in its publisher, in the main process."""
+
+    sender: Any
+    task: str
+    task_id: str
+    key: Any = ""
+    label: str = ""
+    decision: str = ""
+
+
+def report(event: Event, call: Reported | About, execution: Any = None, **fields: Any) -> None:
+    """Reports that `event` has happened to `call`.
+
+    Args:
+        execution: the execution that the call has begun.
+        fields: of the message, the counter and the signal.
+    """
+    if event.decision:
+        decide(event, call)
+    if event.counter:
+        _count(event.counter.format_map(fields), call)
+    if event.level and logger.isEnabledFor(event.level):
+        _log(event, call, execution, fields)
+    signal = event.signal
+    if signal is not None and signal.receivers:
+        details = dict.fromkeys(signal.providing_args)
+        if execution is not None:
+            fields |= {"token": execution.token, "attempt": execution.attempt}
+        fields |= {"task_id": call.task_id, "key": str(call.key), "label": call.label}
+        fields.setdefault("decision", event.decision)
+        signal.send(sender=call.sender, **{name: fields.get(name) for name in details})
+
+
+def decide(event: Event, call: Reported | About) -> None:
+    """Counts the decision that is `event`, unless the call has one already."""
+    if not call.decision:
+        if not isinstance(call, About):
+            call.decision = event.decision
+        _count(event.decision, call)
+
+
+def _count(name: str, call: Reported | About) -> None:
+    task = call.task if isinstance(call, About) else call.key.task
+    for counter in counters:
+        counter(name, task)
+
+
+def _log(event: Event, call: Reported | About, execution: Any, fields: dict[str, Any]) -> None:
+    token, attempt = (execution.token, execution.attempt) if execution is not None else (0, 0)
+    logger.log(
+        event.level,
+        "%s%s: task %s%s " + event.template,  # noqa: G003 - it is a template, too
+        call.key or getattr(call, "task", ""),
+        f" ({call.label})" if call.label else "",
+        call.task_id,
+        f" (attempt {attempt})" if attempt else "",
+        *(_without_key(call.key, value) for value in event.values(fields)),
+        extra=log_extra(
+            call.key,
+            task_id=call.task_id,
+            label=call.label,
+            decision=call.decision or event.decision,
+            token=token,
+            attempt=attempt,
+        ),
+        stacklevel=3,
+    )
+
+
+def log_extra(
+    key: str | None,
+    *,
+    task_id: str | None = None,
+    label: str | None = None,
+    decision: str | None = None,
+    token: int | None = None,
+    attempt: int | None = None,
+) -> dict[str, Any]:
+    """Returns the attributes of a log record about a call, for ``extra``; None: there is none.
+
+    Args:
+        decision: one of `DECISIONS`.
+    """
+    return {
+        "idempotency_key": key or None,
+        "idempotency_task_id": task_id or None,
+        "idempotency_label": label or None,
+        "idempotency_decision": decision or None,
+        "idempotency_token": token or None,
+        "idempotency_attempt": attempt or None,
+    }
+
+
+def _without_key(key: str, value: Any) -> Any:
+    """Returns the text of an error, with "the key" for `key`, which begins the line."""
+    if not isinstance(value, BaseException):
+        return value
+    text = str(value) if isinstance(value, IdempotencyError) else repr(value)
+    return text.replace(key, "the key") if key else text
+
+
+def refuse(
+    call: Reported | About, error: ErrorT, event: Event = table.REFUSED, at: str = "begin"
+) -> ErrorT:
+    """Reports that `call` is refused, and returns `error`, which the caller raises.
+
+    The line is a warning: the caller that the error is raised to logs it as an error. Celery does,
+    with its traceback.
+    """
+    report(event, call, error=error, reason=reason_of(error), at=at)
+    return error
+
+
+def decide_by(call: Reported, error: BaseException) -> None:
+    """Reports that `error` has ended a call before anything else was decided about it."""
+    if not call.decision:
+        if isinstance(error, IdempotencyError):
+            refuse(call, error)
+        else:
+            decide(table.INTERRUPTED, call)

@@ -1,0 +1,291 @@
+"""Everything that can happen to a call: its log line, its signal, and what is counted.
+
+A row's message continues the line "key: task id (attempt n) …", with fields as in `str.format`. A
+normal run is DEBUG, since Celery logs that the task succeeded; INFO is out of the ordinary.
+"""
+
+from __future__ import annotations
+
+from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING
+from string import Formatter
+from typing import Any, Final
+
+from celery.utils.dispatch import Signal
+
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    KeyReusedError,
+    KeyRuleError,
+    PoisonedTaskError,
+    ResultNotStoredError,
+    StoreUnavailableError,
+)
+
+#: Begins the name of each signal.
+PREFIX: Final = "idempotency_"
+
+_formatter = Formatter()
+
+
+class Event:
+    """One row.
+
+    Args:
+        level: of the log line; 0: there is none.
+        message: of the log line.
+        signal: that is sent.
+        decision: what this decides about the call, if nothing was decided before. It is counted.
+        counter: what is counted each time; with fields, too.
+    """
+
+    def __init__(
+        self,
+        level: int = 0,
+        message: str = "",
+        signal: Signal | None = None,
+        *,
+        decision: str = "",
+        counter: str = "",
+    ) -> None:
+        self.level = level
+        self.signal: Any = signal
+        self.decision = decision
+        self.counter = counter
+        #: The message for `logging`, and the fields that are merged into it.
+        self.template = ""
+        self.fields: list[str] = []
+        for text, field, spec, _ in _formatter.parse(message):
+            self.template += text
+            if field is not None:
+                self.template += f"%{spec or 's'}"
+                self.fields.append(field)
+
+    def values(self, fields: dict[str, Any]) -> list[Any]:
+        """Returns what is merged into the message."""
+        return [_formatter.get_field(field, (), fields)[0] for field in self.fields]
+
+
+def _signal(name: str, *arguments: str) -> Signal:
+    return Signal({"task_id", "key", "label", *arguments}, name=PREFIX + name)
+
+
+# Decisions without a line of their own.
+RUN = Event(decision="run")
+TAKEOVER = Event(decision="takeover")
+CONFLICT = Event(decision="conflict")
+STORE_UNAVAILABLE = Event(decision="store_unavailable")
+INTERRUPTED = Event(decision="interrupted")
+
+# Begin.
+BEGUN = Event(DEBUG, "begins", _signal("begun", "token", "attempt"))
+TAKEN_OVER = Event(
+    INFO,
+    "takes over from an execution that died",
+    _signal("taken_over", "token", "attempt", "orphaned_seconds"),
+)
+BEGIN_REPLIED = Event(signal=_signal("begin_replied", "case", "seconds"))
+BEGINS_AGAIN = Event(WARNING, "begins again: its lease expired before it ran")
+REPLAYED = Event(
+    INFO,
+    "gets the outcome of task {record.task_id}",
+    _signal("replayed", "record"),
+    decision="replay",
+)
+CONFLICTED = Event(signal=_signal("conflicted", "record", "policy"), decision="conflict")
+RAISES = Event(INFO, "raises {reason.__class__.__name__}")
+RAISES_CONFLICT = Event(INFO, "raises ConflictError: {reason}")
+IGNORED = Event(INFO, "is ignored as a duplicate: {reason}")
+REJECTED = Event(INFO, "is rejected as a duplicate: {reason}")
+REQUEUED = Event(INFO, "is requeued for {seconds:.1f} s: {reason}")
+RETURNED = Event(
+    WARNING,
+    "is returned to the broker, since it cannot be published again ({error}): {reason}",
+)
+REFUSED = Event(
+    WARNING,
+    "is refused ({reason}): {error}",
+    _signal("refused", "reason", "error", "at"),
+    decision="refused",
+    counter="refused_{reason}",
+)
+CANNOT_BEGIN = Event(ERROR, "cannot begin: {error}")
+BEGIN_FAILED = Event(signal=_signal("store_unavailable", "error", "policy"))
+UNPROTECTED = Event(WARNING, "runs without protection: {error}", decision="unprotected")
+OUTCOME_UNAVAILABLE = Event(ERROR, "cannot get its outcome: {error}")
+
+# The end of an execution.
+COMPLETED = Event(
+    DEBUG, "ran; {end}", _signal("completed", "token", "attempt"), counter="completed"
+)
+FAILED = Event(
+    INFO,
+    "ran and raised {error.__class__.__name__}; its duplicates will get {outcome}",
+    _signal("failed", "token", "attempt", "error"),
+    counter="failed",
+)
+RELEASED = Event(
+    INFO,
+    "{end}; its key {key_is}",
+    _signal("released", "token", "attempt", "error", "reserved_seconds"),
+    counter="released",
+)
+NOT_STORED = Event(
+    ERROR,
+    "{end}; its outcome is not stored, and its duplicates will get ResultNotStoredError: {reason}",
+    _signal("not_stored", "token", "attempt", "reason"),
+    counter="not_stored",
+)
+OUTCOME_UNSAVED = Event(
+    CRITICAL,
+    "ran; its outcome is not stored, so a duplicate may run again: {error}",
+    _signal("outcome_unsaved", "token", "attempt", "error"),
+    counter="outcome_unsaved",
+)
+LEASE_LOST = Event(
+    WARNING,
+    "has lost its lease; its outcome will be refused",
+    _signal("lease_lost", "token", "attempt"),
+    counter="lease_lost",
+)
+ENDED_BY_WORKER = Event(INFO, "is ended by its worker, which is about to kill this process")
+ENDED_LATE = Event(WARNING, "has ended its body before {error.__class__.__name__} was raised")
+RECORD_GONE = Event(WARNING, "ran; its record is gone, and its outcome is not stored")
+NOT_RELEASED = Event(WARNING, "cannot release its key, whose lease will expire: {error}")
+
+# Transactions.
+ROW_UNAVAILABLE = Event(ERROR, "cannot claim its row: {error}")
+ROW_UNKNOWN = Event(ERROR, "cannot determine whether it was committed: {error}")
+ROW_FOUND = Event(WARNING, "was committed by an execution that died")
+ROLLED_BACK = Event(WARNING, "ran; its transaction was rolled back ({error.__class__.__name__})")
+COMMITTED_ONLY = Event(
+    WARNING, "ran; its outcome is committed, and its record follows with the next call: {error}"
+)
+ROW_NOT_REPEATED = Event(WARNING, "cannot store in its record the outcome of its row: {error}")
+REPLACED_ROLLED_BACK = Event(
+    WARNING,
+    "is dropped: the transaction of the task that it replaces was rolled back, or its key was "
+    "forgotten",
+    decision="conflict",
+)
+
+# Publishing, continuations, the main process, people.
+ABANDONED = Event(INFO, "is ended ({reason}); its key is free in {grace:.1f} s")
+DEDUPLICATED = Event(
+    INFO,
+    "is not published: task {record.task_id} has its key",
+    _signal("deduplicated", "record"),
+    counter="deduplicated",
+)
+PUBLISH_REFUSED = Event(
+    WARNING, "is refused ({reason}): {error}", REFUSED.signal, counter="refused_{reason}"
+)
+NOT_RESERVED = Event(WARNING, "is published without a reservation: {error}")
+RESERVATION_KEPT = Event(WARNING, "keeps its reservation, which will expire: {error}")
+MAY_CONTINUE_AGAIN = Event(WARNING, "may send its continuation again: {error}")
+FORGOTTEN = Event(signal=_signal("forgotten", "user"))
+
+# Shadow: what would have become of a call that runs. The decisions share a signal.
+_shadowed = _signal("shadowed", "decision", "record", "policy", "reason", "error")
+WOULD_RUN = Event(signal=_shadowed, decision="would_run")
+WOULD_TAKE_OVER = Event(
+    INFO,
+    "runs in shadow; it would have taken over from an execution that died",
+    _shadowed,
+    decision="would_take_over",
+)
+WOULD_WAIT = Event(
+    INFO,
+    "runs in shadow; it would have run after task {record.task_id}, which holds the key",
+    _shadowed,
+    decision="would_wait",
+)
+WOULD_REPLAY = Event(
+    INFO,
+    "runs in shadow; it would have been a replay of task {record.task_id}",
+    _shadowed,
+    decision="would_replay",
+)
+WOULD_CONFLICT = Event(
+    INFO,
+    "runs in shadow; it would have met a conflict ({policy}): task {record.task_id} holds the key",
+    _shadowed,
+    decision="would_conflict",
+)
+WOULD_REFUSE = Event(
+    INFO,
+    "runs in shadow; it would have failed: {error}",
+    _shadowed,
+    decision="would_refuse",
+    counter="would_refuse_{reason}",
+)
+WOULD_DEDUPLICATE = Event(signal=_shadowed, decision="would_deduplicate")
+PUBLISHED_IN_SHADOW = Event(
+    INFO,
+    "is published in shadow; it would not have been, because of task {record.task_id}",
+)
+PUBLISHED_UNCOUNTED = Event(DEBUG, "is published; shadow counting failed: {error}")
+UNCOUNTED = Event(DEBUG, "runs; shadow counting failed: {error}", decision="unprotected")
+UNCOUNTED_OUTAGE = Event(ERROR, "runs; shadow counting failed: {error}", decision="unprotected")
+END_UNCOUNTED = Event(INFO, "has ended, which is not stored in shadow: {error}")
+END_UNCOUNTED_ERROR = Event(ERROR, "has ended, which is not stored in shadow: {error}")
+
+#: Decisions about calls in shadow. Without ``idempotency_shadow`` the call would have run; taken
+#: over an expired lease; run after the execution that holds its key (``idempotency_until`` is
+#: ``finished`` or ``started``); got the outcome of another call; found its key held; failed; not
+#: been published (``idempotency_dedupe_publish``).
+SHADOW: Final = tuple(
+    event.decision
+    for event in (
+        *(WOULD_RUN, WOULD_TAKE_OVER, WOULD_WAIT, WOULD_REPLAY),
+        *(WOULD_CONFLICT, WOULD_REFUSE, WOULD_DEDUPLICATE),
+    )
+)
+
+#: What can be decided about a call. Each pass of a call through the executor (a delivery of its
+#: message, an item of ``map``, a call of a function) has exactly one decision, unless its process
+#: dies before it: ``run`` (its body begins), ``takeover`` (its body begins, after an execution that
+#: died), ``replay``, ``conflict``, ``refused``, ``store_unavailable`` (it has to come again),
+#: ``unprotected`` (its body begins without a record, as Redis is unavailable), ``interrupted`` (a
+#: soft time limit, a shutdown, a cancellation or an unexpected error came first), or one of
+#: `SHADOW`.
+DECISIONS: Final = (
+    *("run", "takeover", "replay", "conflict", "refused"),
+    *("store_unavailable", "unprotected", "interrupted"),
+    *SHADOW,
+)
+
+#: How executions end. One that ends may have several of these.
+OUTCOMES: Final = (
+    *("completed", "failed", "released", "lease_lost", "outcome_unsaved", "not_stored"),
+)
+
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (KeyRuleError, "key_rule"),
+    (KeyReusedError, "reused"),
+    (PoisonedTaskError, "poisoned"),
+    (CorruptRecordError, "corrupt"),
+    (ResultNotStoredError, "not_stored"),
+    (StoreUnavailableError, "store_unavailable"),
+    (Exception, "invalid"),
+)
+#: Why calls are refused. ``invalid``: the arguments do not fit the signature, or the task's id does
+#: not fit into a record.
+REASONS: Final = tuple(reason for _, reason in _REASONS)
+
+
+def reason_of(error: Exception) -> str:
+    """Returns the one of `REASONS` for which a call with `error` is refused."""
+    return next(reason for kind, reason in _REASONS if isinstance(error, kind))
+
+
+#: Before a reason: the name under which refusals for it are counted, at a begin or at a publish.
+REFUSED_FOR: Final = "refused_"
+#: Before a reason: the name under which calls in shadow that would be refused for it are counted.
+WOULD_REFUSE_FOR: Final = "would_refuse_"
+
+#: All names that are counted. ``deduplicated`` counts calls that were not published.
+COUNTED: Final = (
+    *(*DECISIONS, *OUTCOMES, "deduplicated"),
+    *(REFUSED_FOR + reason for reason in REASONS),
+    *(WOULD_REFUSE_FOR + reason for reason in REASONS),
+)
