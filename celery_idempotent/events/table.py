@@ -55,7 +55,7 @@ class Event:
         self.template = ""
         self.fields: list[str] = []
         for text, field, spec, _ in _formatter.parse(message):
-            self.template += text
+            self.template += text.replace("%", "%%")
             if field is not None:
                 self.template += f"%{spec or 's'}"
                 self.fields.append(field)

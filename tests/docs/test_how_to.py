@@ -269,7 +269,7 @@ def test_a_pager_is_connected(run: Run) -> None:
     triggered = Calls()
     names = run("how-to/monitoring", pager=SimpleNamespace(trigger=triggered))
     try:
-        signals.send(signals.lease_lost, index, task_id="1", key="index:2")
+        signals.lease_lost.send(index, task_id="1", key="index:2")
     finally:
         for signal in (signals.lease_lost, signals.outcome_unsaved):
             signal.disconnect(names["page"])

@@ -12,7 +12,11 @@ import pytest
 from pythonjsonlogger.json import JsonFormatter
 
 import celery_idempotent
-from celery_idempotent.call_log import fields, log_call
+from celery_idempotent.events import report as module
+from celery_idempotent.events import table
+from celery_idempotent.events.report import About, log_extra, report
+from celery_idempotent.events.table import DECISIONS, OUTCOMES, Event
+from celery_idempotent.executor.execution import Execution
 
 PACKAGE = Path(celery_idempotent.__file__).parent
 _METHODS = {"debug", "info", "warning", "error", "critical", "exception", "log"}
@@ -67,47 +71,54 @@ def test_every_other_line_has_the_fields() -> None:
     assert [line for line in without if not line.startswith(NOT_ABOUT_A_CALL)] == []
 
 
-def test_a_line_names_the_call_and_its_record_has_the_fields() -> None:
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What is logged as JSON at INFO and above."""
     output = io.StringIO()
     handler = logging.StreamHandler(output)
     handler.setFormatter(JsonFormatter())
-    logger = logging.getLogger("shop.call_log")
+    logger = logging.getLogger("shop.events")
     logger.setLevel(logging.INFO)
     logger.propagate = False
     logger.addHandler(handler)
+    monkeypatch.setattr(module, "logger", logger)
+    return output
 
-    log_call(
-        logger,
-        logging.INFO,
-        "takes %d s: %s",
-        2,
-        "100 %d",
-        key="shop.charge:digest",
-        task_id="17",
-        label="order 100 %s",
-        decision="run",
-        token=1795275949160191,
-        attempt=1,
-    )
 
-    line = json.loads(output.getvalue())
+def test_a_line_names_the_call_and_its_record_has_the_fields(lines: io.StringIO) -> None:
+    about = About(None, "shop.charge", "17", "shop.charge:digest", "order 100 %s")
+    execution = Execution("shop.charge:digest", token=1795275949160191)
+    event = Event(logging.INFO, "takes {seconds:.1f} s, 100 %: {error}")
+
+    report(event, about, execution, seconds=2, error=ValueError("of shop.charge:digest"))
+
+    line = json.loads(lines.getvalue())
     assert line.pop("message") == (
-        "shop.charge:digest (order 100 %s): task 17 (attempt 1) takes 2 s: 100 %d"
+        "shop.charge:digest (order 100 %s): task 17 (attempt 1) takes 2.0 s, 100 %: "
+        "ValueError('of the key')"
     )
-    assert line | fields(None) | {"taskName": None} == fields(None) | {"taskName": None}
-    assert {name: value for name, value in line.items() if name != "taskName"} == fields(
+    line.pop("taskName", None)
+    assert line == log_extra(
         "shop.charge:digest",
         task_id="17",
         label="order 100 %s",
-        decision="run",
         token=1795275949160191,
         attempt=1,
     )
 
 
-def test_nothing_is_formatted_below_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    logger = logging.getLogger("shop.call_log.quiet")
-    logger.setLevel(logging.WARNING)
-    monkeypatch.setattr(logger, "log", None)
+def test_nothing_is_formatted_below_the_level(lines: io.StringIO) -> None:
+    event = Event(logging.DEBUG, "takes {seconds} s")
 
-    log_call(logger, logging.INFO, "runs", key="shop.charge:digest", task_id="17")
+    report(event, About(None, "shop.charge", "17"))  # the field is missing
+
+    assert lines.getvalue() == ""
+
+
+def test_each_decision_and_outcome_is_reported_by_an_event() -> None:
+    events = [event for event in vars(table).values() if isinstance(event, Event)]
+
+    assert {event.decision for event in events} == {*DECISIONS, ""}
+    assert {event.counter for event in events} == {
+        *(*OUTCOMES, "deduplicated", "refused_{reason}", "would_refuse_{reason}", ""),
+    }
