@@ -336,7 +336,7 @@ class TestAuthorizeReplay:
 
     @pytest.mark.parametrize("returned", [None, 1, "no", object])
     def test_must_return_true_or_false(self, site: Site, key: str, returned: Any) -> None:
-        """Whatever else is true in a condition, such as a coroutine, gives no leave."""
+        """A value that is merely true in a condition, such as a coroutine, is not a permission."""
         site.options["authorize_replay"] = lambda request: returned
         site.post(key)
         with pytest.raises(TypeError, match="authorize_replay must return True or False, not"):

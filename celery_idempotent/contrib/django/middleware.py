@@ -110,10 +110,9 @@ class IdempotencyMiddleware(BaseMiddleware):
         self.process_view = self._begin_async if self._is_async else self._begin
         if self._is_async:
             markcoroutinefunction(self)
-            if self._authorize_replay is not None and not iscoroutinefunction(
-                self._authorize_replay
-            ):
-                self._authorize_replay = sync_to_async(self._authorize_replay)
+            authorize: Any = self._authorize_replay
+            if authorize is not None and not iscoroutinefunction(authorize):
+                self._authorize_replay = sync_to_async(authorize)
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         """Handles one request."""

@@ -223,11 +223,12 @@ class BaseMiddleware:
         exchange.answer = response or self._refusal(problem.RESPONSE_NOT_STORED)
 
     def _authorize(self, exchange: Exchange, request: Any) -> None:
-        """Asks `authorize_replay` about a stored response, which is not sent without leave."""
+        """Replaces a stored response with 403 if `authorize_replay` refuses it to the client."""
         if exchange.is_replay and self._authorize_replay is not None:
             self._authorized(exchange, self._authorize_replay(request))
 
     async def _authorize_async(self, exchange: Exchange, request: Any) -> None:
+        """As :meth:`_authorize`; awaits what `authorize_replay` returns."""
         if exchange.is_replay and self._authorize_replay is not None:
             allowed: Any = self._authorize_replay(request)
             while isawaitable(allowed):

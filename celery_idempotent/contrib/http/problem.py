@@ -96,8 +96,8 @@ RESPONSE_NOT_STORED = Problem(
     "response-not-stored",
     409,
     "The request was executed, and its response was not stored",
-    "The response was too large or too confidential to be stored, or responses are not stored. "
-    "Look up the effect of the request; to execute it a second time, send a new key.",
+    "The response was too large, was marked no-store, or responses are not stored. Look up the "
+    "effect of the request; to execute it a second time, send a new key.",
 )
 LENGTH_REQUIRED = Problem(
     "length-required",
