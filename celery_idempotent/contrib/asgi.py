@@ -52,7 +52,7 @@ def by_cookie(name: str) -> Callable[[Scope], str | None]:
 
 
 class IdempotencyMiddleware(BaseMiddleware):
-    """The middleware as an ASGI app; `identity` and `required` get the scope."""
+    """The middleware as an ASGI app; functions among its options get the scope."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one ASGI connection."""
@@ -89,15 +89,22 @@ class IdempotencyMiddleware(BaseMiddleware):
             with self._refusing(exchange):
                 context = self._context(admitted, request)
                 self._begun(exchange, await block.enter_async_context(context))
+            await self._authorize_async(exchange, scope)
             if exchange.answer is not None:
                 await _send(send, exchange.answer)
                 return
-            settle = partial(self._settle, exchange, block)
+            settle = partial(self._settle, exchange, block, scope)
             held = _HeldResponse(send, settle, self._max_response_bytes, response_marks(exchange))
             await self._app(_without_sending(scope), _body_first(body, receive), held.send)
 
     async def _settle(
-        self, exchange: Exchange, block: AsyncExitStack, response: Response, *, whole: bool
+        self,
+        exchange: Exchange,
+        block: AsyncExitStack,
+        scope: Scope,
+        response: Response,
+        *,
+        whole: bool,
     ) -> Response | None:
         """Stores the response, or releases the key; returns what to send in place of it."""
         stored = self._to_store(response, whole=whole)
@@ -106,6 +113,7 @@ class IdempotencyMiddleware(BaseMiddleware):
                 await block.aclose()
             else:
                 self._completed(exchange, stored, await exchange.execution.complete(stored))
+        await self._authorize_async(exchange, scope)
         return exchange.answer
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | Response | None:

@@ -54,7 +54,7 @@ def by_cookie(name: str) -> Callable[[Environ], str | None]:
 
 
 class IdempotencyMiddleware(BaseMiddleware):
-    """The middleware as a WSGI app; `identity` and `required` get the environ."""
+    """The middleware as a WSGI app; functions among its options get the environ."""
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Handles one request."""
@@ -90,6 +90,7 @@ class IdempotencyMiddleware(BaseMiddleware):
         with ExitStack() as block:
             with self._refusing(exchange):
                 self._begun(exchange, block.enter_context(self._context(admitted, request)))
+            self._authorize(exchange, environ)
             if exchange.answer is not None:
                 return _respond(start_response, exchange.answer)
             held = _HeldResponse(start_response)
@@ -101,6 +102,7 @@ class IdempotencyMiddleware(BaseMiddleware):
                         block.close()
                     else:
                         self._completed(exchange, stored, exchange.execution.complete(stored))
+                self._authorize(exchange, environ)
                 if exchange.answer is None:
                     return held.release(response_marks(exchange))
             return _respond(start_response, exchange.answer)

@@ -42,6 +42,8 @@ from celery_idempotent.store.transport.asyncio import AsyncioTransport
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+DEFAULT_NAME = "calls"
+
 #: The values that apply outside tasks; the other ones requeue or reject a message.
 _ALLOWED_POLICIES = {
     "on_conflict": ("wait", "raise"),
@@ -72,7 +74,7 @@ class Idempotency:
         SettingsError: for the first invalid option, in one line.
     """
 
-    def __init__(self, app_or_redis: Any, /, *, name: str = "calls", **options: Any) -> None:
+    def __init__(self, app_or_redis: Any, /, *, name: str = DEFAULT_NAME, **options: Any) -> None:
         self._app = app_or_redis if isinstance(app_or_redis, Celery) else None
         self.name = name
         self._values: dict[str, Any] = {"on_conflict": "wait", "on_store_error": "raise"}

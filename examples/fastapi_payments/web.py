@@ -23,7 +23,7 @@ from celery_idempotent import Idempotency
 from celery_idempotent.contrib.asgi import IdempotencyMiddleware, by_header
 from examples.fastapi_payments.tasks import app, charge
 
-idem = Idempotency(app, name="payments", lease=10)
+idem = Idempotency(app, name="payments-api", lease=10)
 api = FastAPI()
 api.add_middleware(
     IdempotencyMiddleware,

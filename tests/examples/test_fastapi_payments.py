@@ -53,7 +53,7 @@ def test_a_payment_is_charged_once_for_all_its_requests(
     assert web.post("/payments", None, BODY).status_code == 400
 
     # As if the web process died before it stored the response: a retry publishes the task again.
-    (record,) = client.keys("idem:payments:*")
+    (record,) = client.keys("idem:payments-api:*")
     client.delete(record)
     after = web.post("/payments", key, BODY)
     assert after.json() == first.json()

@@ -7,6 +7,7 @@ from typing import Any
 
 from celery.app.task import Context
 
+from celery_idempotent import Idempotency
 from celery_idempotent.contrib.wsgi import IdempotencyMiddleware, anonymous
 from celery_idempotent.doctor import key_changes, key_snapshot
 from celery_idempotent.task import canvas, message_headers
@@ -105,7 +106,8 @@ def respond(body: bytes) -> Any:
         return [body]
 
     def send(shop: Shop) -> Any:
-        middleware = IdempotencyMiddleware(app, shop.idem, identity=anonymous)
+        idem = Idempotency(shop.app, name="golden.web")
+        middleware = IdempotencyMiddleware(app, idem, identity=anonymous)
         return request(middleware, environ("req-7f3a", b"{}"))
 
     def leave(shop: Shop) -> None:

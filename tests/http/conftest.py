@@ -66,7 +66,8 @@ def django_environment(
 
 @pytest.fixture
 def idem(server: RedisServer) -> Iterator[Idempotency]:
-    engine = Idempotency(server.url, key_prefix=uuid4().hex, lease=LEASE, max_result_size=MAX_BYTES)
+    options = {"lease": LEASE, "max_result_size": MAX_BYTES}
+    engine = Idempotency(server.url, key_prefix=uuid4().hex, name="web", **options)
     yield engine
     engine.close()
 

@@ -19,7 +19,7 @@ from celery_idempotent.contrib.http.key_header import parse_key
 
 MAX_BODY, MAX_RESPONSE = 64, 256
 #: Statuses below 500 that do not end a key.
-RETRIED = {408, 409, 421, 423, 425, 429}
+RETRIED = {401, 408, 409, 421, 423, 425, 429}
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,7 @@ def test_a_released_key_is_free_before_the_response_is_sent(
 def test_header_names_are_in_lower_case(idem: Idempotency, run: Run, key: str) -> None:
     """HTTP/2 allows no others; a record may have been stored under WSGI."""
     app = App({**START, "headers": [(b"Content-Type", b"text/plain")]}, END)
-    open_engine = Idempotency("redis://127.0.0.1:1", on_store_error="run")
+    open_engine = Idempotency("redis://127.0.0.1:1", name="web", on_store_error="run")
 
     async def send_requests() -> list[Response]:
         return [
@@ -307,7 +307,7 @@ def test_an_engine_that_is_not_enabled_lets_every_request_through(
     server: Any, run: Run, key: str
 ) -> None:
     app = App()
-    middleware = protect(app, Idempotency(server.url, enabled=False), required=True)
+    middleware = protect(app, Idempotency(server.url, name="web", enabled=False), required=True)
 
     async def send_requests() -> list[int]:
         return [(await request(middleware, scope(k))).status for k in (key, key, None)]

@@ -6,9 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
+import redis
 
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib import asgi, wsgi
+from celery_idempotent.errors import SettingsError
+from celery_idempotent.testing.server import RedisServer
 from tests.http.drivers import asgi as asgi_server
 from tests.http.drivers import wsgi as wsgi_server
 
@@ -71,6 +74,51 @@ def test_one_customers_answer_and_session_cookie_given_to_another(
     for response in (other, again):
         fields = [bytes(value).decode() for _, value in response.messages[0]["headers"]]
         assert not any(browsers["alice"]["sessionid"] in field for field in fields)
+
+
+def test_two_services_behind_one_gateway_answered_for_each_other(
+    server: RedisServer, key: str
+) -> None:
+    """Each has an engine on the same Redis, and gets the same request of one user."""
+
+    def send(service: str, **options: Any) -> bytes:
+        def app(environ: Any, start_response: Any) -> list[bytes]:
+            start_response("200 OK", [("Content-Type", "text/plain")])
+            return [service.encode()]
+
+        idem = Idempotency(server.url, key_prefix=key, **options)
+        middleware = wsgi.IdempotencyMiddleware(app, idem, identity=wsgi.anonymous)
+        return wsgi_server.request(middleware, wsgi_server.environ(key)).body
+
+    services = ["billing", "shipping"]
+    assert [send(service, name=service) for service in services] == [b"billing", b"shipping"]
+    with pytest.raises(SettingsError, match="has the default name"):
+        [send(service) for service in services]
+
+
+@pytest.mark.parametrize("status", [401, 422])
+def test_clients_without_rights_filled_redis(
+    server: RedisServer, client: redis.Redis, key: str, status: int
+) -> None:
+    """A hundred tokens that nobody issued, each with a body that the error quotes."""
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        start_response(f"{status} Any", [("Content-Type", "text/plain")])
+        return [environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))]
+
+    idem = Idempotency(server.url, key_prefix=key, name="web")
+    identity = wsgi.by_header("Authorization")
+    middleware = wsgi.IdempotencyMiddleware(app, idem, identity=identity)
+    for number in range(100):
+        headers = [("Authorization", f"Bearer {number}")]
+        environ = wsgi_server.environ(key, b"x" * 1_000_000, headers)
+        assert wsgi_server.request(middleware, environ).status == status
+    idem.close()
+    names = client.keys(f"{key}:*")
+    size = sum(client.memory_usage(name) or 0 for name in names)
+
+    assert len(names) == (0 if status == 401 else 100)
+    assert size < 100 * 500
 
 
 @pytest.mark.parametrize("kind", ["asgi", "wsgi"])

@@ -206,7 +206,7 @@ def test_all_kinds_of_middleware_and_views_work_together(
         urlpatterns = (path("pay", async_view if is_async_view else view),)
 
     statuses = [503, 200]
-    idem = Idempotency(server.url, key_prefix=uuid4().hex)
+    idem = Idempotency(server.url, key_prefix=uuid4().hex, name="web")
     around = [f"{__name__}.{name}" for name in others.split()]
     with override_settings(
         ROOT_URLCONF=Urls,

@@ -40,21 +40,23 @@ class Site:
         self.requests = 0
         self.handler: Handler = lambda: (200, [], b"ok")
 
-    def post(self, key: str, body: bytes = b"") -> Any:
+    def post(self, key: str | None, body: bytes = b"", method: str = "POST") -> Any:
         """Sends a request; may be called by the handler."""
         if self.kind.startswith("django"):
-            return self._post_django(key, body)
+            return self._post_django(key, body, method)
         if self.kind == "asgi":
             app = asgi.IdempotencyMiddleware(self._asgi, self.idem, **self.options)
-            return self._post_asgi(app, key, body)
+            return self._post_asgi(app, key, body, method)
         return wsgi_server.request(
             wsgi.IdempotencyMiddleware(self._wsgi, self.idem, **self.options),
-            wsgi_server.environ(key, body),
+            wsgi_server.environ(key, body, REQUEST_METHOD=method),
+            validate=method.isupper(),  # the validator warns of another one
         )
 
-    def _post_asgi(self, app: Any, key: str, body: bytes) -> Any:
+    def _post_asgi(self, app: Any, key: str | None, body: bytes, method: str) -> Any:
         async def send() -> Any:
-            response = await asgi_server.request(app, asgi_server.scope(key), body)
+            scope = asgi_server.scope(key, method=method)
+            response = await asgi_server.request(app, scope, body)
             await self.idem.aclose()
             return response
 
@@ -62,7 +64,7 @@ class Site:
         with ThreadPoolExecutor(1) as threads:
             return threads.submit(asyncio.run, send()).result()
 
-    def _post_django(self, key: str, body: bytes) -> Any:
+    def _post_django(self, key: str | None, body: bytes, method: str) -> Any:
         from django.core.handlers.asgi import ASGIHandler
         from django.core.handlers.wsgi import WSGIHandler
         from django.test import override_settings
@@ -72,8 +74,9 @@ class Site:
         with lock, override_settings(IDEMPOTENCY_MIDDLEWARE={"ENGINE": self.idem, **options}):
             handler = ASGIHandler() if self.kind == "django-asgi" else WSGIHandler()
         if self.kind == "django-asgi":
-            return self._post_asgi(handler, key, body)
-        return wsgi_server.request(handler, wsgi_server.environ(key, body), validate=False)
+            return self._post_asgi(handler, key, body, method)
+        environ = wsgi_server.environ(key, body, REQUEST_METHOD=method)
+        return wsgi_server.request(handler, environ, validate=False)
 
     def view(self, request: Any) -> Any:
         from django.http import HttpResponse
@@ -131,7 +134,7 @@ def problem(response: Any) -> str:
 
 
 def test_503_if_the_store_is_unavailable(site: Site, key: str) -> None:
-    site.idem = Idempotency("redis://127.0.0.1:1")
+    site.idem = Idempotency("redis://127.0.0.1:1", name="web")
     response = site.post(key)
 
     assert (response.status, site.requests) == (503, 0)
@@ -140,7 +143,7 @@ def test_503_if_the_store_is_unavailable(site: Site, key: str) -> None:
 
 
 def test_a_request_without_protection_is_marked(site: Site, key: str) -> None:
-    site.idem = Idempotency("redis://127.0.0.1:1", on_store_error="run")
+    site.idem = Idempotency("redis://127.0.0.1:1", name="web", on_store_error="run")
     response = site.post(key)
 
     assert (response.status, response.body) == (200, b"ok")
@@ -187,7 +190,9 @@ def test_500_if_its_executions_have_crashed(site: Site, key: str) -> None:
         return 200, [], b"too late"
 
     later: list[Any] = []
-    site.idem = Idempotency(site.idem.settings.redis_url, key_prefix=uuid4().hex, max_attempts=1)
+    site.idem = Idempotency(
+        site.idem.settings.redis_url, key_prefix=uuid4().hex, name="web", max_attempts=1
+    )
     site.handler = crash
     responses = [site.post(key), *later, site.post(key)]
 
@@ -240,7 +245,7 @@ def test_a_late_execution_gets_the_response_of_the_one_that_took_over(site: Site
 
 def test_409_if_responses_are_not_stored(site: Site, key: str) -> None:
     url = site.idem.settings.redis_url
-    site.idem = Idempotency(url, key_prefix=uuid4().hex, store_result=False)
+    site.idem = Idempotency(url, key_prefix=uuid4().hex, name="web", store_result=False)
     first, again = site.post(key), site.post(key)
 
     assert (first.status, again.status, site.requests) == (200, 409, 1)
@@ -253,6 +258,118 @@ def test_the_limit_of_stored_responses_is_an_option(site: Site, key: str) -> Non
 
     assert (first.status, first.body, again.status, site.requests) == (200, b"ok", 409, 1)
     assert problem(again) == "urn:celery-idempotent:response-not-stored"
+
+
+@pytest.mark.parametrize(("size", "status"), [(64 * 1024, 422), (64 * 1024 + 1, 409)])
+def test_of_a_large_error_only_the_fact_is_stored(
+    site: Site, client: redis.Redis, key: str, size: int, status: int
+) -> None:
+    """Clients without rights choose what an error quotes; the request is not executed again."""
+    site.handler = lambda: (422, [], b"x" * size)
+    first, again = site.post(key), site.post(key)
+
+    assert (first.status, len(first.body)) == (422, size)
+    assert (again.status, site.requests) == (status, 1)
+    (name,) = client.keys(f"{site.idem.settings.key_prefix}:*")
+    assert client.strlen(name) < (size + 1000 if status == 422 else 1000)
+
+
+@pytest.mark.parametrize(
+    ("status", "fields"),
+    [
+        *((200, ["no-store"]), (404, ["private, No-Store"])),
+        (500, ["max-age=0", " no-store ,private"]),
+    ],
+)
+def test_a_response_with_no_store_is_not_stored(
+    site: Site, client: redis.Redis, key: str, status: int, fields: list[str]
+) -> None:
+    """It runs once even so, whatever store_response decides."""
+    if site.kind.startswith("django"):
+        fields = [", ".join(fields)]
+    site.options["store_response"] = lambda status, headers: True
+    site.handler = lambda: (status, [("Cache-Control", f) for f in fields], b"a secret")
+    first, again = site.post(key), site.post(key)
+
+    assert (first.status, first.body) == (status, b"a secret")
+    assert (again.status, site.requests) == (409, 1)
+    assert problem(again) == "urn:celery-idempotent:response-not-stored"
+    (name,) = client.keys(f"{site.idem.settings.key_prefix}:*")
+    assert b"secret" not in client.get(name)
+
+
+def test_other_cache_directives_are_for_caches(site: Site, key: str) -> None:
+    site.handler = lambda: (200, [("Cache-Control", "no-cache, private, x-no-store=1")], b"ok")
+    site.post(key)
+    assert site.post(key).headers["idempotency-replayed"] == "true"
+
+
+class TestAuthorizeReplay:
+    def test_decides_which_replays_are_sent(self, site: Site, key: str) -> None:
+        def authorize(request: Any) -> bool:
+            seen.append(request)
+            return allowed
+
+        seen: list[Any] = []
+        site.options["authorize_replay"] = authorize
+        site.handler = lambda: (200, [], b"an account number")
+        for allowed in (False, True, False):
+            response = site.post(key)
+            expected = (200, 1) if allowed or not seen else (403, 1)
+            assert (response.status, site.requests) == expected
+        assert problem(response) == "urn:celery-idempotent:replay-forbidden"
+        assert b"account" not in response.body
+        assert len(seen) == 2  # the app decides about the request that it executes
+
+    def test_may_be_a_coroutine_function_under_asgi(self, site: Site, key: str) -> None:
+        async def authorize(request: Any) -> bool:
+            await asyncio.sleep(0)
+            return answers.pop()
+
+        if site.kind not in ("asgi", "django-asgi"):
+            pytest.skip("WSGI has no event loop")
+        site.options["authorize_replay"] = authorize
+        site.post(key)
+        answers = [True, False]
+        statuses = [site.post(key).status for _ in range(2)]
+        assert (statuses, site.requests) == ([403, 200], 1)
+
+    @pytest.mark.parametrize("returned", [None, 1, "no", object])
+    def test_must_return_true_or_false(self, site: Site, key: str, returned: Any) -> None:
+        """A value that is merely true in a condition, such as a coroutine, is not a permission."""
+        site.options["authorize_replay"] = lambda request: returned
+        site.post(key)
+        with pytest.raises(TypeError, match="authorize_replay must return True or False, not"):
+            site.post(key)
+        assert site.requests == 1
+
+    def test_is_not_asked_about_problems(self, site: Site, key: str) -> None:
+        site.options |= {"authorize_replay": lambda request: 1 / 0, "max_response_bytes": 0}
+        site.post(key)
+        assert problem(site.post(key)) == "urn:celery-idempotent:response-not-stored"
+        assert site.post(key, b"other").status == 422
+
+    def test_is_asked_about_the_response_of_another_execution(self, site: Site, key: str) -> None:
+        def first() -> Any:
+            site.end_lease(key)
+            site.handler = lambda: (200, [], b"second")
+            assert site.post(key).body == b"second"
+            return 200, [], b"first"
+
+        site.options["authorize_replay"] = lambda request: False
+        site.handler = first
+        assert problem(site.post(key)) == "urn:celery-idempotent:replay-forbidden"
+
+
+@pytest.mark.parametrize("method", ["post", "Post", "pOST", "patch"])
+def test_a_method_in_other_case_needs_a_key(site: Site, key: str, method: str) -> None:
+    site.options["required"] = True
+    refused = site.post(None, method=method)
+    responses = [site.post(key, method=method) for _ in range(2)]
+
+    assert problem(refused) == "urn:celery-idempotent:key-missing"
+    assert [response.status for response in responses] == [200, 200]
+    assert site.requests == 1
 
 
 @pytest.mark.parametrize("error", [KeyReusedError, LeaseLostError])
@@ -275,7 +392,10 @@ def test_errors_to_replay_are_those_of_tasks(site: Site, key: str) -> None:
         raise ZeroDivisionError
 
     site.idem = Idempotency(
-        site.idem.settings.redis_url, key_prefix=uuid4().hex, replay_errors=(ZeroDivisionError,)
+        site.idem.settings.redis_url,
+        key_prefix=uuid4().hex,
+        name="web",
+        replay_errors=(ZeroDivisionError,),
     )
     site.handler = fail
     for _ in range(2):
@@ -329,7 +449,7 @@ def test_a_request_waits_for_a_running_one(site: Site, key: str) -> None:
 
 def test_types_and_retry_after_are_options(site: Site, key: str) -> None:
     site.options |= {"problem_type_base": "https://docs.example/errors#", "retry_after": 7}
-    site.idem = Idempotency("redis://127.0.0.1:1")
+    site.idem = Idempotency("redis://127.0.0.1:1", name="web")
     response = site.post(key)
 
     assert problem(response) == "https://docs.example/errors#store-unavailable"

@@ -13,7 +13,7 @@ from tests.sql.databases import django_database
 urlpatterns: list[Any] = []
 
 #: Of the middleware.
-idem = Idempotency("redis://localhost")
+idem = Idempotency("redis://localhost", name="admin-site")
 
 
 class Declined(Exception):

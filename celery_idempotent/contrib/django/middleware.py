@@ -95,7 +95,7 @@ class _Exchange(Exchange):
 class IdempotencyMiddleware(BaseMiddleware):
     """The middleware, with the options of the setting IDEMPOTENCY_MIDDLEWARE.
 
-    `identity` and `required` get the request, whose `resolver_match` is set.
+    `identity`, `required` and `authorize_replay` get the request, whose `resolver_match` is set.
     """
 
     sync_capable = async_capable = True
@@ -110,6 +110,9 @@ class IdempotencyMiddleware(BaseMiddleware):
         self.process_view = self._begin_async if self._is_async else self._begin
         if self._is_async:
             markcoroutinefunction(self)
+            authorize: Any = self._authorize_replay
+            if authorize is not None and not iscoroutinefunction(authorize):
+                self._authorize_replay = sync_to_async(authorize)
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         """Handles one request."""
@@ -127,6 +130,7 @@ class IdempotencyMiddleware(BaseMiddleware):
                         block.close()
                     else:
                         self._completed(exchange, stored, exchange.execution.complete(stored))
+                self._authorize(exchange, request)
                 return _settled(exchange, response)
             return response
 
@@ -144,6 +148,7 @@ class IdempotencyMiddleware(BaseMiddleware):
                     else:
                         returned = await exchange.execution.complete(stored)
                         self._completed(exchange, stored, returned)
+                await self._authorize_async(exchange, request)
                 return _settled(exchange, response)
             return response
 
@@ -156,6 +161,7 @@ class IdempotencyMiddleware(BaseMiddleware):
         if context is not None:
             with self._refusing(exchange):
                 self._begun(exchange, exchange.block.enter_context(context))
+            self._authorize(exchange, request)
         return None if exchange.answer is None else _django_response(exchange.answer)
 
     async def _begin_async(self, request: HttpRequest, *view: object) -> HttpResponse | None:
@@ -167,6 +173,7 @@ class IdempotencyMiddleware(BaseMiddleware):
         if context is not None:
             with self._refusing(exchange):
                 self._begun(exchange, await exchange.block.enter_async_context(context))
+            await self._authorize_async(exchange, request)
         return None if exchange.answer is None else _django_response(exchange.answer)
 
     def _concerns(self, request: HttpRequest) -> bool:

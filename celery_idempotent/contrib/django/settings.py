@@ -21,6 +21,7 @@ OPTIONS = {
     "METHODS": "methods",
     "REQUIRED": "required",
     "STORE_RESPONSE": "store_response",
+    "AUTHORIZE_REPLAY": "authorize_replay",
     "WAIT_TIMEOUT": "wait_timeout",
     "RETRY_AFTER": "retry_after",
     "MAX_BODY_BYTES": "max_body_bytes",
@@ -28,7 +29,7 @@ OPTIONS = {
     "PROBLEM_TYPE_BASE": "problem_type_base",
 }
 #: Options that may be given as the dotted path of an object.
-_PATHS = ("ENGINE", "IDENTITY", "REQUIRED", "STORE_RESPONSE")
+_PATHS = ("ENGINE", "IDENTITY", "REQUIRED", "STORE_RESPONSE", "AUTHORIZE_REPLAY")
 
 
 def middleware_options() -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from hashlib import blake2b
 
-#: Stands for the boundary of a multipart body, which clients draw anew for each attempt. A single
-#: byte, so that no body grows.
-_BOUNDARY = b"\0"
-_BOUNDARY_PARAMETER = re.compile(r'; *boundary=(?:"([^"\\]{1,70})"|([^\s";,]{1,70}))', re.I)
+#: A type whose boundary every parser finds at the same place.
+_MULTIPART = re.compile(
+    r'multipart/[\w-]+; *boundary=("?)([\w.=+-]{1,70})\1(?:; *charset=[\w-]+)?', re.ASCII | re.I
+)
 
 
 def fingerprint(
@@ -25,9 +25,27 @@ def fingerprint(
     Args:
         prefix: the path at which the app is mounted, so that two apps never share a request.
     """
-    boundary = _BOUNDARY_PARAMETER.search(content_type)
-    if boundary is not None and content_type.lower().startswith("multipart/"):
-        content_type = content_type[: boundary.start()] + content_type[boundary.end() :]
-        body = body.replace((boundary[1] or boundary[2]).encode("latin-1"), _BOUNDARY)
-    digest = blake2b(body, digest_size=32).digest()
-    return [method, prefix, path, query, content_type, content_encoding, digest]
+    digest = blake2b(body, digest_size=32)
+    multipart = None if content_encoding else _MULTIPART.fullmatch(content_type)
+    if multipart is not None:
+        parts = _parts(body, multipart[2].encode("ascii"))
+        if parts is not None:
+            content_type = content_type[: multipart.start(2)] + content_type[multipart.end(2) :]
+            digest = blake2b(digest_size=32, person=b"parts")
+            for part in parts:
+                digest.update(blake2b(part, digest_size=32).digest())
+    return [method, prefix, path, query, content_type, content_encoding, digest.digest()]
+
+
+def _parts(body: bytes, boundary: bytes) -> list[bytes] | None:
+    """Returns the parts of a multipart body, which are the same with every boundary.
+
+    Clients generate a boundary for each attempt. None if the boundary is anywhere but in the lines
+    between the parts, or if these are not as RFC 2046 has them: parsers then read different parts.
+    """
+    preamble, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary)
+    if preamble or len(parts) < 2 or body.count(boundary) != len(parts):
+        return None
+    if parts[-1] not in (b"--", b"--\r\n"):
+        return None
+    return parts if all(part.startswith(b"\r\n") for part in parts[:-1]) else None

@@ -7,15 +7,26 @@ and is stored nowhere.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 #: Returns the values of the header fields with a name.
 FieldsOf = Callable[[Any, str], list[str]]
 Identity = Callable[[Any], str | None]
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+
+#: Payload, time and signature: a session that is in the cookie itself, as Flask, Starlette
+#: (itsdangerous) and Django write it. Each write of the session makes another value.
+_SIGNED_SESSION = re.compile(r'"?[\w+/=.-]+([.:])[\w-]{6}\1[\w-]{27,86}"?', re.ASCII)
+#: Schemes of Authorization whose credentials have a signature or a nonce of each request.
+_SIGNED_REQUEST = re.compile(
+    r"(?:aws4-\S+|digest|hawk|mac|negotiate|ntlm|signature)\s|oauth\s.*oauth_nonce=", re.I
+)
 
 
 def anonymous(request: Any) -> str:
@@ -28,16 +39,23 @@ def anonymous(request: Any) -> str:
 def by_header(fields_of: FieldsOf, name: str) -> Identity:
     """Identifies a client by a header field; not if it is absent, empty or repeated.
 
-    Which one of two fields the app uses cannot be known here.
+    Which one of two fields the app uses cannot be known here. Nor does an Authorization identify
+    a client if it differs in each request.
 
     Raises:
-        ValueError: if `name` cannot be the name of a header.
+        ValueError: if `name` cannot be the name of a header, or is Cookie.
     """
     _check_name(name, "header")
+    if name.lower() == "cookie":
+        raise ValueError("by_header cannot use all cookies together; use by_cookie for one of them")
+    is_authorization = name.lower() == "authorization"
 
     def identity(request: Any) -> str | None:
         values = fields_of(request, name)
         if len(values) != 1 or not values[0]:
+            return None
+        if is_authorization and _SIGNED_REQUEST.match(values[0]):
+            _warn(f"the header {name} differs in each request")
             return None
         return f"header {name.lower()}: {values[0]}"
 
@@ -47,7 +65,8 @@ def by_header(fields_of: FieldsOf, name: str) -> Identity:
 def by_cookie(fields_of: FieldsOf, name: str) -> Identity:
     """Identifies a client by a cookie; not if it is absent, empty or sent with several values.
 
-    Frameworks differ in which one of several they use.
+    Frameworks differ in which one of several they use. Nor does a signed session identify a
+    client, since it differs after each write.
 
     Raises:
         ValueError: if `name` cannot be the name of a cookie.
@@ -62,9 +81,20 @@ def by_cookie(fields_of: FieldsOf, name: str) -> Identity:
                 values.add(value.strip())
         if len(values) != 1 or not (value := values.pop()):
             return None
+        if _SIGNED_SESSION.fullmatch(value):
+            _warn(f"the cookie {name} is a signed session, which differs after each write")
+            return None
         return f"cookie {name}: {value}"
 
     return identity
+
+
+def _warn(reason: str) -> None:
+    logger.warning(
+        "A request with an Idempotency-Key is refused, since its retry would be executed again: "
+        "%s; identify the user instead, with a function as identity",
+        reason,
+    )
 
 
 def _check_name(name: Any, kind: str) -> None:

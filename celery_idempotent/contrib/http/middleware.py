@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from inspect import isawaitable
 from typing import Any, NamedTuple
 
 from celery_idempotent.contrib.http import problem
@@ -17,17 +18,19 @@ from celery_idempotent.contrib.http.response import UNPROTECTED_HEADER, Headers,
 from celery_idempotent.errors import IdempotencyError, SettingsError
 from celery_idempotent.functions.context import BaseContextExecution, ExecutionContext
 from celery_idempotent.functions.decision import Decision
-from celery_idempotent.functions.engine import Idempotency
+from celery_idempotent.functions.engine import DEFAULT_NAME, Idempotency
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1024 * 1024
+#: Of a larger error only the fact is stored: clients without rights choose what errors quote.
+MAX_ERROR_BYTES = 64 * 1024
 
 _LENGTH = re.compile("[0-9]{1,18}")
 
 #: Statuses below 500 after which a client is meant to send the same request again: it came too
-#: late, too early or too often, or met a state that changes.
-RETRIED_STATUSES = frozenset({408, 409, 421, 423, 425, 429})
+#: late, too early or too often, without valid credentials, or met a state that changes.
+RETRIED_STATUSES = frozenset({401, 408, 409, 421, 423, 425, 429})
 #: Their responses are about the resource or the connection as it is now.
 _NEVER_KEYED = frozenset({"HEAD", "OPTIONS", "TRACE", "CONNECT"})
 
@@ -57,6 +60,8 @@ class Exchange:
     execution: Any = None
     #: What to send in place of the app's response.
     answer: Response | None = None
+    #: Whether that is a stored response.
+    is_replay: bool = False
 
 
 class BaseMiddleware:
@@ -64,7 +69,7 @@ class BaseMiddleware:
 
     Args:
         app: handles the requests.
-        idem: the engine that stores the responses.
+        idem: the engine that stores the responses, with a name that no other service has.
         identity: returns the text that identifies the sender of a request, or None if it is
             unknown; gets what the app gets. A key belongs to an identity, so no client can read
             another one's response.
@@ -73,11 +78,14 @@ class BaseMiddleware:
             it for a request.
         store_response: returns, from the status and the headers (a list of pairs of text), whether
             a response is stored. After one that is not, a retry runs the request again.
+        authorize_replay: returns, for a request whose response is stored, whether the client may
+            still have it; if not, the client gets 403. Under ASGI it may be a coroutine function.
         wait_timeout: seconds that a request waits for a running one with its key before 409.
         retry_after: seconds in the Retry-After header.
         max_body_bytes: the largest body of a request with a key; a larger one gets 413.
         max_response_bytes: the largest body of a response that is stored, by default the engine's
-            max_result_size. Of a larger one only the fact is stored.
+            max_result_size. Of a larger one, of an error above 64 KiB and of a response with
+            ``Cache-Control: no-store`` only the fact is stored.
         problem_type_base: precedes the name of a problem in its type, such as the URL of a page
             that describes them.
 
@@ -94,6 +102,7 @@ class BaseMiddleware:
         methods: Collection[str] = ("POST", "PATCH"),
         required: bool | Callable[[Any], bool] = False,
         store_response: Callable[[int, Headers], bool] = stored_by_default,
+        authorize_replay: Callable[[Any], bool | Awaitable[bool]] | None = None,
         wait_timeout: float = 0.0,
         retry_after: int = 1,
         max_body_bytes: int = MAX_BODY_BYTES,
@@ -101,10 +110,18 @@ class BaseMiddleware:
         problem_type_base: str = problem.TYPE_BASE,
     ) -> None:
         _check(isinstance(idem, Idempotency), "idem", "an Idempotency", idem)
+        if idem.name == DEFAULT_NAME:
+            raise SettingsError(
+                "IdempotencyMiddleware: idem has the default name, and services with one name "
+                "answer each other's requests; give it the name of this service, such as "
+                'Idempotency(…, name="payments-api")'
+            )
         _check(callable(identity), "identity", "a function of the request", identity)
         is_valid = callable(required) or isinstance(required, bool)
         _check(is_valid, "required", "True, False or a function of the request", required)
         _check(callable(store_response), "store_response", "a function", store_response)
+        is_valid = authorize_replay is None or callable(authorize_replay)
+        _check(is_valid, "authorize_replay", "a function of the request", authorize_replay)
         for name, value in (("retry_after", retry_after), ("max_body_bytes", max_body_bytes)):
             _check(type(value) is int and value >= 0, name, "a whole number, 0 or more", value)
         if max_response_bytes is None:
@@ -119,6 +136,7 @@ class BaseMiddleware:
         self._methods = _checked_methods(methods)
         self._required = required
         self._store_response = store_response
+        self._authorize_replay = authorize_replay
         # The middleware itself decides which ends are stored.
         options = {"wait_timeout": wait_timeout, "replay_errors": ()}
         self._settings = idem.settings_for(options, "IdempotencyMiddleware")
@@ -130,7 +148,8 @@ class BaseMiddleware:
     def _applies(self, method: str, has_key: bool) -> bool:
         """Returns whether the request may be more than one to pass to the app."""
         wanted = has_key or self._required is not False
-        return wanted and method in self._methods and self._settings.enabled
+        # Some servers pass a method as it came, and some frameworks take post for POST.
+        return wanted and method.upper() in self._methods and self._settings.enabled
 
     def _admit(self, request: Any, key_fields: list[str]) -> Admitted | Response | None:
         """Returns the key of a request; or a refusal; or None if it needs no key and has none."""
@@ -186,7 +205,7 @@ class BaseMiddleware:
         if execution.decision is Decision.CONFLICT:
             exchange.answer = self._refusal(problem.REQUEST_IN_PROGRESS)
         elif execution.decision is Decision.REPLAY:
-            exchange.answer = self._replay(execution.replay)
+            self._replay(exchange, execution.replay)
 
     def _completed(self, exchange: Exchange, stored: Any, returned: Any) -> None:
         """Answers with the response of another execution, if that has completed first.
@@ -196,11 +215,32 @@ class BaseMiddleware:
             returned: what its completion returned.
         """
         if returned != stored:
-            exchange.answer = self._replay(returned)
+            self._replay(exchange, returned)
 
-    def _replay(self, stored: Any) -> Response:
+    def _replay(self, exchange: Exchange, stored: Any) -> None:
         response = Response.from_record(stored)
-        return self._refusal(problem.RESPONSE_NOT_STORED) if response is None else response
+        exchange.is_replay = response is not None
+        exchange.answer = response or self._refusal(problem.RESPONSE_NOT_STORED)
+
+    def _authorize(self, exchange: Exchange, request: Any) -> None:
+        """Replaces a stored response with 403 if `authorize_replay` refuses it to the client."""
+        if exchange.is_replay and self._authorize_replay is not None:
+            self._authorized(exchange, self._authorize_replay(request))
+
+    async def _authorize_async(self, exchange: Exchange, request: Any) -> None:
+        """As :meth:`_authorize`; awaits what `authorize_replay` returns."""
+        if exchange.is_replay and self._authorize_replay is not None:
+            allowed: Any = self._authorize_replay(request)
+            while isawaitable(allowed):
+                allowed = await allowed
+            self._authorized(exchange, allowed)
+
+    def _authorized(self, exchange: Exchange, allowed: Any) -> None:
+        if not isinstance(allowed, bool):
+            kind = type(allowed).__name__
+            raise TypeError(f"authorize_replay must return True or False, not {kind}")
+        if not allowed:
+            exchange.answer = self._refusal(problem.REPLAY_FORBIDDEN)
 
     def _to_store(self, response: Response, *, whole: bool = True) -> dict[str, Any] | None:
         """Returns what to store of a response; None if a retry is to run the request again.
@@ -210,7 +250,10 @@ class BaseMiddleware:
         """
         if not self._store_response(response.status, [(n.lower(), v) for n, v in response.headers]):
             return None
-        if whole and len(response.body) <= self._max_response_bytes:
+        limit = self._max_response_bytes
+        if response.status >= 400:
+            limit = min(limit, MAX_ERROR_BYTES)
+        if whole and len(response.body) <= limit and not response.has_no_store:
             return response.as_record()
         return response.as_omission()
 

@@ -96,14 +96,21 @@ RESPONSE_NOT_STORED = Problem(
     "response-not-stored",
     409,
     "The request was executed, and its response was not stored",
-    "The response was too large to be stored, or responses are not stored. Look up the effect of "
-    "the request; to execute it a second time, send a new key.",
+    "The response was too large, was marked no-store, or responses are not stored. Look up the "
+    "effect of the request; to execute it a second time, send a new key.",
 )
 LENGTH_REQUIRED = Problem(
     "length-required",
     411,
     "The length of the request body is unknown",
     "Send a Content-Length: a chunked body of a request with a key cannot be read here.",
+)
+REPLAY_FORBIDDEN = Problem(
+    "replay-forbidden",
+    403,
+    "The stored response is not available to this client",
+    "This request was executed before, and was not executed again. Its response is for clients "
+    "that are authorized now.",
 )
 KEY_REUSED = Problem(
     "key-reused",

@@ -16,12 +16,17 @@ UNPROTECTED_HEADER = "Idempotency-Unprotected"
 _CONNECTION_FIELDS = frozenset(
     {"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
 )
-#: Fields that are about one response: when and by whom it was sent, and to which session.
+#: Fields that are about one response: when and by whom it was sent.
 _RESPONSE_FIELDS = frozenset(
-    {"age", "authentication-info", "date", "server", "set-cookie", "set-cookie2"}
-    | {REPLAYED_HEADER.lower(), UNPROTECTED_HEADER.lower()}
+    {"age", "date", "server", REPLAYED_HEADER.lower(), UNPROTECTED_HEADER.lower()}
 )
-NEVER_STORED = _CONNECTION_FIELDS | _RESPONSE_FIELDS
+#: Fields that have credentials, or the challenges to prove them.
+_CREDENTIAL_FIELDS = frozenset(
+    {"authentication-control", "authentication-info", "authorization", "dpop-nonce"}
+    | {"optional-www-authenticate", "set-cookie", "set-cookie2", "www-authenticate"}
+    | {"x-auth-token", "x-csrf-token", "x-xsrf-token"}
+)
+NEVER_STORED = _CONNECTION_FIELDS | _RESPONSE_FIELDS | _CREDENTIAL_FIELDS
 
 Headers = list[tuple[str, str]]
 
@@ -39,6 +44,16 @@ class Response:
         """Returns the response with the field `header` set to true."""
         return replace(self, headers=[*self.headers, (header, "true")])
 
+    @property
+    def has_no_store(self) -> bool:
+        """Whether its Cache-Control says no-store."""
+        return any(
+            directive.strip().lower() == "no-store"
+            for name, value in self.headers
+            if name.lower() == "cache-control"
+            for directive in value.split(",")
+        )
+
     def as_record(self) -> dict[str, Any]:
         """Returns the parts that are stored, in a form that every serializer accepts."""
         headers = [list(field) for field in _storable(self.headers, len(self.body))]
@@ -49,12 +64,12 @@ class Response:
             return {**stored, "base64": b64encode(self.body).decode("ascii")}
 
     def as_omission(self) -> dict[str, Any]:
-        """Returns what is stored of a response that is too large: that there was one."""
+        """Returns what is stored in place of a response: that there was one."""
         return {"status": self.status, "omitted": True}
 
     @classmethod
     def from_record(cls, stored: Any) -> Response | None:
-        """Returns a stored response, marked as a replay; None if it was too large to be stored.
+        """Returns a stored response, marked as a replay; None if only the fact was stored.
 
         Raises:
             CorruptRecordError: if `stored` is not a response.
@@ -72,7 +87,7 @@ class Response:
 
 
 def _storable(headers: Sequence[tuple[str, str]], length: int) -> Headers:
-    """Returns the fields to store: all but those of one connection or of one response."""
+    """Returns the fields to store: all but NEVER_STORED and others of one connection."""
     dropped = set(NEVER_STORED)
     for name, value in headers:
         if name.lower() == "connection":

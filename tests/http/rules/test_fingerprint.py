@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from werkzeug import Request
 
 from celery_idempotent.contrib.http.fingerprint import fingerprint
 
@@ -45,6 +47,74 @@ BODY = "--{0}\r\nContent-Disposition: form-data; name=f\r\n\r\nvalue\r\n--{0}--\
 def test_the_boundary_of_a_multipart_body_does_not_count(form: str) -> None:
     assert multipart(form, BODY, "one") == multipart(form, BODY, "another-one")
     assert multipart(form, BODY, "one") != multipart(form, BODY.replace("value", "other"), "one")
+
+
+def test_a_boundary_that_is_in_the_form_counts() -> None:
+    """A form with boundary 1 and amount 1 is not the one with boundary 2 and amount 2."""
+    assert multipart("boundary={}", BODY.replace("value", "1"), "1") != multipart(
+        "boundary={}", BODY.replace("value", "2"), "2"
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "preamble\r\n" + BODY,
+        BODY + "epilogue",
+        BODY.replace("\r\n", "\n"),
+        BODY.replace("{0}--", "{0}"),
+        BODY.replace("{0}\r", "{0} \r"),
+        BODY.replace("value", "\n--{0}\nContent-Disposition: form-data; name=g\n\nvalue"),
+        *("", "--{0}--", "--{0}", "{0}"),
+    ],
+)
+def test_the_boundary_of_a_body_that_parsers_may_read_in_other_ways_counts(body: str) -> None:
+    assert multipart("boundary={}", body, "one") == multipart("boundary={}", body, "one")
+    assert multipart("boundary={}", body, "one") != multipart("boundary={}", body, "two")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("boundary={}; boundary=one", "boundary=one; boundary={}", 'a="; boundary={}"'),
+        *("boundary={}, text/plain", "boundary*=utf-8''{}", 'boundary="{}', "boundary={};"),
+    ],
+)
+def test_a_boundary_that_parsers_may_find_elsewhere_counts(form: str) -> None:
+    assert multipart(form, BODY, "one") != multipart(form, BODY, "two")
+
+
+def test_a_boundary_in_an_encoded_body_counts() -> None:
+    one, two = (
+        REQUEST
+        | {"content_type": f"multipart/form-data; boundary={b}", "content_encoding": "x"}
+        | {"body": BODY.format(b).encode()}
+        for b in ("one", "two")
+    )
+    assert fingerprint(**one) != fingerprint(**two)
+
+
+BOUNDARIES = st.sampled_from(["1", "2", "11", "-", "-1", "1-2", "one"])
+HEAD = "\r\nContent-Disposition: form-data; name=amount\r\n\r\n"
+PIECES = [HEAD, "--", "{0}", "1", "2", "\r\n", "\n", "\r", " ", "\r\n--{0}", "\n--{0}", "--{0}--"]
+FORMS = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
+
+
+def amounts(body: str, boundary: str) -> list[str]:
+    """Returns what a framework reads of a form."""
+    content_type = f"multipart/form-data; boundary={boundary}"
+    data = body.format(boundary).encode()
+    stream = {"wsgi.input": BytesIO(data), "CONTENT_LENGTH": str(len(data))}
+    form = Request({"REQUEST_METHOD": "POST", "CONTENT_TYPE": content_type, **stream}).form
+    return form.getlist("amount")
+
+
+@example("1", "2", "{0}")
+@given(BOUNDARIES, BOUNDARIES, FORMS)
+def test_two_forms_that_are_equal_are_read_as_equal(one: str, other: str, form: str) -> None:
+    for body in (form, "--{0}" + form + "\r\n--{0}--\r\n", f"--{{0}}{HEAD}{form}\r\n--{{0}}--\r\n"):
+        if multipart("boundary={}", body, one) == multipart("boundary={}", body, other):
+            assert amounts(body, one) == amounts(body, other)
 
 
 def test_a_boundary_of_another_type_counts() -> None:

@@ -90,6 +90,95 @@ def test_a_header_and_a_cookie_with_one_value_are_two_identities(kind: str) -> N
     assert of_header(kind, "a") != of_cookie(kind, "sid=a")
 
 
+FLASK = "eyJ1c2VyX2lkIjoiYWxpY2UifQ.arUwGg.Wk5vC3WZyLOYxyc9XqhLQJvH3Xo"
+COMPRESSED = ".eJyrVkrLz1eyUkpKLFKqBQAdegQ0.arUwGg.Wk5vC3WZyLOYxyc9XqhLQJvH3Xo"
+STARLETTE = "eyJ1c2VyIjogImFsaWNlIn0=.arUwGg.Wk5vC3WZyLOYxyc9XqhLQJvH3Xo"
+DJANGO = "eyJhIjoxfQ:1QaUZC:YIye-ze3TTx7gtSv422nZA4sgmkYIye-ze3TTx7gtSv"
+
+
+@each_kind
+@pytest.mark.parametrize("session", [FLASK, COMPRESSED, STARLETTE, DJANGO, f'"{FLASK}"'])
+def test_a_session_that_is_in_the_cookie_itself_is_none(
+    kind: str, session: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is another one after each write, so that a retry would be executed again."""
+    assert of_cookie(kind, f"sid={session}") is None
+    (warning,) = caplog.messages
+    assert "the cookie sid is a signed session" in warning
+    assert "identify the user" in warning
+    assert session not in warning
+
+
+def test_the_signed_sessions_of_frameworks_are_recognized() -> None:
+    from base64 import b64encode
+
+    from django.core.signing import TimestampSigner
+    from flask import Flask
+    from itsdangerous import TimestampSigner as StarletteSigner
+
+    app = Flask("shop")
+    app.secret_key = "for tests"
+    serializer: Any = app.session_interface.get_signing_serializer(app)  # type: ignore[attr-defined]
+    django_signer = TimestampSigner(key="for tests", salt="session", fallback_keys=[])
+    for data in ({}, {"user": "alice"}, {"cart": ["article"] * 100}):
+        starlette = StarletteSigner("for tests").sign(b64encode(repr(data).encode()))
+        signed = [serializer.dumps(data), starlette.decode()]
+        signed += [django_signer.sign_object(data, compress=compress) for compress in (False, True)]
+        assert [of_cookie("wsgi", f"sid={session}") for session in signed] == [None] * 4
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "opaque",
+    [
+        "8e03978e-40d5-43e8-bc93-6894a57f9324",
+        "l9a0iyexfd5dzjrvvfzozsigkgkyo6qh",  # Django's
+        "VnPS7bSpAnA.Wk5vC3WZyLOYxyc9XqhLQJvH3Xo",  # Flask-Session's, with a signature
+        "s:VnPS7bSpAnA.Wk5vC3WZyLOYxyc9XqhLQJvH3XoWk5vC3WZyLOYxyc9Xq",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbGljZSJ9.YIye-ze3TTx7gtSv422nZA4sgmkYIye-ze3TTx7gtSv",
+    ],
+)
+def test_a_session_that_the_server_has_is_an_identity(kind: str, opaque: str) -> None:
+    assert of_cookie(kind, f"sid={opaque}") is not None
+
+
+def of_authorization(value: str) -> str | None:
+    return asgi.by_header("Authorization")(scope(headers=[("authorization", value)]))
+
+
+@pytest.mark.parametrize(
+    "credentials",
+    [
+        'Digest username="alice", nonce="a", nc=00000001, response="b"',
+        'OAuth oauth_consumer_key="a", oauth_nonce="b", oauth_signature="c"',
+        'Hawk id="a", ts="1353832234", nonce="j4h3g2", mac="6R4r"',
+        "AWS4-HMAC-SHA256 Credential=a, SignedHeaders=host, Signature=b",
+        'Signature keyId="a",signature="b"',
+        *("Negotiate YII", "NTLM TlRM"),
+    ],
+)
+def test_credentials_of_one_request_are_none(
+    credentials: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert of_authorization(credentials) is None
+    (warning,) = caplog.messages
+    assert "Authorization differs in each request" in warning
+    assert credentials not in warning
+
+
+@pytest.mark.parametrize(
+    "credentials", ["Bearer a", "Basic YTpi", "Token token=a", "OAuth y0_a", "DPoP a", "a"]
+)
+def test_other_credentials_are_an_identity(credentials: str) -> None:
+    assert of_authorization(credentials) is not None
+
+
+@each_kind
+def test_all_cookies_together_are_no_identity(kind: str) -> None:
+    with pytest.raises(ValueError, match="by_cookie"):
+        MODULES[kind].by_header("Cookie")
+
+
 TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=20)
 VALUES = st.lists(TEXT, max_size=3)
 

@@ -11,7 +11,7 @@ from celery_idempotent.contrib import asgi, wsgi
 from celery_idempotent.contrib.asgi import IdempotencyMiddleware, anonymous
 from celery_idempotent.errors import SettingsError
 
-ENGINE = Idempotency("redis://127.0.0.1:1")
+ENGINE = Idempotency("redis://127.0.0.1:1", name="options")
 
 
 @pytest.mark.parametrize("module", [asgi, wsgi])
@@ -27,6 +27,7 @@ def test_identity_is_required(module: Any) -> None:
         *({"methods": "POST"}, {"methods": None}, {"methods": [1]}, {"methods": [""]}),
         *({"methods": ["POST", method]} for method in ("HEAD", "options", "TRACE", "CONNECT")),
         *({"required": None}, {"required": "POST"}, {"store_response": True}),
+        {"authorize_replay": True},
         *({"wait_timeout": -1}, {"wait_timeout": "1"}, {"retry_after": -1}, {"retry_after": 0.5}),
         *({"max_body_bytes": -1}, {"max_body_bytes": "1k"}, {"max_body_bytes": True}),
         *({"max_response_bytes": -1}, {"problem_type_base": None}),
@@ -40,6 +41,15 @@ def test_a_wrong_option_is_named_in_one_line(options: dict[str, Any]) -> None:
     (message,) = str(raised.value).splitlines()
     assert message.startswith("IdempotencyMiddleware: ")
     assert list(options)[-1] in message
+
+
+def test_the_engine_needs_a_name_of_its_own() -> None:
+    with pytest.raises(SettingsError) as raised:
+        IdempotencyMiddleware(print, Idempotency("redis://127.0.0.1:1"), identity=anonymous)
+
+    (message,) = str(raised.value).splitlines()
+    assert message.startswith("IdempotencyMiddleware: idem ")
+    assert 'name="payments-api"' in message
 
 
 def test_an_unknown_option_is_refused() -> None:

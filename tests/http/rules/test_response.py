@@ -13,15 +13,17 @@ from celery_idempotent import CorruptRecordError
 from celery_idempotent.contrib.http.response import Response
 
 NEVER_STORED = [
-    *("Age", "Authentication-Info", "Connection", "Date", "Idempotency-Replayed"),
-    *("Idempotency-Unprotected", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authentication-Info"),
-    *("Proxy-Connection", "Server", "Set-Cookie", "Set-Cookie2", "TE", "Trailer"),
-    *("Transfer-Encoding", "Upgrade"),
+    *("Age", "Authentication-Control", "Authentication-Info", "Authorization", "Connection"),
+    *("Date", "DPoP-Nonce", "Idempotency-Replayed", "Idempotency-Unprotected", "Keep-Alive"),
+    *("Optional-WWW-Authenticate", "Proxy-Authenticate", "Proxy-Authentication-Info"),
+    *("Proxy-Authorization", "Proxy-Connection", "Server", "Set-Cookie", "Set-Cookie2", "TE"),
+    *("Trailer", "Transfer-Encoding", "Upgrade", "WWW-Authenticate", "X-Auth-Token"),
+    *("X-CSRF-Token", "X-XSRF-Token"),
 ]
 STORED = [
     *("Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language"),
     *("Content-Security-Policy", "Content-Type", "ETag", "Last-Modified", "Link", "Location"),
-    *("Retry-After", "Vary", "WWW-Authenticate", "X-Request-Id"),
+    *("Retry-After", "Vary", "X-Request-Id"),
 ]
 
 

@@ -37,6 +37,11 @@ def wait_for_release(order: str) -> None:
     ledger.rpush(f"release:{order}", "for the others")
 
 
+def is_allowed(key: str) -> bool:
+    """Returns whether the test lets the client have the stored response to the request `key`."""
+    return not ledger.exists(f"revoked:{key}")
+
+
 def chunks(size: int) -> Iterator[bytes]:
     """Returns a body of `size` chunks, one by one."""
     for _ in range(size):

@@ -10,13 +10,19 @@ from fastapi import BackgroundTasks, FastAPI, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
 from celery_idempotent.contrib.asgi import IdempotencyMiddleware, by_header
-from tests.http.sites.common import OPTIONS, chunks, count, idem, wait_for_release
+from tests.http.sites.common import OPTIONS, chunks, count, idem, is_allowed, wait_for_release
+
+
+async def authorize_replay(scope: Any) -> bool:
+    return await asyncio.to_thread(is_allowed, dict(scope["headers"])[b"idempotency-key"].decode())
+
 
 app = FastAPI()
 app.add_middleware(
     IdempotencyMiddleware,
     identity=by_header("authorization"),
     required=lambda scope: scope["path"].startswith("/required"),
+    authorize_replay=authorize_replay,
     **OPTIONS,
 )
 
@@ -56,6 +62,12 @@ async def slow(request: Request) -> dict[str, int]:
 @app.post("/status/{status}")
 async def respond(status: int, request: Request) -> Response:
     return Response(str(count(await order_of(request))), status)
+
+
+@app.post("/secret")
+async def give_secret(request: Request) -> Response:
+    headers = {"Cache-Control": "private, No-Store", "Authorization": "Bearer secret"}
+    return Response(str(count(await order_of(request))), headers=headers)
 
 
 @app.post("/broken")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from flask import Flask, Response, jsonify, request
+from typing import Any
 
-from celery_idempotent.contrib.wsgi import IdempotencyMiddleware, by_header
-from tests.http.sites.common import OPTIONS, chunks, count, idem, wait_for_release
+from flask import Flask, Response, jsonify, request, session
+
+from celery_idempotent.contrib.wsgi import IdempotencyMiddleware, by_cookie, by_header
+from tests.http.sites.common import OPTIONS, chunks, count, idem, is_allowed, wait_for_release
 
 app = Flask(__name__)
 app.wsgi_app = IdempotencyMiddleware(  # type: ignore[method-assign]
     app.wsgi_app,
     identity=by_header("Authorization"),
     required=lambda environ: environ["PATH_INFO"].startswith("/required"),
+    authorize_replay=lambda environ: is_allowed(environ["HTTP_IDEMPOTENCY_KEY"]),
     **OPTIONS,
 )
 
@@ -49,6 +52,12 @@ def respond(status: int) -> tuple[str, int]:
     return str(count(order_in_body())), status
 
 
+@app.post("/secret")
+def give_secret() -> tuple[str, dict[str, str]]:
+    headers = {"Cache-Control": "private, No-Store", "Authorization": "Bearer secret"}
+    return str(count(order_in_body())), headers
+
+
 @app.post("/broken")
 def broken() -> None:
     count(order_in_body())
@@ -64,3 +73,30 @@ def echo() -> Response:
 def stream(size: int) -> Response:
     count(order_in_body())
     return Response(chunks(size))
+
+
+#: An app whose users log in, with Flask's session: a signed cookie.
+shop = Flask("shop")
+shop.secret_key = "for tests"
+
+
+@shop.post("/login/<name>")
+def log_in(name: str) -> str:
+    session["user_id"] = name
+    return name
+
+
+@shop.post("/payments")
+def charge() -> dict[str, int]:
+    session["payments"] = session.get("payments", 0) + 1
+    return {"payment": count(order_in_body())}
+
+
+def user(environ: Any) -> str | None:
+    """Identifies a client by the user of Flask's session."""
+    opened = shop.session_interface.open_session(shop, shop.request_class(environ))
+    return opened.get("user_id") if opened else None
+
+
+by_session_cookie = IdempotencyMiddleware(shop, identity=by_cookie("session"), **OPTIONS)
+by_session_user = IdempotencyMiddleware(shop, identity=user, **OPTIONS)

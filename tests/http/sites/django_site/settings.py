@@ -33,4 +33,5 @@ IDEMPOTENCY_MIDDLEWARE = {
     "ENGINE": "tests.http.sites.common.idem",
     "MAX_BODY_BYTES": 100_000,
     "REQUIRED": "tests.http.sites.django_site.urls.requires_key",
+    "AUTHORIZE_REPLAY": "tests.http.sites.django_site.urls.authorize_replay",
 }

@@ -11,11 +11,15 @@ from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpRe
 from django.middleware.csrf import get_token
 from django.urls import path
 
-from tests.http.sites.common import chunks, count, idem, wait_for_release
+from tests.http.sites.common import chunks, count, idem, is_allowed, wait_for_release
 
 
 def requires_key(request: HttpRequest) -> bool:
     return request.resolver_match.view_name == "required"
+
+
+def authorize_replay(request: HttpRequest) -> bool:
+    return is_allowed(request.headers["Idempotency-Key"])
 
 
 def order_of(request: HttpRequest) -> str:
@@ -53,6 +57,11 @@ def respond(request: HttpRequest, status: int) -> HttpResponse:
     return HttpResponse(str(count(order_of(request))), status=status)
 
 
+def give_secret(request: HttpRequest) -> HttpResponse:
+    headers = {"Cache-Control": "private, No-Store", "Authorization": "Bearer secret"}
+    return HttpResponse(str(count(order_of(request))), headers=headers)
+
+
 def broken(request: HttpRequest) -> HttpResponse:
     count(order_of(request))
     raise RuntimeError("broken")
@@ -80,6 +89,7 @@ urlpatterns: list[Any] = [
     path("required/payments", pay, name="required"),
     path("slow", slow),
     path("status/<int:status>", respond),
+    path("secret", give_secret),
     path("broken", broken),
     path("echo", echo),
     path("upload", upload),
