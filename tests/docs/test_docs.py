@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from celery.utils.dispatch import Signal
 
 from celery_idempotent import signals
 from celery_idempotent.settings import APP_OPTIONS, OPTIONS, Settings
@@ -128,7 +129,7 @@ def test_every_signal_is_documented_with_its_arguments() -> None:
     actual = {
         name: set(signal.providing_args) - {"task_id", "key", "label"}
         for name, signal in vars(signals).items()
-        if isinstance(signal, signals.Signal)
+        if isinstance(signal, Signal)
     }
     assert documented == actual
 

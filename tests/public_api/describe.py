@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 import click
+from celery.utils.dispatch import Signal
 
 import celery_idempotent
 from celery_idempotent import dashboard, errors, pytest_plugin, settings, signals
@@ -71,7 +72,7 @@ def _lines() -> Iterator[str]:
     yield from settings.APP_OPTIONS
     yield "# Signals"
     for name, signal in sorted(vars(signals).items()):
-        if isinstance(signal, signals.Signal):
+        if isinstance(signal, Signal):
             yield f"{name}({', '.join(sorted(signal.providing_args))})"
     yield "# Command line"
     yield from _commands(idempotency, "celery idempotency")

@@ -224,7 +224,7 @@ OUTAGE = (ERROR, "cannot begin: …")
 ROWS = (
     Row(
         "a call runs", run,
-        ((INFO, "ran; its result is stored"),),
+        (),
         ("begun", "completed"), ("task-succeeded",), ("run", "completed"), "SUCCESS",
     ),
     Row(
@@ -258,7 +258,6 @@ ROWS = (
         (
             (INFO, "is ended (process_lost); its key is free in 0.0 s"),
             (INFO, "takes over from an execution that died"),
-            (INFO, "ran; its result is stored"),
         ),
         ("begun", "taken_over", "completed"),
         ("task-rejected", "task-taken-over", "task-succeeded"),
