@@ -38,7 +38,7 @@ OPTIONS = {
     "unless_running": {"idempotency_until": "finished", "idempotency_on_conflict": "ignore"},
     "published_once": {"idempotency_until": "finished", "idempotency_dedupe_publish": True},
     "collapsed": {"idempotency_until": "started", "idempotency_dedupe_publish": True},
-    "not_collapsed": {"idempotency_until": "started"},
+    "not_collapsed": {"idempotency_until": "started", "idempotency_dedupe_publish": False},
 }
 NOT_PUBLISHED = "no message is published, and the caller gets that task's result"
 
