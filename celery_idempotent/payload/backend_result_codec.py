@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import celery.exceptions
 from celery import Celery
 from celery.result import ResultBase
 from celery.states import EXCEPTION_STATES, PENDING, READY_STATES
-from celery.utils.serialization import get_pickleable_exception
+from celery.utils.serialization import create_exception_cls, get_pickleable_exception
 
-from celery_idempotent.errors import NotReadyError, ResultNotStoredError
-from celery_idempotent.payload.plain_result_codec import error_as_json, set_arguments
+from celery_idempotent.errors import CorruptRecordError, NotReadyError, ResultNotStoredError
+from celery_idempotent.payload.stored_error import (
+    class_of,
+    error_as_json,
+    is_storable,
+    set_arguments,
+)
 
 
 class BackendResultCodec:
@@ -39,7 +45,8 @@ class BackendResultCodec:
         Raises:
             NotReadyError: if the task has not finished.
             ResultNotStoredError: if the backend cannot return the result, or may have deleted it.
-            BaseException: what the task raised.
+            CorruptRecordError: if the backend has an error that no task ends with.
+            Exception: what the task raised.
         """
         result = self._app.AsyncResult(task_id)
         try:
@@ -58,11 +65,20 @@ class BackendResultCodec:
         if state not in READY_STATES:
             raise NotReadyError(task_id)
         if state in EXCEPTION_STATES:
+            if not is_storable(type(value)):
+                raise CorruptRecordError(
+                    f"task {task_id} replaced this one, and the result backend has a "
+                    f"{type(value).__name__} as its error, with which no task ends"
+                )
             raise value
         return value
 
     def restore_error(self, prepared: dict[str, Any]) -> BaseException:
         """Returns the exception that ``AsyncResult.get()`` would raise, with its arguments."""
+        if class_of(prepared) is None:
+            cls = create_exception_cls(prepared["exc_type"], celery.exceptions.__name__)
+            missing: Exception = cls(*prepared["exc_message"])
+            return missing
         error: BaseException = self._app.backend.exception_to_python(prepared)
         if type(error).__qualname__ == prepared["exc_type"]:
             set_arguments(error, prepared["exc_message"])
