@@ -4,12 +4,18 @@ Each line is ``key (label): task id (attempt n) …``. Its record has the attrib
 :func:`fields` returns, which a formatter for JSON includes. Their prefix keeps them apart from the
 attributes that a `LogRecord` factory of the application may set: `logging` raises an error for a
 name that is in use.
+
+Task ids, labels and texts of errors are of foreign origin: none ends its line, or acts upon the
+terminal that shows it.
 """
 
 from __future__ import annotations
 
 import logging
 from typing import Any
+
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.printable import one_line
 
 
 def fields(
@@ -27,9 +33,9 @@ def fields(
         decision: one of `signals.DECISIONS`.
     """
     return {
-        "idempotency_key": key or None,
-        "idempotency_task_id": task_id or None,
-        "idempotency_label": label or None,
+        "idempotency_key": one_line(key) if key else None,
+        "idempotency_task_id": one_line(task_id) if task_id else None,
+        "idempotency_label": one_line(label) if label else None,
         "idempotency_decision": decision or None,
         "idempotency_token": token or None,
         "idempotency_attempt": attempt or None,
@@ -63,14 +69,20 @@ def log_call(
     logger.log(
         level,
         f"%s%s: task %s%s {message}",  # noqa: G004 - message is a template, too
-        key or task,
-        f" ({label})" if label else "",
-        task_id,
+        one_line(key or task),
+        one_line(f" ({label})") if label else "",
+        one_line(task_id),
         f" (attempt {attempt})" if attempt else "",
-        *args,
+        *map(_shown, args),
         extra=fields(
             key, task_id=task_id, label=label, decision=decision, token=token, attempt=attempt
         ),
         exc_info=exc_info,
         stacklevel=3,
     )
+
+
+def _shown(argument: Any) -> Any:
+    if isinstance(argument, IdempotencyError):
+        argument = str(argument)
+    return one_line(argument) if isinstance(argument, str) else argument

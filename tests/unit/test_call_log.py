@@ -13,6 +13,7 @@ from pythonjsonlogger.json import JsonFormatter
 
 import celery_idempotent
 from celery_idempotent.call_log import fields, log_call
+from celery_idempotent.errors import ConflictError
 
 PACKAGE = Path(celery_idempotent.__file__).parent
 _METHODS = {"debug", "info", "warning", "error", "critical", "exception", "log"}
@@ -103,6 +104,28 @@ def test_a_line_names_the_call_and_its_record_has_the_fields() -> None:
         token=1795275949160191,
         attempt=1,
     )
+
+
+def test_text_of_callers_stays_on_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    hostile = "17\n2026-11-22 ERROR forged\x1b[2J\u202e"
+    logger = logging.getLogger("shop.call_log.hostile")
+
+    log_call(
+        logger,
+        logging.WARNING,
+        "met %s: %s",
+        hostile,
+        ConflictError(hostile),
+        key=hostile,
+        task_id=hostile,
+        label=hostile,
+    )
+
+    (record,) = caplog.records
+    assert record.getMessage().isprintable()
+    assert record.getMessage().count("forged") == 5
+    values = [value for name, value in vars(record).items() if name.startswith("idempotency_")]
+    assert all(value.isprintable() for value in values if value)
 
 
 def test_nothing_is_formatted_below_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
