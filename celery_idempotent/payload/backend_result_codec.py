@@ -10,13 +10,14 @@ from celery.result import ResultBase
 from celery.states import EXCEPTION_STATES, PENDING, READY_STATES
 from celery.utils.serialization import create_exception_cls, get_pickleable_exception
 
-from celery_idempotent.errors import CorruptRecordError, NotReadyError, ResultNotStoredError
+from celery_idempotent.errors import NotReadyError, ResultNotStoredError
 from celery_idempotent.payload.stored_error import (
     class_of,
     error_as_json,
     is_storable,
     set_arguments,
 )
+from celery_idempotent.printable import one_line
 
 
 class BackendResultCodec:
@@ -44,31 +45,32 @@ class BackendResultCodec:
 
         Raises:
             NotReadyError: if the task has not finished.
-            ResultNotStoredError: if the backend cannot return the result, or may have deleted it.
-            CorruptRecordError: if the backend has an error that no task ends with.
+            ResultNotStoredError: if the backend cannot return the result, may have deleted it, or
+                has an error that would act upon the worker, such as a WorkerLostError.
             Exception: what the task raised.
         """
         result = self._app.AsyncResult(task_id)
+        task = f"task {one_line(task_id)}"
         try:
             state, value = result.state, result.result
         except Exception as error:
             raise ResultNotStoredError(
-                f"task {task_id} replaced this one, and the result backend cannot return its result"
+                f"{task} replaced this one, and the result backend cannot return its result"
             ) from error
         expires = self._app.backend.expires
         if state == PENDING and expires and seconds > expires:
             # The result has most likely expired: waiting for it would never end.
             raise ResultNotStoredError(
-                f"task {task_id} replaced this one, and the result backend no longer has its "
+                f"{task} replaced this one, and the result backend no longer has its "
                 "result: set result_expires to at least idempotency_result_ttl"
             )
         if state not in READY_STATES:
             raise NotReadyError(task_id)
         if state in EXCEPTION_STATES:
             if not is_storable(type(value)):
-                raise CorruptRecordError(
-                    f"task {task_id} replaced this one, and the result backend has a "
-                    f"{type(value).__name__} as its error, with which no task ends"
+                raise ResultNotStoredError(
+                    f"{task} replaced this one, and has failed with {type(value).__name__}, which "
+                    "is not raised again: it would act upon the worker"
                 )
             raise value
         return value

@@ -19,8 +19,8 @@ class ResultCodec(Protocol):
 
         Raises:
             NotReadyError: if the task has not finished.
-            ResultNotStoredError: if the result no longer exists, or never will.
-            CorruptRecordError: if it is an error that no task ends with.
+            ResultNotStoredError: if the result no longer exists, never will, or is an error that
+                would act upon the worker.
             Exception: what the task raised.
         """
 

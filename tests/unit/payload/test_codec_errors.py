@@ -95,12 +95,12 @@ class TestReplacedTask:
         with pytest.raises(OutOfStockError, match="sku-7"):
             self.delegated(task_id).outcome()
 
-    @pytest.mark.parametrize("error", [WorkerShutdown(3), Ignore(), Terminated("a")])
-    def test_is_corrupt_if_its_error_would_control_a_worker(self, error: BaseException) -> None:
+    @pytest.mark.parametrize("error", [WorkerShutdown(3), Ignore(), WorkerLostError("a")])
+    def test_is_not_raised_if_it_would_control_a_worker(self, error: BaseException) -> None:
         task_id = str(uuid4())
         app.backend.store_result(task_id, error, "FAILURE")
 
-        with pytest.raises(CorruptRecordError, match=type(error).__name__):
+        with pytest.raises(ResultNotStoredError, match=type(error).__name__):
             self.delegated(task_id).outcome()
 
     @pytest.mark.parametrize("body", [b"", bytes(8), bytes(7) + b"\0\5four"])
