@@ -152,9 +152,10 @@ class PayloadCodec:
                 settings.compression,
                 settings.compression_threshold,
             )
+            prepared = serializer.load(payload, _ERROR_CONTENT_TYPES)
         except Exception:
             return Payload("", _ERROR_NOT_SERIALIZABLE)
-        if self._restored_error(serializer.load(payload, _ERROR_CONTENT_TYPES)) is None:
+        if self._restored_error(prepared) is None:
             return Payload("", _ERROR_NOT_RESTORABLE)
         return await self._protect(payload, settings, key, token, ERROR, settings.error_ttl)
 
