@@ -1,4 +1,4 @@
-"""Text from outside that is shown to people: in tables, logs, events and JSON."""
+"""Text of foreign origin that is shown to people: in tables, logs, events and pages."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ MAX_BYTES = 200
 _MARKUP = "<>"
 
 
-def printable(text: str) -> str:
-    r"""Returns `text` on one line, cut to `MAX_BYTES`, without control characters and tags.
+def one_line(text: str) -> str:
+    r"""Returns `text` on one line, without control characters.
 
-    Characters that are not printable, and ``<`` and ``>``, become escapes such as ``\x1b``: a value
-    can neither end its line in a log, nor move the cursor of a terminal, nor change the direction
-    of text. Text that this function has returned is returned as it is.
+    Characters that are not printable become escapes such as ``\x1b``: a value can neither end its
+    line in a log, nor move the cursor of a terminal, nor change the direction of text. Text that
+    this function has returned is returned as it is.
     """
-    text = text[: MAX_BYTES + 1]
-    if not text.isprintable() or any(mark in text for mark in _MARKUP):
-        text = "".join(map(_escaped, text))
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def printable(text: str) -> str:
+    """Returns `text` as :func:`one_line`, cut to `MAX_BYTES`, and without tags."""
+    text = one_line(text[: MAX_BYTES + 1])
+    for mark in _MARKUP:
+        text = text.replace(mark, f"\\x{ord(mark):02x}")
     data = text.encode()
     if len(data) <= MAX_BYTES:
         return text
@@ -26,7 +31,7 @@ def printable(text: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    if character.isprintable() and character not in _MARKUP:
+    if character.isprintable():
         return character
     code = ord(character)
     if code < 0x100:

@@ -53,7 +53,7 @@ class Settings:
     error_ttl: float = 86400.0
     #: Exceptions that end the key and are raised again for duplicates; every other one releases the
     #: key.
-    replay_errors: tuple[type[BaseException], ...] = ()
+    replay_errors: tuple[type[Exception], ...] = ()
     #: What a duplicate does while another execution runs. ``retry``: it comes back after 1 s, then
     #: after twice that, up to one lease. ``wait``: it stays in the worker for up to
     #: ``wait_timeout``, then retries. ``raise``: ConflictError. ``ignore``: it ends. ``reject``: it
@@ -286,7 +286,7 @@ def _text(description: str) -> _Validator:
 
 def _are_errors(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and all(
-        isinstance(item, type) and issubclass(item, BaseException) for item in value
+        isinstance(item, type) and issubclass(item, Exception) for item in value
     )
 
 
@@ -325,7 +325,7 @@ _VALIDATORS: Mapping[str, _Validator] = {
     "lease": _seconds(0.5),
     "result_ttl": _seconds(1),
     "error_ttl": _seconds(1),
-    "replay_errors": (_are_errors, "a tuple of exception classes"),
+    "replay_errors": (_are_errors, "a tuple of subclasses of Exception"),
     "on_conflict": _one_of(*ON_CONFLICT),
     "wait_timeout": _seconds(0),
     "max_attempts": _whole(1, 255),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -15,25 +14,29 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import formatting
+from celery_idempotent.printable import one_line
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class FriendlyCommand(click.Command):
-    """A command that reports the project's errors in one line, without a traceback."""
+    """A command that reports the project's errors in one line, without a traceback.
+
+    An error may quote text of foreign origin, such as a task id.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command.
 
         Raises:
-            ClickException: in place of an IdempotencyError.
+            UsageError, ClickException: also in place of an IdempotencyError.
         """
         try:
             return super().invoke(ctx)
-        except IdempotencyError as error:
-            if isinstance(error, click.ClickException):
-                raise
-            raise click.ClickException(str(error)) from error
+        except click.UsageError as error:
+            raise click.UsageError(one_line(error.format_message()), error.ctx) from error
+        except (click.ClickException, IdempotencyError) as error:
+            raise click.ClickException(one_line(str(error))) from error
 
 
 def idempotent_tasks(app: Celery) -> list[IdempotentTaskLike]:
@@ -112,13 +115,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 
 
 def print_json(document: Any, *, indent: int | None = 2) -> None:
-    """Prints one JSON document, on one line where `indent` is None."""
-    text = json.dumps(document, indent=indent, ensure_ascii=False, default=str)
-    try:
-        text.encode(sys.stdout.encoding)
-    except UnicodeEncodeError:  # a lone surrogate, or a character that the terminal cannot encode
-        text = json.dumps(document, indent=indent, default=str)
-    click.echo(text)
+    """Prints one JSON document in ASCII, on one line where `indent` is None."""
+    click.echo(json.dumps(document, indent=indent, default=str))
 
 
 def parse_arguments(texts: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:

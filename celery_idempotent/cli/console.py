@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from celery_idempotent.printable import one_line
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 #: Piped output is not truncated to a terminal's width.
 PIPED_WIDTH = 1000
@@ -36,6 +39,13 @@ def create(*, stderr: bool = False) -> Console:
     if not console.is_terminal:
         console.width = PIPED_WIDTH
     return console
+
+
+def text(value: str, style: str = "") -> Text:
+    """Returns `value`, which may be of foreign origin, as one line without control characters."""
+    from rich.text import Text
+
+    return Text(one_line(value), style=style)
 
 
 def table(*columns: str) -> Table:

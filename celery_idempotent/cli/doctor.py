@@ -80,19 +80,17 @@ def _read(snapshot: TextIO) -> Mapping[str, key_snapshot.Snapshot]:
 
 def _print(findings: list[Finding], stores: list[str], *, workers_replied: bool) -> None:
     out = console.create()
-    from rich.text import Text
-
     installed = ", ".join(f"{name} {version}" for name, version in versions.installed().items())
-    out.print(Text(f"{installed}; records at {', '.join(stores)}"))
+    out.print(console.text(f"{installed}; records at {', '.join(stores)}"))
     if not workers_replied:
         out.print("No worker replied, so what they have counted is not checked.")
     for finding in findings:
         out.print()
-        severity = Text(f"{finding.severity}  ", style=_STYLES[finding.severity])
-        out.print(severity + Text(f"{finding.subject}: {finding.what}", style="bold"))
+        severity = console.text(f"{finding.severity}  ", style=_STYLES[finding.severity])
+        out.print(severity + console.text(f"{finding.subject}: {finding.what}", style="bold"))
         grid = console.field_grid()
-        grid.add_row("why", Text(finding.why))
-        grid.add_row("fix", Text(finding.setting))
+        grid.add_row("why", console.text(finding.why))
+        grid.add_row("fix", console.text(finding.setting))
         out.print(grid)
     if not findings:
         out.print("No findings.")

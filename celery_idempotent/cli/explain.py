@@ -65,15 +65,13 @@ def explain(
 
 def _print(explained: ExplainedCall) -> None:
     out = console.create()
-    from rich.text import Text
-
     key = explained.explanation.key
     if explained.explanation.arguments:
         table = console.table("ARGUMENT", "CANONICAL FORM", "IN KEY", "IN FINGERPRINT")
         for argument in explained.explanation.arguments:
             form = text_of(argument.canonical_bytes) or "none"
             in_key, in_fingerprint = explained.participation(argument)
-            table.add_row(Text(argument.name), Text(form), in_key, in_fingerprint)
+            table.add_row(console.text(argument.name), console.text(form), in_key, in_fingerprint)
         out.print(table)
     grid = console.field_grid()
     fields = (
@@ -85,6 +83,6 @@ def _print(explained: ExplainedCall) -> None:
         ("in Redis", explained.redis_name),
         ("prediction", explained.prediction.sentence),
     )
-    for label, text in fields:
-        grid.add_row(label, Text(text))
+    for label, value in fields:
+        grid.add_row(label, console.text(value))
     out.print(grid)

@@ -31,6 +31,7 @@ from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.monitoring import forgetting, formatting
 from celery_idempotent.monitoring.forgetting import ABSENT, CHANGED, FORGOTTEN, RUNNING
 from celery_idempotent.monitoring.sql_outcome import SqlOutcome
+from celery_idempotent.printable import one_line
 from celery_idempotent.store.inspection.record_query import record_views
 
 _MESSAGES = {
@@ -88,7 +89,7 @@ def forget(
         targets = [target_of(tasks, view) for page in pages for view in page]
     outcomes = {target.key: target.outcome() for target in targets} if names else {}
     if targets and not yes:
-        click.confirm(_question(targets), abort=True, err=True)
+        click.confirm(one_line(_question(targets)), abort=True, err=True)
     user = _user()
     cases = {
         str(target.key): _forget(target, outcomes.get(target.key), tasks, user=user, force=force)
@@ -136,7 +137,7 @@ def _print(cases: dict[str, str]) -> None:
         click.echo("No matching records.")
     elif len(cases) <= _MAX_LINES:
         for key, case in cases.items():
-            click.echo(f"{key}: {_MESSAGES[case]}")
+            click.echo(one_line(f"{key}: {_MESSAGES[case]}"))
     else:
         numbers = Counter(cases.values())
         for case in (case for case in _MESSAGES if numbers[case]):

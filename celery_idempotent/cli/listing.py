@@ -108,7 +108,6 @@ def _table(
     views: Iterable[RecordView], width: int, labelled: bool, *, show_header: bool = True
 ) -> Table:
     from rich.table import Table
-    from rich.text import Text
 
     columns = [(name, size) for name, size, least in _COLUMNS if width >= least]
     if labelled:
@@ -121,8 +120,11 @@ def _table(
         cells = _cells(view)
         style = console.STATE_STYLES.get(cells["STATE"], "magenta")
         table.add_row(
-            *(Text(cells[name], style=style if name == "STATE" else "") for name, _ in columns),
-            Text(str(view.key)),
+            *(
+                console.text(cells[name], style=style if name == "STATE" else "")
+                for name, _ in columns
+            ),
+            console.text(str(view.key)),
         )
     return table
 

@@ -65,14 +65,12 @@ def _outcome_in_database(target: Target) -> tuple[SqlOutcome | None, str]:
 
 def _print(target: Target) -> None:
     out = console.create()
-    from rich.text import Text
-
     fields = [("key", str(target.key)), ("state", "ABSENT: Redis has no record of this key")]
     if target.view is not None:
         fields = _fields(target.view)
     grid = console.field_grid()
-    for name, text in [*fields, *_database_fields(target)]:
-        grid.add_row(name, Text(text, style=console.STATE_STYLES.get(text, "")))
+    for name, value in [*fields, *_database_fields(target)]:
+        grid.add_row(name, console.text(value, console.STATE_STYLES.get(value, "")))
     out.print(grid)
 
 

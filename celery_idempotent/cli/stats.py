@@ -133,15 +133,13 @@ def _print(
     rows: Mapping[str, tuple[TaskStatistics, Counter[str]]], *, workers_replied: bool
 ) -> None:
     out = console.create()
-    from rich.text import Text
-
     wide = out.width >= _WIDE
     numbers = tuple(f">{name}" for name in _NUMBERS) if wide else ("RECORDS",)
     table = console.table("TASK", *numbers, ">BYTES", ">PER MINUTE", ">PROJECTED", ">HIT RATIO")
     for name, (statistics, counter) in rows.items():
         ratio = hit_ratio(counter)
         table.add_row(
-            Text(name),
+            console.text(name),
             *(_numbers(statistics) if wide else [_number_lines(statistics)]),
             formatting.size(statistics.bytes_total),
             f"{statistics.per_second * 60:,.1f}",
@@ -156,15 +154,13 @@ def _print(
 
 def _print_shadow(counters: Mapping[str, Mapping[str, int]], out: Any) -> None:
     """Shows what would have become of the calls of each task in shadow."""
-    from rich.text import Text
-
     names = signals.SHADOW
     headings = (f">{name.removeprefix('would_').replace('_', ' ').upper()}" for name in names)
     table = console.table("IN SHADOW, WOULD", *headings, ">DOUBLE EXECUTIONS")
     for task, counter in counters.items():
         if any(counter.get(name) for name in names):
             numbers = (f"{counter.get(name, 0):,}" for name in names)
-            table.add_row(Text(task), *numbers, f"{double_executions(counter):,}")
+            table.add_row(console.text(task), *numbers, f"{double_executions(counter):,}")
     if table.row_count:
         out.print(table)
 

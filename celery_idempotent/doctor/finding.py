@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 
+from celery_idempotent.printable import one_line
+
 
 class Severity(IntEnum):
     """How much a finding weakens the guarantees."""
@@ -39,7 +41,7 @@ class Finding:
     @property
     def line(self) -> str:
         """The finding as one line of a log."""
-        return f"{self.subject}: {self.what}; {self.why} (fix: {self.setting})"
+        return one_line(f"{self.subject}: {self.what}; {self.why} (fix: {self.setting})")
 
     def to_json(self) -> dict[str, str]:
         """Returns the finding as a JSON object."""

@@ -3,6 +3,9 @@
 Each line is ``key (label): task id (attempt n) …``. Its record has attributes for structured logs,
 which a formatter for JSON includes. Their prefix keeps them apart from the attributes that a
 `LogRecord` factory of the application may set: `logging` raises an error for a name that is in use.
+
+Task ids, labels and texts of errors are of foreign origin: none ends its line, or acts upon the
+terminal that shows it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.events import table
 from celery_idempotent.events.table import Event, reason_of
+from celery_idempotent.printable import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -89,11 +93,11 @@ def _log(event: Event, call: Reported | About, execution: Any, fields: dict[str,
     logger.log(
         event.level,
         "%s%s: task %s%s " + event.template,  # noqa: G003 - it is a template, too
-        call.key or getattr(call, "task", ""),
-        f" ({call.label})" if call.label else "",
-        call.task_id,
+        one_line(call.key or getattr(call, "task", "")),
+        one_line(f" ({call.label})") if call.label else "",
+        one_line(call.task_id),
         f" (attempt {attempt})" if attempt else "",
-        *(_without_key(call.key, value) for value in event.values(fields)),
+        *(_shown(call.key, value) for value in event.values(fields)),
         extra=log_extra(
             call.key,
             task_id=call.task_id,
@@ -121,21 +125,21 @@ def log_extra(
         decision: one of `DECISIONS`.
     """
     return {
-        "idempotency_key": key or None,
-        "idempotency_task_id": task_id or None,
-        "idempotency_label": label or None,
+        "idempotency_key": one_line(key) if key else None,
+        "idempotency_task_id": one_line(task_id) if task_id else None,
+        "idempotency_label": one_line(label) if label else None,
         "idempotency_decision": decision or None,
         "idempotency_token": token or None,
         "idempotency_attempt": attempt or None,
     }
 
 
-def _without_key(key: str, value: Any) -> Any:
-    """Returns the text of an error, with "the key" for `key`, which begins the line."""
-    if not isinstance(value, BaseException):
-        return value
-    text = str(value) if isinstance(value, IdempotencyError) else repr(value)
-    return text.replace(key, "the key") if key else text
+def _shown(key: str, value: Any) -> Any:
+    """Returns `value` on one line; in an error, "the key" for `key`, which begins the line."""
+    if isinstance(value, BaseException):
+        text = str(value) if isinstance(value, IdempotencyError) else repr(value)
+        value = text.replace(key, "the key") if key else text
+    return one_line(value) if isinstance(value, str) else value
 
 
 def refuse(

@@ -10,6 +10,7 @@ from celery_idempotent.errors import ConflictError, KeyReusedError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.executor.call import ExecutorCall
+from celery_idempotent.printable import one_line
 from celery_idempotent.record.record import Record
 
 #: Seconds before a message is requeued for the first time.
@@ -42,14 +43,16 @@ def policy_for(call: ExecutorCall, record: Record, *, returns: bool = False) -> 
 def reused(record: Record) -> KeyReusedError:
     """The error of a call whose key has a record of other arguments."""
     return KeyReusedError(
-        f"{record.key} belongs to task {record.task_id}, which was called with other arguments"
+        one_line(
+            f"{record.key} belongs to task {record.task_id}, which was called with other arguments"
+        )
     )
 
 
 def held(call: ExecutorCall, record: Record) -> ConflictError:
     """The error of a call whose key another one holds."""
     where = f" on {record.worker}" if record.worker else ", which has not begun yet"
-    return ConflictError(f"{call.key} is held by task {record.task_id}{where}")
+    return ConflictError(one_line(f"{call.key} is held by task {record.task_id}{where}"))
 
 
 def requeue(call: ExecutorCall, unanswered_ids: bytes, reason: BaseException) -> NoReturn:

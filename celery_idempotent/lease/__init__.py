@@ -1,4 +1,4 @@
-"""Leases: the right to run until a deadline, extended by one heartbeat per process and event loop.
+"""Leases: the right to run until a deadline, extended by the heartbeat of a process or event loop.
 
 The record has the deadline, by the server's clock; before it, no other execution begins. The holder
 cannot read that clock. It uses its own (`lease.clock`) and takes the pessimistic view: a lease is
@@ -10,6 +10,7 @@ tokens and refuses a stale outcome.
 If a virtual machine is paused by its host and its clocks stop as well, it trusts an expired lease
 until its next heartbeat. Only the fencing token protects then, in the system downstream.
 
+Each store has a thread or timer of its own, so that one that does not reply delays no other.
 A heartbeat extends every lease after a third of its length, so that two requests may fail before it
 is no longer trusted. It extends the lease of one token, not of whichever execution holds the key.
 """

@@ -1,4 +1,4 @@
-"""The heartbeat of an event loop: a timer, and a task for each request.
+"""The heartbeat of an event loop: a timer for each store, and a task for each request.
 
 A timer does not keep the loop running, so there is nothing to stop after the last lease.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from weakref import WeakKeyDictionary
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
-from celery_idempotent.lease.renewals import Leases, by_store, log_renewal_failure
+from celery_idempotent.lease.renewals import Leases, log_renewal_failure
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.transport.per_loop import PerLoop
 
@@ -22,23 +23,40 @@ class AsyncioHeartbeat:
     """As :class:`Heartbeat`, for the leases of the running event loop."""
 
     def __init__(self) -> None:
+        self._renewers: WeakKeyDictionary[RecordStore, _Renewer] = WeakKeyDictionary()
+
+    def start_renewal(self, lease: Lease[RecordStore]) -> None:
+        """Extends `lease` from now on."""
+        self._renewer(lease.store).start_renewal(lease)
+
+    def stop_renewal(self, lease: Lease[RecordStore]) -> None:
+        """Stops extending it; the reply to a request that is being sent is ignored."""
+        self._renewer(lease.store).leases.held.discard(lease)
+
+    def held(self) -> tuple[Lease[RecordStore], ...]:
+        """The leases of this loop."""
+        return tuple(lease for each in self._renewers.values() for lease in each.leases.held)
+
+    def _renewer(self, store: RecordStore) -> _Renewer:
+        renewer = self._renewers.get(store)
+        if renewer is None:
+            renewer = self._renewers[store] = _Renewer()
+        return renewer
+
+
+class _Renewer:
+    """The leases in one store, its timer and its request."""
+
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._leases: Leases[RecordStore] = Leases()
+        self.leases: Leases[RecordStore] = Leases()
         self._timer: asyncio.TimerHandle | None = None
         self._request: asyncio.Task[None] | None = None
 
     def start_renewal(self, lease: Lease[RecordStore]) -> None:
-        """Extends `lease` from now on."""
-        self._leases.held.add(lease)
+        """See `AsyncioHeartbeat`."""
+        self.leases.held.add(lease)
         self._wake_at(lease.due)
-
-    def stop_renewal(self, lease: Lease[RecordStore]) -> None:
-        """Stops extending it; the reply to a request that is being sent is ignored."""
-        self._leases.held.discard(lease)
-
-    def held(self) -> tuple[Lease[RecordStore], ...]:
-        """The leases of this loop."""
-        return tuple(self._leases.held)
 
     def _wake_at(self, due: float) -> None:
         if self._request is not None:
@@ -52,7 +70,7 @@ class AsyncioHeartbeat:
 
     def _wake(self) -> None:
         self._timer = None
-        due, timeout = self._leases.take_due()
+        due, timeout = self.leases.take_due()
         if due:
             self._request = self._loop.create_task(self._extend(due, timeout))
             self._request.add_done_callback(self._request_done)
@@ -62,22 +80,21 @@ class AsyncioHeartbeat:
     def _request_done(self, request: asyncio.Task[None] | None = None) -> None:
         self._request = None
         if request is not None and not request.cancelled() and (error := request.exception()):
-            # The other leases must still be extended.
+            # The leases must still be extended.
             logger.error(
                 "Unexpected error in the idempotency heartbeat, which continues", exc_info=error
             )
-        if self._leases.held:
-            self._wake_at(self._leases.next_due)
+        if self.leases.held:
+            self._wake_at(self.leases.next_due)
 
     async def _extend(self, due: list[Lease[RecordStore]], timeout: float) -> None:
-        for store, leases in by_store(due).items():
-            sent_at = monotonic()
-            try:
-                replies = await store.extend([lease.extension for lease in leases], timeout)
-            except IdempotencyError as error:
-                log_renewal_failure(leases, error)
-            else:
-                self._leases.apply_replies(leases, replies, sent_at)
+        sent_at = monotonic()
+        try:
+            replies = await due[0].store.extend([lease.extension for lease in due], timeout)
+        except IdempotencyError as error:
+            log_renewal_failure(due, error)
+        else:
+            self.leases.apply_replies(due, replies, sent_at)
 
 
 #: Returns the heartbeat of the running event loop.

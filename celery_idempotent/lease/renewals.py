@@ -1,9 +1,8 @@
-"""The leases of one heartbeat: which are due, and what the replies mean."""
+"""The leases in one store: which are due, and what the replies mean."""
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Generic
 
@@ -72,14 +71,6 @@ class Leases(Generic[StoreT]):
             return  # renewal was stopped meanwhile
         lease.lost = True
         lease.on_lost(raw)
-
-
-def by_store(leases: Iterable[Lease[StoreT]]) -> dict[StoreT, list[Lease[StoreT]]]:
-    """Returns `leases` in groups that one round trip can extend."""
-    groups: dict[StoreT, list[Lease[StoreT]]] = defaultdict(list)
-    for lease in leases:
-        groups[lease.store].append(lease)
-    return groups
 
 
 def log_renewal_failure(due: Sequence[Lease[StoreT]], error: IdempotencyError) -> None:

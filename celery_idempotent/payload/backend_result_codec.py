@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import celery.exceptions
 from celery import Celery
 from celery.result import ResultBase
 from celery.states import EXCEPTION_STATES, PENDING, READY_STATES
-from celery.utils.serialization import get_pickleable_exception
+from celery.utils.serialization import create_exception_cls, get_pickleable_exception
 
 from celery_idempotent.errors import NotReadyError, ResultNotStoredError
-from celery_idempotent.payload.plain_result_codec import error_as_json, set_arguments
+from celery_idempotent.payload.stored_error import (
+    class_of,
+    error_as_json,
+    is_storable,
+    set_arguments,
+)
+from celery_idempotent.printable import one_line
 
 
 class BackendResultCodec:
@@ -38,31 +45,42 @@ class BackendResultCodec:
 
         Raises:
             NotReadyError: if the task has not finished.
-            ResultNotStoredError: if the backend cannot return the result, or may have deleted it.
-            BaseException: what the task raised.
+            ResultNotStoredError: if the backend cannot return the result, may have deleted it, or
+                has an error that would act upon the worker, such as a WorkerLostError.
+            Exception: what the task raised.
         """
         result = self._app.AsyncResult(task_id)
+        task = f"task {one_line(task_id)}"
         try:
             state, value = result.state, result.result
         except Exception as error:
             raise ResultNotStoredError(
-                f"task {task_id} replaced this one, and the result backend cannot return its result"
+                f"{task} replaced this one, and the result backend cannot return its result"
             ) from error
         expires = self._app.backend.expires
         if state == PENDING and expires and seconds > expires:
             # The result has most likely expired: waiting for it would never end.
             raise ResultNotStoredError(
-                f"task {task_id} replaced this one, and the result backend no longer has its "
+                f"{task} replaced this one, and the result backend no longer has its "
                 "result: set result_expires to at least idempotency_result_ttl"
             )
         if state not in READY_STATES:
             raise NotReadyError(task_id)
         if state in EXCEPTION_STATES:
+            if not is_storable(type(value)):
+                raise ResultNotStoredError(
+                    f"{task} replaced this one, and has failed with {type(value).__name__}, which "
+                    "is not raised again: it would act upon the worker"
+                )
             raise value
         return value
 
     def restore_error(self, prepared: dict[str, Any]) -> BaseException:
         """Returns the exception that ``AsyncResult.get()`` would raise, with its arguments."""
+        if class_of(prepared) is None:
+            cls = create_exception_cls(prepared["exc_type"], celery.exceptions.__name__)
+            missing: Exception = cls(*prepared["exc_message"])
+            return missing
         error: BaseException = self._app.backend.exception_to_python(prepared)
         if type(error).__qualname__ == prepared["exc_type"]:
             set_arguments(error, prepared["exc_message"])

@@ -41,6 +41,7 @@ from celery_idempotent.payload.cipher import Cipher
 from celery_idempotent.payload.fields import ERROR, RESULT, step_field, subject
 from celery_idempotent.payload.offload_storage import OffloadStorage
 from celery_idempotent.payload.result_codec import ResultCodec
+from celery_idempotent.payload.stored_error import is_storable
 from celery_idempotent.payload.value_codec import ValueCodec
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.payload import OFFLOADED, Payload
@@ -49,9 +50,12 @@ from celery_idempotent.settings import Settings
 
 #: Errors are always JSON: every process can read it, and reading it never executes code.
 _ERROR_SERIALIZER = "json"
+_ERROR_CONTENT_TYPES = frozenset({serialization.registry.name_to_type[_ERROR_SERIALIZER]})
 
 NOT_STORED = b"idempotency_store_result is off"
 _ERROR_NOT_SERIALIZABLE = b"it cannot be serialized as JSON"
+_ERROR_NOT_RESTORABLE = b"it cannot be restored from its arguments"
+_ERROR_NOT_STORABLE = b"it ends a worker, or controls Celery"
 #: Format of a result that another task will return.
 DELEGATED = "=task"
 #: … and that task ignores its result.
@@ -139,14 +143,19 @@ class PayloadCodec:
         self, error: BaseException, settings: Settings, *, key: str, token: int
     ) -> Payload:
         """Encodes the type, module and arguments of `error`; as :meth:`encode_result`."""
+        if not is_storable(type(error)):
+            return Payload("", _ERROR_NOT_STORABLE)
         try:
             payload = serializer.dump(
                 self._result_codec.prepare_error(error),
                 _ERROR_SERIALIZER,
                 settings.compression,
             )
+            prepared = serializer.load(payload, _ERROR_CONTENT_TYPES)
         except Exception:
             return Payload("", _ERROR_NOT_SERIALIZABLE)
+        if self._restored_error(prepared) is None:
+            return Payload("", _ERROR_NOT_RESTORABLE)
         return await self._protect(payload, settings, key, token, ERROR, settings.error_ttl)
 
     async def _protect(
@@ -250,13 +259,9 @@ class PayloadCodec:
     def _decode_error(self, record: Record) -> BaseException:
         payload = Payload(record.format, record.body)
         if payload.has_value:
-            accept = {serialization.registry.name_to_type[_ERROR_SERIALIZER]}
-            prepared = self._decode(payload, record.key, ERROR, accept)
-            try:
-                error = self._result_codec.restore_error(prepared)
-            except Exception:
-                error = None
-            if not isinstance(error, BaseException):
+            prepared = self._decode(payload, record.key, ERROR, _ERROR_CONTENT_TYPES)
+            error = self._restored_error(prepared)
+            if error is None:
                 raise CorruptRecordError(
                     f"the error of {record.key} cannot be read; forget the key to start afresh"
                 )
@@ -267,6 +272,14 @@ class PayloadCodec:
                 "without an outcome; forget the key to let it run again"
             )
         return not_stored(payload, record.key, ERROR)
+
+    def _restored_error(self, prepared: Any) -> BaseException | None:
+        """Returns a stored error; None if it cannot be restored, or is not one that is stored."""
+        try:
+            error = self._result_codec.restore_error(prepared)
+        except Exception:
+            return None
+        return error if is_storable(type(error)) else None
 
     def _decode(self, payload: Payload, key: str, field: str, accept: Collection[str]) -> Any:
         if not payload.has_value:

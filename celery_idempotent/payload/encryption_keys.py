@@ -21,7 +21,7 @@ def check(options: Settings) -> None:
         SettingsError: if a key is invalid. The message never quotes a key.
     """
     if isinstance(options.encryption_keys, tuple):
-        Cipher(options.encryption_keys)
+        Cipher(options.encryption_keys, options.key_prefix)
 
 
 def cipher(options: Settings) -> Cipher | None:
@@ -31,7 +31,7 @@ def cipher(options: Settings) -> Cipher | None:
         SettingsError: if the keys cannot be read, or are invalid. The message never quotes a key.
     """
     keys = options.encryption_keys
-    return None if keys is None else Cipher(_read(keys))
+    return None if keys is None else Cipher(_read(keys), options.key_prefix)
 
 
 def _read(source: Any) -> tuple[str | bytes, ...]:

@@ -16,6 +16,7 @@ from celery_idempotent.events.report import log_extra
 from celery_idempotent.key.canonical import digest
 from celery_idempotent.payload.fields import RESULT, subject
 from celery_idempotent.payload.offload_storage import OffloadStorage
+from celery_idempotent.printable import one_line
 from celery_idempotent.record.payload import OFFLOADED, Payload
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ def put(
     except Exception:
         logger.exception(
             "idempotency_offload_backend could not store the %s %s",
-            field,
+            one_line(field),
             name,
             extra=log_extra(key, token=token),
         )
@@ -79,7 +80,7 @@ def delete(storage: OffloadStorage, payloads: Iterable[tuple[Payload, str]], key
             logger.warning(
                 "%s: its %s could not be deleted from idempotency_offload_backend: %s",
                 key,
-                field,
+                one_line(field),
                 type(error).__name__,
                 extra=log_extra(key),
             )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from typing import Any
 
-from celery.utils.serialization import create_exception_cls, ensure_serializable
-from kombu.utils.json import dumps
+from celery.utils.serialization import create_exception_cls
 
 from celery_idempotent.errors import NotReadyError
+from celery_idempotent.payload.stored_error import class_of, error_as_json, set_arguments
 
 
 class PlainResultCodec:
@@ -28,21 +26,11 @@ class PlainResultCodec:
         raise NotReadyError(task_id)
 
     def restore_error(self, prepared: dict[str, Any]) -> BaseException:
-        """Returns the exception, or one of the same name if its class is not loaded.
-
-        Imports no module, and calls only exception classes: a client that can write to Redis must
-        not be able to choose what is executed.
-        """
-        module, name = prepared["exc_module"], prepared["exc_type"]
-        try:
-            cls: Any = sys.modules[module]
-            for attribute in name.split("."):
-                cls = getattr(cls, attribute)
-        except (KeyError, AttributeError):
-            cls = create_exception_cls(name, module)
-        if not (isinstance(cls, type) and issubclass(cls, BaseException)):
-            raise TypeError(f"{module}.{name} is not an exception")
+        """Returns the exception, or one of the same name if its class is not loaded."""
         arguments = prepared["exc_message"]
+        cls = class_of(prepared)
+        if cls is None:
+            cls = create_exception_cls(prepared["exc_type"], prepared["exc_module"])
         error: BaseException
         try:
             error = cls(*arguments)
@@ -51,22 +39,3 @@ class PlainResultCodec:
             error = cls.__new__(cls)
         set_arguments(error, arguments)
         return error
-
-
-def error_as_json(error: BaseException) -> dict[str, Any]:
-    """Returns type, module and arguments; arguments that are not JSON become their repr."""
-    cls = type(error)
-    return {
-        "exc_type": cls.__qualname__,
-        "exc_message": ensure_serializable(error.args, dumps),
-        "exc_module": cls.__module__,
-    }
-
-
-def set_arguments(error: BaseException, arguments: Sequence[Any]) -> None:
-    """Gives a restored `error` the arguments that it was stored with.
-
-    A constructor may build a message from its arguments: called again with that message, it would
-    build a longer one each time the error is stored and restored.
-    """
-    BaseException.__init__(error, *arguments)

@@ -19,9 +19,14 @@ class ResultCodec(Protocol):
 
         Raises:
             NotReadyError: if the task has not finished.
-            ResultNotStoredError: if the result no longer exists, or never will.
-            BaseException: what the task raised.
+            ResultNotStoredError: if the result no longer exists, never will, or is an error that
+                would act upon the worker.
+            Exception: what the task raised.
         """
 
     def restore_error(self, prepared: dict[str, Any]) -> BaseException:
-        """Returns the exception that ``AsyncResult.get()`` would raise."""
+        """Returns the exception that ``AsyncResult.get()`` would raise.
+
+        Raises:
+            Exception: of any kind, if `prepared` is no stored error.
+        """

@@ -171,7 +171,9 @@ class RecordStore:
     ) -> list[Reply | IdempotencyError]:
         """Extends all `leases` in one round trip, with a reply for each.
 
-        The commands take twice `timeout` seconds at most; the next heartbeat sends them again.
+        The commands take twice `timeout` seconds at most; the next heartbeat sends them again. The
+        breaker does not hold them back: it may be open although Redis is back, and a lease that is
+        not extended expires. The reply closes it.
 
         Raises:
             StoreUnavailableError: if Redis does not reply.

@@ -23,6 +23,7 @@ from celery_idempotent.executor.call import Delegate, Disposition, Fail, Release
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.executor.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
+from celery_idempotent.payload.stored_error import is_storable
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
@@ -202,7 +203,7 @@ class TaskCall:
                 raise error from backend_error
             if state == SUCCESS:
                 return value
-            if state == FAILURE and isinstance(value, Exception):
+            if state == FAILURE and is_storable(type(value)):
                 raise value
         raise error
 

@@ -17,6 +17,7 @@ from celery.worker.state import revoked as revoked_tasks
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, report
 from celery_idempotent.key.key import Key
+from celery_idempotent.printable import one_line
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
@@ -93,7 +94,7 @@ class IdempotentRequest(Request):
             logger.warning(
                 "Cannot read the record of task %s, which is expired or revoked: it is discarded, "
                 "even if a copy of it is running: %s",
-                self.id,
+                one_line(self.id),
                 error,
                 extra=log_extra(None, task_id=self.id),
             )
@@ -108,7 +109,7 @@ class IdempotentRequest(Request):
         except Exception as error:
             logger.warning(
                 "Cannot delete the reservation of task %s, which is discarded; it will expire: %s",
-                self.id,
+                one_line(self.id),
                 error,
                 extra=log_extra(None, task_id=self.id),
             )
@@ -226,7 +227,7 @@ class IdempotentRequest(Request):
             # The lease expires by itself, and the message has to be redelivered in any case.
             logger.warning(
                 "Cannot end the lease of task %s, whose worker process died; it will expire: %s",
-                self.id,
+                one_line(self.id),
                 error,
                 extra=log_extra(None, task_id=self.id),
             )
@@ -243,7 +244,7 @@ class IdempotentRequest(Request):
         except Exception as error:
             logger.warning(
                 "A redelivery of task %s may send its errbacks again: %s",
-                self.id,
+                one_line(self.id),
                 error,
                 extra=log_extra(None, task_id=self.id),
             )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from celery.states import READY_STATES, REVOKED
 
 from celery_idempotent.events.report import log_extra
+from celery_idempotent.printable import one_line
 from celery_idempotent.record.record import Record, State
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def is_stale(task: IdempotentTask, record: Record, *, for_retry: bool = False) -
     except Exception as error:
         logger.debug(
             "Cannot read the state of task %s: %s",
-            record.task_id,
+            one_line(record.task_id),
             error,
             extra=log_extra(record.key, task_id=record.task_id),
         )

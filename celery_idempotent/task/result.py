@@ -15,6 +15,7 @@ from celery_idempotent.configuration import app_tasks
 from celery_idempotent.errors import NotReadyError, ResultNotStoredError, StoreUnavailableError
 from celery_idempotent.events.report import log_extra
 from celery_idempotent.key.key import Key
+from celery_idempotent.printable import one_line
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
 from celery_idempotent.store.inspection.scan import key_of
@@ -92,7 +93,9 @@ def _key_of_extended_result(result: AsyncResult) -> Key | None:
         key: Key = result.app.tasks[result.name].idempotency_key_of(*result.args, **result.kwargs)
         return key
     except Exception as error:
-        logger.debug("%s: the result backend does not have its arguments: %r", result.id, error)
+        logger.debug(
+            "%s: the result backend does not have its arguments: %r", one_line(result.id), error
+        )
         return None
 
 
@@ -170,7 +173,7 @@ class RecordResult(AsyncResult):
         except StoreUnavailableError as error:
             logger.warning(
                 "%s: no result in the backend, and no reply from Redis: %s",
-                self.id,
+                one_line(self.id),
                 error,
                 extra=log_extra(self.key, task_id=self.id),
             )

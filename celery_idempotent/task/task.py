@@ -76,7 +76,7 @@ class IdempotentTask(BackendResultTask):
     idempotency_lease: float | None = None
     idempotency_result_ttl: float | None = None
     idempotency_error_ttl: float | None = None
-    idempotency_replay_errors: tuple[type[BaseException], ...] | None = None
+    idempotency_replay_errors: tuple[type[Exception], ...] | None = None
     idempotency_on_conflict: str | None = None
     idempotency_wait_timeout: float | None = None
     idempotency_max_attempts: int | None = None

@@ -159,6 +159,25 @@ def test_forgetting_the_record_recovers_from_a_lost_key(encrypting: Make, keyrin
         task.delay("fails")
 
 
+def test_a_record_copied_from_another_prefix_is_rejected(
+    encrypting: Make, server: RedisServer
+) -> None:
+    task = encrypting(with_step, key_prefix="staging")
+    task.delay("1")
+    key = task.idempotency_key_of("1")
+    client = server.client()
+    copied = client.get(f"staging:{key}")
+    assert isinstance(copied, bytes)
+    client.set(f"idem:{key}", copied, px=60_000)
+    assert task.delay("1").get() == {"card": SECRET}
+
+    type(task).idempotency_key_prefix = "idem"
+    deploy(task)
+
+    with pytest.raises(DecryptionError):
+        task.delay("1")
+
+
 def test_a_record_copied_to_another_key_is_rejected(encrypting: Make, server: RedisServer) -> None:
     task = encrypting(with_step)
     for order in ("mine", "theirs"):

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.testing.server import RedisServer
+from tests.functions.cancellation import eventually_async
 from tests.functions.conftest import LEASE
-from tests.waiting import eventually
+from tests.waiting import POLL_INTERVAL, eventually
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 CALLERS = 50
@@ -162,6 +164,33 @@ class TestHeartbeat:
         lost = asyncio.Event()
         # A second renewal may be sent before the test ends.
         assert set(run(renew())) == {20}
+
+    def test_frozen_servers_do_not_delay_the_renewal_of_another(
+        self, idem: Idempotency, run: Run, key: str
+    ) -> None:
+        async def hold(others: list[RedisServer]) -> None:
+            engines = [Idempotency(other.url, lease=LEASE) for other in others]
+            async with idem.execution(key) as execution:
+                for engine in engines:
+                    store = engine.async_executor.store
+                    extension = Extension(engine.key_of(key), 1, int(LEASE * 1000), 1000)
+                    lease = Lease(store, extension, time.monotonic(), lambda raw: None)
+                    asyncio_heartbeat().start_renewal(lease)
+                for other in others:
+                    other.pause()
+                began_at = time.monotonic()
+                while time.monotonic() < began_at + 2 * LEASE:
+                    execution.check()
+                    await asyncio.sleep(POLL_INTERVAL)
+            for lease in asyncio_heartbeat().held():
+                asyncio_heartbeat().stop_renewal(lease)
+            await eventually_async(lambda: len(asyncio.all_tasks()) == 1, "no request is left")
+            for engine in engines:
+                await engine.aclose()
+
+        with ExitStack() as stack:
+            # As many as would use up the lease, if one request followed the other.
+            run(hold([stack.enter_context(RedisServer.start(config={})) for _ in range(6)]))
 
 
 def test_the_key_of_a_killed_process_is_taken_over(

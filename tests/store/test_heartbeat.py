@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.key.key import Key
+from celery_idempotent.lease import heartbeat
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.heartbeat import Heartbeat
 from celery_idempotent.lease.lease import Lease
@@ -21,7 +22,7 @@ from celery_idempotent.testing.server import RedisServer
 from tests.faults.proxy import Proxy
 from tests.store import deployments
 from tests.store.record_harness import HOLD_MS, RETENTION_MS, SECOND, RecordHarness, calls, store_at
-from tests.waiting import eventually
+from tests.waiting import SOON, eventually
 
 #: The other files test the scripts on every kind of server.
 pytestmark = pytest.mark.parametrize(
@@ -146,7 +147,8 @@ def test_a_short_lease_is_not_kept_waiting_by_a_long_one(
 ) -> None:
     long, short = (Holder(harness, key, ms) for key, ms in zip(keys(2), (60_000, 300), strict=True))
     heart.start_renewal(long.lease)
-    eventually(lambda: heart._wakes_at == long.lease.due)  # the thread sleeps for twenty seconds
+    # The thread sleeps for twenty seconds.
+    eventually(lambda: heart.renewer(harness.store).wakes_at == long.lease.due)
 
     heart.start_renewal(short.lease)
 
@@ -302,6 +304,22 @@ def test_the_thread_starts_with_the_first_lease(harness: RecordHarness) -> None:
     )
     for holder in holders:
         heart.stop_renewal(holder.lease)
+
+
+def test_the_thread_ends_when_there_has_been_no_lease_for_a_while(
+    harness: RecordHarness, heart: Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "IDLE_SECONDS", 0.01)
+    for key in keys(2):
+        holder = Holder(harness, key)
+        heart.start_renewal(holder.lease)
+        thread = heart.renewer(harness.store).thread
+        assert thread is not None
+        await_later_deadline(harness, key, than=holder.begun.at_ms + LEASE_MS)
+        heart.stop_renewal(holder.lease)
+
+        thread.join(SOON)
+        assert not thread.is_alive()
 
 
 def test_an_unexpected_error_does_not_end_the_others(

@@ -92,9 +92,9 @@ def test_a_thread_that_died_is_replaced(
     heart = Heartbeat()
     first, second = (Holder(harness, key) for key in keys(2))
     with monkeypatch.context() as patch:
-        patch.setattr(heart, "_extend", lambda *_: (_ for _ in ()).throw(SystemExit))
+        patch.setattr(RecordStore, "extend", lambda *_: (_ for _ in ()).throw(SystemExit))
         heart.start_renewal(first.lease)
-        thread = heart._thread
+        thread = heart.renewer(harness.store).thread
         assert thread is not None
         eventually(lambda: not thread.is_alive())
     assert not caplog.records

@@ -12,6 +12,7 @@ import pytest
 from pythonjsonlogger.json import JsonFormatter
 
 import celery_idempotent
+from celery_idempotent.errors import ConflictError
 from celery_idempotent.events import report as module
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, report
@@ -105,6 +106,19 @@ def test_a_line_names_the_call_and_its_record_has_the_fields(lines: io.StringIO)
         token=1795275949160191,
         attempt=1,
     )
+
+
+def test_text_of_callers_stays_on_its_line(lines: io.StringIO) -> None:
+    hostile = "17\n2026-11-22 ERROR forged\x1b[2J\u202e"
+    event = Event(logging.WARNING, "met {text}: {error}")
+
+    about = About(None, hostile, hostile, hostile, hostile)
+    report(event, about, text=hostile, error=ConflictError(f"another {hostile}"))
+
+    line = json.loads(lines.getvalue())
+    assert line["message"].isprintable()
+    assert line["message"].count("forged") == 4  # "the key" stands for one
+    assert all(isinstance(value, str) is False or value.isprintable() for value in line.values())
 
 
 def test_nothing_is_formatted_below_the_level(lines: io.StringIO) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_idempotent.printable import MAX_BYTES, printable
+from celery_idempotent.printable import MAX_BYTES, one_line, printable
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,20 @@ def test_any_text_fits_on_one_line_and_is_stable(text: str) -> None:
     assert shown.isprintable()
     assert not set("<>") & set(shown)
     assert printable(shown) == shown
+
+
+@given(st.text(st.characters(), max_size=300))
+def test_one_line_keeps_all_that_is_printable(text: str) -> None:
+    shown = one_line(text)
+
+    assert shown.isprintable()
+    assert one_line(shown) == shown
+    assert shown == text or not text.isprintable()
+
+
+@pytest.mark.parametrize(
+    "mark",
+    "\x00\n\r\x1b\x7f\x85\x9b\u061c\u200b\u200d\u200e\u200f\u2028\u2029\u202a\u202e\u2066\u2069\ufeff",
+)
+def test_controls_and_marks_of_direction_become_escapes(mark: str) -> None:
+    assert one_line(f"a{mark}b") in (f"a\\x{ord(mark):02x}b", f"a\\u{ord(mark):04x}b")

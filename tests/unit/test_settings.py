@@ -26,8 +26,8 @@ TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
     (
         "replay_errors",
         (),
-        [(), (ValueError,), [KeyError, SystemExit]],
-        [ValueError, (ValueError, "KeyError"), "ValueError", (1,), None, (int,)],
+        [(), (ValueError,), [KeyError, OSError]],
+        [ValueError, (ValueError, "KeyError"), "ValueError", (1,), None, (int,), (SystemExit,)],
     ),
     ("on_conflict", "retry", ["retry", "wait", "raise", "ignore", "reject"], ["Retry", "", None]),
     ("wait_timeout", 10.0, [0, 0.1, 10, YEAR], [-0.1, "10", None, True]),
@@ -133,7 +133,7 @@ def test_the_error_says_what_would_be_valid() -> None:
             "queue",
             "one of 'retry', 'wait', 'raise', 'ignore', 'reject', not 'queue'",
         ),
-        ("replay_errors", "ValueError", "a tuple of exception classes, not 'ValueError'"),
+        ("replay_errors", "ValueError", "a tuple of subclasses of Exception, not 'ValueError'"),
         ("enabled", None, "True or False, not None"),
     ]:
         with pytest.raises(SettingsError) as caught:

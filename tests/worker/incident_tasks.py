@@ -19,12 +19,13 @@ def kill_process(self: Any, order: str) -> None:
 
 def kill_heartbeat(self: Any, order: str) -> int:
     """Ends the heartbeat's thread, as a defect in it would; returns the id of the process."""
-    thread = heartbeat._thread
+    renewer = heartbeat.renewer(self.idempotency_configuration.executor.store)
+    thread = renewer.thread
     assert thread is not None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
     )
-    heartbeat._wake.put(None)  # the error is raised once the thread runs
+    renewer._wake.put(None)  # the error is raised once the thread runs
     eventually(lambda: not thread.is_alive(), "the heartbeat's thread has ended")
     return os.getpid()
 

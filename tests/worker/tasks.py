@@ -6,6 +6,7 @@ execution is recorded in the ledger.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 from uuid import uuid4
 
@@ -46,6 +47,9 @@ forgetful = task_of(handle, "forgetful", idempotency_store_result=False)
 thrifty = task_of(handle, "thrifty", idempotency_max_result_size=10)
 unguarded = task_of(handle, "unguarded", idempotency_on_store_error="run")
 strict = task_of(handle, "strict", idempotency_on_store_error="raise")
+#: Each with a store of its own; a worker's environment names them.
+for _number, _url in enumerate(os.environ.get("SHOP_OTHER_STORES", "").split()):
+    task_of(handle, f"elsewhere_{_number}", idempotency_redis_url=_url, idempotency_lease=2.0)
 
 
 class UnsendableTask(IdempotentTask):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -109,6 +110,20 @@ class TestDamagedRecord:
         assert pack.idempotency_forget(order) is True
         assert pack.delay(order).get(timeout=SOON)["receipt"]
         assert len(ledger.runs(order)) == 1
+
+    @pytest.mark.parametrize(
+        "error", ["celery.exceptions.Ignore", "celery.exceptions.WorkerShutdown"]
+    )
+    def test_a_forged_error_controls_no_worker(self, shop: Shop, order: str, error: str) -> None:
+        module, _, name = error.rpartition(".")
+        forged = json.dumps({"exc_type": name, "exc_module": module, "exc_message": []}).encode()
+        record = raw_record(b"F", fingerprint=b"", execution_id=b"", form=b"json", body=forged)
+        put(record)(shop.redis, f"idem:{pack.idempotency_key_of(order)}")
+
+        with pytest.raises(CorruptRecordError, match="cannot be read"):
+            pack.delay(order).get(timeout=SOON)
+
+        shop.wait_until_empty()
 
     def test_is_logged_as_an_error(self, shop: Shop, order: str) -> None:
         damaged(shop, pack, "half a head", order)

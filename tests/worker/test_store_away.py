@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -198,3 +199,36 @@ class TestAtComplete:
         }
         line = f"{run.key}: task {result.id} (attempt 1) ran; its outcome is not stored"
         assert line in shop.workers[0].logs()
+
+
+@pytest.mark.exhaustive
+def test_hung_stores_do_not_cost_another_its_lease(
+    open_shop: Callable[..., Shop], order: str
+) -> None:
+    with ExitStack() as stack:
+        others = [stack.enter_context(RedisServer.start(config={})) for _ in range(6)]
+        shop = stack.enter_context(open_shop())
+        shop.start_worker(
+            *("--pool", "threads", "--queues", "first"),
+            concurrency=len(others) + 1,
+            SHOP_OTHER_STORES=" ".join(other.url for other in others),
+        )
+        shop.ledger.hold(order)
+        for number in range(len(others)):
+            shop.app.send_task(f"shop.elsewhere_{number}", (order,), queue="first")
+        result = short_lease.apply_async((order,), queue="first")
+        shop.ledger.wait_for_run(order, len(others) + 1)
+        for other in others:
+            other.pause()
+        shop.start_worker(concurrency=1)
+        duplicate = short_lease.delay(order)
+
+        def conflicts() -> int:
+            assert len(shop.ledger.runs(order)) == len(others) + 1
+            return len(shop.ledger.signals(duplicate.id, "conflicted"))
+
+        eventually(lambda: conflicts() >= 5, "the duplicate is put back for three leases")
+        for other in others:
+            other.resume()
+        shop.ledger.release(order)
+        assert duplicate.get(timeout=SOON) == result.get(timeout=SOON)

@@ -28,9 +28,10 @@ from tests.unit.payload.encoding import (
 from tests.unit.serializers import SERIALIZERS
 
 OLD, NEW, LOST = (Fernet.generate_key() for _ in range(3))
+PREFIX = "idem"
 SECRET = "4111-1111-1111-1111"
 
-ENCRYPTING = make_codec(cipher=Cipher([NEW]))
+ENCRYPTING = make_codec(cipher=Cipher([NEW], PREFIX))
 
 
 @pytest.mark.parametrize("serializer", SERIALIZERS)
@@ -73,7 +74,7 @@ def test_compression_precedes_encryption() -> None:
 
 def test_offloaded_objects_are_encrypted() -> None:
     storage = MemoryStorage()
-    codec = make_codec(offload_storage=storage, cipher=Cipher([NEW]))
+    codec = make_codec(offload_storage=storage, cipher=Cipher([NEW], PREFIX))
 
     payload = encode(SECRET, max_size=10, codec=codec)
 
@@ -89,15 +90,15 @@ def test_the_maximum_size_applies_to_encrypted_bytes() -> None:
 
 class TestRotation:
     def test_the_first_key_encrypts_and_every_key_decrypts(self) -> None:
-        before = encode(SECRET, codec=make_codec(cipher=Cipher([OLD])))
-        both = make_codec(cipher=Cipher([NEW, OLD]))
+        before = encode(SECRET, codec=make_codec(cipher=Cipher([OLD], PREFIX)))
+        both = make_codec(cipher=Cipher([NEW, OLD], PREFIX))
         after = encode(SECRET, codec=both)
 
         assert decode(before, codec=both) == decode(after, codec=both) == SECRET
         assert decode(after, codec=ENCRYPTING) == SECRET
 
     def test_results_of_a_removed_key_cannot_be_decrypted(self) -> None:
-        before = encode(SECRET, codec=make_codec(cipher=Cipher([OLD])))
+        before = encode(SECRET, codec=make_codec(cipher=Cipher([OLD], PREFIX)))
 
         with pytest.raises(DecryptionError) as caught:
             decode(before, codec=ENCRYPTING)
@@ -148,6 +149,16 @@ class TestTampering:
         with pytest.raises(DecryptionError):
             decode(encode("theirs", key="shop.charge:other", codec=ENCRYPTING), codec=ENCRYPTING)
 
+    def test_the_body_of_another_deployment_is_rejected(self) -> None:
+        staging = make_codec(cipher=Cipher([NEW], "staging"))
+
+        for payload, state in [
+            (encode("theirs", codec=staging), State.COMPLETED),
+            (encode_error(ValueError("theirs"), codec=staging), State.FAILED),
+        ]:
+            with pytest.raises(DecryptionError):
+                decode(payload, codec=ENCRYPTING, state=state)
+
     def test_the_body_of_another_field_is_rejected(self) -> None:
         fields = [RESULT, ERROR, step_field("a"), step_field("b")]
         payloads = {field: encode("x", field=field, codec=ENCRYPTING) for field in fields}
@@ -182,7 +193,7 @@ class TestKeys:
     @pytest.mark.parametrize("key", [b"short", "x" * 44, b"", "ü" * 44, 5, None], ids=repr)
     def test_that_are_invalid_are_rejected_without_being_quoted(self, key: Any) -> None:
         with pytest.raises(SettingsError) as caught:
-            Cipher([NEW, key])
+            Cipher([NEW, key], PREFIX)
 
         assert str(caught.value) == (
             "idempotency_encryption_keys: key 2 of 2 is not a Fernet key; "
@@ -191,19 +202,19 @@ class TestKeys:
         assert caught.value.__suppress_context__
 
     def test_may_be_strings(self) -> None:
-        cipher = Cipher([NEW.decode()])
+        cipher = Cipher([NEW.decode()], PREFIX)
 
-        assert Cipher([NEW]).decrypt(cipher.encrypt(b"x", "k"), "k") == b"x"
+        assert Cipher([NEW], PREFIX).decrypt(cipher.encrypt(b"x", "k"), "k") == b"x"
 
     def test_must_not_be_empty(self) -> None:
         with pytest.raises(SettingsError, match="idempotency_encryption_keys is empty"):
-            Cipher([])
+            Cipher([], PREFIX)
 
     def test_need_the_library_cryptography(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "cryptography.fernet", None)
 
         with pytest.raises(SettingsError) as caught:
-            Cipher([NEW])
+            Cipher([NEW], PREFIX)
         assert str(caught.value) == (
             "idempotency_encryption_keys needs the library cryptography: "
             "pip install celery-idempotent[encryption]"
@@ -211,7 +222,7 @@ class TestKeys:
 
 
 def test_contexts_are_unambiguous() -> None:
-    cipher = Cipher([LOST])
+    cipher = Cipher([LOST], PREFIX)
 
     assert cipher.decrypt(cipher.encrypt(b"x", "a", "bc"), "ab", "c") is None
     assert cipher.decrypt(cipher.encrypt(b"x", "a", ""), "a") is None

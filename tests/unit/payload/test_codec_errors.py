@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
 from dataclasses import replace
 from datetime import datetime, timezone
 from decimal import Decimal
 from threading import Lock
+from types import ModuleType
+from typing import Any
 from uuid import uuid4
 
 import pytest
+from billiard.exceptions import Terminated, WorkerLostError
 from celery import Celery
+from celery.exceptions import (
+    Ignore,
+    Reject,
+    Retry,
+    TaskPredicate,
+    WorkerShutdown,
+    WorkerTerminate,
+)
 from celery.utils.serialization import get_pickleable_exception
 from kombu.serialization import prepare_accept_content
 
@@ -81,6 +95,14 @@ class TestReplacedTask:
         with pytest.raises(OutOfStockError, match="sku-7"):
             self.delegated(task_id).outcome()
 
+    @pytest.mark.parametrize("error", [WorkerShutdown(3), Ignore(), WorkerLostError("a")])
+    def test_is_not_raised_if_it_would_control_a_worker(self, error: BaseException) -> None:
+        task_id = str(uuid4())
+        app.backend.store_result(task_id, error, "FAILURE")
+
+        with pytest.raises(ResultNotStoredError, match=type(error).__name__):
+            self.delegated(task_id).outcome()
+
     @pytest.mark.parametrize("body", [b"", bytes(8), bytes(7) + b"\0\5four"])
     def test_is_corrupt_if_its_body_is_truncated(self, body: bytes) -> None:
         record = replace(record_with(Payload(DELEGATED, body)), decode=make_codec().decode)
@@ -111,6 +133,27 @@ class LockedError(Exception):
         self.lock = Lock()
 
 
+class UnrestorableError(Exception):
+    """Cannot be made from its arguments, nor without any."""
+
+    def __new__(cls, number: int, reason: str) -> UnrestorableError:
+        return super().__new__(cls, f"{reason} {number}")
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(f"{reason} {number}")
+
+
+#: Errors by which code controls Celery, its pool or its process.
+CONTROL_FLOW = [
+    *(SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, BaseException),
+    *(Ignore, Reject, Retry, TaskPredicate, WorkerShutdown, WorkerTerminate),
+    *(Terminated, WorkerLostError, MemoryError),
+]
+both_codecs = pytest.mark.parametrize(
+    "result_codec", [BackendResultCodec(app), PlainResultCodec()], ids=["app", "plain"]
+)
+
+
 class UnprintableError(Exception):
     def __repr__(self) -> str:
         raise RuntimeError("secret")
@@ -127,7 +170,6 @@ class TestErrors:
             ValueError(),
             OutOfStockError("sku-7", Decimal("1.5")),
             UnicodeDecodeError("utf-8", b"\xff", 0, 1, "reason"),
-            SystemExit(3),
             type("MadeHere", (ValueError,), {})("message"),
             ValueError(object),
         ],
@@ -159,9 +201,7 @@ class TestErrors:
         assert type(again) is OutOfStockError
         assert again.args == ("sku-7", 5)
 
-    @pytest.mark.parametrize(
-        "result_codec", [BackendResultCodec(app), PlainResultCodec()], ids=["app", "plain"]
-    )
+    @both_codecs
     def test_keep_their_arguments_however_often_they_are_stored(
         self, result_codec: ResultCodec
     ) -> None:
@@ -211,6 +251,7 @@ class TestErrors:
             b"{}",
             b'"text"',
             b'{"exc_type": "system", "exc_module": "os", "exc_message": ["true"]}',
+            b'{"exc_type": "ValueError", "exc_module": "builtins", "exc_message": "text"}',
             b'{"exc_type": 5, "exc_module": [], "exc_message": {}}',
             b'{"exc_module": "os"}',
         ],
@@ -218,6 +259,55 @@ class TestErrors:
     def test_that_were_tampered_with_are_corrupt(self, body: bytes) -> None:
         with pytest.raises(CorruptRecordError, match="shop.charge:digest"):
             decode(Payload("json", body), state=State.FAILED)
+
+    @both_codecs
+    @pytest.mark.parametrize("cls", CONTROL_FLOW, ids=lambda cls: cls.__name__)
+    def test_that_would_control_a_worker_are_corrupt(
+        self, cls: type[BaseException], result_codec: ResultCodec
+    ) -> None:
+        codec = PayloadCodec(result_codec, prepare_accept_content(["json"]))
+        forged = {"exc_type": cls.__qualname__, "exc_module": cls.__module__, "exc_message": []}
+
+        with pytest.raises(CorruptRecordError, match="shop.charge:digest"):
+            decode(Payload("json", json.dumps(forged).encode()), codec, State.FAILED)
+
+    @both_codecs
+    @pytest.mark.parametrize("cls", CONTROL_FLOW, ids=lambda cls: cls.__name__)
+    def test_that_would_control_a_worker_are_not_stored(
+        self, cls: type[BaseException], result_codec: ResultCodec
+    ) -> None:
+        codec = PayloadCodec(result_codec, prepare_accept_content(["json"]))
+
+        payload = encode_error(cls.__new__(cls), codec=codec)
+
+        error = decode(payload, codec, State.FAILED)
+        assert type(error) is ResultNotStoredError
+        assert str(error).endswith("was not stored: it ends a worker, or controls Celery")
+
+    @both_codecs
+    def test_execute_no_code_of_a_module_as_their_class_is_found(
+        self, result_codec: ResultCodec, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def import_lazily(name: str) -> Any:
+            raise AssertionError(f"{name} was looked up")
+
+        lazy = ModuleType("lazy")
+        lazy.__getattr__ = import_lazily  # type: ignore[method-assign]
+        monkeypatch.setitem(sys.modules, "lazy", lazy)
+        codec = PayloadCodec(result_codec, prepare_accept_content(["json"]))
+        stored = b'{"exc_type": "GoneError", "exc_module": "lazy", "exc_message": ["sku-7"]}'
+
+        error = decode(Payload("json", stored), codec, State.FAILED)
+
+        assert type(error).__name__ == "GoneError"
+        assert error.args == ("sku-7",)
+
+    def test_that_cannot_be_restored_are_not_stored(self) -> None:
+        codec = PayloadCodec(PlainResultCodec(), prepare_accept_content(["json"]))
+        error = decode(encode_error(UnrestorableError("a", 1), codec=codec), codec, State.FAILED)
+
+        assert type(error) is ResultNotStoredError
+        assert str(error).endswith("was not stored: it cannot be restored from its arguments")
 
     @pytest.mark.parametrize(
         "error", [UnprintableError(), ValueError(UnprintableError())], ids=["it", "arg"]

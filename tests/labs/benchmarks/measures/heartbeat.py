@@ -97,9 +97,10 @@ class ManyLeases(Measure):
             lease.renewed(renewed_at)
             heartbeat.start_renewal(lease)
         try:
-            assert heartbeat._thread is not None
-            assert heartbeat._thread.ident is not None
-            yield time.pthread_getcpuclockid(heartbeat._thread.ident)
+            thread = heartbeat.renewer(bench.store).thread
+            assert thread is not None
+            assert thread.ident is not None
+            yield time.pthread_getcpuclockid(thread.ident)
         finally:
             for lease in leases:
                 heartbeat.stop_renewal(lease)
