@@ -23,6 +23,7 @@ class IdempotentTaskLike(Protocol):
 
     name: str
     app: Celery
+    backend: Any
     acks_late: bool
     reject_on_worker_lost: bool
     ignore_result: bool

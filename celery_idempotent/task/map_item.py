@@ -14,6 +14,7 @@ from celery.app.task import Context
 from celery_idempotent.configuration.app_tasks import MAP_TASKS
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.record.record import Record
+from celery_idempotent.task import own_call
 from celery_idempotent.task.call import TaskCall
 
 
@@ -57,7 +58,7 @@ class MapItemCall(TaskCall):
         self.sender.push_request(args=self._args, kwargs=self._kwargs)
         self.sender.request.idempotency_call = self
         try:
-            return self.sender.run(*self._args, **self._kwargs)
+            return own_call.run(self.sender, self.sender.run, self._args, self._kwargs)
         finally:
             self.sender.pop_request()
             _task_stack.pop()

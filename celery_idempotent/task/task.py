@@ -37,6 +37,7 @@ from celery_idempotent.task import (
     handlers,
     map_item,
     message_headers,
+    own_call,
     publish,
     republish,
     shadow_message,
@@ -107,7 +108,9 @@ class IdempotentTask(BackendResultTask):
     idempotency_on_store_unavailable_at_start: str | None = None
     idempotency_label: str | None = None
 
-    _configuration: TaskConfiguration | None = None
+    #: The ``__call__`` of a subclass, and the one that has taken its place: see own_call.py.
+    _own_call: Any = None
+    _wrapped_call: Any = None
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -117,16 +120,23 @@ class IdempotentTask(BackendResultTask):
         if cls.name is not None:
             TaskConfiguration(cls, app)  # only validates: the app may still be configured
         handlers.wrap_handlers(cls)
+        own_call.wrap_call(cls, IdempotentTask)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs a message of a worker through the executor; anything else is a function call."""
+        """Runs a message of a worker through the executor; anything else is a function call.
+
+        A ``__call__`` of a subclass runs inside the execution, and calls the body here.
+        """
+        body = own_call.body_of(self)
+        if body is not None:
+            return body(*args, **kwargs)
         request = self.request_stack.top
         # Celery sets `_protected` when a request has reached its body: a call of the task from
         # inside its body is a plain function call again.
         if request is None or request.called_directly or request._protected:  # noqa: SLF001
             map_request = map_item.current_map_request()
             if map_request is None:
-                return current_call.run_plain(self, partial(super().__call__, *args, **kwargs))
+                return self._run_function(args, kwargs)
             try:
                 item_id = map_item.next_item_id(map_request)
                 return self._execute(map_request, args, kwargs, item_id)
@@ -171,10 +181,15 @@ class IdempotentTask(BackendResultTask):
         """Runs the body without a record."""
         request.idempotency_without_body = False
         if item_id is not None:
-            return current_call.run_plain(self, partial(super().__call__, *args, **kwargs))
+            return self._run_function(args, kwargs)
         current_call.stop_deferring_soft_limit(request)
         self.before_start(request.id, args, kwargs)
-        return current_call.run_plain(self, partial(self.run, *args, **kwargs))
+        return current_call.run_plain(self, partial(own_call.run, self, self.run, args, kwargs))
+
+    def _run_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the task as a plain function, as Celery does."""
+        work = partial(own_call.run, self, super().__call__, args, kwargs)
+        return current_call.run_plain(self, work)
 
     @property
     def idempotency(self) -> Execution:
