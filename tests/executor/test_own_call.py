@@ -1,0 +1,141 @@
+"""A ``__call__`` of the task's class, which runs inside the execution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_idempotent import ConflictError, IdempotentTask
+from celery_idempotent.testing.server import RedisServer
+from tests.executor.deliveries import begin_elsewhere
+from tests.executor.fused import Offer, meta_of, offer
+
+__all__ = ["offer"]  # the fixture
+
+
+class Stubborn(IdempotentTask):
+    """Calls the body again if it fails."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except Exception:
+            return super().__call__(*args, **kwargs)
+
+
+class Counting(Stubborn):
+    """Counts its calls."""
+
+    abstract = True
+    calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        type(self).calls += 1
+        return ["counted", super().__call__(*args, **kwargs)]
+
+
+def describe(self: Any, order: str) -> Any:
+    return [order, self.request.id, self.idempotency.protected]
+
+
+class TestBody:
+    def test_that_is_called_again_is_in_the_same_execution(self, offer: Offer) -> None:
+        runs = []
+
+        def fails_once(self: Any, order: str) -> Any:
+            runs.append([self.request.id, self.idempotency.token])
+            return 1 / (len(runs) - 1)
+
+        deliveries = offer(fails_once, base=Stubborn)
+        message = deliveries.publish("order")
+
+        assert deliveries.deliver(message).state == "success"
+        assert runs == [[message.id, runs[0][1]]] * 2
+
+    def test_that_calls_the_task_makes_a_plain_call_inside_it(self, offer: Offer) -> None:
+        def call_itself(self: Any, order: str) -> Any:
+            here = describe(self, order)
+            return [here, self(order[1:])] if order else here
+
+        deliveries = offer(call_itself, base=Counting)
+        message = deliveries.publish("a")
+
+        deliveries.deliver(message)
+
+        inner = ["counted", ["", message.id, True]]
+        outer = ["counted", [["a", message.id, True], inner]]
+        assert meta_of(deliveries, message.id)["result"] == outer
+
+    def test_of_a_message_without_idempotency(self, offer: Offer) -> None:
+        deliveries = offer(describe, base=Counting)
+        message = deliveries.publish("order", idempotency_key=False)
+
+        deliveries.deliver(message)
+
+        assert meta_of(deliveries, message.id)["result"] == [
+            "counted",
+            ["order", message.id, False],
+        ]
+
+    def test_of_a_subclass_of_a_class_that_is_bound(self, offer: Offer) -> None:
+        deliveries = offer(describe, base=Stubborn)
+        bound = type(deliveries.task)
+
+        class Subclass(bound):  # type: ignore[misc, valid-type]
+            name = "fused.subclass"
+
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                return ["subclass", super().__call__(*args, **kwargs)]
+
+        deliveries.task = deliveries.app.register_task(Subclass())
+        deliveries.app.register_task(deliveries.task)  # which binds it again
+        message = deliveries.publish("order")
+
+        assert deliveries.deliver(message).state == "success"
+        assert meta_of(deliveries, message.id)["result"] == [
+            "subclass",
+            ["order", message.id, True],
+        ]
+
+
+class TestOwnCall:
+    def test_of_a_duplicate_is_not_called(self, offer: Offer) -> None:
+        deliveries = offer(describe, base=Counting)
+        first, duplicate = deliveries.publish("order"), deliveries.publish("order")
+        before = type(deliveries.task).calls
+
+        for message in (first, duplicate):
+            deliveries.deliver(message)
+
+        results = [meta_of(deliveries, message.id)["result"] for message in (first, duplicate)]
+        assert results == [["counted", ["order", first.id, True]]] * 2
+        assert type(deliveries.task).calls == before + 1
+
+    def test_gets_the_items_of_a_map(self, offer: Offer) -> None:
+        deliveries = offer(describe, base=Counting)
+        before = type(deliveries.task).calls
+
+        result = deliveries.task.map(["a", "b", "a"]).apply()
+
+        assert result.get() == [["counted", [order, None, True]] for order in ("a", "b", "a")]
+        assert type(deliveries.task).calls == before + 2
+
+    def test_of_an_eager_call_does_not_catch_a_conflict(
+        self, server: RedisServer, offer: Offer
+    ) -> None:
+        deliveries = offer(
+            describe, base=Counting, options={"idempotency_on_conflict": "raise"},
+            idempotency_redis_url=server.url,
+        )  # fmt: skip
+        begin_elsewhere(deliveries.task, "order")
+
+        with pytest.raises(ConflictError):
+            deliveries.task.apply(("order",)).get()
+
+    def test_of_a_direct_call(self, offer: Offer) -> None:
+        deliveries = offer(describe, base=Counting)
+
+        assert deliveries.task("order") == ["counted", ["order", None, False]]
