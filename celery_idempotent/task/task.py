@@ -134,7 +134,7 @@ class IdempotentTask(BackendResultTask):
         # Celery sets `_protected` when a request has reached its body: a call of the task from
         # inside its body is a plain function call again.
         if request is None or request.called_directly or request._protected:  # noqa: SLF001
-            map_request = map_item.current_map_request()
+            map_request = map_item.current_map_request(self, args)
             if map_request is None:
                 return self._run_function(args, kwargs)
             try:
