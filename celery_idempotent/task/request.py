@@ -11,8 +11,10 @@ from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.platforms import signals
+from celery.utils.functional import maybe_list
 from celery.worker.request import Request
 from celery.worker.state import revoked as revoked_tasks
+from celery.worker.state import revoked_stamps
 
 from celery_idempotent.call_log import fields, log_call
 from celery_idempotent.key.key import Key
@@ -66,11 +68,11 @@ class IdempotentRequest(Request):
     def _has_begun(self) -> bool:
         """Returns whether the message is expired or revoked, and its execution has begun.
 
-        A message whose execution began in time does not expire, even if it dies and runs again. A
-        revoked message does not run again.
+        A message whose execution began in time does not expire, even if it dies and runs again, or
+        is retried. A revoked message does not run again.
         """
         expired = self.expires is not None and not seconds_until(self.expires)
-        revoked = self.id in revoked_tasks
+        revoked = self.id in revoked_tasks or self._has_revoked_stamp()
         if not (expired or revoked):
             return False
         try:
@@ -82,11 +84,18 @@ class IdempotentRequest(Request):
             raw = reply.raw if reply.case == "absent" else reply.raw.partition(b" ")[2]
             if not raw:
                 return False
-            record = configuration.executor.store.record(key, raw)
+            store = configuration.executor.store
+            record = store.record(key, raw)
             if record.task_id == self.id and record.state is State.STARTED:
                 return not revoked or record.at_ms > reply.now_ms
             if record.state.finished:
-                return bool(record.task_id == self.id)
+                if record.task_id == self.id:
+                    return True
+                met = store.reference(self.id)
+                return met is not None and met.replayed
+            generation = generation_of(self._context)
+            if record.task_id == self.id and layout.is_for_retry(raw, after=generation):
+                return not revoked
             return layout.write_task_id(self.id) in steps.ended_task_ids(record.body, record.key)
         except Exception as error:
             logger.warning(
@@ -97,6 +106,15 @@ class IdempotentRequest(Request):
                 extra=fields(None, task_id=self.id),
             )
             return False
+
+    def _has_revoked_stamp(self) -> bool:
+        """Returns whether a stamp of the message was revoked (``revoke_by_stamped_headers``)."""
+        return any(
+            value in maybe_list(revoked_stamps[stamp])
+            for stamp, values in self.stamps.items()
+            if stamp in revoked_stamps
+            for value in maybe_list(values) or ()
+        )
 
     def _delete_reservation(self) -> None:
         try:

@@ -57,17 +57,15 @@ class TestBody:
 
     def test_that_calls_the_task_makes_a_plain_call_inside_it(self, offer: Offer) -> None:
         def call_itself(self: Any, order: str) -> Any:
-            here = describe(self, order)
-            return [here, self(order[1:])] if order else here
+            return [order, self(order[1:])] if order else "end"
 
         deliveries = offer(call_itself, base=Counting)
-        message = deliveries.publish("a")
+        message = deliveries.publish("ab")
 
         deliveries.deliver(message)
 
-        inner = ["counted", ["", message.id, True]]
-        outer = ["counted", [["a", message.id, True], inner]]
-        assert meta_of(deliveries, message.id)["result"] == outer
+        nested = ["counted", ["ab", ["counted", ["b", ["counted", "end"]]]]]
+        assert meta_of(deliveries, message.id)["result"] == nested
 
     def test_of_a_message_without_idempotency(self, offer: Offer) -> None:
         deliveries = offer(describe, base=Counting)
