@@ -106,7 +106,18 @@ class TaskConfiguration:
         return run_sync(self.executor.store.execute(command))
 
 
+def is_built_in(task: type[Task]) -> bool:
+    """Returns whether `task` is one of Celery's own, such as ``celery.chord_unlock``.
+
+    They have an idempotent class, too, if that is the app's ``task_cls``.
+    """
+    return task.__module__.startswith("celery.")
+
+
 def _values_of(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
+    if is_built_in(task):
+        yield "idempotency_enabled", False
+        return
     for option in OPTIONS:
         value = getattr(task, option, None)
         if value is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from signal import SIGKILL
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionWithTraceback
@@ -15,8 +15,10 @@ from celery.utils.functional import maybe_list
 from celery.worker.request import Request
 from celery.worker.state import revoked as revoked_tasks
 from celery.worker.state import revoked_stamps
+from kombu.utils.imports import symbol_by_name
 
 from celery_idempotent.call_log import fields, log_call
+from celery_idempotent.configuration.configuration import ConfigurationError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.record import State
@@ -27,6 +29,9 @@ from celery_idempotent.task.call import acknowledged, generation_of, worker_name
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.republish import CONTENT_TYPE
 from celery_idempotent.task.requeue import seconds_until
+
+if TYPE_CHECKING:
+    from celery_idempotent.task.task import IdempotentTask
 
 #: Seconds that Celery may take to kill a child after `on_timeout`.
 KILL_GRACE = 1.0
@@ -271,6 +276,23 @@ class IdempotentRequest(Request):
                 error,
                 extra=fields(None, task_id=self.id),
             )
+
+
+def request_class(task: IdempotentTask) -> type[IdempotentRequest]:
+    """Returns the class of the messages of `task`: its own ``Request`` inside this package's.
+
+    Raises:
+        ConfigurationError: if its own is not a class of Celery's requests.
+    """
+    own = symbol_by_name(task.Request)
+    if not (isinstance(own, type) and issubclass(own, Request)):
+        raise ConfigurationError(
+            f"{task.name}: its Request, {getattr(own, '__name__', own)}, is not a subclass of "
+            "celery.worker.request.Request: derive it from that class"
+        )
+    if issubclass(own, IdempotentRequest):
+        return own
+    return type(own.__name__, (IdempotentRequest, own), {"__module__": own.__module__})
 
 
 def _reason(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from celery.utils import uuid
 from kombu.exceptions import EncodeError
 
 from celery_idempotent.clock import monotonic
-from celery_idempotent.configuration.configuration import TaskConfiguration
+from celery_idempotent.configuration.configuration import TaskConfiguration, is_built_in
 from celery_idempotent.errors import (
     ConflictError,
     IdempotencyError,
@@ -68,7 +68,7 @@ class IdempotentTask(BackendResultTask):
     throws = (ConflictError, ResultDiscardedError)
 
     #: The message in the worker's main process, which observes how a pool child ends.
-    Request = "celery_idempotent.task.request:IdempotentRequest"
+    Request: Any = "celery_idempotent.task.request:IdempotentRequest"
 
     idempotency_enabled: bool | None = None
     idempotency_shadow: bool | None = None
@@ -111,6 +111,14 @@ class IdempotentTask(BackendResultTask):
     #: The ``__call__`` of a subclass, and the one that has taken its place: see own_call.py.
     _own_call: Any = None
     _wrapped_call: Any = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Lets Celery's own tasks be acknowledged as the app has configured."""
+        super().__init_subclass__(**options)
+        if is_built_in(cls):
+            for name in ("acks_late", "reject_on_worker_lost"):
+                if next(base for base in cls.__mro__ if name in vars(base)) is IdempotentTask:
+                    setattr(cls, name, None)
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -190,6 +198,14 @@ class IdempotentTask(BackendResultTask):
         """Runs the task as a plain function, as Celery does."""
         work = partial(own_call.run, self, super().__call__, args, kwargs)
         return current_call.run_plain(self, work)
+
+    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
+        """Prepares a worker to receive messages of the task, as Celery does."""
+        # Imported here, since programs that only publish do without it.
+        from celery_idempotent.task.request import request_class
+
+        type(self).Request = request_class(self)
+        return super().start_strategy(app, consumer, **options)
 
     @property
     def idempotency(self) -> Execution:
