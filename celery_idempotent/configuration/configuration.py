@@ -111,7 +111,7 @@ def is_built_in(task: type[Task]) -> bool:
 
     They have an idempotent class, too, if that is the app's ``task_cls``.
     """
-    return task.__module__.startswith("celery.")
+    return str(task.__module__).startswith("celery.")  # None in code that is run by exec()
 
 
 def _values_of(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
