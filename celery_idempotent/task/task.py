@@ -325,7 +325,10 @@ class IdempotentTask(BackendResultTask):
                 if in_shadow or isinstance(rejected.reason, EncodeError):
                     raise  # as Celery does; such arguments can never be published
                 if not pause.wait(rejected.reason):
-                    raise Reject(rejected.reason, requeue=True) from None
+                    requeued = Reject(rejected.reason, requeue=True)
+                    if call is not None:
+                        call.ending = requeued
+                    raise requeued from None
             finally:
                 if retry is not None and call is not None and not self.request.is_eager:
                     call.retry_published(retry)
@@ -383,9 +386,11 @@ class IdempotentTask(BackendResultTask):
         )
         try:
             return super().replace(sig)
-        except Ignore:
+        except Ignore as ignore:
             # Celery raises Ignore after it has published the replacement.
             call.replaced_by_canvas(reports_result)
+            if not self.idempotency_configuration.in_shadow:
+                call.ending = ignore
             raise
 
     def idempotency_record(self, *args: Any, **kwargs: Any) -> Record | None:

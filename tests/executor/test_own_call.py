@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent import ConflictError, IdempotentTask
+from celery_idempotent.task import requeue
 from celery_idempotent.testing.server import RedisServer
 from tests.executor.deliveries import begin_elsewhere
 from tests.executor.fused import Offer, meta_of, offer
@@ -24,6 +25,18 @@ class Stubborn(IdempotentTask):
             return super().__call__(*args, **kwargs)
         except Exception:
             return super().__call__(*args, **kwargs)
+
+
+class Catching(IdempotentTask):
+    """Turns every error of what it calls into a value."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except Exception as error:
+            return {"error": repr(error)}
 
 
 class Counting(Stubborn):
@@ -132,6 +145,45 @@ class TestOwnCall:
 
         with pytest.raises(ConflictError):
             deliveries.task.apply(("order",)).get()
+
+    def test_does_not_catch_that_the_task_has_replaced_itself(self, offer: Offer) -> None:
+        def replace(self: Any, order: str) -> Any:
+            if order == "old":
+                self.replace(self.si("new"))
+            return order
+
+        deliveries = offer(replace, base=Catching)
+        message = deliveries.publish("old")
+
+        assert deliveries.deliver(message).state == "ignored"
+        replacement = deliveries.next()
+        assert replacement is not None
+        deliveries.deliver(replacement)
+        duplicate = deliveries.publish("old")
+        deliveries.deliver(duplicate)
+        assert meta_of(deliveries, duplicate.id)["result"] == "new"
+
+    def test_does_not_catch_that_a_retry_cannot_be_published(
+        self, offer: Offer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(requeue, "REQUEUE_PAUSE", 0.01)
+
+        class Unretryable(Catching):
+            abstract = True
+
+            def apply_async(self, *args: Any, **options: Any) -> Any:
+                if options.get("retries"):
+                    raise ConnectionResetError("the broker accepts no retries")
+                return super().apply_async(*args, **options)
+
+        def try_again(self: Any, order: str) -> Any:
+            raise self.retry(countdown=0)
+
+        deliveries = offer(try_again, base=Unretryable)
+        message = deliveries.publish("order")
+
+        assert deliveries.deliver(message).state == "requeued"
+        assert deliveries.task.idempotency_record("order") is None
 
     def test_of_a_direct_call(self, offer: Offer) -> None:
         deliveries = offer(describe, base=Counting)
