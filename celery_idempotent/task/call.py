@@ -97,8 +97,7 @@ class TaskCall:
         self.rescheduled: Release | None = None
         #: Set if the task has replaced itself: another task has its id and its continuation.
         self.replaced: Delegate | None = None
-        #: What `retry` or `replace` has raised to end the message: the body may have caught it.
-        self.ending: Exception | None = None
+        self.ending: BaseException | None = None
         #: Read now, because older versions of Celery empty `request.chain` when they send it.
         self.continues = canvas.has_continuation(request)
         self.execution: Execution | None = None
@@ -131,10 +130,7 @@ class TaskCall:
         self._request.idempotency_call = self
         self._request.idempotency_without_body = False
         self.sender.before_start(self.task_id, self._args, self._kwargs)
-        value = own_call.run(self.sender, self.sender.run, self._args, self._kwargs)
-        if self.ending is not None and not self.rescheduled:
-            raise self.ending
-        return value
+        return own_call.run(self.sender, self.sender.run, self._args, self._kwargs)
 
     def backend_result(self, value: Any) -> BackendResult | None:
         """Returns the result for the record's script to write, where Celery would do no more."""

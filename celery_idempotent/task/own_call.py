@@ -53,8 +53,16 @@ def run(
 ) -> Any:
     """Calls `body`, through the ``__call__`` of the task's class if it has its own."""
     own = type(task)._own_call  # noqa: SLF001
-    if own is None:
-        return body(*args, **kwargs)
+    return _run_own(own, task, body, args, kwargs) if own else body(*args, **kwargs)
+
+
+def _run_own(
+    own: Any,
+    task: IdempotentTask,
+    body: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
     running = _OwnCall(task, task.request_stack.top, body)
     return _run(running, own.__get__(task, type(task)), args, kwargs)
 
