@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from celery import Celery
 
-from celery_idempotent.configuration.configuration import TaskConfiguration
+from celery_idempotent.configuration.configuration import TaskConfiguration, is_built_in
 from celery_idempotent.key.key import Key
 from celery_idempotent.store.record_store import RecordStore
 
@@ -23,6 +23,7 @@ class IdempotentTaskLike(Protocol):
 
     name: str
     app: Celery
+    backend: Any
     acks_late: bool
     reject_on_worker_lost: bool
     ignore_result: bool
@@ -38,9 +39,14 @@ class IdempotentTaskLike(Protocol):
 
 
 def tasks(app: Celery) -> list[IdempotentTaskLike]:
-    """Returns the idempotent tasks by name, also those with ``idempotency_enabled=False``."""
+    """Returns the idempotent tasks by name, also those with ``idempotency_enabled=False``.
+
+    Celery's own tasks are not among them.
+    """
     named: dict[str, IdempotentTaskLike] = {
-        name: task for name, task in app.tasks.items() if hasattr(task, "idempotency_configuration")
+        name: task
+        for name, task in app.tasks.items()
+        if hasattr(task, "idempotency_configuration") and not is_built_in(type(task))
     }
     return [named[name] for name in sorted(named)]
 

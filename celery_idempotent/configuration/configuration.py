@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
-from types import CodeType
 from typing import Any
 
 import click
@@ -65,7 +64,6 @@ class TaskConfiguration:
             options = with_database(options)
             encryption_keys.check(options)
             if options.enabled:
-                _check_call(task)
                 _check_body(task)
             #: Whether every call runs as a plain task, and is only counted.
             self.in_shadow = options.shadow and options.enabled
@@ -108,7 +106,18 @@ class TaskConfiguration:
         return run_sync(self.executor.store.execute(command))
 
 
+def is_built_in(task: type[Task]) -> bool:
+    """Returns whether `task` is one of Celery's own, such as ``celery.chord_unlock``.
+
+    They have an idempotent class, too, if that is the app's ``task_cls``.
+    """
+    return str(task.__module__).startswith("celery.")  # None in code that is run by exec()
+
+
 def _values_of(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
+    if is_built_in(task):
+        yield "idempotency_enabled", False
+        return
     for option in OPTIONS:
         value = getattr(task, option, None)
         if value is None:
@@ -203,29 +212,6 @@ def accepted_content_types(app: Celery) -> frozenset[str]:
     if accept is None:
         accept = app.conf.accept_content
     return frozenset(prepare_accept_content(accept))
-
-
-def _check_call(task: type[Task]) -> None:
-    """Rejects a ``__call__`` that calls ``self.run``: the task would run without protection."""
-    for cls in task.__mro__:
-        if "idempotency_configuration" in vars(cls):
-            return
-        call = vars(cls).get("__call__")
-        code = getattr(inspect.unwrap(call), "__code__", None) if call else None
-        names = set(_names_in(code))
-        if "run" in names and "__call__" not in names:
-            raise SettingsError(
-                f"{task.name}: {cls.__name__}.__call__ calls self.run, which skips idempotency: "
-                "call super().__call__ instead"
-            )
-
-
-def _names_in(code: Any) -> Iterator[str]:
-    """Yields the names that `code` and the functions in it use; nothing if it is not code."""
-    if isinstance(code, CodeType):
-        yield from code.co_names
-        for constant in code.co_consts:
-            yield from _names_in(constant)
 
 
 def _check_body(task: type[Task]) -> None:

@@ -47,9 +47,9 @@ def _obstacle(task: type[Task], app: Celery, settings: Settings, store: RecordSt
         return "its result is not kept (ignore_result)"
     if settings.wait_replicas:
         return "outcomes wait for replicas or the disk"
-    if changed := task._replaced_by_class:  # noqa: SLF001
-        return f"its class has a {changed} of its own"
-    backend = app.backend
+    if task._replaces_backend:  # noqa: SLF001
+        return "its class has a backend of its own"
+    backend = app.tasks[task.name].backend
     kind = f"{type(backend).__module__}.{type(backend).__qualname__}"
     if kind != _BACKEND:
         return f"the result backend is not Celery's RedisBackend, but {type(backend).__qualname__}"

@@ -121,7 +121,7 @@ def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[F
 
 def _gives_up_results(task: IdempotentTaskLike) -> bool:
     """Returns whether Celery could repeat writing a result, but does not."""
-    backend = task.app.backend
+    backend = task.backend
     can_repeat = type(backend).exception_safe_to_retry is not Backend.exception_safe_to_retry
     return can_repeat and not (backend.always_retry or task.ignore_result)
 

@@ -75,6 +75,8 @@ class ExecutorCall(Protocol):
     soft_limit: SoftLimit | None
     #: Set by the body: it has scheduled the call again, so its value is not the outcome.
     rescheduled: Release | None
+    #: Set by the body: what it has raised to end its message, even if it has caught that.
+    ending: BaseException | None
 
     @property
     def wait_ms(self) -> int:

@@ -64,6 +64,8 @@ async def _settle(active: ActiveExecution, outcome: Outcome) -> Outcome:
     if isinstance(outcome, Result):
         if call.rescheduled:
             return await _release(active, outcome, call.rescheduled)
+        if call.ending is not None:
+            return await _settle(active, Failure(call.ending))
         return await _complete(active, outcome.value)
     error = outcome.error
     if isinstance(error, LeaseLostError) and not active.lease.trusted:

@@ -55,6 +55,7 @@ class DirectCall:
     #: None, because a soft time limit applies to the task that makes the call.
     soft_limit: SoftLimit | None = None
     rescheduled: Release | None = None
+    ending: BaseException | None = None
     dropped_continuation = False
     required_generation = 0
 

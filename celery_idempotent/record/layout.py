@@ -154,13 +154,17 @@ def is_absent(raw: bytes) -> bool:
     return raw[:1] == b"E"
 
 
-def is_for_retry(raw: bytes) -> bool:
-    """Returns whether the key is reserved for a retry, and not for a message that was published."""
+def is_for_retry(raw: bytes, after: int = -1) -> bool:
+    """Returns whether the key is reserved for a retry, and not for a message that was published.
+
+    Args:
+        after: the generation of a message that the retry has to follow.
+    """
     try:
         owner = _unpack(raw)[7]
     except IndexError:
         return False
-    return raw[:1] == b"R" and owner.isdigit()
+    return raw[:1] == b"R" and owner.isdigit() and int(owner) > after
 
 
 def is_abandoned(raw: bytes, token: int, worker: str) -> bool:

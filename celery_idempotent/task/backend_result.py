@@ -11,7 +11,7 @@ real backend, which finds the result and leaves it as it is.
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
 from celery.app.task import Context
@@ -20,26 +20,25 @@ from kombu.utils.encoding import bytes_to_str
 
 from celery_idempotent.store.commands import BackendResult
 
+if TYPE_CHECKING:
+    from celery_idempotent.configuration.configuration import TaskConfiguration
+
 
 class BackendResultTask(Task):
     """A task whose result may have been written before Celery's tracer does."""
 
     abstract = True
 
-    #: A method or property that a subclass replaces, so that its result is written by Celery alone.
-    _replaced_by_class = ""
+    #: Whether a subclass replaces `backend`, so that its result is written by Celery alone.
+    _replaces_backend = False
+    _configuration: TaskConfiguration | None = None
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
-        """Notes what the class replaces, before instrumentations wrap its methods."""
+        """Notes whether the class replaces `backend`."""
         super().on_bound(app)
-        base = next(c for c in cls.__mro__ if "idempotency_configuration" in vars(c))
-        replaced = (
-            name
-            for name in ("__call__", "backend")
-            if inspect.getattr_static(cls, name) is not inspect.getattr_static(base, name)
-        )
-        cls._replaced_by_class = next(replaced, "")
+        own = inspect.getattr_static(cls, "backend")
+        cls._replaces_backend = own is not vars(BackendResultTask)["backend"]
 
     @property
     def backend(self) -> Any:
@@ -54,6 +53,7 @@ class BackendResultTask(Task):
     @backend.setter
     def backend(self, backend: Any) -> None:
         Task.backend.fset(self, backend)
+        type(self)._configuration = None  # noqa: SLF001 - it depends on the backend
 
 
 class _WrittenBackend:

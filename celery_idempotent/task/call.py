@@ -28,7 +28,14 @@ from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.commands import BackendResult
-from celery_idempotent.task import canvas, celery_log, current_call, message_headers, republish
+from celery_idempotent.task import (
+    canvas,
+    celery_log,
+    current_call,
+    message_headers,
+    own_call,
+    republish,
+)
 from celery_idempotent.task.backend_result import encode_result
 from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.requeue import RequeuePause, hold_for, longest_wait, seconds_until
@@ -90,6 +97,7 @@ class TaskCall:
         self.rescheduled: Release | None = None
         #: Set if the task has replaced itself: another task has its id and its continuation.
         self.replaced: Delegate | None = None
+        self.ending: BaseException | None = None
         #: Read now, because older versions of Celery empty `request.chain` when they send it.
         self.continues = canvas.has_continuation(request)
         self.execution: Execution | None = None
@@ -122,7 +130,7 @@ class TaskCall:
         self._request.idempotency_call = self
         self._request.idempotency_without_body = False
         self.sender.before_start(self.task_id, self._args, self._kwargs)
-        return self.sender.run(*self._args, **self._kwargs)
+        return own_call.run(self.sender, self.sender.run, self._args, self._kwargs)
 
     def backend_result(self, value: Any) -> BackendResult | None:
         """Returns the result for the record's script to write, where Celery would do no more."""

@@ -6,24 +6,41 @@ once for each item. Only these plain calls become executions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from celery import Task
 from celery._state import _task_stack
 from celery.app.task import Context
 
 from celery_idempotent.configuration.app_tasks import MAP_TASKS
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.record.record import Record
+from celery_idempotent.task import own_call
 from celery_idempotent.task.call import TaskCall
 
 
-def current_map_request() -> Context | None:
-    """Returns the request of the ``map`` or ``starmap`` message that runs in this thread."""
-    task = _task_stack.top
-    if task is None or task.name not in MAP_TASKS:
+def current_map_request(task: Task, args: tuple[Any, ...]) -> Context | None:
+    """Returns the request of the ``map`` or ``starmap`` message whose next item this call is.
+
+    None for any other call: Celery also calls errbacks and handlers of the message as functions.
+    """
+    current = _task_stack.top
+    if current is None or current.name not in MAP_TASKS:
         return None
-    request: Context = task.request
-    return request
+    request: Context = current.request
+    mapped, items = _arguments(*request.args, **request.kwargs)
+    try:
+        item = items[getattr(request, "idempotency_items", 0)]
+        is_next = mapped == task.name and MAP_TASKS[current.name](item) == args
+    except (IndexError, TypeError):  # there is no item left, or it is no tuple of arguments
+        return None
+    return request if is_next else None
+
+
+def _arguments(task: Mapping[str, Any] | str, it: Sequence[Any]) -> tuple[str, Sequence[Any]]:
+    """Returns the name of the mapped task and the items, however they are passed."""
+    return task if isinstance(task, str) else task["task"], it
 
 
 def next_item_id(request: Context) -> str:
@@ -57,7 +74,7 @@ class MapItemCall(TaskCall):
         self.sender.push_request(args=self._args, kwargs=self._kwargs)
         self.sender.request.idempotency_call = self
         try:
-            return self.sender.run(*self._args, **self._kwargs)
+            return own_call.run(self.sender, self.sender.run, self._args, self._kwargs)
         finally:
             self.sender.pop_request()
             _task_stack.pop()

@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from signal import SIGKILL
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.platforms import signals
+from celery.utils.functional import maybe_list
 from celery.worker.request import Request
 from celery.worker.state import revoked as revoked_tasks
+from celery.worker.state import revoked_stamps
+from kombu.utils.imports import symbol_by_name
 
+from celery_idempotent.configuration.configuration import ConfigurationError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, report
 from celery_idempotent.key.key import Key
@@ -27,6 +31,9 @@ from celery_idempotent.task.call import acknowledged, generation_of, worker_name
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.republish import CONTENT_TYPE
 from celery_idempotent.task.requeue import seconds_until
+
+if TYPE_CHECKING:
+    from celery_idempotent.task.task import IdempotentTask
 
 #: Seconds that Celery may take to kill a child after `on_timeout`.
 KILL_GRACE = 1.0
@@ -68,11 +75,11 @@ class IdempotentRequest(Request):
     def _has_begun(self) -> bool:
         """Returns whether the message is expired or revoked, and its execution has begun.
 
-        A message whose execution began in time does not expire, even if it dies and runs again. A
-        revoked message does not run again.
+        A message whose execution began in time does not expire, even if it dies and runs again, or
+        is retried. A revoked message does not run again.
         """
         expired = self.expires is not None and not seconds_until(self.expires)
-        revoked = self.id in revoked_tasks
+        revoked = self.id in revoked_tasks or self._has_revoked_stamp()
         if not (expired or revoked):
             return False
         try:
@@ -84,11 +91,18 @@ class IdempotentRequest(Request):
             raw = reply.raw if reply.case == "absent" else reply.raw.partition(b" ")[2]
             if not raw:
                 return False
-            record = configuration.executor.store.record(key, raw)
+            store = configuration.executor.store
+            record = store.record(key, raw)
             if record.task_id == self.id and record.state is State.STARTED:
                 return not revoked or record.at_ms > reply.now_ms
             if record.state.finished:
-                return bool(record.task_id == self.id)
+                if record.task_id == self.id:
+                    return True
+                met = store.reference(self.id)
+                return met is not None and met.replayed
+            generation = generation_of(self._context)
+            if record.task_id == self.id and layout.is_for_retry(raw, after=generation):
+                return not revoked
             return layout.write_task_id(self.id) in steps.ended_task_ids(record.body, record.key)
         except Exception as error:
             logger.warning(
@@ -99,6 +113,15 @@ class IdempotentRequest(Request):
                 extra=log_extra(None, task_id=self.id),
             )
             return False
+
+    def _has_revoked_stamp(self) -> bool:
+        """Returns whether a stamp of the message was revoked (``revoke_by_stamped_headers``)."""
+        return any(
+            value in maybe_list(revoked_stamps[stamp])
+            for stamp, values in self.stamps.items()
+            if stamp in revoked_stamps
+            for value in maybe_list(values) or ()
+        )
 
     def _delete_reservation(self) -> None:
         try:
@@ -248,6 +271,23 @@ class IdempotentRequest(Request):
                 error,
                 extra=log_extra(None, task_id=self.id),
             )
+
+
+def request_class(task: IdempotentTask) -> type[IdempotentRequest]:
+    """Returns the class of the messages of `task`: its own ``Request`` inside this package's.
+
+    Raises:
+        ConfigurationError: if its own is not a class of Celery's requests.
+    """
+    own = symbol_by_name(task.Request)
+    if not (isinstance(own, type) and issubclass(own, Request)):
+        raise ConfigurationError(
+            f"{task.name}: its Request, {getattr(own, '__name__', own)}, is not a subclass of "
+            "celery.worker.request.Request: derive it from that class"
+        )
+    if issubclass(own, IdempotentRequest):
+        return own
+    return type(own.__name__, (IdempotentRequest, own), {"__module__": own.__module__})
 
 
 def _reason(error: BaseException) -> str:

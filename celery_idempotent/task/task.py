@@ -15,7 +15,7 @@ from celery.utils import uuid
 from kombu.exceptions import EncodeError
 
 from celery_idempotent.clock import monotonic
-from celery_idempotent.configuration.configuration import TaskConfiguration
+from celery_idempotent.configuration.configuration import TaskConfiguration, is_built_in
 from celery_idempotent.errors import (
     ConflictError,
     IdempotencyError,
@@ -37,6 +37,7 @@ from celery_idempotent.task import (
     handlers,
     map_item,
     message_headers,
+    own_call,
     publish,
     republish,
     shadow_message,
@@ -67,7 +68,7 @@ class IdempotentTask(BackendResultTask):
     throws = (ConflictError, ResultDiscardedError)
 
     #: The message in the worker's main process, which observes how a pool child ends.
-    Request = "celery_idempotent.task.request:IdempotentRequest"
+    Request: Any = "celery_idempotent.task.request:IdempotentRequest"
 
     idempotency_enabled: bool | None = None
     idempotency_shadow: bool | None = None
@@ -99,7 +100,17 @@ class IdempotentTask(BackendResultTask):
     idempotency_wait_replicas: int | None = None
     idempotency_label: str | None = None
 
-    _configuration: TaskConfiguration | None = None
+    #: The ``__call__`` of a subclass, and the one that has taken its place: see own_call.py.
+    _own_call: Any = None
+    _wrapped_call: Any = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Lets Celery's own tasks be acknowledged as the app has configured."""
+        super().__init_subclass__(**options)
+        if is_built_in(cls):
+            for name in ("acks_late", "reject_on_worker_lost"):
+                if next(base for base in cls.__mro__ if name in vars(base)) is IdempotentTask:
+                    setattr(cls, name, None)
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -109,16 +120,23 @@ class IdempotentTask(BackendResultTask):
         if cls.name is not None:
             TaskConfiguration(cls, app)  # only validates: the app may still be configured
         handlers.wrap_handlers(cls)
+        own_call.wrap_call(cls, IdempotentTask)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs a message of a worker through the executor; anything else is a function call."""
+        """Runs a message of a worker through the executor; anything else is a function call.
+
+        A ``__call__`` of a subclass runs inside the execution, and calls the body here.
+        """
+        body = own_call.body_of(self)
+        if body is not None:
+            return body(*args, **kwargs)
         request = self.request_stack.top
         # Celery sets `_protected` when a request has reached its body: a call of the task from
         # inside its body is a plain function call again.
         if request is None or request.called_directly or request._protected:  # noqa: SLF001
-            map_request = map_item.current_map_request()
+            map_request = map_item.current_map_request(self, args)
             if map_request is None:
-                return current_call.run_plain(self, partial(super().__call__, *args, **kwargs))
+                return self._run_function(args, kwargs)
             try:
                 item_id = map_item.next_item_id(map_request)
                 return self._execute(map_request, args, kwargs, item_id)
@@ -163,10 +181,23 @@ class IdempotentTask(BackendResultTask):
         """Runs the body without a record."""
         request.idempotency_without_body = False
         if item_id is not None:
-            return current_call.run_plain(self, partial(super().__call__, *args, **kwargs))
+            return self._run_function(args, kwargs)
         current_call.stop_deferring_soft_limit(request)
         self.before_start(request.id, args, kwargs)
-        return current_call.run_plain(self, partial(self.run, *args, **kwargs))
+        return current_call.run_plain(self, partial(own_call.run, self, self.run, args, kwargs))
+
+    def _run_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the task as a plain function, as Celery does."""
+        work = partial(own_call.run, self, super().__call__, args, kwargs)
+        return current_call.run_plain(self, work)
+
+    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
+        """Prepares a worker to receive messages of the task, as Celery does."""
+        # Imported here, since programs that only publish do without it.
+        from celery_idempotent.task.request import request_class
+
+        type(self).Request = request_class(self)
+        return super().start_strategy(app, consumer, **options)
 
     @property
     def idempotency(self) -> Execution:
@@ -286,7 +317,10 @@ class IdempotentTask(BackendResultTask):
                 if in_shadow or isinstance(rejected.reason, EncodeError):
                     raise  # as Celery does; such arguments can never be published
                 if not pause.wait(rejected.reason):
-                    raise Reject(rejected.reason, requeue=True) from None
+                    requeued = Reject(rejected.reason, requeue=True)
+                    if call is not None:
+                        call.ending = requeued
+                    raise requeued from None
             finally:
                 if retry is not None and call is not None and not self.request.is_eager:
                     call.retry_published(retry)
@@ -344,9 +378,11 @@ class IdempotentTask(BackendResultTask):
         )
         try:
             return super().replace(sig)
-        except Ignore:
+        except Ignore as ignore:
             # Celery raises Ignore after it has published the replacement.
             call.replaced_by_canvas(reports_result)
+            if not self.idempotency_configuration.in_shadow:
+                call.ending = ignore
             raise
 
     def idempotency_record(self, *args: Any, **kwargs: Any) -> Record | None:

@@ -52,7 +52,6 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"result_backend": f"{__name__}:OwnBackend+{{url}}0", "idempotency_redis_url": "{url}0"},
         "OwnBackend",
     ),
-    "own call": ({"base": OwnCall}, "__call__"),
     "ignored": ({"options": {"ignore_result": True}}, "ignore_result"),
     "shadow": ({"idempotency_shadow": True}, "idempotency_shadow"),
     "replicas": ({"idempotency_wait_replicas": 1}, "replicas"),
@@ -90,13 +89,28 @@ class TestWhereItIsOff:
 
         assert sent_by(server, deliveries) == BY_CELERY
 
-    def test_its_own_call_returns_the_result(self, offer: Offer) -> None:
-        deliveries = offer(base=OwnCall)
+    def test_with_a_backend_of_the_task(self, server: RedisServer, offer: Offer) -> None:
+        deliveries = offer()
+        task = deliveries.task
+        deliveries.deliver(deliveries.publish("in the app's"))
+        task.backend = backend = RedisBackend(f"{server.url.rpartition('/')[0]}/1", app=task.app)
         message = deliveries.publish("order")
 
         deliveries.deliver(message)
 
-        assert meta_of(deliveries, message.id)["result"] == {"value": {"receipt": "order"}}
+        assert backend.get_task_meta(message.id)["result"] == {"receipt": "order"}
+        assert deliveries.app.backend.get(backend.get_key_for_task(message.id)) is None
+        backend.result_consumer.stop()
+        backend.client.close()
+
+    def test_an_own_call_does_not_turn_it_off(self, server: RedisServer, offer: Offer) -> None:
+        deliveries = offer(base=OwnCall)
+        message = deliveries.publish("first")
+
+        deliveries.deliver(message)
+
+        assert meta_of(deliveries, message.id)["result"] == {"value": {"receipt": "first"}}
+        assert sent_by(server, deliveries) == FUSED
 
     def test_a_wrapper_of_an_instrumentation_does_not_turn_it_off(
         self, server: RedisServer, offer: Offer

@@ -8,7 +8,7 @@ import signal
 from typing import Any
 from uuid import uuid4
 
-from celery import chain, group, shared_task
+from celery import chain, current_app, group, shared_task
 
 from celery_idempotent import IdempotentTask
 from tests.worker.failing_tasks import OutOfStockError, flaky
@@ -45,6 +45,12 @@ def hand_over_silently(self: Any, order: str) -> None:
     """Replaces itself by a task whose result is ignored."""
     with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
         self.replace(silent.s(f"replacement of {order}"))
+
+
+@shared_task(base=IdempotentTask, name="shop.note_failure")
+def note_failure(request: Any, error: Any, traceback: Any) -> None:
+    """Notes an error; Celery calls an errback that is not bound as a function."""
+    Ledger.of(current_app).note(error.args[0], f"{type(error).__name__} of {request.task}")
 
 
 def go_on(self: Any, order: str, stage: int = 0, stages: int = 2) -> int:

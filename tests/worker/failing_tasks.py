@@ -117,13 +117,17 @@ def poll_late(self: Any, order: str, countdown: float, times: int, lost: bool = 
         raise self.retry(countdown=countdown)
 
 
-@shared_task(bind=True, base=IdempotentTask, name="shop.try_later")
-def try_later(self: Any, order: str, countdown: float) -> str:
-    """Retries once."""
+def try_again(self: Any, order: str, countdown: float, expires: float | None = None) -> str:
+    """Retries once; the retry expires after `expires` seconds, or when its message does."""
     with Ledger.of(self.app).run(order, self.request.id, self.idempotency):
         if self.request.retries == 0:
-            raise self.retry(countdown=countdown)
+            raise self.retry(countdown=countdown, **({"expires": expires} if expires else {}))
         return uuid4().hex
+
+
+try_later = task_of(try_again, "try_later")
+try_later_in_turn = task_of(try_again, "try_later_in_turn", idempotency_until="finished")
+try_later_in_a_burst = task_of(try_again, "try_later_in_a_burst", idempotency_until="started")
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.try_at")

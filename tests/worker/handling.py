@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery import Task, shared_task
+from celery.worker.request import Request
 
 from celery_idempotent import IdempotentTask
 from tests.worker.failing_tasks import OutOfStockError
@@ -103,6 +104,15 @@ def _task(name: str, base: Any, **options: Any) -> Any:
     return shared_task(_work, bind=True, base=base, name=f"shop.{name}", **options)
 
 
+class NotingRequest(Request):
+    """A message in the worker's main process, which notes how its pool process ends."""
+
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        """Notes the call."""
+        _note(self, "request failed", self.id, self.args, self.kwargs)
+        return super().on_failure(exc_info, *args, **kwargs)
+
+
 in_plain_celery = _task("in_plain_celery", PlainTask)
 with_handlers = _task("with_handlers", TaskWithHandlers)
 with_mixin = _task("with_mixin", MixedTask)
@@ -110,4 +120,8 @@ with_options = _task("with_options", IdempotentTask, **OPTIONS)
 final = _task("final_with_handlers", MixedTask, idempotency_replay_errors=(OutOfStockError,))
 refusing = _task("refusing", MixedTask, idempotency_on_conflict="raise")
 switched_off = _task("switched_off", MixedTask, idempotency_enabled=False)
+with_request = _task("with_request", IdempotentTask, Request=NotingRequest)
+with_request_path = _task(
+    "with_request_path", IdempotentTask, Request=f"{__name__}:{NotingRequest.__name__}"
+)
 limited = _task("limited_with_handlers", MixedTask, time_limit=1.0)

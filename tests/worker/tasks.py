@@ -65,6 +65,36 @@ class UnsendableTask(IdempotentTask):
 unsendable = shared_task(handle, bind=True, base=UnsendableTask, name="shop.unsendable")
 
 
+class CatchingTask(IdempotentTask):
+    """Turns every error of what it calls into a value."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the body returns, or its error."""
+        try:
+            return {"value": super().__call__(*args, **kwargs)}
+        except Exception as error:
+            return {"error": repr(error)}
+
+
+class RunningTask(IdempotentTask):
+    """Calls the body itself, as in Flask's documentation."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the body returns, or its error."""
+        try:
+            return {"value": self.run(*args, **kwargs)}
+        except Exception as error:
+            return {"error": repr(error)}
+
+
+catching = shared_task(handle, bind=True, base=CatchingTask, name="shop.catching")
+running = shared_task(handle, bind=True, base=RunningTask, name="shop.running")
+
+
 @shared_task(bind=True, base=IdempotentTask, name="shop.give", idempotency_key="{order}")
 def give(self: Any, order: str, value: Any) -> Any:
     """Returns `value`."""

@@ -12,8 +12,8 @@ import pytest
 from celery import chain, chord, group
 
 from tests.waiting import SOON, eventually
-from tests.worker.canvas_tasks import follow_up, report
-from tests.worker.failing_tasks import OutOfStockError, final
+from tests.worker.canvas_tasks import follow_up, note_failure, report
+from tests.worker.failing_tasks import OutOfStockError, final, flaky
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import pack
@@ -127,4 +127,22 @@ def test_errbacks_of_both_callers_run(ledger: Ledger, order: str) -> None:
 def test_each_item_of_a_map_is_idempotent(ledger: Ledger, order: str, items: Any) -> None:
     items(order).delay().get(timeout=SOON)
 
+    assert len(ledger.runs(order)) == 1
+
+
+@pytest.mark.parametrize(
+    ("items", "name"),
+    [
+        (lambda order: flaky.map([order, order]), "celery.map"),
+        (lambda order: flaky.starmap([(order,), (order,)]), "celery.starmap"),
+    ],
+    ids=["map", "starmap"],
+)
+def test_errback_of_a_map_is_no_item(ledger: Ledger, order: str, items: Any, name: str) -> None:
+    result = items(order).apply_async(link_error=note_failure.s())
+
+    with pytest.raises(OutOfStockError):
+        result.get(timeout=SOON)
+    eventually(lambda: ledger.notes(order), "the errback has run")
+    assert ledger.notes(order) == [f"OutOfStockError of {name}"]
     assert len(ledger.runs(order)) == 1

@@ -6,20 +6,29 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import celery
 import pytest
 from celery import chord
+from celery.result import AsyncResult
 
 from celery_idempotent import State
 from celery_idempotent.record import turn
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import report
-from tests.worker.failing_tasks import OutOfStockError, flaky, try_later
+from tests.worker.failing_tasks import (
+    OutOfStockError,
+    final,
+    flaky,
+    try_later,
+    try_later_in_a_burst,
+    try_later_in_turn,
+)
 from tests.worker.harness import FAST_REDELIVERY, KILLED_WORKERS, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import pack
-from tests.worker.wishes import collapsed
+from tests.worker.wishes import collapsed, in_turn
 
 pytestmark = pytest.mark.worker
 
@@ -34,6 +43,117 @@ def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
         for _ in range(2):
             shop.start_worker(concurrency=2)
         yield shop
+
+
+def publish(shop: Shop, task: Any, *args: Any, **options: Any) -> tuple[AsyncResult, bytes]:
+    """Publishes a message; returns also its bytes, which a redelivery repeats."""
+    result = task.apply_async(args, queue="kept", **options)
+    message = eventually(lambda: shop.redis.lpop("kept"), "the message is published")
+    message = message.replace(b'"routing_key": "kept"', b'"routing_key": "celery"')
+    shop.redis.lpush("celery", message)
+    return result, message
+
+
+def wait_for_expiry(seconds: float) -> None:
+    """Waits until what was published before this call has expired."""
+    expiry = time.time() + seconds
+    eventually(lambda: time.time() > expiry, "it has expired")
+
+
+@pytest.mark.core
+class TestCopyOfAMessageThatIsRetried:
+    """The copy has another expiry than the retry."""
+
+    @pytest.mark.parametrize(
+        "task",
+        [
+            try_later,
+            pytest.param(try_later_in_turn, marks=pytest.mark.exhaustive),
+            pytest.param(try_later_in_a_burst, marks=pytest.mark.exhaustive),
+        ],
+        ids=["expired", "finished", "started"],
+    )
+    def test_that_expires_leaves_the_retry_alone(
+        self, shop: Shop, ledger: Ledger, order: str, task: Any
+    ) -> None:
+        result, message = publish(shop, task, order, 6.0, 60.0, expires=EXPIRES)
+        ledger.wait_for_signal(result.id, "released")
+        wait_for_expiry(EXPIRES)
+
+        shop.redis.lpush("celery", message)
+
+        ledger.wait_for_signal(result.id, "conflicted")
+        assert result.state == "RETRY"
+        assert result.get(timeout=SOON)
+        shop.wait_until_empty()
+        assert shop.app.AsyncResult(result.id).state == "SUCCESS"
+        assert [run.end for run in ledger.runs(order)] == ["Retry", "returned"]
+
+    def test_that_is_revoked_ends_the_retry(self, shop: Shop, ledger: Ledger, order: str) -> None:
+        """The operator has revoked both: they have one task id."""
+        result, message = publish(shop, try_later, order, 2.0)
+        ledger.wait_for_signal(result.id, "released")
+        result.revoke(wait=True, timeout=1)
+
+        shop.redis.lpush("celery", message)
+
+        eventually(lambda: result.state == "REVOKED", "it is revoked")
+        shop.wait_until_empty()
+        assert try_later.idempotency_record(order, 2.0) is None
+        assert [run.end for run in ledger.runs(order)] == ["Retry"]
+
+
+@pytest.mark.core
+class TestCopyOfAMessageThatHasEnded:
+    @pytest.mark.parametrize("task", [pack, in_turn, collapsed], ids=lambda task: task.name)
+    def test_that_expires_leaves_the_result_alone(
+        self, shop: Shop, ledger: Ledger, order: str, task: Any
+    ) -> None:
+        result, message = publish(shop, task, order, expires=EXPIRES)
+        receipt = result.get(timeout=SOON)
+        wait_for_expiry(EXPIRES)
+
+        shop.redis.lpush("celery", message)
+
+        ledger.wait_for_signal(result.id, "replayed")
+        shop.wait_until_empty()
+        assert shop.app.AsyncResult(result.id).get(timeout=SOON) == receipt
+
+    def test_that_was_a_duplicate_leaves_its_error_alone(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        final.delay(order).get(timeout=SOON, propagate=False)
+        result, message = publish(shop, final, order, expires=EXPIRES)
+        result.get(timeout=SOON, propagate=False)
+        wait_for_expiry(EXPIRES)
+
+        shop.redis.lpush("celery", message)
+
+        ledger.wait_for_signal(result.id, "replayed", number=2)
+        shop.wait_until_empty()
+        assert shop.app.AsyncResult(result.id).state == "FAILURE"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("others", [[], ["another"]], ids=["one value", "several"])
+def test_revoked_stamp_does_not_change_the_state_of_a_running_message(
+    shop: Shop, ledger: Ledger, order: str, others: list[str]
+) -> None:
+    ledger.hold(order)
+    stamp = [*others, order] if others else order
+    result, message = publish(shop, pack, order, stamped_headers=["stamp"], stamp=stamp)
+    ledger.wait_for_run(order)
+    shop.app.control.revoke_by_stamped_headers({"stamp": [order]}, reply=True, timeout=1)
+
+    shop.redis.lpush("celery", message)
+
+    ledger.wait_for_signal(result.id, "conflicted")
+    assert result.state == "PENDING"
+    ledger.release(order)
+    assert result.get(timeout=SOON)["receipt"]
+    shop.wait_until_empty()
+    assert shop.app.AsyncResult(result.id).state == "SUCCESS"
+    assert [run.end for run in ledger.runs(order)] == ["returned"]
 
 
 @pytest.mark.slow

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +24,8 @@ from tests.worker.handling import (
     with_handlers,
     with_mixin,
     with_options,
+    with_request,
+    with_request_path,
 )
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
@@ -193,3 +198,20 @@ def test_handler_can_be_called_directly(shop: Shop, ledger: Ledger, order: str) 
     with_mixin.before_start("by hand", (order,), {})
 
     assert handlers(ledger, order, "by hand") == ["on_success", "before_start", "unprotected"]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("task", [with_request, with_request_path], ids=["class", "path"])
+def test_own_request_keeps_what_happens_to_a_lost_process(
+    ledger: Ledger, order: str, task: Any
+) -> None:
+    ledger.hold(order)
+    result = task.delay(order)
+    killed = ledger.wait_for_run(order)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed_at = time.time()
+    ledger.release(order)
+
+    assert result.get(timeout=SOON) == order
+    assert ledger.runs(order)[1].started_at - killed_at < 15, "the lease is 60 s"
+    assert f"request failed of {result.id}" in ledger.notes(order)

@@ -14,7 +14,7 @@ from tests.worker.canvas_tasks import PARTS, ship
 from tests.worker.failing_tasks import OutOfStockError, flaky, try_later
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
-from tests.worker.tasks import pack, short_lease
+from tests.worker.tasks import catching, pack, running, short_lease
 
 pytestmark = pytest.mark.worker
 
@@ -68,6 +68,24 @@ def test_duplicate_is_replayed(ledger: Ledger, order: str) -> None:
     assert duplicate.get(timeout=SOON) == receipt
     ledger.wait_for_signal(duplicate.id, "replayed")
     assert len(ledger.runs(order)) == 1
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("task", [catching, running], ids=["super", "run"])
+def test_own_call_that_catches_errors_does_not_end_a_duplicate(
+    ledger: Ledger, order: str, pool: str, task: Any
+) -> None:
+    ledger.hold(order)
+    first = task.delay(order)
+    ledger.wait_for_run(order)
+    duplicate = task.delay(order)
+    if pool != "solo":
+        ledger.wait_for_signal(duplicate.id, "conflicted")
+    ledger.release(order)
+
+    assert first.get(timeout=SOON)["value"]["receipt"]
+    assert duplicate.get(timeout=SOON) == first.get(timeout=SOON)
+    assert [run.task_id for run in ledger.runs(order)] == [first.id]
 
 
 @pytest.mark.core

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery, Task
+from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 from kombu import serialization
 
@@ -213,41 +212,6 @@ class TestInvalidOptions:
         assert error_of(celery(), function=body).startswith("shop.charge is a")
 
         settings_of(celery(idempotency_enabled=False), function=body)
-
-    def test_a_call_method_that_skips_idempotency(self) -> None:
-        """As in Flask's documentation, to open a context around the body."""
-
-        class InContext(Task):
-            abstract = True
-
-            def __call__(self, *args: Any, **kwargs: Any) -> Any:
-                with nullcontext():
-                    return self.run(*args, **kwargs)
-
-        class SkipsIdempotency(InContext, IdempotentTask):
-            abstract = True
-
-        assert error_of(celery(), base=SkipsIdempotency) == (
-            "shop.charge: InContext.__call__ calls self.run, which skips idempotency: call "
-            "super().__call__ instead"
-        )
-        settings_of(celery(idempotency_enabled=False), base=SkipsIdempotency)
-
-    def test_a_body_that_calls_run_is_accepted(self) -> None:
-        def runs(order_id: Any) -> Any:
-            return order_id.run()
-
-        settings_of(celery(), function=runs)
-
-    def test_a_call_method_that_calls_the_inherited_one_is_accepted(self) -> None:
-        class Wrapped(IdempotentTask):
-            abstract = True
-
-            def __call__(self, *args: Any, **kwargs: Any) -> Any:
-                with nullcontext(self.run):
-                    return super().__call__(*args, **kwargs)
-
-        settings_of(celery(), base=Wrapped)
 
     def test_are_rejected_when_the_app_is_finalised(self) -> None:
         app = celery(idempotency_lease=-1)

@@ -1,0 +1,95 @@
+"""A ``__call__`` of the user's own: it belongs to the body, and runs inside the execution.
+
+It may catch every error of what it calls. If it were called first, it would also catch the
+exceptions by which a duplicate is requeued, ignored or rejected, and its value would become the
+duplicate's result. Therefore a class with a ``__call__`` of its own gets another one when it is
+bound, which goes through the executor first.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from celery import Task
+    from celery.app.task import Context
+
+    from celery_idempotent.task.task import IdempotentTask
+
+
+class _OwnCall(NamedTuple):
+    """A ``__call__`` that is running, and what it calls as ``super().__call__``."""
+
+    task: Task
+    request: Context | None
+    body: Callable[..., Any]
+
+
+_running: ContextVar[_OwnCall | None] = ContextVar("idempotent_own_call", default=None)
+
+
+def wrap_call(task: type[IdempotentTask], base: type[IdempotentTask]) -> None:
+    """Wraps the ``__call__`` that `task` defines or inherits from a class other than `base`."""
+    own = inspect.getattr_static(task, "__call__")
+    if own in (vars(base)["__call__"], task._wrapped_call):  # noqa: SLF001
+        return
+
+    @wraps(own)
+    def call(self: IdempotentTask, *args: Any, **kwargs: Any) -> Any:
+        if _current(self) is not None:  # as super().__call__ of a subclass
+            return own.__get__(self, type(self))(*args, **kwargs)
+        return base.__call__(self, *args, **kwargs)
+
+    task._own_call, task._wrapped_call = own, call  # noqa: SLF001
+    task.__call__ = call  # type: ignore[method-assign]
+
+
+def run(
+    task: IdempotentTask, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Calls `body`, through the ``__call__`` of the task's class if it has its own."""
+    own = type(task)._own_call  # noqa: SLF001
+    return _run_own(own, task, body, args, kwargs) if own else body(*args, **kwargs)
+
+
+def _run_own(
+    own: Any,
+    task: IdempotentTask,
+    body: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    running = _OwnCall(task, task.request_stack.top, body)
+    return _run(running, own.__get__(task, type(task)), args, kwargs)
+
+
+def body_of(task: IdempotentTask) -> Callable[..., Any] | None:
+    """Returns what ``super().__call__`` has to call; None if no own ``__call__`` of `task` runs."""
+    running = _current(task)
+    # A call of the task in its body is one of its own.
+    return running and (lambda *args, **kwargs: _run(None, running.body, args, kwargs))
+
+
+def _current(task: Task) -> _OwnCall | None:
+    running = _running.get()
+    if running is None or running.task is not task or running.request is not task.request_stack.top:
+        return None
+    return running
+
+
+def _run(
+    running: _OwnCall | None,
+    work: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    outer = _running.get()
+    try:
+        _running.set(running)
+        return work(*args, **kwargs)
+    finally:
+        _running.set(outer)

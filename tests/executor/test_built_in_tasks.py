@@ -1,0 +1,77 @@
+"""Celery's own tasks in an app whose every task is idempotent (``task_cls``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.builtins import (
+    add_accumulate_task,
+    add_backend_cleanup_task,
+    add_map_task,
+)
+
+from celery_idempotent.configuration import app_tasks
+from celery_idempotent.doctor import tasks as doctor
+from celery_idempotent.testing.server import RedisServer
+from tests.executor.deliveries import Deliveries
+
+
+@pytest.fixture
+def app(server: RedisServer) -> Iterator[Celery]:
+    with server.client() as client:
+        client.flushall()
+    app = Celery("shop", set_as_current=False, task_cls="celery_idempotent:IdempotentTask")
+    app.finalized = True  # without the shared tasks of other tests
+    # A rule that fits no built-in task.
+    app.conf.update(
+        broker_url="memory://", result_backend=server.url, idempotency_key="order:{order}"
+    )
+    for add in (add_accumulate_task, add_backend_cleanup_task, add_map_task):
+        add(app)
+
+    def handle(order: str) -> str:
+        return order
+
+    app.task(handle, name="celery.of_the_shop", shared=False, lazy=False)
+    app.connection_for_read().default_channel.queue_purge("celery")
+    yield app
+    app.close()
+
+
+def records(server: RedisServer) -> list[Any]:
+    with server.client() as client:
+        return client.keys("idem:*")
+
+
+def test_are_not_idempotent(app: Celery, server: RedisServer) -> None:
+    deliveries = Deliveries(app, app.tasks["celery.accumulate"])
+    for _ in range(2):
+        assert deliveries.deliver(deliveries.publish(1, 2)).state == "success"
+
+    assert records(server) == []
+
+
+def test_are_acknowledged_as_in_plain_celery(app: Celery) -> None:
+    def options(name: str) -> tuple[bool, bool]:
+        return app.tasks[name].acks_late, app.tasks[name].reject_on_worker_lost
+
+    assert options("celery.backend_cleanup") == (False, None)
+    assert options("celery.of_the_shop") == (True, True)
+
+
+def test_are_not_listed_or_examined(app: Celery) -> None:
+    assert [task.name for task in app_tasks.tasks(app)] == ["celery.of_the_shop"]
+    assert {finding.subject for finding in doctor.check(app)} <= {"celery.of_the_shop"}
+
+
+def test_items_of_a_map_are_idempotent(app: Celery, server: RedisServer) -> None:
+    deliveries = Deliveries(app, app.tasks["celery.map"])
+    app.tasks["celery.of_the_shop"].map(["a", "b"]).apply_async()
+    message = deliveries.next()
+    assert message is not None
+
+    assert deliveries.deliver(message).state == "success"
+    assert len([name for name in records(server) if b"of_the_shop" in name]) == 2
