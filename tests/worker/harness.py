@@ -60,8 +60,10 @@ class WorkerProcess:
         directory: Path = REPOSITORY,
     ) -> None:
         self.name = self.id = name
+        # Not `-m celery`, which Celery cannot start again after SIGHUP.
+        celery = str(Path(sys.executable).with_name("celery"))
         self._command = [
-            *(sys.executable, "-m", "celery", "-q", "-A", app),
+            *(sys.executable, celery, "-q", "-A", app),
             *("worker", "--hostname", f"{name}@here", "--loglevel", "INFO", *QUIET, *options),
         ]
         self._environment = {**os.environ, **environment}
