@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from celery import Celery
 from pytest_celery import CeleryTestWorker
@@ -161,6 +162,18 @@ class Worker(CeleryTestWorker):
         """Returns the process ids of the pool."""
         (stats,) = self.app.control.inspect([f"{self.name()}@here"]).stats().values()
         return stats["pool"]["processes"]
+
+    def children_run(self, task: Any, ledger: Ledger) -> None:
+        """Returns when each process of the pool has run a call of `task`, at the same time."""
+        orders = [uuid4().hex for _ in self.children()]
+        for order in orders:
+            ledger.hold(order)
+        results = [task.delay(order) for order in orders]
+        for order in orders:
+            ledger.wait_for_run(order)
+        for order, result in zip(orders, results, strict=True):
+            ledger.release(order)
+            result.get(timeout=SOON)
 
     def wait_for_log(self, log: str, message: str = "", timeout: float = SOON) -> None:
         """Waits until the output contains `log`; pytest-celery polls once a second only."""
