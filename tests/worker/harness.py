@@ -22,6 +22,7 @@ from pytest_celery import CeleryTestWorker
 from redis import Redis
 
 from celery_idempotent.testing.server import RedisServer
+from tests.apps import close
 from tests.waiting import SOON, eventually
 from tests.worker.ledger import Ledger
 from tests.worker.shop import SETTINGS_VARIABLE, make_app
@@ -265,11 +266,7 @@ class Shop:
             worker.teardown()
         self.print_logs()
         self.redis.close()
-        self.app.close()
-        # A result that a failed test still references must not access the stopped server.
-        if consumer := getattr(self.app.backend, "result_consumer", None):
-            consumer.subscribed_to.clear()
-            consumer._pubsub = None
+        close(self.app)
 
 
 def _signal_number(name: str | int) -> int:
