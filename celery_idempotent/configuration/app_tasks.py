@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -16,6 +17,10 @@ MAP_TASKS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "celery.map": lambda item: (item,),
     "celery.starmap": tuple,
 }
+
+_lock = threading.Lock()
+#: The attribute of an app whose modules of tasks are loaded.
+_LOADED = "_idempotency_loaded"
 
 
 class IdempotentTaskLike(Protocol):
@@ -52,9 +57,16 @@ def tasks(app: Celery) -> list[IdempotentTaskLike]:
 
 
 def load(app: Celery) -> list[IdempotentTaskLike]:
-    """Loads the app's task modules, as a worker does, and returns its idempotent tasks."""
-    app.loader.import_default_modules()
-    app.finalize()
+    """Loads the app's task modules, as a worker does, and returns its idempotent tasks.
+
+    The first call for an app loads them: each load also runs the system checks of Django, and not
+    every project's can run twice.
+    """
+    with _lock:
+        if _LOADED not in vars(app):
+            app.loader.import_default_modules()
+            app.finalize()
+            setattr(app, _LOADED, True)
     return tasks(app)
 
 

@@ -1,8 +1,9 @@
 """Prometheus metrics of a worker and all processes of its pool, or of another process.
 
-The setting ``idempotency_metrics`` enables them: a port, or ``"127.0.0.1:9808"``. The pool's
-processes write their values to files (prometheus_client's multiprocess mode), and the main process
-serves the sums. Other programs call :func:`connect`.
+The setting ``idempotency_metrics`` enables them: a port of the loopback interface, or a host and a
+port, such as ``"0.0.0.0:9808"``. The pool's processes write their values to files
+(prometheus_client's multiprocess mode), and the main process serves the sums. Other programs call
+:func:`connect`.
 """
 
 from __future__ import annotations
@@ -59,13 +60,18 @@ _LIVE_GAUGE_FILE = re.compile(r"gauge_live\w*_(\d+)\.db")
 def address(setting: Any) -> tuple[str, int]:
     """Returns the host and the port of the setting ``idempotency_metrics``.
 
+    A port alone is one of the loopback interface: the metrics name tasks, and need no password.
+
     Raises:
         SettingsError: if the setting is neither a port nor ``host:port``.
     """
-    host, _, port = str(setting).rpartition(":")
-    if isinstance(setting, bool) or not port.isdigit() or not 0 < int(port) < 65536:
-        raise SettingsError('idempotency_metrics must be a port, or "host:port"')
-    return host or "0.0.0.0", int(port)
+    match = re.fullmatch(r"(?:\[([^]]+)\]:|([^:]+):)?([0-9]{1,5})", str(setting))
+    if isinstance(setting, bool) or match is None or not 0 < int(match[3]) < 65536:
+        raise SettingsError(
+            'idempotency_metrics must be a port, which is served at 127.0.0.1, or "host:port", '
+            'such as "0.0.0.0:9808" for all interfaces'
+        )
+    return match[1] or match[2] or "127.0.0.1", int(match[3])
 
 
 class Metrics:
@@ -244,7 +250,7 @@ def start(setting: Any, tasks: Iterable[str]) -> None:
     """Starts counting, and serves the metrics once the worker is ready.
 
     Args:
-        setting: a port, or ``host:port``.
+        setting: as for :func:`address`.
         tasks: names of the worker's idempotent tasks.
 
     Raises:
@@ -293,6 +299,8 @@ def _serve(host: str, port: int, collector: _PoolCollector) -> None:
 def _remove_at_shutdown(directory: str, pid: int) -> Any:
     def remove(**_: Any) -> None:
         if os.getpid() == pid:
+            # After SIGHUP Celery executes the worker anew, with this environment.
+            os.environ.pop(DIRECTORY_VARIABLE, None)
             shutil.rmtree(directory, ignore_errors=True)
 
     return remove

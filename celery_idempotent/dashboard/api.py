@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from starlette.routing import Route
 from celery_idempotent.dashboard import explain
 from celery_idempotent.dashboard.access import Access
 from celery_idempotent.dashboard.context import Context, filter_of, make_filter, shown_record
-from celery_idempotent.dashboard.protection import read_body
+from celery_idempotent.dashboard.protection import parse_json, read_body
 from celery_idempotent.dashboard.sampler import Snapshot
 from celery_idempotent.monitoring import forgetting, json_format
 from celery_idempotent.store.inspection.record_query import RecordView
@@ -116,10 +117,7 @@ class Api:
 
     async def explain(self, request: Request) -> Response:
         """Explains the call in the request's JSON object."""
-        try:
-            call = json.loads(await read_body(request))
-        except ValueError:
-            raise HTTPException(400, "The body is not JSON.") from None
+        call = parse_json(await read_body(request), "The body")
         if not isinstance(call, dict):
             raise HTTPException(400, "The body is not a JSON object.")
         explained = await run_in_threadpool(explain.explained, self._context, call)
@@ -158,6 +156,6 @@ def _etag(view: RecordView) -> str:
 
 
 def _integer(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_LIMIT:
+    if not re.fullmatch("[0-9]{1,3}", text) or not 1 <= int(text) <= MAX_LIMIT:
         raise HTTPException(400, f"limit is not a number from 1 to {MAX_LIMIT}.")
     return int(text)

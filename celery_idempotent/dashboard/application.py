@@ -59,7 +59,7 @@ def asgi(
     context = Context(app, secret_key)
     routes: list[BaseRoute] = [
         *Pages(context).routes(),
-        Route("/live", Live(context).__call__),
+        Route("/live", Live(context), methods=["GET"]),
         Mount("/api", routes=Api(context).routes()),
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from celery_idempotent.dashboard.context import Context
 from celery_idempotent.errors import IdempotencyError
@@ -20,39 +21,46 @@ from celery_idempotent.store.inspection.record_query import RecordView
 #: Seconds between two reads, after which a page is announced anyway because its times are old, and
 #: between comments that keep proxies from closing the connection.
 POLL_INTERVAL, REFRESH_INTERVAL, PING_INTERVAL = 1.0, 30.0, 10
-#: Streams of one process.
+#: Streams of one process. A user may have as many as are free, thus half of them at most.
 MAX_STREAMS = 64
 
 
 class Live:
-    """The endpoint /live."""
+    """The endpoint /live, as an ASGI application: a stream takes its place before anything waits
+    and returns it whichever way it ends.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._streams = 0
+        #: The number of each user's streams.
+        self._streams: Counter[str] = Counter()
 
-    async def __call__(self, request: Request) -> Response:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends an event ``changed`` whenever the page's data have changed."""
-        if self._streams >= MAX_STREAMS:
+        request = Request(scope)
+        user = request.state.access.user
+        if self._streams[user] >= MAX_STREAMS - self._streams.total():
             raise HTTPException(503, "Too many pages are open: close some.")
-        key = request.query_params.get("key", "")
+        events = self._events(request.query_params.get("key", ""))
         headers = {"x-accel-buffering": "no"}
-        return EventSourceResponse(self._events(key), headers=headers, ping=PING_INTERVAL)
+        self._streams[user] += 1
+        try:
+            response = EventSourceResponse(events, headers=headers, ping=PING_INTERVAL)
+            await response(scope, receive, send)
+        finally:
+            self._streams[user] -= 1
+            self._streams += Counter()  # forgets users without streams
 
     async def _events(self, key: str) -> AsyncIterator[ServerSentEvent]:
-        self._streams += 1
-        try:
-            last, sent_at = "", anyio.current_time()
-            while True:
-                digest = await run_in_threadpool(self._digest, key)
-                is_old = anyio.current_time() - sent_at > REFRESH_INTERVAL
-                if digest != last or is_old:
-                    # The first event is for a page that has reconnected.
-                    yield ServerSentEvent(event="changed", data=digest)
-                    last, sent_at = digest, anyio.current_time()
-                await anyio.sleep(POLL_INTERVAL)
-        finally:
-            self._streams -= 1
+        last, sent_at = "", anyio.current_time()
+        while True:
+            digest = await run_in_threadpool(self._digest, key)
+            is_old = anyio.current_time() - sent_at > REFRESH_INTERVAL
+            if digest != last or is_old:
+                # The first event is for a page that has reconnected.
+                yield ServerSentEvent(event="changed", data=digest)
+                last, sent_at = digest, anyio.current_time()
+            await anyio.sleep(POLL_INTERVAL)
 
     def _digest(self, key: str) -> str:
         state = self._record_state(key) if key else self._overview_state()

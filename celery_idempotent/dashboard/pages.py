@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -20,7 +19,7 @@ from celery_idempotent.dashboard.api import check_right
 from celery_idempotent.dashboard.chart import chart
 from celery_idempotent.dashboard.context import Context, filter_of, make_filter, shown_record
 from celery_idempotent.dashboard.presentation import key_path, render
-from celery_idempotent.dashboard.protection import read_body
+from celery_idempotent.dashboard.protection import parse_json, read_body
 from celery_idempotent.dashboard.timeline import timeline
 from celery_idempotent.dashboard.tree import tree
 from celery_idempotent.doctor import versions
@@ -203,7 +202,7 @@ class Pages:
         form = await _read_form(request)
         try:
             call = dict(form) | {
-                name: _json(form.get(name, ""), name, empty)
+                name: parse_json(form.get(name, "").strip() or empty, f"The field {name}")
                 for name, empty in (("args", "[]"), ("kwargs", "{}"))
             }
             explained = await run_in_threadpool(explain.explained, self._context, call)
@@ -286,10 +285,3 @@ async def _read_form(request: Request) -> dict[str, str]:
         return dict(parse_qsl(body, keep_blank_values=True, max_num_fields=20))
     except ValueError:
         raise HTTPException(400, "The form has too many fields.") from None
-
-
-def _json(text: str, name: str, empty: str) -> Any:
-    try:
-        return json.loads(text.strip() or empty)
-    except ValueError:
-        raise HTTPException(400, f"The field {name} is not JSON.") from None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -19,6 +21,8 @@ logger = logging.getLogger(__name__)
 #: Bytes of the largest request body: a selection of records is the largest.
 MAX_BODY = 256 * 1024
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+#: The pages that other sites may link to: they only read, and little. A key may follow "records".
+LINKED_PAGES = frozenset({"", "records", "explain", "workers", "doctor"})
 #: Names of this machine. A page elsewhere can point a name of its own to 127.0.0.1 (DNS rebinding).
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -70,8 +74,12 @@ class Protection:
                 await self._app(scope, receive, send)
             return
 
+        started = False
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 headers = MutableHeaders(scope=message)
                 headers.update(HEADERS)
                 headers.setdefault("cache-control", "no-store")
@@ -79,8 +87,15 @@ class Protection:
 
         root = scope["root_path"] = scope.get("root_path", "") + self._url_prefix
         scope.setdefault("state", {})["root"] = root
-        refusal = await self._refusal(scope)
-        await (refusal or self._app)(scope, receive, send_with_headers)
+        try:
+            refusal = await self._refusal(scope)
+            await (refusal or self._app)(scope, receive, send_with_headers)
+        except Exception:
+            if started:
+                raise
+            logger.exception("A request of the dashboard has failed")
+            error = _refuse(500, "Internal Server Error: the log has the reason.")
+            await error(scope, receive, send_with_headers)
 
     async def _refusal(self, scope: Scope) -> Response | None:
         connection = HTTPConnection(scope)
@@ -93,7 +108,7 @@ class Protection:
                 return _refuse(403, "You may not see this dashboard.")
             headers = {"www-authenticate": challenge}
             return _refuse(401, "The dashboard requires a user and a password.", headers)
-        if scope["method"] not in SAFE_METHODS and not is_same_origin(connection):
+        if not is_same_origin(connection) and not _is_link(connection):
             logger.warning("Refused a request of another site for %r", access.user)
             return _refuse(403, "This request comes from another site.")
         scope["state"]["access"] = access
@@ -121,6 +136,18 @@ def is_same_origin(connection: HTTPConnection) -> bool:
     return origin is None or origin.partition("://")[2] == connection.headers.get("host")
 
 
+def _is_link(connection: HTTPConnection) -> bool:
+    """Whether a browser opens a page for a link on another site, in a tab of its own."""
+    scope, headers = connection.scope, connection.headers
+    page = scope["path"].removeprefix(scope["root_path"]).split("/")
+    return (
+        scope["method"] in SAFE_METHODS
+        and headers.get("sec-fetch-mode") == "navigate"
+        and headers.get("sec-fetch-dest") == "document"
+        and page[1] in LINKED_PAGES
+    )
+
+
 async def read_body(request: Request) -> bytes:
     """Returns the body of a request.
 
@@ -133,6 +160,18 @@ async def read_body(request: Request) -> bytes:
         if len(body) > MAX_BODY:
             raise HTTPException(413, f"The request has more than {MAX_BODY} bytes.")
     return bytes(body)
+
+
+def parse_json(text: str | bytes, what: str) -> Any:
+    """Returns the value of a JSON text.
+
+    Raises:
+        HTTPException: 400 if it is not JSON, nested too deeply, or has a number of too many digits.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise HTTPException(400, f"{what} is not JSON.") from None
 
 
 def _refuse(status: int, text: str, headers: dict[str, str] | None = None) -> Response:

@@ -11,6 +11,7 @@ from celery import Celery
 from redis import Redis
 
 from celery_idempotent.testing.server import RedisServer
+from tests.apps import close
 from tests.dashboard.shop import URL_VARIABLE, make_app
 from tests.waiting import eventually
 from tests.worker.harness import FAST_REDELIVERY, Worker, WorkerProcess
@@ -82,4 +83,4 @@ def open_site(server: RedisServer, directory: Path, concurrency: int = 3) -> Ite
         yield site
         site.release_all()
         worker.teardown()
-    app.close()
+    close(app)

@@ -37,6 +37,13 @@ def test_serves_the_app_and_ends_promptly_with_a_stream_open(shop: Shop) -> None
             assert process.wait(SOON) in (0, -signal.SIGTERM)
 
 
+def test_the_system_checks_of_django_run_once(shop: Shop) -> None:
+    with dashboard("tests.dashboard.checked_once", **{URL_VARIABLE: shop.url}) as (url, _):
+        response = httpx.get(url, timeout=SOON)
+
+    assert (response.status_code, "shop.charge" in response.text) == (200, True)
+
+
 def test_a_prefix_is_part_of_every_link(shop: Shop) -> None:
     options = ("--url-prefix", "/ops/jobs", "--read-only")
     with dashboard(APP, *options, **{URL_VARIABLE: shop.url}) as (url, _):

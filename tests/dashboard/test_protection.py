@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.dashboard import Access, asgi
+from celery_idempotent.dashboard.context import Context
+from celery_idempotent.dashboard.live import MAX_STREAMS
 from celery_idempotent.dashboard.protection import HEADERS, LOOPBACK_HOSTS, MAX_BODY
 from celery_idempotent.errors import SettingsError
 from tests.dashboard.conftest import serving
 from tests.monitoring.conftest import Shop
 from tests.monitoring.shop import make_app
+from tests.waiting import eventually
 
 Open = Callable[..., httpx.Client]
 
@@ -70,6 +77,11 @@ class TestUsers:
             asgi(shop.app, auth="ann:secret", url_prefix="x")
 
 
+def fetched(site: str, mode: str, destination: str) -> dict[str, str]:
+    """Returns what a browser says of a request."""
+    return {"sec-fetch-site": site, "sec-fetch-mode": mode, "sec-fetch-dest": destination}
+
+
 class TestRequestsOfOtherSites:
     @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[", "x:1"])
     def test_a_name_that_was_pointed_to_the_loopback_is_refused(
@@ -109,16 +121,209 @@ class TestRequestsOfOtherSites:
         own = {"sec-fetch-site": "same-origin", "origin": "https://shop.example"}
         assert web.post("/explain", data=form, headers=own).status_code == 200
 
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            fetched("cross-site", "no-cors", "image"),
+            fetched("same-site", "cors", "empty"),
+            fetched("cross-site", "navigate", "iframe"),
+            {"origin": "https://evil.example"},
+        ],
+    )
+    def test_pages_of_other_sites_reach_nothing(
+        self, web: httpx.Client, headers: dict[str, str]
+    ) -> None:
+        for path in PAGES:
+            with web.stream("GET", path, headers=headers) as response:
+                assert response.status_code == 403, path
+                assert "another site" in response.read().decode()
+
+    def test_other_sites_may_link_to_pages_that_are_cheap(self, web: httpx.Client) -> None:
+        link = fetched("cross-site", "navigate", "document")
+        reached = set()
+        for path in PAGES:
+            with web.stream("GET", path, headers=link) as response:
+                if response.status_code != 403:
+                    reached.add(path)
+
+        assert reached == {"/", "/records", "/records/x", "/explain", "/workers", "/doctor"}
+        assert web.get("/records?state=FAILED", headers=link).status_code == 200
+
+
+def assert_protected(response: httpx.Response) -> None:
+    headers = response.headers
+    assert {name: headers.get(name) for name in HEADERS} == HEADERS, response.url
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["cache-control"] == "no-store"
+
 
 @pytest.mark.parametrize(
     "path", ["/", "/absent", "/records/x", "/api/stats", "/static/dashboard.js"]
 )
 def test_every_response_has_the_security_headers(web: httpx.Client, path: str) -> None:
-    headers = web.get(path).headers
+    assert_protected(web.get(path))
 
-    assert {name: headers.get(name) for name in HEADERS} == HEADERS
-    assert "unsafe" not in headers["content-security-policy"]
-    assert headers["cache-control"] == "no-store"
+
+class TestDefects:
+    """A defect of the dashboard, or of a callable of the user."""
+
+    @pytest.mark.parametrize("path", ["/records", "/api/records"])
+    def test_the_response_has_the_security_headers(
+        self,
+        web: httpx.Client,
+        path: str,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        monkeypatch.setattr(Context, "page", None)
+
+        response = web.get(path)
+
+        assert response.status_code == 500
+        assert_protected(response)
+        assert "NoneType" not in response.text
+        assert "'NoneType' object is not callable" in caplog.text
+
+    def test_also_where_authorize_raises(self, open_dashboard: Open) -> None:
+        def authorize(connection: Any) -> Access:
+            raise ZeroDivisionError
+
+        response = open_dashboard(authorize=authorize).get("/")
+
+        assert response.status_code == 500
+        assert_protected(response)
+
+
+TEXTS = {
+    "digits": "9" * 5_000,
+    "long": "x" * 30_000,
+    "many digits of Unicode": "٣" * 500,
+    "NUL": "a\0b",
+    "percent": "%",
+    "surrogate": "\ud800",
+    "control": "\x1b[31m\r\n\x85\u2028\u202e",
+    "glob": "*" * 100 + "[^\\",
+    "key": "shop.charge:" + "A" * 22,
+    "key of a surrogate": "%ED%A0%80:" + "A" * 22,
+    "key of NUL": "%00:~" + "A" * 22,
+    "long key": "x" * 30_000 + ":" + "A" * 22,
+    "cursor": "9999.9999.99999999999999999999",
+    "cursor in range": "0.9999.18446744073709551615",
+    "negative": "-1",
+    "float": "1e999",
+    "JSON": '{"a": [1]}',
+    "deep JSON": "[" * 5_000,
+    "deep, closed JSON": "[" * 700 + "]" * 700,
+    "JSON of digits": "[" + "9" * 5_000 + "]",
+    "JSON of no numbers": "[NaN, Infinity, 1e999, -0.0]",
+    "JSON of a surrogate": '["\\ud800"]',
+    "object of a surrogate": '{"order_id": "\\ud800", "amount": "\\u0000"}',
+    "wrong types": '[{"a": null}, [], 1.5]',
+}
+QUERIES = {
+    "records": ("state", "task", "older_than", "label", "limit", "cursor"),
+    "api/records": ("state", "task", "older_than", "label", "limit", "cursor"),
+    "search": ("q",),
+    "forget": ("key", "state", "task", "older_than", "label", "cursor"),
+    "explain": ("task",),
+    "": ("x",),
+    "api/stats": ("x",),
+}
+
+
+class TestMalformedInput:
+    @pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
+    def test_in_a_query_or_a_path_is_no_defect(self, web: httpx.Client, text: str) -> None:
+        given = quote(text, safe="", errors="surrogatepass")
+        paths = [f"/{page}?{name}={given}" for page, names in QUERIES.items() for name in names]
+        paths += [f"/{folder}/{given}" for folder in ("records", "api/records", "static", "x")]
+
+        for path in paths:
+            response = web.get(path)
+            assert response.status_code < 500, path[:80]
+            assert_protected(response)
+
+    @pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
+    def test_in_a_body_is_no_defect(self, web: httpx.Client, text: str) -> None:
+        def given(value: Any) -> bytes:
+            return str(value).encode(errors="surrogatepass")
+
+        task = json.dumps("shop.charge")
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            value = json.dumps(text)
+        else:
+            value = text
+        bodies = [given(text), given(f"[{text}]")]
+        for name in ("task", "args", "kwargs", "key", "task_id"):
+            for candidate in (value, text, json.dumps(text), f"[{value}]", f'{{"a": {value}}}'):
+                bodies.append(given(f'{{"task": {task}, "args": [1, 2], "{name}": {candidate}}}'))
+                bodies.append(given(f'{{"task": "shop.tidy", "{name}": {candidate}}}'))
+        for body in bodies:
+            response = web.post("/api/explain", content=body)
+            assert response.status_code < 500, body[:200]
+            assert_protected(response)
+        for task in ("shop.charge", "shop.tidy"):
+            for name in ("task", "args", "kwargs", "key", "task_id", "csrf", "selection", "force"):
+                form = f"task={task}&{name}=" + quote(text, safe="", errors="surrogatepass")
+                for page in ("/explain", "/forget"):
+                    response = web.post(page, content=given(form))
+                    assert response.status_code < 500, (page, name)
+                    assert_protected(response)
+
+    def test_is_refused_with_a_reason(self, web: httpx.Client) -> None:
+        assert web.get(f"/api/records?limit={'9' * 5_000}").status_code == 400
+        for body in (b"[" * 100_000, b'{"a": ' * 20_000, b"9" * 5_000, b"\xff"):
+            response = web.post("/api/explain", content=body)
+            assert (response.status_code, list(response.json())) == (400, ["error"])
+            form = {"task": "shop.charge", "args": body[:20_000]}
+            assert web.post("/explain", data=form).status_code == 400
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"host": "x" * 5_000},
+            {"authorization": "Basic " + "A" * 5_000},
+            {"x-csrf-token": "9" * 5_000, "if-match": '"9-9"'},
+            {"x-csrf-token": b"\xff.\xff.\xff", "cookie": b"\xff=\xff"},
+            {"sec-fetch-site": b"\xff", "origin": b"\xff"},
+        ],
+    )
+    def test_in_headers_is_no_defect(
+        self, open_dashboard: Open, headers: dict[str, str | bytes]
+    ) -> None:
+        for web in (open_dashboard(auth="ann:secret"), open_dashboard(allowed_hosts={"shop"})):
+            for method in ("GET", "DELETE", "FOO"):
+                response = web.request(method, "/api/records/x", headers=headers)
+                assert response.status_code < 500
+                assert_protected(response)
+
+
+def test_streams_that_are_opened_at_once_are_limited(open_dashboard: Open) -> None:
+    web = open_dashboard(authorize=lambda connection: Access(connection.headers["x-user"]))
+
+    async def open_streams(web: httpx.AsyncClient, user: str, open_ones: AsyncExitStack) -> int:
+        """Opens 150 streams at once; returns how many are accepted."""
+        opened = [web.stream("GET", "/live", headers={"x-user": user}) for _ in range(150)]
+        responses = await asyncio.gather(*map(open_ones.enter_async_context, opened))
+        return [response.status_code for response in responses].count(200)
+
+    async def accepted() -> list[int]:
+        unlimited = httpx.Limits(max_connections=None)
+        async with (
+            httpx.AsyncClient(base_url=web.base_url, timeout=60, limits=unlimited) as client,
+            AsyncExitStack() as open_ones,
+        ):
+            return [await open_streams(client, user, open_ones) for user in ("ann", "bea")]
+
+    assert asyncio.run(accepted()) == [MAX_STREAMS // 2, MAX_STREAMS // 4]
+
+    def is_accepted() -> bool:
+        with web.stream("GET", "/live", headers={"x-user": "ann"}) as response:
+            return response.status_code == 200
+
+    eventually(is_accepted, "the places of closed streams are free")
 
 
 def test_a_large_body_is_refused(web: httpx.Client) -> None:

@@ -45,8 +45,8 @@ def options() -> Iterator[str]:
     (metrics,) = settings.APP_OPTIONS
     yield f"## `{metrics}`"
     yield (
-        "Only for the app: where a worker serves its [metrics](metrics.md). A port, or "
-        '`"127.0.0.1:9808"`.'
+        "Only for the app: where a worker serves its [metrics](metrics.md). A port of 127.0.0.1, "
+        'or a host and a port: `"0.0.0.0:9808"` for all interfaces.'
     )
     yield f"**type** `int | str | None` · **default** `None` · **since** {FIRST_VERSION}"
 

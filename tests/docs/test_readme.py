@@ -13,6 +13,7 @@ from celery import Celery
 from celery_idempotent import TASK_ID, IdempotentTask, KeyReusedError
 from celery_idempotent.settings import PREFIX
 from celery_idempotent.testing.server import RedisServer
+from tests.apps import close
 from tests.docs.test_docs import ROOT, block_with, prose
 
 README = ROOT / "README.md"
@@ -55,7 +56,7 @@ def names(charged: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
         exec(example.replace("@app.task(", "@app.task(shared=False, "), names)
         names["app"].conf.update(task_always_eager=True, task_eager_propagates=True)
         yield names
-        names["app"].close()
+        close(names["app"])
 
 
 def test_a_duplicate_gets_the_first_result(

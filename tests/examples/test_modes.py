@@ -15,6 +15,7 @@ from celery_idempotent.testing.server import RedisServer
 from examples.burst.tasks import index
 from examples.one_at_a_time.tasks import synchronize
 from examples.periodic import tasks as periodic
+from tests.apps import close
 from tests.waiting import SOON, eventually
 from tests.worker.harness import WorkerProcess
 
@@ -54,7 +55,7 @@ def connect(idempotency_server: RedisServer) -> Iterator[Callable[[Celery], None
 
     yield connect
     for app in apps:
-        app.close()
+        close(app)
 
 
 @pytest.mark.worker

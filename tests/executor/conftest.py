@@ -14,6 +14,7 @@ from celery_idempotent import IdempotentTask, signals
 from celery_idempotent.store import breaker
 from celery_idempotent.testing import IsolatedRecords
 from celery_idempotent.testing.server import RedisServer
+from tests.apps import close
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +24,12 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def app(server: RedisServer) -> Celery:
+def app(server: RedisServer) -> Iterator[Celery]:
     server.client().flushall()
     app = Celery("executor", backend=server.url, set_as_current=False)
     app.conf.update(task_always_eager=True, task_eager_propagates=True, idempotency_lease=1.2)
-    return app
+    yield app
+    close(app)
 
 
 @pytest.fixture

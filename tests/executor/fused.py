@@ -13,6 +13,7 @@ from celery import Celery, Task
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.testing.server import RedisServer
+from tests.apps import close
 from tests.executor.deliveries import Deliveries
 
 ROOT = Path(__file__).parents[2]
@@ -69,12 +70,8 @@ def offer(server: RedisServer) -> Iterator[Offer]:
 
     yield make
     for app in apps:
-        # A result that is collected later must not access the stopped server.
-        app.backend.result_consumer.stop()
-        app.backend.result_consumer.subscribed_to.clear()
-        app.backend.result_consumer._pubsub = None
+        close(app)
         app.backend.client.close()
-        app.close()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from redis import Redis
 from celery_idempotent import Idempotency, IdempotentTask
 from celery_idempotent.contrib.sqlalchemy import metadata, outcomes
 from celery_idempotent.testing.server import RedisServer
+from tests.apps import close
 from tests.store.record_harness import RecordHarness
 
 #: Of leases, reservations and retentions that do not end: fifty years.
@@ -63,7 +64,7 @@ class Shop:
 
     def close(self) -> None:
         """Closes all connections."""
-        self.app.close()
+        close(self.app)
         self.engine.dispose()
         self.redis.close()
 

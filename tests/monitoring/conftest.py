@@ -19,6 +19,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
+from tests.apps import close
 from tests.monitoring.shop import make_app
 
 
@@ -106,7 +107,7 @@ class Shop:
 def shop(server: RedisServer, client: Redis) -> Iterator[Shop]:
     app = make_app(server.url)
     yield Shop(app, client)
-    app.close()
+    close(app)
 
 
 def list_json(shop: Shop, *options: str) -> list[dict[str, object]]:

@@ -13,6 +13,7 @@ from celery_idempotent.doctor import tasks as doctor
 from celery_idempotent.monitoring.prediction import Prediction, predict
 from celery_idempotent.store.inspection.record_query import RecordView, read_view
 from celery_idempotent.testing.server import RedisServer
+from tests.apps import close
 from tests.monitoring.conftest import Shop, list_json
 from tests.store.record_harness import FIRST, SECOND, SHORT_MS, RecordHarness
 from tests.store.turns import Turn
@@ -26,7 +27,7 @@ def app(server: RedisServer, client: Redis) -> Iterator[Celery]:
     for name, options in OPTIONS.items():
         app.task(base=IdempotentTask, name=name, idempotency_key="{feed}", **options)(import_feed)
     yield app
-    app.close()
+    close(app)
 
 
 def import_feed(feed: str, full: bool = False) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import redis
+from celery import Celery
+from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from celery_idempotent.testing.ports import Ports
 from celery_idempotent.testing.server import (
@@ -20,6 +22,7 @@ from celery_idempotent.testing.server import (
     RedisServerError,
     find_servers,
 )
+from tests.apps import close
 from tests.servers.processes import REPOSITORY, is_running
 from tests.servers.redis_server import ConfigurableRedisServer
 from tests.waiting import eventually
@@ -206,6 +209,19 @@ def test_a_stopped_server_cannot_be_restarted() -> None:
     server.stop()
     with pytest.raises(RedisServerError, match="stopped"):
         server.restart()
+
+
+def test_results_of_a_closed_app_are_collected_without_their_server(no_redis_url: None) -> None:
+    with RedisServer.start() as server:
+        app = Celery(broker="memory://", backend=server.url, set_as_current=False)
+        results = [app.send_task("absent", queue="no worker") for _ in range(2)]
+        for result in results:
+            with pytest.raises(CeleryTimeoutError):
+                result.get(timeout=0.01)
+        close(app)
+
+    for result in results:
+        result.__del__()  # without `close`, the second one raises after twenty seconds
 
 
 def test_an_unknown_kind_raises_with_the_available_kinds() -> None:

@@ -11,6 +11,7 @@ from celery import Celery
 from celery.result import AsyncResult
 
 from celery_idempotent.testing.server import RedisServer
+from tests.apps import close
 from tests.sql.databases import TestDatabase
 from tests.sql.shop import breakpoint_of, starts_of
 from tests.waiting import eventually
@@ -116,5 +117,5 @@ class Shop:
             worker.request_shutdown()
         for worker in self.workers:
             worker.stop()
-        self.app.close()
+        close(self.app)
         print(self.logs())

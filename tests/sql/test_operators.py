@@ -18,6 +18,7 @@ from celery_idempotent.contrib.sqlalchemy import outcomes
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
+from tests.apps import close
 from tests.sql.conftest import each_kind
 from tests.sql.databases import TestDatabase, effects
 from tests.waiting import SOON, eventually
@@ -73,7 +74,7 @@ class Shop:
 def shop(server: RedisServer, database: TestDatabase) -> Iterator[Shop]:
     shop = Shop(server.url, database)
     yield shop
-    shop.app.close()
+    close(shop.app)
 
 
 def test_show_has_the_row_beside_the_record(shop: Shop, order: str) -> None:

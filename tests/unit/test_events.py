@@ -28,6 +28,7 @@ NOT_ABOUT_A_CALL = (
     "%d leases could not be extended",
     "%s",  # the settings, when a worker starts
     "A call has no label",  # once for each template
+    "A request of the dashboard has failed",
     "A request with an Idempotency-Key is refused",  # beside the line of its refusal
     "Cannot serve the idempotency metrics",
     "Redis refuses fused completion",  # once in a process

@@ -15,12 +15,14 @@ from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from celery import Celery
 from pytest_celery import CeleryTestWorker
 from redis import Redis
 
 from celery_idempotent.testing.server import RedisServer
+from tests.apps import close
 from tests.waiting import SOON, eventually
 from tests.worker.ledger import Ledger
 from tests.worker.shop import SETTINGS_VARIABLE, make_app
@@ -60,8 +62,10 @@ class WorkerProcess:
         directory: Path = REPOSITORY,
     ) -> None:
         self.name = self.id = name
+        # Not `-m celery`, which Celery cannot start again after SIGHUP.
+        celery = str(Path(sys.executable).with_name("celery"))
         self._command = [
-            *(sys.executable, "-m", "celery", "-q", "-A", app),
+            *(sys.executable, celery, "-q", "-A", app),
             *("worker", "--hostname", f"{name}@here", "--loglevel", "INFO", *QUIET, *options),
         ]
         self._environment = {**os.environ, **environment}
@@ -160,6 +164,18 @@ class Worker(CeleryTestWorker):
         (stats,) = self.app.control.inspect([f"{self.name()}@here"]).stats().values()
         return stats["pool"]["processes"]
 
+    def children_run(self, task: Any, ledger: Ledger) -> None:
+        """Returns when each process of the pool has run a call of `task`, at the same time."""
+        orders = [uuid4().hex for _ in self.children()]
+        for order in orders:
+            ledger.hold(order)
+        results = [task.delay(order) for order in orders]
+        for order in orders:
+            ledger.wait_for_run(order)
+        for order, result in zip(orders, results, strict=True):
+            ledger.release(order)
+            result.get(timeout=SOON)
+
     def wait_for_log(self, log: str, message: str = "", timeout: float = SOON) -> None:
         """Waits until the output contains `log`; pytest-celery polls once a second only."""
         eventually(lambda: log in self.logs(), message or f"{self.name()} logs {log!r}", timeout)
@@ -250,11 +266,7 @@ class Shop:
             worker.teardown()
         self.print_logs()
         self.redis.close()
-        self.app.close()
-        # A result that a failed test still references must not access the stopped server.
-        if consumer := getattr(self.app.backend, "result_consumer", None):
-            consumer.subscribed_to.clear()
-            consumer._pubsub = None
+        close(self.app)
 
 
 def _signal_number(name: str | int) -> int:

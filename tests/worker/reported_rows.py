@@ -110,6 +110,11 @@ class Scene:
             commands.abandon(key, record.task_id, record.worker, grace_ms=0)
         )
 
+    def restore_store(self) -> None:
+        """Starts the store again; returns when the outage has ended for each process."""
+        self.store.restart()
+        self.shop.workers[0].children_run(pack, self.shop.ledger)
+
 
 def run(scene: Scene) -> Iterator[AsyncResult]:
     yield pack.delay(scene.order)
@@ -204,6 +209,7 @@ def lose_store(scene: Scene) -> Iterator[AsyncResult]:
     scene.store.kill()
     scene.shop.ledger.release(scene.order)
     yield result
+    scene.restore_store()
 
 
 def call_without_store(task: Any) -> Scenario:
@@ -211,8 +217,8 @@ def call_without_store(task: Any) -> Scenario:
         scene.store.kill()
         result = task.delay(scene.order)
         yield result
+        scene.restore_store()
         if task.idempotency_on_store_error in (None, "retry"):
-            scene.store.restart()
             result.get(timeout=SOON)  # its next attempts are not to be counted for another row
 
     return scenario

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from typing import Any
 
 from celery.app import app_or_default
@@ -11,12 +10,9 @@ from celery.app import app_or_default
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 
-_lock = threading.Lock()
 #: The current app of the thread that has set up Django. Celery's is one of each thread: in others,
 #: it is an app without configuration.
 _project_app: Any = None
-#: The attribute of an app whose modules of tasks are loaded.
-_LOADED = "_idempotency_loaded"
 
 
 def remember_app() -> None:
@@ -36,12 +32,7 @@ def idempotent_tasks() -> list[IdempotentTaskLike]:
     Raises:
         ConfigurationError: for the first option that is refused.
     """
-    app = _current_app()
-    with _lock:
-        if _LOADED not in vars(app):
-            app_tasks.load(app)
-            setattr(app, _LOADED, True)
-    return app_tasks.tasks(app)
+    return app_tasks.load(_current_app())
 
 
 def is_loading() -> bool:

@@ -18,6 +18,7 @@ from celery.result import AsyncResult
 from cryptography.fernet import Fernet
 
 from celery_idempotent.testing.server import RedisServer
+from tests.apps import close
 from tests.worker.harness import FAST_REDELIVERY, Worker, WorkerProcess
 from tests.worker.ledger import Ledger
 
@@ -165,10 +166,7 @@ def versions(
             for worker in workers.values():
                 worker.teardown()
                 print(f"--- worker {worker.name()} ---", worker.new_logs(), sep="\n")
-            app.close()
-            # A result that a failed test still references must not access the stopped server.
-            app.backend.result_consumer.subscribed_to.clear()
-            app.backend.result_consumer._pubsub = None
+            close(app)
 
 
 @pytest.fixture

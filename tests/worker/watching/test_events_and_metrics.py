@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
+from celery_idempotent.testing.ports import Ports
 from tests.waiting import SOON, eventually
 from tests.worker import harness
 from tests.worker.harness import Shop, Worker
@@ -175,3 +177,23 @@ class TestMetrics:
 
         label = 'celery_idempotent_outcomes_total{outcome="completed",task="shop.pack"}'
         assert self.scrape(port)[label] >= 1
+
+
+def test_a_worker_that_is_restarted_by_a_signal_serves_metrics(
+    open_shop: Callable[..., Shop], order: str, tmp_path: Path
+) -> None:
+    with Ports(1) as ports, open_shop(idempotency_metrics=ports.numbers[0]) as shop:
+        worker = shop.start_worker(concurrency=1, TMPDIR=str(tmp_path))
+        pack.delay(order).get(timeout=SOON)
+        worker.kill("SIGHUP")
+        eventually(lambda: worker.logs().count("ready.") == 2, "the worker has restarted")
+
+        pack.delay(f"{order} again").get(timeout=SOON)
+        shop.wait_until_empty()
+
+        address = f"http://127.0.0.1:{ports.numbers[0]}/metrics"
+        assert worker.logs().count(address) == 2, "a port alone is not served to other machines"
+        with urlopen(address, timeout=SOON) as response:
+            text = response.read().decode()
+        assert 'decisions_total{decision="run",task="shop.pack"} 1.0' in text
+        assert len(list(tmp_path.glob("idempotency-metrics-*"))) == 1, "the first one is removed"
