@@ -73,21 +73,9 @@ class UnrecordedExecution(ActiveExecution):
         return Reply("ok", b"", 0)
 
 
-def run_plain(
-    settings: Settings,
-    execution: BaseExecution,
-    work: Callable[[], Any],
-    outer: BaseExecution | None = None,
-) -> Any:
-    """Runs `work` without protection, in a transaction without an outcome if there is to be one.
-
-    Args:
-        outer: the execution whose body makes the call; it may have a transaction already.
-    """
+def run_plain(settings: Settings, execution: BaseExecution, work: Callable[[], Any]) -> Any:
+    """Runs `work` without protection, in a transaction without an outcome if there is to be one."""
     if settings.transaction is None:
-        return work()
-    if outer is not None and outer._transaction is not None:  # noqa: SLF001
-        execution._transaction = outer._transaction  # noqa: SLF001
         return work()
     with PlainTransaction(settings.transaction) as transaction:
         execution._transaction = transaction  # noqa: SLF001 - the body reads its connection
