@@ -11,10 +11,10 @@ from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.decision import decide_by, refuse, replayed
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.runtime.runtime import Runtime
+from celery_idempotent.executor.soft_limit import at_row
 from celery_idempotent.executor.transaction import (
     UnrecordedExecution,
     adopt_record,
-    at_row,
     outcome_of,
 )
 from celery_idempotent.payload.codec import PayloadCodec

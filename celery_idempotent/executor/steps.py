@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from celery_idempotent.errors import LeaseLostError, TransactionError
 from celery_idempotent.executor.outcome import Failure, Outcome, Result, is_asynchronous
 from celery_idempotent.executor.returned import restored
+from celery_idempotent.executor.soft_limit import at_row
 from celery_idempotent.payload.fields import step_field
 from celery_idempotent.record import steps
 from celery_idempotent.record.payload import Payload
@@ -66,7 +67,7 @@ class Steps:
         transaction = database.transaction(active.claim(name), lambda row: False)
         work = partial(active.execution._with_connection, transaction, func)  # noqa: SLF001
         try:
-            row = transaction.begin()
+            row = at_row(transaction.begin)
             if row is None:
                 outcome = await active.runtime.run(work)
                 if isinstance(outcome, Failure):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery_idempotent.errors import (
     CorruptRecordError,
@@ -24,7 +24,7 @@ from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.outcome import Failure, Outcome
 from celery_idempotent.executor.replay import replay_or_refuse
 from celery_idempotent.executor.runtime.runtime import Runtime
-from celery_idempotent.executor.soft_limit import FLOW, WAIT, innermost
+from celery_idempotent.executor.soft_limit import at_row
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record import layout
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from celery_idempotent.executor.executor import BeginRequest
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 #: Messages that were requeued so often are not requeued again for an error of the database.
 MAX_REQUEUES = 20
@@ -99,18 +97,6 @@ async def claim(active: ActiveExecution) -> Row | None:
     except StoreUnavailableError as error:
         active.log(logging.ERROR, "cannot claim its row: %s", error)
         await _requeue(active, error)
-
-
-def at_row(work: Callable[[], T]) -> T:
-    """Calls `work`, which may wait for a transaction; a soft time limit interrupts it."""
-    limit = innermost()
-    if limit is None:
-        return work()
-    try:
-        limit.begin(WAIT)
-        return work()
-    finally:
-        limit.phase = FLOW
 
 
 async def reopen(request: BeginRequest, poisoned: Record) -> bool:

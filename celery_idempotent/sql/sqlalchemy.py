@@ -1,9 +1,8 @@
 """Databases by SQLAlchemy.
 
-SQLAlchemy opens a connection for each transaction. The body of a plain call inside another one would
-commit by itself, and wait for ever for locks of its caller, so that transactions nest as those of
-Django do: the open ones of a context are known, and what begins inside one of the same engine is a
-part of it, or is refused.
+SQLAlchemy opens a connection for each transaction. A call inside another one would commit by itself,
+and wait for ever for the locks of its caller. Therefore transactions nest like those of Django: one
+that begins inside another one of the same engine, in the same context, joins that or is refused.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class SQLAlchemySession:
     """One connection of the engine's pool for each transaction that is not a part of another."""
 
     def __init__(self, engine: sqlalchemy.Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._connection: sqlalchemy.Connection | None = None
         self._transaction: sqlalchemy.Transaction | None = None
         #: The session whose connection this one uses.
@@ -111,9 +110,9 @@ class SQLAlchemySession:
     def begin(self, *, durable: bool = True) -> None:
         """Connects and begins; inside another transaction of the engine, sets a savepoint in it."""
         sessions = tuple(each for each in _open.get() if each.active)
-        outer = next((each for each in sessions if is_same(each._engine, self._engine)), None)
+        outer = next((each for each in sessions if is_same(each.engine, self.engine)), None)
         if outer is None:
-            self._connection = self._engine.connect()
+            self._connection = self.engine.connect()
             self._transaction = self._connection.begin()
         else:
             self._check_nesting(outer, durable)
@@ -122,7 +121,7 @@ class SQLAlchemySession:
         _open.set((*sessions, self))
 
     def _check_nesting(self, outer: SQLAlchemySession, durable: bool) -> None:
-        name = SQLAlchemyEngine(self._engine).name
+        name = SQLAlchemyEngine(self.engine).name
         if durable:
             raise TransactionError(
                 f"idempotency_transaction {name!r} cannot begin inside another transaction of this "
@@ -130,8 +129,8 @@ class SQLAlchemySession:
                 "function, which joins that transaction; call functions, blocks and batches with a "
                 "key before or after it"
             )
-        options = self._engine.get_execution_options()
-        if options != outer._engine.get_execution_options():
+        options = self.engine.get_execution_options()
+        if options != outer.engine.get_execution_options():
             raise TransactionError(
                 f"a plain call cannot join the transaction of {name!r} that is open: it was begun "
                 "with other execution options; set idempotency_transaction to the same engine"

@@ -162,14 +162,12 @@ class TestPlainCalls:
     ) -> None:
         book = new_shop(database.engine).book
         idem = Idempotency(server.url, key_prefix=uuid4().hex, transaction=database.engine)
-        with pytest.raises(ZeroDivisionError), idem.execution(order) as execution:
+        with idem.execution(order) as execution:
             write(execution.connection, order)
             book(order)
-            raise ZeroDivisionError
-        with pytest.raises(ZeroDivisionError), idem.begin_many([order]) as batch:
+        with idem.begin_many([order]) as batch:
             write(batch.connection, order)
             book(order)
-            raise ZeroDivisionError
 
         @idem.idempotent(transaction=None)
         def ship() -> None:
