@@ -182,6 +182,7 @@ class IdempotentConsumer(ConsumerMixin):
         """Handles a message whose handler did not raise `error`: it is about the message's key."""
         if isinstance(error, _RequeueError):
             delivery.unanswered_ids = error.unanswered_ids
+            delivery.rollback_count = call.rollback_count
             self._delay(delivery, error.seconds)
         elif isinstance(error, _IgnoreError) or call.has_outcome:
             delivery.message.ack()  # the key has an outcome, even if it cannot be replayed
@@ -264,6 +265,7 @@ class _Delivery:
     body: Any = field(compare=False)
     message: Message = field(compare=False)
     requeue_count: int = field(default=0, compare=False)
+    rollback_count: int = field(default=0, compare=False)
     failures: int = field(default=0, compare=False)
     unanswered_ids: bytes = field(default=b"", compare=False)
 
@@ -280,6 +282,7 @@ class _MessageCall(DirectCall):
         super().__init__(sender, key, settings, partial(handler, delivery.body, delivery.message))
         self.unanswered_ids = delivery.unanswered_ids
         self.requeue_count = delivery.requeue_count
+        self.rollback_count = delivery.rollback_count
         #: What the handler raised.
         self.handler_error: BaseException | None = None
         #: Whether the key has an outcome of an earlier message.

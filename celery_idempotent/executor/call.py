@@ -61,6 +61,8 @@ class ExecutorCall(Protocol):
     unanswered_ids: bytes
     #: How often this message has been requeued.
     requeue_count: int
+    #: How many of these requeues followed a rollback by the database. The executor counts them.
+    rollback_count: int
     #: Number of this message among those of its task id; a retry has a higher one.
     generation: int
     #: Whether the caller gets the value as duplicates do: serialized and restored.

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Messages that were requeued so often are not requeued again for an error of the database.
-MAX_REQUEUES = 20
+#: A message that was requeued so often for such errors of the database ends with the next one.
+MAX_ROLLBACKS = 20
 
 
 class UnrecordedExecution(ActiveExecution):
@@ -203,8 +203,10 @@ async def commit(active: ActiveExecution, command: Command) -> Outcome | None:
             row = transaction.commit(ended)
     except Exception as error:
         transaction.rollback()
-        if isinstance(error, StoreUnavailableError) or should_retry(active, error):
+        if isinstance(error, StoreUnavailableError):
             await _requeue(active, error)
+        if should_retry(active, error):
+            await retry(active, error)
         return Failure(error)
     return None if row is None else await adopt(active, row)
 
@@ -221,7 +223,7 @@ def should_retry(active: ActiveExecution, error: BaseException | None) -> bool:
     return (
         active.transaction is not None
         and error is not None
-        and active.call.requeue_count < MAX_REQUEUES
+        and active.call.rollback_count < MAX_ROLLBACKS
         and is_transient(error)
     )
 
@@ -229,6 +231,7 @@ def should_retry(active: ActiveExecution, error: BaseException | None) -> bool:
 async def retry(active: ActiveExecution, error: BaseException) -> NoReturn:
     """Requeues the call, whose transaction the database has rolled back."""
     active.log(logging.WARNING, "ran; its transaction was rolled back (%s)", type(error).__name__)
+    active.call.rollback_count += 1
     await _requeue(active, error)
 
 

@@ -50,6 +50,7 @@ class DirectCall:
 
     unanswered_ids = b""
     requeue_count = 0
+    rollback_count = 0
     generation = 0
     #: With ``until="finished"`` no call waits for the next turn.
     wait_ms = 0

@@ -1,7 +1,7 @@
 """Databases by SQLAlchemy.
 
-SQLAlchemy opens a connection for each transaction. A call inside another one would commit by itself,
-and wait for ever for the locks of its caller. Therefore transactions nest like those of Django: one
+SQLAlchemy opens a connection for each transaction. A call inside another one would commit by
+itself, and wait for ever for the locks of its caller. Therefore transactions nest like those of Django: one
 that begins inside another one of the same engine, in the same context, joins that or is refused.
 """
 

@@ -80,6 +80,7 @@ class TaskCall:
             self.settings = replace(settings, result_ttl=headers.result_ttl)
         self.unanswered_ids = headers.unanswered_ids
         self.requeue_count = headers.requeue_count
+        self.rollback_count = headers.rollback_count
         self.generation = generation_of(request)
         self.soft_limit: SoftLimit | None = None
         if self.has_own_soft_limit and not request.is_eager:
@@ -261,7 +262,12 @@ class TaskCall:
             log(logger, logging.INFO, self, "raises %s", type(reason).__name__)
             raise reason
         headers = message_headers.with_derived_key(
-            self._request.headers, self.key, self.task_id, self.requeue_count + 1, unanswered_ids
+            self._request.headers,
+            self.key,
+            self.task_id,
+            self.requeue_count + 1,
+            unanswered_ids,
+            self.rollback_count,
         )
         self.publish_again(self.sender, seconds, headers, reason)
 
