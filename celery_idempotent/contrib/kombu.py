@@ -279,7 +279,8 @@ class _MessageCall(DirectCall):
         delivery: _Delivery,
         handler: Callable[[Any, Message], Any],
     ) -> None:
-        super().__init__(sender, key, settings, partial(handler, delivery.body, delivery.message))
+        work = partial(handler, delivery.body, delivery.message)
+        super().__init__(sender, key, settings, work, app=sender._app)  # noqa: SLF001
         self.unanswered_ids = delivery.unanswered_ids
         self.requeue_count = delivery.requeue_count
         self.rollback_count = delivery.rollback_count

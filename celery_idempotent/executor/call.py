@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -112,6 +113,20 @@ class ExecutorCall(Protocol):
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Returns the value that `record` does not hold, from elsewhere; or raises `error`."""
+
+    def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
+        """The messages that `functions`, which the body has registered, publish: as JSON.
+
+        Raises:
+            TransactionError: if one of them does something else, or cannot be stored.
+        """
+
+    def publish_messages(self, messages: Any) -> None:
+        """Publishes what `store_messages` returned, decoded.
+
+        Raises:
+            Exception: of the broker.
+        """
 
     def replayed(self, record: Record) -> None:
         """Called when `record` answers this call."""

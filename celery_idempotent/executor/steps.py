@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_idempotent.errors import LeaseLostError, TransactionError
+from celery_idempotent.executor.outbox import begin_at_row, commit_with_outbox, publish_found
 from celery_idempotent.executor.outcome import Failure, Outcome, Result, is_asynchronous
 from celery_idempotent.executor.returned import restored
-from celery_idempotent.executor.soft_limit import at_row
 from celery_idempotent.payload.fields import step_field
 from celery_idempotent.record import steps
 from celery_idempotent.record.payload import Payload
@@ -67,7 +67,7 @@ class Steps:
         transaction = database.transaction(active.claim(name), lambda row: False)
         work = partial(active.execution._with_connection, transaction, func)  # noqa: SLF001
         try:
-            row = at_row(transaction.begin)
+            row = await begin_at_row(active, transaction)
             if row is None:
                 outcome = await active.runtime.run(work)
                 if isinstance(outcome, Failure):
@@ -76,10 +76,12 @@ class Steps:
                 payload, outcome = self._restored(name, outcome.value)
                 stored = await self._protected(name, payload)
                 retention_ms = active.call.settings.result_ms
-                row = transaction.commit(Ended(State.COMPLETED, *stored, retention_ms))
+                ended = Ended(State.COMPLETED, *stored, retention_ms)
+                row = await commit_with_outbox(active, transaction, ended)
                 if row is None:
                     await self._save(name, stored)
                     return outcome
+                row = await publish_found(active, database, transaction.claim, row)
         finally:
             transaction.rollback(discard=True)
         stored = Payload(row.format, row.body)

@@ -21,6 +21,7 @@ from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.decision import decide, log, refuse
 from celery_idempotent.executor.execution import BaseExecution
+from celery_idempotent.executor.outbox import begin_at_row, commit_with_outbox, publish_found
 from celery_idempotent.executor.outcome import Failure, Outcome
 from celery_idempotent.executor.replay import replay_or_refuse
 from celery_idempotent.executor.runtime.runtime import Runtime
@@ -93,7 +94,7 @@ async def claim(active: ActiveExecution) -> Row | None:
     active.transaction = transaction
     execution._transaction = transaction  # noqa: SLF001 - the body reads its connection
     try:
-        return at_row(transaction.begin)
+        return await begin_at_row(active, transaction)
     except StoreUnavailableError as error:
         active.log(logging.ERROR, "cannot claim its row: %s", error)
         await _requeue(active, error)
@@ -193,14 +194,16 @@ async def commit(active: ActiveExecution, command: Command) -> Outcome | None:
     """
     transaction = active.transaction
     assert transaction is not None
-    ended = outcome_of(command)
+    database, ended = active.call.settings.transaction, outcome_of(command)
     try:
         row = None
         if ended.state is State.FAILED and not transaction.committed:
             transaction.rollback()  # the effects; the row of the error is claimed anew
             row = transaction.begin()
         if row is None:
-            row = transaction.commit(ended)
+            row = await commit_with_outbox(active, transaction, ended)
+        if row is not None:
+            row = await publish_found(active, database, transaction.claim, row)
     except Exception as error:
         transaction.rollback()
         if isinstance(error, StoreUnavailableError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ class BatchTransaction:
     """Claims the row of each key that is to run, and commits the effects of all together."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
         self._session = database.engine.session()
         self._statements = database.statements
         #: The claims, and the values of their rows.
@@ -44,12 +44,22 @@ class BatchTransaction:
             raise TransactionError("the batch has no open transaction: no key is to run any more")
         return self._session.connection
 
+    def take_on_commit(self) -> list[Callable[[], Any]]:
+        """Removes the functions that the body has registered for the commit; returns them."""
+        return self._session.take_on_commit() if self.phase is OPEN else []
+
+    def owner(self, claim: Claim) -> str:
+        """The random id of the row of `claim`."""
+        owners = {values["id"]: str(values["owner"]) for _, values in self._claimed}
+        return owners[claim.id]
+
     def begin(self, claims: Sequence[Claim]) -> list[Found | None]:
         """Begins the transaction and claims the rows, after the end of others that have them.
 
         Returns:
-            For each claim None if its row is claimed, else what was committed before. The
-            transaction is open if a row is claimed.
+            For each claim None if its row is claimed, else what was committed before: also an
+            expired row, if its messages are still to be published. The transaction is open if a
+            row is claimed.
 
         Raises:
             As :meth:`Transaction.begin`.
@@ -58,7 +68,7 @@ class BatchTransaction:
         # In one order, so that two batches never wait for each other.
         ordered = sorted(values, key=lambda each: each[1]["turn"] or each[1]["id"])
         work = partial(self._claim_rows, [each for _, each in ordered])
-        found = claim_repeatedly(self._database, self._session, work)
+        found = claim_repeatedly(self.database, self._session, work)
         self._claimed = [each for each in values if each[1]["id"] not in found]
         if self._claimed:
             self.phase = OPEN
@@ -76,7 +86,7 @@ class BatchTransaction:
             expired = {
                 row_id: row.owner
                 for row_id, row in rows.items()
-                if isinstance(row, Row) and row.expired
+                if isinstance(row, Row) and row.expired and row.outbox is None
             }
             found |= {row_id: row for row_id, row in rows.items() if row_id not in expired}
             pending = [values for values in pending if values["id"] not in found]
@@ -90,7 +100,7 @@ class BatchTransaction:
             if seen is None:
                 try:
                     self._session.execute(self._statements.claim, values)
-                except self._database.engine.integrity_error:
+                except self.database.engine.integrity_error:
                     return False
                 continue
             taken = {name: value for name, value in values.items() if name != "record_key"}
@@ -151,10 +161,9 @@ class BatchTransaction:
         """Raises `error` unless the commit took effect; any of the rows shows it for all."""
         self._session.discard()
         claim, values = next(each for each in self._claimed if str(each[0].key) in outcomes)
-        row = self._database.transaction(claim, lambda row: False).find()
+        row = self.database.transaction(claim, lambda row: False).find()
         if row is None or row.owner != values["owner"]:
             raise error
-        # The reply was lost, or a function of Django's on_commit has raised.
         logger.warning("%s and its batch are committed, but: %r", claim.key, error)
 
     def rollback(self, *, discard: bool = False) -> None:

@@ -131,8 +131,29 @@ class Database:
             raise
         return deleted > 0
 
+    def clear_outbox(self, claim: Claim, owner: str) -> None:
+        """Notes that the messages of a row were published.
+
+        Args:
+            owner: of the row; if it is another one now, nothing is done.
+
+        Raises:
+            StoreUnavailableError: if the database is unavailable.
+        """
+        session = self.engine.session()
+        try:
+            session.begin()
+            session.execute(self.statements.clear_outbox, {"id": claim.id, "owner": owner})
+            session.commit()
+        except self.engine.error as error:
+            session.rollback()
+            raise self.unavailable(error) from error
+
     def purge(self, limit: int, after: int = 0) -> tuple[int, int]:
         """Deletes up to `limit` expired rows in one transaction, oldest first.
+
+        Rows whose messages were not published are kept: the next call with their key publishes
+        them.
 
         Args:
             after: when the last row of the batch before has expired. Without it, each batch would

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
@@ -37,6 +37,12 @@ class Session(Protocol):
 
     def execute(self, statement: str, values: Mapping[str, Any]) -> Answer:
         """Executes a statement of :mod:`celery_idempotent.sql.outcomes`."""
+
+    def take_on_commit(self) -> list[Callable[[], Any]]:
+        """Removes the functions that are to be called after the commit, and returns them.
+
+        Those that may be lost (Django's ``robust=True``) stay.
+        """
 
     def commit(self) -> None:
         """Commits, and returns the connection to its pool."""

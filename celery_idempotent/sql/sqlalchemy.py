@@ -1,14 +1,15 @@
 """Databases by SQLAlchemy.
 
 SQLAlchemy opens a connection for each transaction. A call inside another one would commit by
-itself, and wait for ever for the locks of its caller. Therefore transactions nest like those of Django: one
-that begins inside another one of the same engine, in the same context, joins that or is refused.
+itself, and wait for ever for the locks of its caller. Therefore transactions nest like those of
+Django: one that begins inside another one of the same engine, in the same context, joins that or is
+refused.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import lru_cache
@@ -141,6 +142,10 @@ class SQLAlchemySession:
         assert self._connection is not None
         result = self._connection.execute(_text(statement), dict(values))
         return Answer(result.all() if result.returns_rows else (), result.rowcount)
+
+    def take_on_commit(self) -> list[Callable[[], Any]]:
+        """Returns nothing: listeners of SQLAlchemy's events are not known."""
+        return []
 
     def commit(self) -> None:
         """Commits and returns the connection."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,7 +26,14 @@ from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.commands import BackendResult
-from celery_idempotent.task import canvas, celery_log, current_call, message_headers, republish
+from celery_idempotent.task import (
+    canvas,
+    celery_log,
+    current_call,
+    message_headers,
+    outbox,
+    republish,
+)
 from celery_idempotent.task.backend_result import encode_result
 from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.requeue import RequeuePause, hold_for, longest_wait, seconds_until
@@ -207,6 +214,14 @@ class TaskCall:
             if state == FAILURE and isinstance(value, Exception):
                 raise value
         raise error
+
+    def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
+        """Returns the messages that `functions` publish on commit."""
+        return outbox.store(str(self.key), self.sender.app, functions)
+
+    def publish_messages(self, messages: Any) -> None:
+        """Publishes what :meth:`store_messages` returned."""
+        outbox.publish(str(self.key), self.sender.app, self.task_id, messages)
 
     def replayed(self, record: Record) -> None:
         """Lets a redelivery send its continuation only if the record does not have it as sent.

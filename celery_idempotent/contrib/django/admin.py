@@ -160,7 +160,7 @@ class OutcomeAdmin(admin.ModelAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Outcome]:
         """Returns the outcomes, without their bodies."""
-        queryset = super().get_queryset(request).defer("body")
+        queryset = super().get_queryset(request).defer("body", "outbox")
         transactions = (
             task.idempotency_configuration.settings.transaction for task in idempotent_tasks()
         )
