@@ -177,9 +177,8 @@ def rolled_back_to_a_savepoint() -> list[Any]:
 def interrupted_after_the_commit() -> list[Any]:
     """A signal handler raises KeyboardInterrupt."""
     call = Call(lambda name: on_commit(partial(notify.delay, name)))
-    with interrupted_commit():
-        with suppress(KeyboardInterrupt):
-            call()
+    with interrupted_commit(), suppress(KeyboardInterrupt):
+        call()
     return [*call.result(), call.outboxes]
 
 

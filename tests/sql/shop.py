@@ -108,6 +108,10 @@ if "SHOP_BREAKPOINTS" in os.environ:
     _around(Session, "begin", "record begun", lambda: "transaction begun")
     _around(Session, "execute", "", _after_statement)
     _around(Session, "commit", "", lambda: "committed")
+    if LIBRARY == "django":
+        from django.db.backends.base.base import BaseDatabaseWrapper
+
+        _around(BaseDatabaseWrapper, "run_and_clear_commit_hooks", "before on_commit", lambda: "")
 
     @after_task_publish.connect
     def _published(**_: Any) -> None:

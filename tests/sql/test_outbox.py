@@ -20,7 +20,7 @@ from tests.sql.shop import breakpoint_of
 from tests.waiting import SOON, eventually
 
 #: Where the process dies that has messages to publish.
-POINTS = ("outcome written", "committed", "published", "record completed")
+POINTS = ("outcome written", "before on_commit", "committed", "published", "record completed")
 
 
 @pytest.mark.worker
