@@ -19,6 +19,7 @@ from celery_idempotent.executor.call import Delegate, Fail, Release
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.executor.replay import replay
 from celery_idempotent.executor.returned import restored
+from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.payload.codec import DELEGATED, RESULT_IGNORED
 from celery_idempotent.payload.fields import ERROR, RESULT
 from celery_idempotent.record import layout
@@ -126,6 +127,7 @@ async def _fail(active: ActiveExecution, outcome: Failure) -> Outcome:
         instead = await transaction.commit(active, command)
         if instead is not None:
             return instead if active.settled else await _release(active, instead, FREE)
+    since = monotonic()
     reply = await _store(active, command)
     if reply is None:
         return outcome
@@ -140,6 +142,8 @@ async def _fail(active: ActiveExecution, outcome: Failure) -> Outcome:
         _report_not_stored(active, f"ran and raised {error}", payload)
     active.report(signals.failed, error=outcome.error)
     if active.has_steps:
+        # Not after the record: the next execution would find them.
+        active.steps.limit_rows(call.settings.error_ms - round((monotonic() - since) * 1000))
         await active.steps.discard()
     return outcome
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery_idempotent.errors import LeaseLostError, TransactionError
+from celery_idempotent.errors import LeaseLostError, StoreUnavailableError, TransactionError
 from celery_idempotent.executor.outbox import begin_at_row, commit_with_outbox, publish_found
 from celery_idempotent.executor.outcome import Failure, Outcome, Result, is_asynchronous
 from celery_idempotent.executor.returned import restored
@@ -14,7 +15,7 @@ from celery_idempotent.payload.fields import step_field
 from celery_idempotent.record import steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
-from celery_idempotent.sql.database import Database
+from celery_idempotent.sql.database import Database, step_databases
 from celery_idempotent.sql.outcomes import Ended
 from celery_idempotent.store import commands
 
@@ -28,6 +29,8 @@ class Steps:
     def __init__(self, active: ActiveExecution, body: bytes) -> None:
         self._active = active
         self._body = body
+        #: Those that have the rows of steps.
+        self._databases: set[Database] = set()
         #: The values of the steps that this execution has run.
         self._payloads: dict[str, Payload] = {}
 
@@ -41,6 +44,8 @@ class Steps:
         """
         active = self._active
         key = active.execution.key
+        if transaction not in (None, True):
+            self._databases.add(Database(transaction))
         if name in self._payloads:
             return Result(active.codec.values.restore(self._payloads[name]))
         stored = steps.read(self._body, key).get(name)
@@ -90,6 +95,7 @@ class Steps:
 
     def _database(self, name: str, source: Any) -> Database:
         database = Database(source)
+        step_databases.add(database)
         own = self._active.call.settings.transaction
         if self._active.transaction is not None and database.engine == own.engine:
             raise TransactionError(
@@ -112,6 +118,16 @@ class Steps:
     def finished(self) -> bytes:
         """The finished steps, as the body of a record."""
         return steps.without_errors(self._body)
+
+    def limit_rows(self, retention_ms: int) -> None:
+        """Lets the rows of all steps expire with the key, whose outcome is stored."""
+        active = self._active
+        prefix = active.runtime.store.config.prefix
+        for database in self._databases:
+            try:
+                database.limit_steps(prefix, active.call.key, max(0, retention_ms))
+            except StoreUnavailableError as error:
+                active.log(logging.WARNING, "leaves rows of its steps: %s", error)
 
     async def discard(self) -> None:
         """Deletes offloaded values of steps, which the outcome has replaced."""

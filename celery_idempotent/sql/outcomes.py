@@ -56,6 +56,8 @@ class Statements(NamedTuple):
     #: Number of rows, and of those that have expired.
     totals: str
     forget: str
+    #: Ends the retention of the rows of steps, if it would last longer.
+    limit_steps: str
     #: Deletes the key's row alone, if it is still the one that was shown.
     forget_shown: str
     #: Begins the transaction of a purge; empty if nothing is to be set.
@@ -97,6 +99,8 @@ def statements(dialect: str) -> Statements:
         totals=f"SELECT COUNT(*), COALESCE(SUM(CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END), 0)"
         f" FROM {TABLE}",
         forget=f"DELETE FROM {TABLE} WHERE id >= :id AND id < :end",
+        limit_steps=f"UPDATE {TABLE} SET expires_at = {now} + :retention_ms"
+        f" WHERE id > :id AND id < :end AND expires_at > {now} + :retention_ms",
         forget_shown=f"DELETE FROM {TABLE} WHERE id = :id AND owner = :owner",
         purge_begin=_READ_COMMITTED.get(dialect, ""),
         expired=f"SELECT id, expires_at FROM {TABLE}"

@@ -307,7 +307,7 @@ class OutcomeAdmin(admin.ModelAdmin):
         if outcome.owner != owner or (view is not None and _record_version(view) != shown_record):
             return outcome.record_key, forgetting.CHANGED
         if view is None:
-            case = forgetting.forget_row(found, user=user)
+            case = forgetting.forget_row(found, idempotent, user=user)
         else:
             case = forgetting.forget(view, idempotent, user=user, outcome=found)
         if case == forgetting.FORGOTTEN:
