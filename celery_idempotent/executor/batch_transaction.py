@@ -105,7 +105,7 @@ async def commit_many(
     """
     first = executions[0]
     try:
-        outbox = await outbox_of(first, transaction.take_on_commit())
+        outbox = await outbox_of(first, transaction.on_commit)
         outcomes = {
             active.execution.key: outcome_of(command)
             for active, command in zip(executions, commands, strict=True)

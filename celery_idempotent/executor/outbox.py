@@ -54,7 +54,7 @@ async def commit_with_outbox(
         StoreUnavailableError: also if the messages are committed, and not published.
     """
     if transaction.outbox is None:
-        transaction.outbox = await outbox_of(active, transaction.take_on_commit())
+        transaction.outbox = await outbox_of(active, transaction.on_commit)
     row = transaction.commit(ended._replace(outbox=transaction.outbox))
     if row is None and transaction.outbox is not None:
         await publish_outbox(

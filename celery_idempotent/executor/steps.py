@@ -44,12 +44,12 @@ class Steps:
         """
         active = self._active
         key = active.execution.key
-        if transaction not in (None, True):
-            self._databases.add(Database(transaction))
         if name in self._payloads:
             return Result(active.codec.values.restore(self._payloads[name]))
         stored = steps.read(self._body, key).get(name)
         if stored is not None:
+            if transaction not in (None, True):
+                self._remember(Database(transaction))
             return Result(await active.codec.decode_step(Payload(*stored), key, name))
         steps.write(name, "", b"")  # refuses an invalid name before `func` runs
         if transaction not in (None, True):
@@ -73,6 +73,7 @@ class Steps:
         work = partial(active.execution._with_connection, transaction, func)  # noqa: SLF001
         try:
             row = await begin_at_row(active, transaction)
+            self._remember(database)
             if row is None:
                 outcome = await active.runtime.run(work)
                 if isinstance(outcome, Failure):
@@ -95,7 +96,6 @@ class Steps:
 
     def _database(self, name: str, source: Any) -> Database:
         database = Database(source)
-        step_databases.add(database)
         own = self._active.call.settings.transaction
         if self._active.transaction is not None and database.engine == own.engine:
             raise TransactionError(
@@ -103,6 +103,10 @@ class Steps:
                 "its own locks; pass transaction=True"
             )
         return database
+
+    def _remember(self, database: Database) -> None:
+        self._databases.add(database)
+        step_databases.add(database)
 
     def _restored(self, name: str, value: Any) -> tuple[Payload, Outcome]:
         active = self._active

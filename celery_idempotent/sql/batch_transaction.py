@@ -44,9 +44,10 @@ class BatchTransaction:
             raise TransactionError("the batch has no open transaction: no key is to run any more")
         return self._session.connection
 
-    def take_on_commit(self) -> list[Callable[[], Any]]:
-        """Removes the functions that the body has registered for the commit; returns them."""
-        return self._session.take_on_commit() if self.phase is OPEN else []
+    @property
+    def on_commit(self) -> list[Callable[[], Any]]:
+        """The functions that the body has registered for the commit."""
+        return self._session.on_commit if self.phase is OPEN else []
 
     def owner(self, claim: Claim) -> str:
         """The random id of the row of `claim`."""
@@ -125,6 +126,8 @@ class BatchTransaction:
     def commit(self, outcomes: Mapping[str, Ended]) -> None:
         """Writes the outcomes, removes the rows of all other keys, and commits.
 
+        An outbox replaces `on_commit`.
+
         If the reply to the commit is lost, a row is claimed again, which shows whether it was
         committed.
 
@@ -140,6 +143,7 @@ class BatchTransaction:
             if self.phase is not OPEN or not self._session.active:
                 raise ended_by_body(claim.key)
             self._end(claim, values, outcomes.get(str(claim.key)))
+        self._session.drop_on_commit()
         self.phase = COMMITTING
         try:
             self._session.commit()

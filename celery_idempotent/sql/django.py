@@ -133,15 +133,17 @@ class DjangoSession:
             cursor.execute(sql, [values[name] for name in names])
             return Answer(cursor.fetchall() if cursor.description else (), cursor.rowcount)
 
-    def take_on_commit(self) -> list[Callable[[], Any]]:
-        """Removes the functions of ``on_commit`` that are not robust, and returns them."""
-        registered = self.connection.run_on_commit
-        own = registered[self._registered :]
-        self.connection.run_on_commit = [
-            *registered[: self._registered],
-            *(entry for entry in own if entry[2]),
-        ]
+    @property
+    def on_commit(self) -> list[Callable[[], Any]]:
+        """The functions of ``on_commit`` that are not robust."""
+        own = self.connection.run_on_commit[self._registered :]
         return [func for _, func, robust in own if not robust]
+
+    def drop_on_commit(self) -> None:
+        """Removes them."""
+        registered = self.connection.run_on_commit
+        before, own = registered[: self._registered], registered[self._registered :]
+        self.connection.run_on_commit = [*before, *(entry for entry in own if entry[2])]
 
     def commit(self) -> None:
         """Leaves the block; Django runs the functions of ``on_commit`` that are left."""

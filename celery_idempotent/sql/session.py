@@ -38,11 +38,12 @@ class Session(Protocol):
     def execute(self, statement: str, values: Mapping[str, Any]) -> Answer:
         """Executes a statement of :mod:`celery_idempotent.sql.outcomes`."""
 
-    def take_on_commit(self) -> list[Callable[[], Any]]:
-        """Removes the functions that are to be called after the commit, and returns them.
+    @property
+    def on_commit(self) -> list[Callable[[], Any]]:
+        """The functions to call after the commit, without those that may be lost."""
 
-        Those that may be lost (Django's ``robust=True``) stay.
-        """
+    def drop_on_commit(self) -> None:
+        """Removes the functions of `on_commit`."""
 
     def commit(self) -> None:
         """Commits, and returns the connection to its pool."""

@@ -143,9 +143,13 @@ class SQLAlchemySession:
         result = self._connection.execute(_text(statement), dict(values))
         return Answer(result.all() if result.returns_rows else (), result.rowcount)
 
-    def take_on_commit(self) -> list[Callable[[], Any]]:
-        """Returns nothing: listeners of SQLAlchemy's events are not known."""
+    @property
+    def on_commit(self) -> list[Callable[[], Any]]:
+        """Empty: listeners of SQLAlchemy's events are not known."""
         return []
+
+    def drop_on_commit(self) -> None:
+        """Does nothing."""
 
     def commit(self) -> None:
         """Commits and returns the connection."""

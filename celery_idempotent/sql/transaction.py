@@ -73,9 +73,10 @@ class Transaction:
         """The random id of the row that this transaction has claimed."""
         return self._owner
 
-    def take_on_commit(self) -> list[Callable[[], Any]]:
-        """Removes the functions that the body has registered for the commit; returns them."""
-        return self._session.take_on_commit() if self.phase is OPEN else []
+    @property
+    def on_commit(self) -> list[Callable[[], Any]]:
+        """The functions that the body has registered for the commit."""
+        return self._session.on_commit if self.phase is OPEN else []
 
     def begin(self, *, resolving: bool = False) -> Row | None:
         """Begins the transaction and claims the row, after the end of another one that has it.
@@ -94,7 +95,7 @@ class Transaction:
         work = partial(self._claim_row, resolving=resolving)
         owner, row = claim_repeatedly(self.database, self._session, work)
         if owner and not resolving:
-            self._owner, self.phase = owner, OPEN
+            self._owner, self.outbox, self.phase = owner, None, OPEN
         return row
 
     def _claim_row(self, *, resolving: bool) -> tuple[str, Row | None]:
@@ -141,7 +142,7 @@ class Transaction:
         return Row.read(answer.rows[0]) if answer.rows else None
 
     def commit(self, ended: Ended) -> Row | None:
-        """Writes the outcome into the row and commits.
+        """Writes the outcome into the row and commits; the outbox replaces `on_commit`.
 
         If the reply to the commit is lost, the row is claimed again: that waits for the end of the
         lost transaction, and returns its row if it was committed. Called again after a signal
@@ -162,6 +163,7 @@ class Transaction:
         error: BaseException | None = None
         if self.phase is OPEN:
             self._finish(ended)
+            self._session.drop_on_commit()
             self.phase = COMMITTING
             try:
                 self._session.commit()

@@ -21,7 +21,12 @@ from kombu import serialization
 from kombu.exceptions import OperationalError
 
 from celery_idempotent.call_log import log_call
-from celery_idempotent.errors import IdempotencyError, StoreUnavailableError, TransactionError
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    IdempotencyError,
+    StoreUnavailableError,
+    TransactionError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +61,8 @@ def _stored(key: str, app: Celery | None, function: Callable[[], Any]) -> list[s
         )
     if app is None:
         raise _refused(key, name, "pass the Celery app to Idempotency() instead of a URL")
+    if signature.app is not app:
+        raise _refused(key, name, f"{signature.task} belongs to another Celery app")
     serializer = signature.options.get("serializer") or getattr(
         app.tasks.get(signature.task), "serializer", app.conf.task_serializer
     )
@@ -82,6 +89,7 @@ def publish(key: str, app: Celery, task_id: str, messages: Sequence[Sequence[str
         key: of the call whose body has published them, and its `task_id`.
 
     Raises:
+        CorruptRecordError: if they cannot be read.
         Exception: of the broker.
     """
     connection = app.connection_for_write()
@@ -90,8 +98,14 @@ def publish(key: str, app: Celery, task_id: str, messages: Sequence[Sequence[str
         *connection.recoverable_connection_errors,
         *connection.recoverable_channel_errors,
     )
-    for message in messages:
-        signature = _load(app, message)
+    try:
+        signatures = [_load(app, message) for message in messages]
+    except Exception as error:
+        reason = type(error).__name__
+        raise CorruptRecordError(
+            f"{key}: the messages that it publishes on commit cannot be read: {reason}"
+        ) from error
+    for signature in signatures:
         try:
             signature.apply_async()
         except unavailable:

@@ -22,7 +22,7 @@ from tests.sql.databases import set_up_django
 
 set_up_django(sys.argv[1])
 
-from django.db import connection, transaction  # noqa: E402 - Django has to be set up
+from django.db import IntegrityError, connection, transaction  # noqa: E402 - Django has to be set up
 
 from celery_idempotent.contrib.django.models import Outcome  # noqa: E402
 from celery_idempotent.sql.django import DjangoSession  # noqa: E402
@@ -46,6 +46,11 @@ def bill(order: str) -> None:
 @app.task(shared=False, name="in_pickle", serializer="pickle")
 def in_pickle(order: str) -> None:
     """Cannot be read by this app."""
+
+
+@Celery(broker="memory://", set_as_current=False).task(shared=False, lazy=False)
+def notify_by_another_app() -> None:
+    """Has another broker."""
 
 
 def on_commit(function: Callable[[], Any], **options: Any) -> None:
@@ -107,11 +112,13 @@ def broker_unavailable() -> Iterator[None]:
 class Call:
     """A function with a transaction, and what it does after its effect."""
 
-    def __init__(self, during: Callable[[str], Any], engine: Idempotency = idem) -> None:
+    def __init__(
+        self, during: Callable[[str], Any], engine: Idempotency = idem, **options: Any
+    ) -> None:
         self.name = uuid4().hex
         self.runs = 0
 
-        @engine.idempotent(key="{name}", name="call")
+        @engine.idempotent(key="{name}", name="call", **options)
         def call(name: str) -> int:
             self.runs += 1
             insert(name)
@@ -182,6 +189,22 @@ def interrupted_after_the_commit() -> list[Any]:
     return [*call.result(), call.outboxes]
 
 
+def replayed_error_of_the_commit() -> list[Any]:
+    """A deferred constraint fails: its error is the outcome, and nothing is published."""
+
+    def during(name: str) -> None:
+        on_commit(partial(notify.delay, name))
+
+    def refuse(session: DjangoSession) -> None:
+        DjangoSession.commit = commit  # type: ignore[method-assign]
+        session.rollback()
+        raise IntegrityError
+
+    call = Call(during, replay_errors=(IntegrityError,))
+    commit, DjangoSession.commit = DjangoSession.commit, refuse  # type: ignore[method-assign]
+    return call.result()
+
+
 def found_in_the_row() -> list[Any]:
     """As after a kill: the row has messages, and Redis has no record."""
     call = Call(lambda name: on_commit(chain(notify.si(name), bill.si(name)).apply_async))
@@ -231,6 +254,7 @@ def refused() -> list[Any]:
         partial(in_pickle.delay, "1"),
         partial(notify.delay, object()),
         partial(bill.apply_async, ("1",), idempotency_kee="1"),
+        notify_by_another_app.delay,
     ):
         call = Call(lambda _, function=function: on_commit(function))
         found.append([call(), effects(call.name), own, published()])
@@ -308,6 +332,7 @@ CASES = (
     rolled_back,
     rolled_back_to_a_savepoint,
     interrupted_after_the_commit,
+    replayed_error_of_the_commit,
     found_in_the_row,
     broker_was_unavailable,
     expired_before_it_was_published,

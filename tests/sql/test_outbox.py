@@ -95,6 +95,9 @@ class TestCalls:
         assert calls["rolled_back"] == [error, error, 0, []]
         assert calls["rolled_back_to_a_savepoint"] == [1, 1, 1, ["bill"]]
 
+        error = "IntegrityError: "
+        assert calls["replayed_error_of_the_commit"] == [error, error, 0, []]
+
     def test_a_signal_after_the_commit(self, calls: dict[str, Any]) -> None:
         assert calls["interrupted_after_the_commit"] == [1, 1, 1, ["notify"], 0]
 
@@ -123,6 +126,7 @@ class TestCalls:
             "in_pickle.delay)) cannot be stored: ContentDisallowed",
             "notify.delay)) cannot be stored: EncodeError",
             "did you mean 'idempotency_key'?",
+            "belongs to another Celery app",
             "pass the Celery app to Idempotency()",
         )
         for reason, (error, *rest) in zip(reasons, calls["refused"], strict=True):
