@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -262,6 +263,16 @@ def refused() -> list[Any]:
     return [*found, [call(), effects(call.name), own, published()]]
 
 
+def encrypted() -> list[Any]:
+    keys = [b64encode(bytes(32)).decode()]
+    engine = Idempotency(app, transaction="default", encryption_keys=keys)
+    call = Call(lambda name: on_commit(partial(notify.delay, name)), engine)
+    with broker_unavailable():
+        call()
+    outbox = bytes(Outcome.objects.get(outbox__isnull=False).outbox)
+    return [outbox[:6].decode(), b"body" in outbox, *call.result()]
+
+
 def robust() -> list[Any]:
     """Django calls it; its author has declared that it may be lost."""
     called: list[str] = []
@@ -337,6 +348,7 @@ CASES = (
     broker_was_unavailable,
     expired_before_it_was_published,
     refused,
+    encrypted,
     robust,
     permanently_refused,
     step,

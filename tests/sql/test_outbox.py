@@ -134,6 +134,9 @@ class TestCalls:
             assert reason in error
             assert rest == [0, [], []]
 
+    def test_messages_are_encrypted_like_results(self, calls: dict[str, Any]) -> None:
+        assert calls["encrypted"] == ["!json\n", False, 1, 1, 1, ["notify"]]
+
     def test_robust_functions_are_called_by_django(self, calls: dict[str, Any]) -> None:
         assert calls["robust"] == [1, 1, 1, [], 1]
 

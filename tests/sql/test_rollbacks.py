@@ -21,7 +21,7 @@ pytestmark = pytest.mark.parametrize("database", kinds("sqlite"), indirect=True)
 
 
 class Shop:
-    """A task that writes an effect, and whose transaction is rolled back as often as it is configured."""
+    """A task that writes an effect, and whose transaction is rolled back `rollbacks` times."""
 
     def __init__(self, url: str, database: TestDatabase) -> None:
         self.app = Celery(broker="memory://", backend="cache+memory://", set_as_current=False)
