@@ -74,9 +74,11 @@ class StoreUnavailableError(IdempotencyError):
 
 
 class TransactionError(IdempotencyError):
-    """There is no transaction of ``idempotency_transaction``, or the body has ended it.
+    """A transaction of ``idempotency_transaction`` cannot begin or cannot be committed.
 
-    Leave COMMIT and ROLLBACK to the library, and use savepoints for parts that may be rolled back.
+    The message names the cause. Leave COMMIT and ROLLBACK to the library, and use savepoints for
+    parts that may be rolled back; call with a key outside of other transactions; on commit, publish
+    tasks with ``delay_on_commit``.
     """
 
 

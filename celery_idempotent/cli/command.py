@@ -15,6 +15,7 @@ from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import formatting
 from celery_idempotent.printable import one_line
+from celery_idempotent.sql.database import Database
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -102,6 +103,15 @@ def own_key_option(command: F) -> F:
         help="The key that the call brings; repeated for a tuple.",
     )(command)
 
+
+databases_option = click.option(
+    "--database",
+    "databases",
+    multiple=True,
+    metavar="NAME",
+    callback=lambda ctx, param, names: {Database(name) for name in names},
+    help="A database that only steps use: a Django alias, or the path of an engine; repeatable.",
+)
 
 timeout_option = click.option(
     "--timeout",

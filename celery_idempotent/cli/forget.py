@@ -13,6 +13,7 @@ import click
 from celery_idempotent.cli.command import (
     FriendlyCommand,
     OwnKey,
+    databases_option,
     filter_options,
     idempotent_tasks,
     json_option,
@@ -32,6 +33,7 @@ from celery_idempotent.monitoring import forgetting, formatting
 from celery_idempotent.monitoring.forgetting import ABSENT, CHANGED, FORGOTTEN, RUNNING
 from celery_idempotent.monitoring.sql_outcome import SqlOutcome
 from celery_idempotent.printable import one_line
+from celery_idempotent.sql.database import Database
 from celery_idempotent.store.inspection.record_query import record_views
 
 _MESSAGES = {
@@ -50,7 +52,8 @@ A record is forgotten only if it has not changed since it was read, and, without
 it is not running. A running execution is not stopped; its outcome will be refused.
 
 Of a task with idempotency_transaction, the outcome in its database is deleted, too, also if Redis
-has no record of the key: name it by its key, or by task and arguments.
+has no record of the key: name it by its key, or by task and arguments. So are the rows of steps, in
+the databases that any task names; --database adds others.
 
 {RECORD_HELP}
 
@@ -62,6 +65,7 @@ Or select records with --state, --task and --older-than."""
 @own_key_option
 @filter_options
 @click.option("--force", is_flag=True, help="Forget running records, too.")
+@databases_option
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @click.pass_obj
@@ -73,6 +77,7 @@ def forget(
     task: str | None,
     older_than: timedelta | None,
     force: bool,
+    databases: set[Database],
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -92,7 +97,14 @@ def forget(
         click.confirm(one_line(_question(targets)), abort=True, err=True)
     user = _user()
     cases = {
-        str(target.key): _forget(target, outcomes.get(target.key), tasks, user=user, force=force)
+        str(target.key): _forget(
+            target,
+            outcomes.get(target.key),
+            tasks,
+            user=user,
+            force=force,
+            databases=databases,
+        )
         for target in targets
     }
     if as_json:
@@ -109,10 +121,15 @@ def _forget(
     *,
     user: str,
     force: bool,
+    databases: set[Database],
 ) -> str:
     if target.view is not None:
-        return forgetting.forget(target.view, tasks, user=user, force=force, outcome=outcome)
-    return ABSENT if outcome is None else forgetting.forget_row(outcome, user=user)
+        return forgetting.forget(
+            target.view, tasks, user=user, force=force, outcome=outcome, databases=databases
+        )
+    if outcome is None:
+        return ABSENT
+    return forgetting.forget_row(outcome, tasks, user=user, databases=databases)
 
 
 def _question(targets: list[Target]) -> str:

@@ -9,11 +9,14 @@ import click
 
 from celery_idempotent.cli.command import (
     FriendlyCommand,
+    databases_option,
     idempotent_tasks,
     json_option,
     print_json,
 )
+from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring import formatting
+from celery_idempotent.sql.database import Database
 
 #: Rows that one transaction deletes.
 BATCH = 500
@@ -26,19 +29,17 @@ BATCH = 500
 @click.option(
     "--pause", type=click.FloatRange(0), default=0.0, help="Seconds between two transactions."
 )
+@databases_option
 @json_option
 @click.pass_obj
-def purge(obj: Any, batch: int, pause: float, as_json: bool) -> None:
-    """Delete expired outcomes from the databases of idempotency_transaction.
+def purge(obj: Any, batch: int, pause: float, databases: set[Database], as_json: bool) -> None:
+    """Delete expired outcomes from the databases of idempotency_transaction, and of --database.
 
     Rows are deleted in batches, each in a short transaction, oldest first. Run it from cron; it may
     run at any time, and more than once at a time. Expired rows that are not deleted do no harm.
     """
-    databases = {
-        task.idempotency_configuration.settings.transaction for task in idempotent_tasks(obj.app)
-    }
     deleted: dict[str, int] = {}
-    for database in databases - {None}:
+    for database in app_tasks.databases(idempotent_tasks(obj.app)) | databases:
         name = database.engine.name
         found, after = database.purge(batch)
         deleted[name] = deleted.get(name, 0) + found

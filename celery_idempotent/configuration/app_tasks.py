@@ -10,6 +10,7 @@ from celery import Celery
 
 from celery_idempotent.configuration.configuration import TaskConfiguration, is_built_in
 from celery_idempotent.key.key import Key
+from celery_idempotent.sql.database import Database
 from celery_idempotent.store.record_store import RecordStore
 
 #: Celery's tasks that call another task for each item of a list, and its arguments for an item.
@@ -73,6 +74,12 @@ def load(app: Celery) -> list[IdempotentTaskLike]:
 def enabled(app: Celery) -> list[IdempotentTaskLike]:
     """Returns the idempotent tasks that are protected."""
     return [task for task in tasks(app) if task.idempotency_configuration.settings.enabled]
+
+
+def databases(app_tasks: Iterable[IdempotentTaskLike]) -> set[Database]:
+    """Returns the databases that these tasks name in ``idempotency_transaction``."""
+    named = {task.idempotency_configuration.settings.transaction for task in app_tasks}
+    return named - {None}
 
 
 def stores(app_tasks: Iterable[IdempotentTaskLike]) -> list[RecordStore]:

@@ -181,6 +181,7 @@ class IdempotentConsumer(ConsumerMixin):
         """Handles a message whose handler did not raise `error`: it is about the message's key."""
         if isinstance(error, _RequeueError):
             delivery.unanswered_ids = error.unanswered_ids
+            delivery.rollback_count = call.rollback_count
             self._delay(delivery, error.seconds)
         elif isinstance(error, _IgnoreError) or call.has_outcome:
             delivery.message.ack()  # the key has an outcome, even if it cannot be replayed
@@ -263,6 +264,7 @@ class _Delivery:
     body: Any = field(compare=False)
     message: Message = field(compare=False)
     requeue_count: int = field(default=0, compare=False)
+    rollback_count: int = field(default=0, compare=False)
     failures: int = field(default=0, compare=False)
     unanswered_ids: bytes = field(default=b"", compare=False)
 
@@ -276,9 +278,11 @@ class _MessageCall(DirectCall):
         delivery: _Delivery,
         handler: Callable[[Any, Message], Any],
     ) -> None:
-        super().__init__(sender, key, settings, partial(handler, delivery.body, delivery.message))
+        work = partial(handler, delivery.body, delivery.message)
+        super().__init__(sender, key, settings, work, app=sender._app)  # noqa: SLF001
         self.unanswered_ids = delivery.unanswered_ids
         self.requeue_count = delivery.requeue_count
+        self.rollback_count = delivery.rollback_count
         #: What the handler raised.
         self.handler_error: BaseException | None = None
         #: Whether the key has an outcome of an earlier message.

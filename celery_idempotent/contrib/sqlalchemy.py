@@ -30,6 +30,7 @@ outcomes = Table(
     Column("fingerprint", String(32), nullable=False),
     Column("format", String(255), nullable=False),
     Column("body", _Body, nullable=False),
+    Column("outbox", _Body, comment="messages to publish after the commit"),
     Column("finished_at", BigInteger, comment="milliseconds since the epoch"),
     Column("expires_at", BigInteger, index=True, comment="milliseconds since the epoch"),
 )

@@ -161,6 +161,11 @@ COMMITTED_ONLY = Event(
     WARNING, "ran; its outcome is committed, and its record follows with the next call: {error}"
 )
 ROW_NOT_REPEATED = Event(WARNING, "cannot store in its record the outcome of its row: {error}")
+STEP_ROWS_LEFT = Event(WARNING, "leaves rows of its steps: {error}")
+OUTBOX_FOUND = Event(WARNING, "publishes the messages of an execution that was committed")
+MESSAGE_DROPPED = Event(
+    ERROR, "has committed; its message of {message} is refused, and dropped: {error}"
+)
 REPLACED_ROLLED_BACK = Event(
     WARNING,
     "is dropped: the transaction of the task that it replaces was rolled back, or its key was "

@@ -199,11 +199,11 @@ async def complete_many(
     try:
         completions = [await complete_command(active, value) for active, value in values]
         if transaction is not None and executions:
-            commit_many(executions, [command for command, _ in completions], transaction)
+            await commit_many(executions, [command for command, _ in completions], transaction)
     except BaseException as error:
         if transaction is not None:
             transaction.rollback()
-            reason = f"the transaction of the batch was rolled back ({type(error).__name__})"
+            reason = f"the transaction of the batch ended with {type(error).__name__}"
             await release_many(executions, runtime, IdempotencyError(reason))
         raise
     errors: list[IdempotencyError | None] = []

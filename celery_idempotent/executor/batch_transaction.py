@@ -11,16 +11,18 @@ from celery_idempotent.events.report import decide_by, refuse, report
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.execution import BaseExecution
+from celery_idempotent.executor.outbox import outbox_of, publish_found, publish_outbox
 from celery_idempotent.executor.runtime.runtime import Runtime
+from celery_idempotent.executor.soft_limit import at_row
 from celery_idempotent.executor.transaction import (
     UnrecordedExecution,
     adopt_record,
-    at_row,
     outcome_of,
 )
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record.record import Record
 from celery_idempotent.sql.batch_transaction import BatchTransaction, Found
+from celery_idempotent.sql.outcomes import Claim, Row
 from celery_idempotent.store.commands import Command
 
 
@@ -45,12 +47,30 @@ async def claim_many(
     ]
     try:
         claims = [active.claim() for active in executions]
-        found = at_row(partial(transaction.begin, claims))
+        found = await _begin(executions, claims, transaction)
     except BaseException as error:
         for call, _ in granted:
             decide_by(call, error)
         raise
     return [await _admission(active, row) for active, row in zip(executions, found, strict=True)]
+
+
+async def _begin(
+    executions: Sequence[ActiveExecution], claims: Sequence[Claim], transaction: BatchTransaction
+) -> Sequence[Found | None]:
+    """Begins the transaction, after what earlier ones have left to be published is."""
+    while True:
+        found = at_row(partial(transaction.begin, claims))
+        left = [
+            (active, claim, row)
+            for active, claim, row in zip(executions, claims, found, strict=True)
+            if isinstance(row, Row) and row.outbox is not None
+        ]
+        if not left:
+            return found
+        transaction.rollback()
+        for active, claim, row in left:
+            await publish_found(active, transaction.database, claim, row)
 
 
 async def _admission(
@@ -72,19 +92,32 @@ async def _admission(
     return record
 
 
-def commit_many(
+async def commit_many(
     executions: Sequence[ActiveExecution],
     commands: Sequence[Command],
     transaction: BatchTransaction,
 ) -> None:
-    """Commits the outcomes that `commands` store in Redis, or rolls back and raises."""
+    """Commits the outcomes that `commands` store in Redis, or rolls back and raises.
+
+    The first row has what the batch publishes on commit.
+
+    Raises:
+        StoreUnavailableError: also if the messages are committed, and not published.
+    """
+    first = executions[0]
     try:
-        transaction.commit(
-            {
-                active.execution.key: outcome_of(command)
-                for active, command in zip(executions, commands, strict=True)
-            }
-        )
+        outbox = await outbox_of(first, transaction.on_commit)
+        outcomes = {
+            active.execution.key: outcome_of(command)
+            for active, command in zip(executions, commands, strict=True)
+        }
+        key = first.execution.key
+        outcomes[key] = outcomes[key]._replace(outbox=outbox)
+        transaction.commit(outcomes)
+        if outbox is not None:
+            claim = first.claim()
+            owner = transaction.owner(claim)
+            await publish_outbox(first, transaction.database, claim, owner, outbox)
     except BaseException as error:
         transaction.rollback(discard=not isinstance(error, Exception))
         raise

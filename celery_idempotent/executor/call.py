@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -61,6 +62,8 @@ class ExecutorCall(Protocol):
     unanswered_ids: bytes
     #: How often this message has been requeued.
     requeue_count: int
+    #: How many of these requeues followed a rollback by the database. The executor counts them.
+    rollback_count: int
     #: Number of this message among those of its task id; a retry has a higher one.
     generation: int
     #: Whether the caller gets the value as duplicates do: serialized and restored.
@@ -112,6 +115,20 @@ class ExecutorCall(Protocol):
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Returns the value that `record` does not hold, from elsewhere; or raises `error`."""
+
+    def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
+        """The messages that `functions`, which the body has registered, publish: as JSON.
+
+        Raises:
+            TransactionError: if one of them does something else, or cannot be stored.
+        """
+
+    def publish_messages(self, messages: Any) -> None:
+        """Publishes what `store_messages` returned, decoded.
+
+        Raises:
+            Exception: of the broker.
+        """
 
     def replayed(self, record: Record) -> None:
         """Called when `record` answers this call."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -32,7 +33,7 @@ from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.sql.database import Database
+from celery_idempotent.sql.database import Database, forget_rows
 from celery_idempotent.store import breaker, commands
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.record_store import RecordStore
@@ -136,10 +137,11 @@ class Executor:
         shown: Record | str | None = None,
         database: Database | None = None,
         owner: str = "",
+        step_rows_in: Iterable[Database] = (),
     ) -> str:
-        """Deletes the record of `key`, its offloaded values, and its row.
+        """Deletes the record of `key`, its offloaded values, its row and those of its steps.
 
-        The transaction that deletes the row is committed when the record is deleted: if one of the
+        The transaction that deletes the rows is committed when the record is deleted: if one of the
         two is unavailable, nothing is forgotten. A process that dies in between leaves the row,
         which duplicates get.
 
@@ -147,6 +149,7 @@ class Executor:
             shown: as for :func:`commands.forget`.
             database: which has the row, if the task has a transaction.
             owner: as for :meth:`Database.forget`.
+            step_rows_in: may have rows of steps, as may those that steps have used in this process.
 
         Returns:
             ``ok``, ``absent`` or ``changed``: a reply of lua/forget.lua.
@@ -154,15 +157,14 @@ class Executor:
         Raises:
             StoreUnavailableError: if Redis or the database is unavailable.
         """
-        if database is None:
-            return self._forget_record(key, shown)
         cases = []
 
         def forget_record() -> bool:
             cases.append(self._forget_record(key, shown))
             return cases != ["changed"]
 
-        had_rows = database.forget(self.store.config.prefix, key, owner, forget_record)
+        prefix = self.store.config.prefix
+        had_rows = forget_rows(database, step_rows_in, prefix, key, owner, forget_record)
         if had_rows is None:
             return "changed"
         return "ok" if had_rows else cases[0]

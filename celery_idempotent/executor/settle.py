@@ -18,6 +18,7 @@ from celery_idempotent.executor.call import Delegate, Fail, Release
 from celery_idempotent.executor.outcome import Failure, Outcome, Result
 from celery_idempotent.executor.replay import replay
 from celery_idempotent.executor.returned import restored
+from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.payload.codec import DELEGATED, RESULT_IGNORED
 from celery_idempotent.payload.fields import ERROR, RESULT
 from celery_idempotent.record import layout
@@ -127,6 +128,7 @@ async def _fail(active: ActiveExecution, outcome: Failure) -> Outcome:
         instead = await transaction.commit(active, command)
         if instead is not None:
             return instead if active.settled else await _release(active, instead, FREE)
+    since = monotonic()
     reply = await _store(active, command)
     if reply is None:
         return outcome
@@ -139,6 +141,8 @@ async def _fail(active: ActiveExecution, outcome: Failure) -> Outcome:
     gets = "this error" if payload.format else "ResultNotStoredError"
     active.report(table.FAILED, error=outcome.error, outcome=gets)
     if active.has_steps:
+        # Not after the record: the next execution would find them.
+        active.steps.limit_rows(call.settings.error_ms - round((monotonic() - since) * 1000))
         await active.steps.discard()
     return outcome
 

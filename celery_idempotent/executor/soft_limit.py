@@ -13,7 +13,9 @@ import threading
 from _thread import get_ident
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _SIGNAL = getattr(signal, "SIGUSR1", None)
 # Without the conversion to an enum of signal.getsignal, which takes 2 µs for a function.
@@ -88,6 +90,19 @@ _current: ContextVar[SoftLimit | None] = ContextVar("idempotent_soft_limit", def
 
 #: Returns the limit that was entered last. In a flow it is the flow's own.
 innermost = _current.get
+
+
+def at_row(work: Callable[[], T]) -> T:
+    """Calls `work`, which may wait for a transaction; a soft time limit interrupts it."""
+    limit = innermost()
+    if limit is None:
+        return work()
+    try:
+        limit.begin(WAIT)
+        return work()
+    finally:
+        limit.phase = FLOW
+
 
 #: Returns the limit of the current message, for a task that is not in the executor. Set by the
 #: task's room.

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery_idempotent.errors import LeaseLostError, TransactionError
+from celery_idempotent.errors import LeaseLostError, StoreUnavailableError, TransactionError
+from celery_idempotent.events import table
+from celery_idempotent.executor.outbox import begin_at_row, commit_with_outbox, publish_found
 from celery_idempotent.executor.outcome import Failure, Outcome, Result, is_asynchronous
 from celery_idempotent.executor.returned import restored
 from celery_idempotent.payload.fields import step_field
 from celery_idempotent.record import steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
-from celery_idempotent.sql.database import Database
+from celery_idempotent.sql.database import Database, step_databases
 from celery_idempotent.sql.outcomes import Ended
 from celery_idempotent.store import commands
 
@@ -27,6 +29,8 @@ class Steps:
     def __init__(self, active: ActiveExecution, body: bytes) -> None:
         self._active = active
         self._body = body
+        #: Those that have the rows of steps.
+        self._databases: set[Database] = set()
         #: The values of the steps that this execution has run.
         self._payloads: dict[str, Payload] = {}
 
@@ -44,6 +48,8 @@ class Steps:
             return Result(active.codec.values.restore(self._payloads[name]))
         stored = steps.read(self._body, key).get(name)
         if stored is not None:
+            if transaction not in (None, True):
+                self._remember(Database(transaction))
             return Result(await active.codec.decode_step(Payload(*stored), key, name))
         steps.write(name, "", b"")  # refuses an invalid name before `func` runs
         if transaction not in (None, True):
@@ -66,7 +72,8 @@ class Steps:
         transaction = database.transaction(active.claim(name), lambda row: False)
         work = partial(active.execution._with_connection, transaction, func)  # noqa: SLF001
         try:
-            row = transaction.begin()
+            row = await begin_at_row(active, transaction)
+            self._remember(database)
             if row is None:
                 outcome = await active.runtime.run(work)
                 if isinstance(outcome, Failure):
@@ -75,10 +82,12 @@ class Steps:
                 payload, outcome = self._restored(name, outcome.value)
                 stored = await self._protected(name, payload)
                 retention_ms = active.call.settings.result_ms
-                row = transaction.commit(Ended(State.COMPLETED, *stored, retention_ms))
+                ended = Ended(State.COMPLETED, *stored, retention_ms)
+                row = await commit_with_outbox(active, transaction, ended)
                 if row is None:
                     await self._save(name, stored)
                     return outcome
+                row = await publish_found(active, database, transaction.claim, row)
         finally:
             transaction.rollback(discard=True)
         stored = Payload(row.format, row.body)
@@ -95,6 +104,10 @@ class Steps:
             )
         return database
 
+    def _remember(self, database: Database) -> None:
+        self._databases.add(database)
+        step_databases.add(database)
+
     def _restored(self, name: str, value: Any) -> tuple[Payload, Outcome]:
         active = self._active
         return restored(
@@ -109,6 +122,16 @@ class Steps:
     def finished(self) -> bytes:
         """The finished steps, as the body of a record."""
         return steps.without_errors(self._body)
+
+    def limit_rows(self, retention_ms: int) -> None:
+        """Lets the rows of all steps expire with the key, whose outcome is stored."""
+        active = self._active
+        prefix = active.runtime.store.config.prefix
+        for database in self._databases:
+            try:
+                database.limit_steps(prefix, active.call.key, max(0, retention_ms))
+            except StoreUnavailableError as error:
+                active.report(table.STEP_ROWS_LEFT, error=error)
 
     async def discard(self) -> None:
         """Deletes offloaded values of steps, which the outcome has replaced."""

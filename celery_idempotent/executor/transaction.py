@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery_idempotent.errors import (
     CorruptRecordError,
@@ -21,10 +21,11 @@ from celery_idempotent.executor import conflict
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.execution import BaseExecution
+from celery_idempotent.executor.outbox import begin_at_row, commit_with_outbox, publish_found
 from celery_idempotent.executor.outcome import Failure, Outcome
 from celery_idempotent.executor.replay import replay_or_refuse
 from celery_idempotent.executor.runtime.runtime import Runtime
-from celery_idempotent.executor.soft_limit import FLOW, WAIT, innermost
+from celery_idempotent.executor.soft_limit import at_row
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record import layout
@@ -43,10 +44,8 @@ from celery_idempotent.store.scripts import Reply
 if TYPE_CHECKING:
     from celery_idempotent.executor.executor import BeginRequest
 
-T = TypeVar("T")
-
-#: Messages that were requeued so often are not requeued again for an error of the database.
-MAX_REQUEUES = 20
+#: A message that was requeued so often for such errors of the database ends with the next one.
+MAX_ROLLBACKS = 20
 
 
 class UnrecordedExecution(ActiveExecution):
@@ -70,21 +69,9 @@ class UnrecordedExecution(ActiveExecution):
         return Reply("ok", b"", 0)
 
 
-def run_plain(
-    settings: Settings,
-    execution: BaseExecution,
-    work: Callable[[], Any],
-    outer: BaseExecution | None = None,
-) -> Any:
-    """Runs `work` without protection, in a transaction without an outcome if there is to be one.
-
-    Args:
-        outer: the execution whose body makes the call; it may have a transaction already.
-    """
+def run_plain(settings: Settings, execution: BaseExecution, work: Callable[[], Any]) -> Any:
+    """Runs `work` without protection, in a transaction without an outcome if there is to be one."""
     if settings.transaction is None:
-        return work()
-    if outer is not None and outer._transaction is not None:  # noqa: SLF001
-        execution._transaction = outer._transaction  # noqa: SLF001
         return work()
     with PlainTransaction(settings.transaction) as transaction:
         execution._transaction = transaction  # noqa: SLF001 - the body reads its connection
@@ -104,22 +91,10 @@ async def claim(active: ActiveExecution) -> Row | None:
     active.transaction = transaction
     execution._transaction = transaction  # noqa: SLF001 - the body reads its connection
     try:
-        return at_row(transaction.begin)
+        return await begin_at_row(active, transaction)
     except StoreUnavailableError as error:
         active.report(table.ROW_UNAVAILABLE, error=error)
         await _requeue(active, error)
-
-
-def at_row(work: Callable[[], T]) -> T:
-    """Calls `work`, which may wait for a transaction; a soft time limit interrupts it."""
-    limit = innermost()
-    if limit is None:
-        return work()
-    try:
-        limit.begin(WAIT)
-        return work()
-    finally:
-        limit.phase = FLOW
 
 
 async def reopen(request: BeginRequest, poisoned: Record) -> bool:
@@ -209,18 +184,22 @@ async def commit(active: ActiveExecution, command: Command) -> Outcome | None:
     """
     transaction = active.transaction
     assert transaction is not None
-    ended = outcome_of(command)
+    database, ended = active.call.settings.transaction, outcome_of(command)
     try:
         row = None
         if ended.state is State.FAILED and not transaction.committed:
             transaction.rollback()  # the effects; the row of the error is claimed anew
             row = transaction.begin()
         if row is None:
-            row = transaction.commit(ended)
+            row = await commit_with_outbox(active, transaction, ended)
+        if row is not None:
+            row = await publish_found(active, database, transaction.claim, row)
     except Exception as error:
         transaction.rollback()
-        if isinstance(error, StoreUnavailableError) or should_retry(active, error):
+        if isinstance(error, StoreUnavailableError):
             await _requeue(active, error)
+        if should_retry(active, error):
+            await retry(active, error)
         return Failure(error)
     return None if row is None else await adopt(active, row)
 
@@ -237,7 +216,7 @@ def should_retry(active: ActiveExecution, error: BaseException | None) -> bool:
     return (
         active.transaction is not None
         and error is not None
-        and active.call.requeue_count < MAX_REQUEUES
+        and active.call.rollback_count < MAX_ROLLBACKS
         and is_transient(error)
     )
 
@@ -245,6 +224,7 @@ def should_retry(active: ActiveExecution, error: BaseException | None) -> bool:
 async def retry(active: ActiveExecution, error: BaseException) -> NoReturn:
     """Requeues the call, whose transaction the database has rolled back."""
     active.report(table.ROLLED_BACK, error=error)
+    active.call.rollback_count += 1
     await _requeue(active, error)
 
 

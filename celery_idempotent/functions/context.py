@@ -238,7 +238,7 @@ class ExecutionContext:
 
     def __init__(self, engine: Idempotency, key: Key, settings: Settings, label: str = "") -> None:
         self._engine = engine
-        self._call = DirectCall(engine, key, settings, label=label)
+        self._call = DirectCall(engine, key, settings, label=label, app=engine._app)  # noqa: SLF001
         self._execution: Any = None
 
     def __enter__(self) -> ContextExecution:

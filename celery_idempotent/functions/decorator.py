@@ -83,7 +83,8 @@ def idempotent_function(
             return restored(run_plain(settings, execution, work))
         work = functools.partial(func, *args, **kwargs)
         label = labels.of(args, kwargs) if labels else ""
-        call = DirectCall(func, derive(args, kwargs), settings, work, label)
+        app = engine._app  # noqa: SLF001
+        call = DirectCall(func, derive(args, kwargs), settings, work, label, app)
         return engine.executor.enter(call)
 
     wrapper: Any = call_async if inspect.iscoroutinefunction(func) else call_blocking

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 from uuid import uuid4
 
-from celery_idempotent.errors import IdempotencyError
+from celery import Celery
+
+from celery_idempotent.errors import IdempotencyError, TransactionError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.executor.call import Disposition, Fail, Release
@@ -18,6 +20,7 @@ from celery_idempotent.functions.decision import NotCompletedError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
 from celery_idempotent.settings import Settings
+from celery_idempotent.task import outbox
 from celery_idempotent.task.call import worker_name
 
 #: The execution whose function or block is running.
@@ -44,10 +47,12 @@ class DirectCall:
         sender: the sender of the call's signals.
         work: runs the function; None for a block or a batch, whose caller runs the code.
         label: shown beside the key.
+        app: of the messages that the body publishes on commit.
     """
 
     unanswered_ids = b""
     requeue_count = 0
+    rollback_count = 0
     generation = 0
     #: With ``until="finished"`` no call waits for the next turn.
     wait_ms = 0
@@ -66,9 +71,11 @@ class DirectCall:
         settings: Settings,
         work: Callable[[], Any] | None = None,
         label: str = "",
+        app: Celery | None = None,
     ) -> None:
         self.sender = sender
         self.label = label
+        self._app = app
         #: Unique, because no other call is a redelivery of this one.
         self.task_id = str(uuid4())
         self.key = key.of_message(self.task_id) if settings.runs_again else key
@@ -95,6 +102,19 @@ class DirectCall:
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Raises `error`: the record is the only source of the result."""
         raise error
+
+    def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
+        """Returns the messages that `functions` publish on commit."""
+        return outbox.store(str(self.key), self._app, functions)
+
+    def publish_messages(self, messages: Any) -> None:
+        """Publishes what :meth:`store_messages` returned."""
+        if self._app is None:
+            raise TransactionError(
+                f"{self.key}: its row has messages that another process was to publish; pass the "
+                "Celery app to Idempotency() instead of a URL"
+            )
+        outbox.publish(str(self.key), self._app, self.task_id, messages)
 
     def replayed(self, record: Record) -> None:
         """Does nothing: a direct call has no continuation."""

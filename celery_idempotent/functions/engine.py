@@ -241,7 +241,7 @@ class Idempotency:
                 "hashed; it must be text, a number, a UUID or a tuple of these"
             )
         try:
-            return DirectCall(self, self.key_of(key, fingerprint), batch_settings)
+            return DirectCall(self, self.key_of(key, fingerprint), batch_settings, app=self._app)
         except KeyRuleError as error:
             return error
 

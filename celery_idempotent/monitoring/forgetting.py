@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, report
 from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring.sql_outcome import SqlOutcome
 from celery_idempotent.record.record import State
+from celery_idempotent.sql.database import Database, forget_rows
 from celery_idempotent.store.commands import UNREADABLE
 from celery_idempotent.store.inspection.record_query import RecordView, read_view
 
@@ -26,8 +28,9 @@ def forget(
     user: str,
     force: bool = False,
     outcome: SqlOutcome | None = None,
+    databases: Iterable[Database] = (),
 ) -> str:
-    """Deletes a record and its row; logs it, and sends the signal ``forgotten``.
+    """Deletes a record and its rows; logs it, and sends the signal ``forgotten``.
 
     The record must be as in `view`, and the row as in `outcome`.
 
@@ -36,6 +39,7 @@ def forget(
         user: who requests it.
         force: also forget it while it is running. Its execution is not stopped.
         outcome: the row that was shown; without it, any is deleted.
+        databases: have rows of steps, besides those that the tasks name.
 
     Returns:
         FORGOTTEN, RUNNING, CHANGED or ABSENT.
@@ -52,7 +56,8 @@ def forget(
     database = sender.idempotency_configuration.settings.transaction if sender else None
     owner = outcome.row.owner if outcome else ""
     shown = UNREADABLE if record is None else record
-    case = executor.forget(view.key, shown, database, owner)
+    named = {*app_tasks.databases(tasks), *databases}
+    case = executor.forget(view.key, shown, database, owner, step_rows_in=named)
     if case != "ok":
         return {"changed": CHANGED, "absent": ABSENT}[case]
     if record is None:
@@ -63,7 +68,13 @@ def forget(
     return FORGOTTEN
 
 
-def forget_row(outcome: SqlOutcome, *, user: str) -> str:
+def forget_row(
+    outcome: SqlOutcome,
+    tasks: Sequence[IdempotentTaskLike],
+    *,
+    user: str,
+    databases: Iterable[Database] = (),
+) -> str:
     """Deletes a row whose key has no record, as :func:`forget` does."""
     configuration, row = outcome.task.idempotency_configuration, outcome.row
     executor, database = configuration.executor, configuration.settings.transaction
@@ -71,8 +82,9 @@ def forget_row(outcome: SqlOutcome, *, user: str) -> str:
     def is_alone() -> bool:
         return read_view(executor.store, outcome.key) is None
 
+    named = {*app_tasks.databases(tasks), *databases}
     prefix = executor.store.config.prefix
-    deleted = database.forget(prefix, outcome.key, row.owner, is_alone)
+    deleted = forget_rows(database, named, prefix, outcome.key, row.owner, is_alone)
     if not deleted:
         return CHANGED if deleted is None else ABSENT
     about = f"{row.state} in the database alone, of task {row.task_id!r}"

@@ -38,7 +38,7 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.payload import offload, serializer
 from celery_idempotent.payload.cipher import Cipher
-from celery_idempotent.payload.fields import ERROR, RESULT, step_field, subject
+from celery_idempotent.payload.fields import ERROR, OUTBOX, RESULT, step_field, subject
 from celery_idempotent.payload.offload_storage import OffloadStorage
 from celery_idempotent.payload.result_codec import ResultCodec
 from celery_idempotent.payload.stored_error import is_storable
@@ -209,6 +209,16 @@ class PayloadCodec:
             As :meth:`decode`.
         """
         decode = partial(self._decode, payload, key, step_field(name), self._accept)
+        return await self._run_in_thread(decode) if payload.is_offloaded else decode()
+
+    async def decode_outbox(self, payload: Payload, key: str) -> Any:
+        """Returns the messages of an outbox.
+
+        Raises:
+            As :meth:`decode`.
+        """
+        accept = {serialization.registry.name_to_type["json"]}
+        decode = partial(self._decode, payload, key, OUTBOX, accept)
         return await self._run_in_thread(decode) if payload.is_offloaded else decode()
 
     async def delete_object(self, payload: Payload, key: str, field: str = RESULT) -> None:

@@ -1,8 +1,8 @@
-"""The fields of a record that hold a payload: its result, its error and its steps."""
+"""The fields that hold a payload: of a record its result, error and steps; of a row its outbox."""
 
 from __future__ import annotations
 
-RESULT, ERROR = "result", "error"
+RESULT, ERROR, OUTBOX = "result", "error", "outbox"
 
 
 def step_field(name: str) -> str:

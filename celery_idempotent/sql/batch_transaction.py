@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ class BatchTransaction:
     """Claims the row of each key that is to run, and commits the effects of all together."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
         self._session = database.engine.session()
         self._statements = database.statements
         #: The claims, and the values of their rows.
@@ -44,12 +44,23 @@ class BatchTransaction:
             raise TransactionError("the batch has no open transaction: no key is to run any more")
         return self._session.connection
 
+    @property
+    def on_commit(self) -> list[Callable[[], Any]]:
+        """The functions that the body has registered for the commit."""
+        return self._session.on_commit if self.phase is OPEN else []
+
+    def owner(self, claim: Claim) -> str:
+        """The random id of the row of `claim`."""
+        owners = {values["id"]: str(values["owner"]) for _, values in self._claimed}
+        return owners[claim.id]
+
     def begin(self, claims: Sequence[Claim]) -> list[Found | None]:
         """Begins the transaction and claims the rows, after the end of others that have them.
 
         Returns:
-            For each claim None if its row is claimed, else what was committed before. The
-            transaction is open if a row is claimed.
+            For each claim None if its row is claimed, else what was committed before: also an
+            expired row, if its messages are still to be published. The transaction is open if a
+            row is claimed.
 
         Raises:
             As :meth:`Transaction.begin`.
@@ -58,7 +69,7 @@ class BatchTransaction:
         # In one order, so that two batches never wait for each other.
         ordered = sorted(values, key=lambda each: each[1]["turn"] or each[1]["id"])
         work = partial(self._claim_rows, [each for _, each in ordered])
-        found = claim_repeatedly(self._database, self._session, work)
+        found = claim_repeatedly(self.database, self._session, work)
         self._claimed = [each for each in values if each[1]["id"] not in found]
         if self._claimed:
             self.phase = OPEN
@@ -76,7 +87,7 @@ class BatchTransaction:
             expired = {
                 row_id: row.owner
                 for row_id, row in rows.items()
-                if isinstance(row, Row) and row.expired
+                if isinstance(row, Row) and row.expired and row.outbox is None
             }
             found |= {row_id: row for row_id, row in rows.items() if row_id not in expired}
             pending = [values for values in pending if values["id"] not in found]
@@ -90,7 +101,7 @@ class BatchTransaction:
             if seen is None:
                 try:
                     self._session.execute(self._statements.claim, values)
-                except self._database.engine.integrity_error:
+                except self.database.engine.integrity_error:
                     return False
                 continue
             taken = {name: value for name, value in values.items() if name != "record_key"}
@@ -115,6 +126,8 @@ class BatchTransaction:
     def commit(self, outcomes: Mapping[str, Ended]) -> None:
         """Writes the outcomes, removes the rows of all other keys, and commits.
 
+        An outbox replaces `on_commit`.
+
         If the reply to the commit is lost, a row is claimed again, which shows whether it was
         committed.
 
@@ -130,6 +143,7 @@ class BatchTransaction:
             if self.phase is not OPEN or not self._session.active:
                 raise ended_by_body(claim.key)
             self._end(claim, values, outcomes.get(str(claim.key)))
+        self._session.drop_on_commit()
         self.phase = COMMITTING
         try:
             self._session.commit()
@@ -151,10 +165,9 @@ class BatchTransaction:
         """Raises `error` unless the commit took effect; any of the rows shows it for all."""
         self._session.discard()
         claim, values = next(each for each in self._claimed if str(each[0].key) in outcomes)
-        row = self._database.transaction(claim, lambda row: False).find()
+        row = self.database.transaction(claim, lambda row: False).find()
         if row is None or row.owner != values["owner"]:
             raise error
-        # The reply was lost, or a function of Django's on_commit has raised.
         logger.warning("%s and its batch are committed, but: %r", claim.key, error)
 
     def rollback(self, *, discard: bool = False) -> None:

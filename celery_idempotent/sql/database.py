@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,9 @@ from celery_idempotent.sql.outcomes import (
 )
 from celery_idempotent.sql.session import Engine
 from celery_idempotent.sql.transaction import Transaction
+
+#: The databases that steps have used in this process. No option of a task names them.
+step_databases: set[Database] = set()
 
 
 class Database:
@@ -131,8 +134,31 @@ class Database:
             raise
         return deleted > 0
 
+    def clear_outbox(self, claim: Claim, owner: str) -> None:
+        """Notes that the messages of a row were published.
+
+        Args:
+            owner: of the row; if it is another one now, nothing is done.
+
+        Raises:
+            StoreUnavailableError: if the database is unavailable.
+        """
+        self._execute(self.statements.clear_outbox, {"id": claim.id, "owner": owner})
+
+    def limit_steps(self, prefix: str, key: Key, retention_ms: int) -> None:
+        """Lets the rows of the steps of `key` expire in `retention_ms` at the latest.
+
+        Raises:
+            StoreUnavailableError: if the database is unavailable.
+        """
+        values = {**rows_of(prefix, key), "retention_ms": retention_ms}
+        self._execute(self.statements.limit_steps, values)
+
     def purge(self, limit: int, after: int = 0) -> tuple[int, int]:
         """Deletes up to `limit` expired rows in one transaction, oldest first.
+
+        Rows whose messages were not published are kept: the next call with their key publishes
+        them.
 
         Args:
             after: when the last row of the batch before has expired. Without it, each batch would
@@ -166,7 +192,7 @@ class Database:
         Raises:
             StoreUnavailableError: if the database is unavailable.
         """
-        rows = self._read(self.statements.find, {"id": row_id(prefix, key)})
+        rows = self._execute(self.statements.find, {"id": row_id(prefix, key)})
         return Row.read_any(rows[0]) if rows else None
 
     def count(self) -> tuple[int, int]:
@@ -175,7 +201,7 @@ class Database:
         Raises:
             StoreUnavailableError: if the database is unavailable.
         """
-        ((rows, expired),) = self._read(self.statements.totals, {})
+        ((rows, expired),) = self._execute(self.statements.totals, {})
         return int(rows), int(expired)
 
     def purge_is_overdue(self, seconds: float) -> bool:
@@ -184,9 +210,9 @@ class Database:
         Raises:
             StoreUnavailableError: if the database is unavailable.
         """
-        return bool(self._read(self.statements.overdue, {"age_ms": round(seconds * 1000)}))
+        return bool(self._execute(self.statements.overdue, {"age_ms": round(seconds * 1000)}))
 
-    def _read(self, statement: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+    def _execute(self, statement: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
         session = self.engine.session()
         try:
             session.begin()
@@ -245,3 +271,35 @@ class Database:
                 f"idempotency_transaction: the database {engine.name} does not roll back: use a "
                 "connection without autocommit, and tables of a transactional storage engine"
             )
+
+
+def forget_rows(
+    database: Database | None,
+    step_rows_in: Iterable[Database],
+    prefix: str,
+    key: Key,
+    owner: str,
+    before_commit: Callable[[], bool],
+) -> bool | None:
+    """As :meth:`Database.forget`, in all databases that may have rows of `key`.
+
+    Args:
+        database: may have the row of the key itself.
+        step_rows_in: have rows of steps, as may those that steps have used in this process.
+        owner: of the row that was shown.
+    """
+    own = [] if database is None else [database]
+    # Each once: a path and an engine may name the same.
+    named = {each.engine: each for each in (*own, *step_databases, *step_rows_in)}
+    had_rows = False
+
+    def forget(databases: Sequence[Database], owner: str) -> bool:
+        """Returns whether to commit."""
+        nonlocal had_rows
+        if not databases:
+            return before_commit()
+        deleted = databases[0].forget(prefix, key, owner, lambda: forget(databases[1:], ""))
+        had_rows |= bool(deleted)
+        return deleted is not None
+
+    return had_rows if forget([*named.values()], owner) else None

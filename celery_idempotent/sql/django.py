@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -89,6 +89,8 @@ class DjangoSession:
     def __init__(self, alias: str) -> None:
         self._alias = alias
         self._atomic: Any = None
+        #: Functions of ``on_commit`` that a test case has registered before.
+        self._registered = 0
 
     @property
     def connection(self) -> Any:
@@ -122,6 +124,7 @@ class DjangoSession:
                 "(under ATOMIC_REQUESTS: from a view with non_atomic_requests, or on_commit)"
             ) from error
         self._atomic = atomic
+        self._registered = len(connection.run_on_commit)
 
     def execute(self, statement: str, values: Mapping[str, Any]) -> Answer:
         """Executes a statement."""
@@ -130,8 +133,20 @@ class DjangoSession:
             cursor.execute(sql, [values[name] for name in names])
             return Answer(cursor.fetchall() if cursor.description else (), cursor.rowcount)
 
+    @property
+    def on_commit(self) -> list[Callable[[], Any]]:
+        """The functions of ``on_commit`` that are not robust."""
+        own = self.connection.run_on_commit[self._registered :]
+        return [func for _, func, robust in own if not robust]
+
+    def drop_on_commit(self) -> None:
+        """Removes them."""
+        registered = self.connection.run_on_commit
+        before, own = registered[: self._registered], registered[self._registered :]
+        self.connection.run_on_commit = [*before, *(entry for entry in own if entry[2])]
+
     def commit(self) -> None:
-        """Leaves the block; Django runs the functions of ``on_commit``."""
+        """Leaves the block; Django runs the functions of ``on_commit`` that are left."""
         self._atomic.__exit__(None, None, None)
         self._atomic = None
 

@@ -40,7 +40,7 @@ _CLAIMED = (
 )
 _SELECTED = (
     *("owner", "state", "task_id", "worker", "token", "attempt", "fingerprint"),
-    *("format", "body", "finished_at", "expires_at"),
+    *("format", "body", "outbox", "finished_at", "expires_at"),
 )
 
 
@@ -50,10 +50,14 @@ class Statements(NamedTuple):
     claim: str
     take_over: str
     finish: str
+    #: The messages of the outbox were published.
+    clear_outbox: str
     find: str
     #: Number of rows, and of those that have expired.
     totals: str
     forget: str
+    #: Ends the retention of the rows of steps, if it would last longer.
+    limit_steps: str
     #: Deletes the key's row alone, if it is still the one that was shown.
     forget_shown: str
     #: Begins the transaction of a purge; empty if nothing is to be set.
@@ -85,20 +89,25 @@ def statements(dialect: str) -> Statements:
         claim=f"INSERT INTO {TABLE} (id, record_key, {', '.join(_CLAIMED)}, format)"
         f" VALUES (:id, :record_key, {', '.join(f':{name}' for name in _CLAIMED)}, '')",
         take_over=f"UPDATE {TABLE} SET {', '.join(f'{name} = :{name}' for name in _CLAIMED)},"
-        " format = '', finished_at = NULL, expires_at = NULL WHERE id = :id AND owner = :seen",
+        " format = '', outbox = NULL, finished_at = NULL, expires_at = NULL"
+        " WHERE id = :id AND owner = :seen",
         finish=f"UPDATE {TABLE} SET turn = NULL, state = :state, format = :format, body = :body,"
-        f" finished_at = {now}, expires_at = {now} + :retention_ms"
+        f" outbox = :outbox, finished_at = {now}, expires_at = {now} + :retention_ms"
         " WHERE id = :id AND owner = :owner",
+        clear_outbox=f"UPDATE {TABLE} SET outbox = NULL WHERE id = :id AND owner = :owner",
         find=f"SELECT {', '.join(_SELECTED)}, {now} FROM {TABLE} WHERE id = :id",
         totals=f"SELECT COUNT(*), COALESCE(SUM(CASE WHEN expires_at <= {now} THEN 1 ELSE 0 END), 0)"
         f" FROM {TABLE}",
         forget=f"DELETE FROM {TABLE} WHERE id >= :id AND id < :end",
+        limit_steps=f"UPDATE {TABLE} SET expires_at = {now} + :retention_ms"
+        f" WHERE id > :id AND id < :end AND expires_at > {now} + :retention_ms",
         forget_shown=f"DELETE FROM {TABLE} WHERE id = :id AND owner = :owner",
         purge_begin=_READ_COMMITTED.get(dialect, ""),
         expired=f"SELECT id, expires_at FROM {TABLE}"
-        f" WHERE expires_at >= :after AND expires_at <= {now}"
+        f" WHERE expires_at >= :after AND expires_at <= {now} AND outbox IS NULL"
         f" ORDER BY expires_at LIMIT :limit{_SKIP_LOCKED.get(dialect, '')}",
-        overdue=f"SELECT id FROM {TABLE} WHERE expires_at <= {now} - :age_ms LIMIT 1",
+        overdue=f"SELECT id FROM {TABLE} WHERE expires_at <= {now} - :age_ms"
+        " AND outbox IS NULL LIMIT 1",
         # Again by the time: a row of SQLite may have been taken over meanwhile.
         purge=f"DELETE {_BY_ID.get(dialect, f'FROM {TABLE}')} WHERE expires_at <= {now} AND id IN ",
         limit_wait="SET LOCAL lock_timeout = '5s'" if dialect == "postgresql" else "",
@@ -155,12 +164,19 @@ class Claim(NamedTuple):
     step: str | None = None
 
     @property
+    def id(self) -> str:
+        """The primary key of the row."""
+        if self.step is None:
+            return row_id(self.prefix, self.key)
+        return step_id(self.prefix, self.key, self.step)
+
+    @property
     def values(self) -> dict[str, Any]:
         """The values of the statement `claim`, with a new owner."""
-        step, key = self.step, self.key
+        key = self.key
         return {
-            "id": row_id(self.prefix, key) if step is None else step_id(self.prefix, key, step),
-            "turn": turn_id(self.prefix, key) if step is None else None,
+            "id": self.id,
+            "turn": turn_id(self.prefix, key) if self.step is None else None,
             "record_key": str(key),
             "owner": os.urandom(16).hex(),
             "state": CLAIMED,
@@ -180,6 +196,9 @@ class Ended(NamedTuple):
     format: str
     body: bytes
     retention_ms: int
+    #: Messages to publish after the commit, as :mod:`celery_idempotent.executor.outbox` stores
+    #: them.
+    outbox: bytes | None = None
 
 
 class Row(NamedTuple):
@@ -194,6 +213,8 @@ class Row(NamedTuple):
     fingerprint: str
     format: str
     body: bytes
+    #: Messages that the execution was to publish after its commit; None: they are published.
+    outbox: bytes | None
     finished_at: int
     expires_at: int
     #: When it was read.
@@ -217,6 +238,7 @@ class Row(NamedTuple):
         row = cls(*values)
         return row._replace(
             body=bytes(row.body),
+            outbox=None if row.outbox is None else bytes(row.outbox),
             finished_at=row.finished_at or 0,
             expires_at=row.expires_at or 0,
         )

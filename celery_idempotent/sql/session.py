@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
@@ -37,6 +37,13 @@ class Session(Protocol):
 
     def execute(self, statement: str, values: Mapping[str, Any]) -> Answer:
         """Executes a statement of :mod:`celery_idempotent.sql.outcomes`."""
+
+    @property
+    def on_commit(self) -> list[Callable[[], Any]]:
+        """The functions to call after the commit, without those that may be lost."""
+
+    def drop_on_commit(self) -> None:
+        """Removes the functions of `on_commit`."""
 
     def commit(self) -> None:
         """Commits, and returns the connection to its pool."""

@@ -1,10 +1,17 @@
-"""Databases by SQLAlchemy."""
+"""Databases by SQLAlchemy.
+
+SQLAlchemy opens a connection for each transaction. A call inside another one would commit by
+itself, and wait for ever for the locks of its caller. Therefore transactions nest like those of
+Django: one that begins inside another one of the same engine, in the same context, joins that or is
+refused.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,13 +19,21 @@ from weakref import WeakKeyDictionary
 import sqlalchemy
 from sqlalchemy import exc
 
-from celery_idempotent.errors import SettingsError
+from celery_idempotent.errors import SettingsError, TransactionError
 from celery_idempotent.sql.session import Answer
 
 #: The process that has used each engine last. The connections in its pool belong to that process.
 _processes: WeakKeyDictionary[sqlalchemy.Engine, int] = WeakKeyDictionary()
 
+#: The sessions of this context whose transaction is open, the innermost last.
+_open: ContextVar[tuple[SQLAlchemySession, ...]] = ContextVar("idempotent_sessions", default=())
+
 _text = lru_cache(sqlalchemy.text)
+
+
+def is_same(engine: sqlalchemy.Engine, other: sqlalchemy.Engine) -> bool:
+    """Whether they are one engine, or views of it (``execution_options``): these share its pool."""
+    return engine.pool is other.pool
 
 
 class SQLAlchemyEngine:
@@ -44,10 +59,10 @@ class SQLAlchemyEngine:
         self._engine = engine
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SQLAlchemyEngine) and self._engine is other._engine
+        return isinstance(other, SQLAlchemyEngine) and is_same(self._engine, other._engine)
 
     def __hash__(self) -> int:
-        return hash(self._engine)
+        return hash(self._engine.url)
 
     @property
     def name(self) -> str:
@@ -74,12 +89,14 @@ class SQLAlchemyEngine:
 
 
 class SQLAlchemySession:
-    """One connection of the engine's pool for each transaction."""
+    """One connection of the engine's pool for each transaction that is not a part of another."""
 
     def __init__(self, engine: sqlalchemy.Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._connection: sqlalchemy.Connection | None = None
-        self._transaction: sqlalchemy.RootTransaction | None = None
+        self._transaction: sqlalchemy.Transaction | None = None
+        #: The session whose connection this one uses.
+        self._outer: SQLAlchemySession | None = None
 
     @property
     def connection(self) -> Any:
@@ -92,15 +109,47 @@ class SQLAlchemySession:
         return self._transaction is not None and self._transaction.is_active
 
     def begin(self, *, durable: bool = True) -> None:
-        """Connects and begins."""
-        self._connection = self._engine.connect()
-        self._transaction = self._connection.begin()
+        """Connects and begins; inside another transaction of the engine, sets a savepoint in it."""
+        sessions = tuple(each for each in _open.get() if each.active)
+        outer = next((each for each in sessions if is_same(each.engine, self.engine)), None)
+        if outer is None:
+            self._connection = self.engine.connect()
+            self._transaction = self._connection.begin()
+        else:
+            self._check_nesting(outer, durable)
+            self._outer, self._connection = outer, outer.connection
+            self._transaction = outer.connection.begin_nested()
+        _open.set((*sessions, self))
+
+    def _check_nesting(self, outer: SQLAlchemySession, durable: bool) -> None:
+        name = SQLAlchemyEngine(self.engine).name
+        if durable:
+            raise TransactionError(
+                f"idempotency_transaction {name!r} cannot begin inside another transaction of this "
+                "engine, for whose locks it could wait for ever: publish the task, or call it as a "
+                "function, which joins that transaction; call functions, blocks and batches with a "
+                "key before or after it"
+            )
+        options = self.engine.get_execution_options()
+        if options != outer.engine.get_execution_options():
+            raise TransactionError(
+                f"a plain call cannot join the transaction of {name!r} that is open: it was begun "
+                "with other execution options; set idempotency_transaction to the same engine"
+            )
 
     def execute(self, statement: str, values: Mapping[str, Any]) -> Answer:
         """Executes a statement."""
         assert self._connection is not None
         result = self._connection.execute(_text(statement), dict(values))
         return Answer(result.all() if result.returns_rows else (), result.rowcount)
+
+    @property
+    def on_commit(self) -> list[Callable[[], Any]]:
+        """Empty: listeners of SQLAlchemy's events are not known."""
+        return []
+
+    def drop_on_commit(self) -> None:
+        """Does nothing."""
 
     def commit(self) -> None:
         """Commits and returns the connection."""
@@ -126,6 +175,8 @@ class SQLAlchemySession:
             self._close()
 
     def _close(self) -> None:
+        _open.set(tuple(session for session in _open.get() if session is not self))
         connection, self._connection, self._transaction = self._connection, None, None
-        if connection is not None:
+        outer, self._outer = self._outer, None
+        if connection is not None and outer is None:
             connection.close()

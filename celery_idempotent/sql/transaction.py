@@ -45,26 +45,38 @@ class Transaction:
     def __init__(
         self, database: Database, claim: Claim, may_replace: Callable[[Row], bool]
     ) -> None:
-        self._database = database
-        self._claim = claim
+        self.database = database
+        self.claim = claim
         self._may_replace = may_replace
         self._session = database.engine.session()
         self._statements = database.statements
         self._id = ""
         self._owner = ""
+        #: The messages that are committed with the outcome.
+        self.outbox: bytes | None = None
         self.phase = CLOSED
 
     @property
     def connection(self) -> Any:
         """The connection of the open transaction."""
         if self.phase is not OPEN:
-            raise TransactionError(f"{self._claim.key}: the transaction has ended")
+            raise TransactionError(f"{self.claim.key}: the transaction has ended")
         return self._session.connection
 
     @property
     def committed(self) -> bool:
         """Whether the outcome is in the database."""
         return self.phase is COMMITTED
+
+    @property
+    def owner(self) -> str:
+        """The random id of the row that this transaction has claimed."""
+        return self._owner
+
+    @property
+    def on_commit(self) -> list[Callable[[], Any]]:
+        """The functions that the body has registered for the commit."""
+        return self._session.on_commit if self.phase is OPEN else []
 
     def begin(self, *, resolving: bool = False) -> Row | None:
         """Begins the transaction and claims the row, after the end of another one that has it.
@@ -73,21 +85,22 @@ class Transaction:
             resolving: replaces no row, and limits the time to wait for the other transaction.
 
         Returns:
-            None if the row is claimed: the transaction is open. Else the row with its outcome.
+            None if the row is claimed: the transaction is open. Else the row with its outcome;
+            also one that may be replaced, if its messages are still to be published.
 
         Raises:
             StoreUnavailableError: if the database is unavailable, or has no table.
             TransactionError: inside a transaction of the caller.
         """
         work = partial(self._claim_row, resolving=resolving)
-        owner, row = claim_repeatedly(self._database, self._session, work)
+        owner, row = claim_repeatedly(self.database, self._session, work)
         if owner and not resolving:
-            self._owner, self.phase = owner, OPEN
+            self._owner, self.outbox, self.phase = owner, None, OPEN
         return row
 
     def _claim_row(self, *, resolving: bool) -> tuple[str, Row | None]:
         """Returns the random owner of the claimed row; or "" and the row with an outcome."""
-        values = self._claim.values
+        values = self.claim.values
         owner: str = values["owner"]
         self._id = values["id"]
         for _ in range(MAX_RACES):
@@ -97,12 +110,12 @@ class Transaction:
             try:
                 self._session.execute(self._statements.claim, values)
                 return owner, None
-            except self._database.engine.integrity_error:
+            except self.database.engine.integrity_error:
                 self._session.rollback()
             row = self._find()
             if row is None:
                 continue  # purged or forgotten in the meantime
-            if resolving or not self._replaceable(row):
+            if resolving or row.outbox is not None or not self.may_replace(row):
                 return "", row
             self._session.begin()
             taken = {name: value for name, value in values.items() if name != "record_key"}
@@ -129,7 +142,7 @@ class Transaction:
         return Row.read(answer.rows[0]) if answer.rows else None
 
     def commit(self, ended: Ended) -> Row | None:
-        """Writes the outcome into the row and commits.
+        """Writes the outcome into the row and commits; the outbox replaces `on_commit`.
 
         If the reply to the commit is lost, the row is claimed again: that waits for the end of the
         lost transaction, and returns its row if it was committed. Called again after a signal
@@ -146,10 +159,11 @@ class Transaction:
         if self.phase is COMMITTED:
             return None
         if self.phase is CLOSED:
-            raise ended_by_body(self._claim.key)
+            raise ended_by_body(self.claim.key)
         error: BaseException | None = None
         if self.phase is OPEN:
             self._finish(ended)
+            self._session.drop_on_commit()
             self.phase = COMMITTING
             try:
                 self._session.commit()
@@ -162,11 +176,11 @@ class Transaction:
 
     def _finish(self, ended: Ended) -> None:
         if not self._session.active:
-            raise ended_by_body(self._claim.key)
+            raise ended_by_body(self.claim.key)
         values = {**ended._asdict(), "id": self._id, "owner": self._owner}
         values["state"] = ended.state.value
         if self._session.execute(self._statements.finish, values).changed != 1:
-            raise ended_by_body(self._claim.key)
+            raise ended_by_body(self.claim.key)
 
     def _resolve(self, error: BaseException | None) -> Row | None:
         """Determines whether the commit took effect; raises `error` if it did not."""
@@ -175,16 +189,16 @@ class Transaction:
         if row is not None and row.owner == self._owner:
             self.phase = COMMITTED
             if error is not None:
-                # The reply was lost, or a function of Django's on_commit has raised.
-                logger.warning("%s is committed, but: %r", self._claim.key, error)
+                logger.warning("%s is committed, but: %r", self.claim.key, error)
             return None
         self._session.rollback()
         self.phase = CLOSED
-        if row is not None and not self._replaceable(row):
+        if row is not None and not self.may_replace(row):
             return row
-        raise error or StoreUnavailableError(f"{self._claim.key}: the commit was interrupted")
+        raise error or StoreUnavailableError(f"{self.claim.key}: the commit was interrupted")
 
-    def _replaceable(self, row: Row) -> bool:
+    def may_replace(self, row: Row) -> bool:
+        """Whether the execution may take over the row of an earlier one."""
         return row.expired or self._may_replace(row)
 
     def rollback(self, *, discard: bool = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -33,6 +33,7 @@ from celery_idempotent.task import (
     celery_log,
     current_call,
     message_headers,
+    outbox,
     own_call,
     republish,
 )
@@ -87,6 +88,7 @@ class TaskCall:
             self.settings = replace(settings, result_ttl=headers.result_ttl)
         self.unanswered_ids = headers.unanswered_ids
         self.requeue_count = headers.requeue_count
+        self.rollback_count = headers.rollback_count
         self.generation = generation_of(request)
         self.soft_limit: SoftLimit | None = None
         if self.has_own_soft_limit and not request.is_eager:
@@ -215,6 +217,14 @@ class TaskCall:
                 raise value
         raise error
 
+    def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
+        """Returns the messages that `functions` publish on commit."""
+        return outbox.store(str(self.key), self.sender.app, functions)
+
+    def publish_messages(self, messages: Any) -> None:
+        """Publishes what :meth:`store_messages` returned."""
+        outbox.publish(str(self.key), self.sender.app, self.task_id, messages)
+
     def replayed(self, record: Record) -> None:
         """Lets a redelivery send its continuation only if the record does not have it as sent.
 
@@ -269,7 +279,12 @@ class TaskCall:
             report(table.RAISES, self, reason=reason)
             raise reason
         headers = message_headers.with_derived_key(
-            self._request.headers, self.key, self.task_id, self.requeue_count + 1, unanswered_ids
+            self._request.headers,
+            self.key,
+            self.task_id,
+            self.requeue_count + 1,
+            unanswered_ids,
+            self.rollback_count,
         )
         self.publish_again(self.sender, seconds, headers, reason)
 

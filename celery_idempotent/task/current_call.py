@@ -50,15 +50,15 @@ def run_in_executor(enter: Callable[[TaskCall], Any], call: TaskCall, *, eager: 
 def run_plain(task: IdempotentTask, work: Callable[[], Any]) -> Any:
     """Runs `work` without protection; with ``idempotency_transaction``, in a transaction.
 
-    Inside the body of the task, in that one's.
+    Inside a body with a transaction in that database, as a part of that.
     """
     settings = task.idempotency_configuration.settings
     if settings.transaction is None:
         return work()
-    outer, execution = task.idempotency, unprotected()
+    execution = unprotected()
     reset = _plain_execution.set(execution)
     try:
-        return run_in_transaction(settings, execution, work, outer)
+        return run_in_transaction(settings, execution, work)
     finally:
         _plain_execution.reset(reset)
 

@@ -5,7 +5,8 @@ without protection. ``idempotency_result_ttl`` is a number of seconds. Anyone wh
 may set these two. ``idempotency`` is written by this package: a message that is published again
 carries its derived key, so a deploy in between does not change the key. It is one text, because
 every publish with a reservation pays for its size:
-``message.explicit`` or ``message.explicit.key.fingerprint.requeue_count.unanswered_ids``.
+``message.explicit`` or ``message.explicit.key.fingerprint.requeue_count.unanswered_ids``; a
+``requeue_count`` of ``5-2`` has two requeues because of the database.
 
 A task may forward its headers (``child.apply_async(…, headers=self.request.headers)``), so they are
 bound to one message: ``message`` is a digest of the task's name and id, ``explicit`` a digest of
@@ -35,7 +36,9 @@ _BINDING = re.compile(
     r"([A-Za-z0-9_-]{11})\.((?:[A-Za-z0-9_-]{11})?)(?:\.(.*))?", re.ASCII | re.DOTALL
 )
 _DERIVED_KEY = re.compile(
-    r"(~?[A-Za-z0-9_-]{22})\.((?:[0-9a-f]{16})?)\.([0-9]{1,9})\.((?:[0-9a-f]{2})*)", re.ASCII
+    r"(~?[A-Za-z0-9_-]{22})\.((?:[0-9a-f]{16})?)\.([0-9]{1,9})(?:-([0-9]{1,9}))?\."
+    r"((?:[0-9a-f]{2})*)",
+    re.ASCII,
 )
 _SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,20})?)(?: ([A-Za-z0-9_-]{11}))?", re.ASCII)
 _OWN_HEADERS = frozenset({EXPLICIT_KEY_HEADER, RESULT_TTL_HEADER, DERIVED_KEY_HEADER})
@@ -56,6 +59,8 @@ class MessageHeaders:
     #: The key that was derived when the message was published before.
     key: Key | None = None
     requeue_count: int = 0
+    #: How many of these requeues followed a rollback by the database.
+    rollback_count: int = 0
     unanswered_ids: bytes = b""
 
     @classmethod
@@ -78,12 +83,13 @@ class MessageHeaders:
         fields = _DERIVED_KEY.fullmatch(derived)
         if fields is None:
             return cls(explicit, result_ttl=result_ttl)
-        digest, fingerprint, requeue_count, unanswered_ids = fields.groups()
+        digest, fingerprint, requeue_count, rollback_count, unanswered_ids = fields.groups()
         return cls(
             explicit,
             result_ttl=result_ttl,
             key=Key(task, digest, bytes.fromhex(fingerprint)),
             requeue_count=int(requeue_count),
+            rollback_count=int(rollback_count or 0),
             unanswered_ids=bytes.fromhex(unanswered_ids),
         )
 
@@ -130,11 +136,13 @@ def with_derived_key(
     task_id: str,
     requeue_count: int = 0,
     unanswered_ids: bytes = b"",
+    rollback_count: int = 0,
 ) -> dict[str, Any]:
     """Returns `headers` for a message that is published again under `task_id`."""
     headers = _without_deaths(headers or {})
     explicit, _ = _headers_of(key.task, task_id, headers)
-    derived = f"{key.digest}.{key.fingerprint.hex()}.{requeue_count}.{unanswered_ids.hex()}"
+    count = f"{requeue_count}-{rollback_count}" if rollback_count else f"{requeue_count}"
+    derived = f"{key.digest}.{key.fingerprint.hex()}.{count}.{unanswered_ids.hex()}"
     return _write(key.task, task_id, headers, explicit, derived)
 
 

@@ -15,6 +15,7 @@ from celery.utils import uuid
 from kombu.exceptions import EncodeError
 
 from celery_idempotent.clock import monotonic
+from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.configuration import TaskConfiguration, is_built_in
 from celery_idempotent.errors import (
     ConflictError,
@@ -402,7 +403,9 @@ class IdempotentTask(BackendResultTask):
         """Deletes the record of a call with these arguments; returns whether there was one.
 
         The next call runs. So do copies of messages whose errors are stored for the key. Its row
-        is deleted, too. A running execution is not stopped; its outcome will be rejected.
+        is deleted, too, and those of its steps in every database that a task of the app names, or
+        a step has used in this process. A running execution is not stopped; its outcome will be
+        rejected.
 
         Raises:
             StoreUnavailableError: if Redis or the database does not reply.
@@ -410,7 +413,9 @@ class IdempotentTask(BackendResultTask):
         key = self.idempotency_key_of(*args, **kwargs)
         configuration = self.idempotency_configuration
         database = configuration.settings.transaction
-        return configuration.executor.forget(key, database=database) == "ok"
+        named = app_tasks.databases(app_tasks.tasks(self.app))
+        case = configuration.executor.forget(key, database=database, step_rows_in=named)
+        return case == "ok"
 
     def idempotency_key_of(self, *args: Any, **kwargs: Any) -> Key:
         """Returns the key of a call with these arguments; its ``str()`` is `Record.key`.

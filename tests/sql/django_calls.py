@@ -132,10 +132,6 @@ def set_rollback() -> list[Any]:
     return Call(lambda name: transaction.set_rollback(True)).result()
 
 
-def failing_on_commit() -> list[Any]:
-    return Call(lambda name: transaction.on_commit(lambda: 1 / 0)).result()
-
-
 def statements() -> int:
     """Returns how many more statements there are than in a plain transaction."""
     with CaptureQueriesContext(connection) as plain, transaction.atomic():
@@ -158,7 +154,7 @@ def connection_in_body() -> bool:
 
 
 def batch() -> list[Any]:
-    """Releases its second key, and a function of on_commit raises; then all of it again."""
+    """Releases its second key; then all of it again."""
     keys = [uuid4().hex for _ in range(3)]
     decisions = []
     for _ in range(2):
@@ -170,7 +166,6 @@ def batch() -> list[Any]:
                     transaction.set_rollback(key == keys[1] and len(batch.pending) == 3)
             if len(batch.pending) == 3:
                 batch.release_many(keys[1:2])
-                transaction.on_commit(lambda: 1 / 0)
             batch.complete_many()
         idem.executor.store.client.flushdb()
     try:
@@ -191,7 +186,6 @@ print(
                 reads_from_a_replica,
                 nested_atomic,
                 set_rollback,
-                failing_on_commit,
                 statements,
                 missing_migrations,
                 connection_in_body,

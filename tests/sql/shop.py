@@ -11,14 +11,15 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from celery import Celery, current_task
-from celery.signals import worker_init
+from celery.signals import after_task_publish, worker_init
 
-from celery_idempotent import IdempotentTask, signals
+from celery_idempotent import TASK_ID, IdempotentTask, signals
 from tests.sql.databases import effects, new_engine, set_up_django
 from tests.waiting import eventually
 from tests.worker.parent_death import die_with_parent
@@ -107,6 +108,14 @@ if "SHOP_BREAKPOINTS" in os.environ:
     _around(Session, "begin", "record begun", lambda: "transaction begun")
     _around(Session, "execute", "", _after_statement)
     _around(Session, "commit", "", lambda: "committed")
+    if LIBRARY == "django":
+        from django.db.backends.base.base import BaseDatabaseWrapper
+
+        _around(BaseDatabaseWrapper, "run_and_clear_commit_hooks", "before on_commit", lambda: "")
+
+    @after_task_publish.connect
+    def _published(**_: Any) -> None:
+        reach("published")
 
     @signals.completed.connect
     def _record_completed(**_: Any) -> None:
@@ -189,6 +198,30 @@ def charge_in_parts(self: Any, order: str, left: int) -> str:
     write_effect(self.idempotency.connection, order)
     if left:
         self.replace(charge_in_parts.s(order, left - 1))
+    return uuid4().hex
+
+
+@app.task(
+    bind=True, shared=False, name="sql_shop.notify", base=IdempotentTask, idempotency_key=TASK_ID
+)
+def notify(self: Any, note: str) -> None:
+    """Writes one effect for each message."""
+    write_effect(self.idempotency.connection, note)
+
+
+@app.task(
+    bind=True,
+    shared=False,
+    name="sql_shop.charge_and_notify",
+    base=IdempotentTask,
+    idempotency_key="order:{order}",
+)
+def charge_and_notify(self: Any, order: str, note: str) -> str:
+    """Writes an effect, and publishes on commit, as Celery's ``delay_on_commit`` does."""
+    from django.db import transaction
+
+    write_effect(self.idempotency.connection, order)
+    transaction.on_commit(partial(notify.delay, note))
     return uuid4().hex
 
 

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextvars
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
+import sqlalchemy as sa
+from celery import Celery
+from celery.exceptions import SoftTimeLimitExceeded
+from click.testing import CliRunner
 
-from celery_idempotent import Decision, Idempotency, TransactionError
+from celery_idempotent import Decision, Idempotency, IdempotentTask, TransactionError
+from celery_idempotent.cli import idempotency
 from celery_idempotent.errors import SettingsError
+from celery_idempotent.sql.database import step_databases
+from celery_idempotent.sql.outcomes import Claim
 from celery_idempotent.testing.server import RedisServer
 from tests.sql.conftest import each_kind
 from tests.sql.databases import TestDatabase, effects
 from tests.sql.function_shop import Shop, forget_records
+from tests.waiting import SOON, eventually
 
 pytestmark = each_kind
 
@@ -77,6 +91,135 @@ class TestSteps:
 
         with pytest.raises(TransactionError, match="idempotency_transaction"):
             without()
+
+    def test_a_soft_time_limit_ends_the_wait_for_a_row(
+        self, idem: Idempotency, database: TestDatabase, order: str
+    ) -> None:
+        """Another transaction has the row; nothing interrupts SQLite while it waits."""
+        runs: list[str] = []
+
+        @idem.idempotent(key="{order}", name="ship")
+        def ship(order: str) -> None:
+            idem.current.step("book", runs.append, order, transaction=database.engine)
+
+        key = ship.idempotency_key_of(order)
+        claim = Claim(key, idem.settings.key_prefix, "another", "elsewhere", 1, 1, "book")
+        other = db(database).transaction(claim, lambda row: False)
+        if database.kind != "sqlite":
+            contextvars.Context().run(other.begin)
+        timer = threading.Timer(SOON / 2, other.rollback)
+        timer.start()
+        with soft_limit_at_claim(database), pytest.raises(SoftTimeLimitExceeded):
+            ship(order)
+        timer.cancel()
+        assert runs == []
+        assert database.kind == "sqlite" or other.phase == "open", "it has not waited for the end"
+        other.rollback()
+        ship(order)
+        assert runs == [order]
+
+
+class TestTheEndOfAKey:
+    """The rows of its steps end with it: the next execution of the key runs them again."""
+
+    @pytest.fixture
+    def app(self, server: RedisServer) -> Iterator[Celery]:
+        app = Celery(broker="memory://", set_as_current=False)
+        app.conf.update(idempotency_redis_url=server.url, idempotency_key_prefix=uuid4().hex)
+        yield app
+        app.close()
+
+    @pytest.fixture
+    def ship(self, app: Celery, database: TestDatabase) -> Any:
+        """A task that has no transaction itself; its step writes an effect."""
+
+        @app.task(
+            bind=True,
+            base=IdempotentTask,
+            shared=False,
+            name="ship",
+            idempotency_key="{order}",
+            idempotency_replay_errors=(ZeroDivisionError,),
+            idempotency_error_ttl=1,
+        )
+        def ship(task: Any, order: str, fail: bool = False) -> Any:
+            def book() -> int:
+                connection = task.idempotency.connection
+                connection.execute(effects.insert().values(name=order, pid=0))
+                return database.effects(order)
+
+            booked = task.idempotency.step("book", book, transaction=database.engine)
+            return 1 / 0 if fail else booked
+
+        return ship
+
+    def test_it_is_forgotten(self, ship: Any, database: TestDatabase, order: str) -> None:
+        for booked in range(3):
+            assert ship.apply((order,)).get() == booked
+            assert ship.idempotency_forget(order)
+
+    def test_it_is_forgotten_by_a_process_that_knows_the_database_by_another_task(
+        self, app: Celery, ship: Any, database: TestDatabase, order: str
+    ) -> None:
+        ship.apply((order,))
+        step_databases.clear()
+
+        @app.task(base=IdempotentTask, shared=False, idempotency_transaction=database.engine)
+        def other() -> None:
+            """Is never called."""
+
+        assert ship.idempotency_forget(order)
+        assert ship.apply((order,)).get() == 1
+
+    def test_it_is_forgotten_by_an_operator(
+        self,
+        app: Celery,
+        ship: Any,
+        database: TestDatabase,
+        order: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr("tests.sql.shop.database", database.engine)
+        ship.apply((order,))
+        step_databases.clear()
+        key = str(ship.idempotency_key_of(order))
+        for command in (
+            ["purge", "--database", "tests.sql.shop:database"],
+            ["forget", key, "--yes", "--database", "tests.sql.shop:database"],
+        ):
+            done = CliRunner().invoke(idempotency, command, obj=SimpleNamespace(app=app))
+            assert done.exit_code == 0, done.output
+
+        assert ship.apply((order,)).get() == 1
+
+    def test_the_retention_of_its_error_ends(
+        self, ship: Any, database: TestDatabase, order: str
+    ) -> None:
+        call = partial(ship.apply, (order, True))
+        for expected in (1, 2):
+            assert isinstance(call().result, ZeroDivisionError)
+            assert database.effects(order) == expected
+            eventually(lambda: ship.idempotency_record(order, True) is None, "it has expired")
+
+
+@contextmanager
+def soft_limit_at_claim(database: TestDatabase) -> Iterator[None]:
+    """Sends the signal of a soft time limit when a row is claimed."""
+
+    def send(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("INSERT"):
+            signal.raise_signal(signal.SIGUSR1)
+
+    def handle(*_: Any) -> None:
+        raise SoftTimeLimitExceeded
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    sa.event.listen(database.engine, "before_cursor_execute", send)
+    try:
+        yield
+    finally:
+        sa.event.remove(database.engine, "before_cursor_execute", send)
+        signal.signal(signal.SIGUSR1, before)
 
 
 def db(database: TestDatabase) -> Any:

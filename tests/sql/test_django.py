@@ -1,4 +1,4 @@
-"""Functions in a Django process: nested transactions, on_commit, statements, migrations."""
+"""Functions in a Django process: nested transactions, statements, migrations."""
 
 from __future__ import annotations
 
@@ -81,10 +81,6 @@ def test_a_batch_is_one_transaction(calls: dict[str, Any]) -> None:
 
 def test_a_body_cannot_return_and_roll_back(calls: dict[str, Any]) -> None:
     assert calls["set_rollback"] == ["TransactionError", "TransactionError", 2, 0]
-
-
-def test_an_error_of_on_commit_does_not_change_the_outcome(calls: dict[str, Any]) -> None:
-    assert calls["failing_on_commit"] == [1, 1, 1, 1]
 
 
 def test_two_statements_more(calls: dict[str, Any]) -> None:

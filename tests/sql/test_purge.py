@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.exhaustive, each_kind_of_process]
 YEAR_3000 = 32_503_680_000_000
 
 
-def insert_rows(database: TestDatabase, number: int, expires_at: int | None) -> None:
+def insert_rows(
+    database: TestDatabase, number: int, expires_at: int | None, **columns: Any
+) -> None:
     values: dict[str, Any] = {
         **dict.fromkeys(("record_key", "owner", "task_id", "worker", "fingerprint", "format"), ""),
         "state": "COMPLETED",
@@ -32,6 +34,7 @@ def insert_rows(database: TestDatabase, number: int, expires_at: int | None) -> 
         "body": b"1",
         "finished_at": 1,
         "expires_at": expires_at,
+        **columns,
     }
     with database.engine.begin() as connection:
         connection.execute(
@@ -75,6 +78,17 @@ def test_deletes_expired_rows_only(server: RedisServer, database: TestDatabase) 
     with database.engine.connect() as connection:
         left = connection.execute(sa.select(sa.func.count()).select_from(outcomes)).scalar_one()
     assert left == 4
+
+
+def test_rows_whose_messages_are_not_published_are_kept(
+    server: RedisServer, database: TestDatabase
+) -> None:
+    insert_rows(database, 1, expires_at=1000, outbox=b"json\n[]")
+
+    assert list(purge(server, database, LIBRARIES[0])["deleted"].values()) == [0]
+    with database.engine.begin() as connection:
+        deleted = connection.execute(outcomes.delete().where(outcomes.c.outbox.is_not(None)))
+        assert deleted.rowcount == 1
 
 
 def test_doctor_finds_rows_that_should_have_been_deleted(

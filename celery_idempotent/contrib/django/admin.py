@@ -160,7 +160,7 @@ class OutcomeAdmin(admin.ModelAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Outcome]:
         """Returns the outcomes, without their bodies."""
-        queryset = super().get_queryset(request).defer("body")
+        queryset = super().get_queryset(request).defer("body", "outbox")
         transactions = (
             task.idempotency_configuration.settings.transaction for task in idempotent_tasks()
         )
@@ -307,7 +307,7 @@ class OutcomeAdmin(admin.ModelAdmin):
         if outcome.owner != owner or (view is not None and _record_version(view) != shown_record):
             return outcome.record_key, forgetting.CHANGED
         if view is None:
-            case = forgetting.forget_row(found, user=user)
+            case = forgetting.forget_row(found, idempotent, user=user)
         else:
             case = forgetting.forget(view, idempotent, user=user, outcome=found)
         if case == forgetting.FORGOTTEN:

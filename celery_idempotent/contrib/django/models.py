@@ -24,6 +24,7 @@ class Outcome(models.Model):
     fingerprint = models.CharField(max_length=32)
     format = models.CharField(max_length=255)
     body = models.BinaryField()
+    outbox = models.BinaryField(null=True, help_text="messages to publish after the commit")
     finished_at = models.BigIntegerField(null=True, help_text="milliseconds since the epoch")
     expires_at = models.BigIntegerField(
         null=True, db_index=True, help_text="milliseconds since the epoch"

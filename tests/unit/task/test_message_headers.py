@@ -59,6 +59,12 @@ def test_a_message_published_again_carries_its_key_as_json() -> None:
     assert headers["other"] == 1
 
 
+def test_a_message_published_again_counts_its_rollbacks() -> None:
+    headers = message_headers.with_derived_key(None, KEY, ID, 3, b"", 2)
+
+    assert read(headers) == MessageHeaders(key=KEY, requeue_count=3, rollback_count=2)
+
+
 def test_a_message_published_again_carries_the_derived_form_of_an_explicit_key() -> None:
     key = Key("shop.charge", "~PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 

@@ -47,6 +47,10 @@ class Migration(migrations.Migration):
                 ("format", models.CharField(max_length=255)),
                 ("body", models.BinaryField()),
                 (
+                    "outbox",
+                    models.BinaryField(help_text="messages to publish after the commit", null=True),
+                ),
+                (
                     "finished_at",
                     models.BigIntegerField(help_text="milliseconds since the epoch", null=True),
                 ),

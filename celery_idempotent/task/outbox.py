@@ -1,0 +1,168 @@
+"""Messages that a body publishes on commit, as they are stored with its outcome.
+
+``delay_on_commit`` and ``apply_async_on_commit`` of Celery register a ``functools.partial`` of the
+task's method with Django's ``on_commit``. From it the message is known before the commit. What
+other functions do is not, and a process that dies would lose it: they are refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from celery import Celery, Task
+from celery.canvas import Signature
+from celery.utils import uuid
+from kombu import serialization
+from kombu.exceptions import OperationalError
+
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    StoreUnavailableError,
+    TransactionError,
+)
+from celery_idempotent.events import table
+from celery_idempotent.events.report import About, report
+
+#: The arguments of `Task.apply_async` by position.
+_APPLY_ASYNC = ("args", "kwargs", "task_id", "producer", "link", "link_error", "shadow")
+
+
+def store(key: str, app: Celery | None, functions: Sequence[Callable[[], Any]]) -> bytes:
+    """Returns the messages that `functions` publish, each with the task ids that it gets.
+
+    Args:
+        key: of the call whose body has registered the functions.
+        app: reads the messages.
+
+    Raises:
+        TransactionError: if one of them does something else, or cannot be stored.
+    """
+    return json.dumps([_stored(key, app, function) for function in functions]).encode()
+
+
+def _stored(key: str, app: Celery | None, function: Callable[[], Any]) -> list[str]:
+    name = _name(function)
+    try:
+        signature = _signature(function)
+    except Exception as error:
+        raise _refused(key, name, f"{type(error).__name__}: {error}") from error
+    if signature is None:
+        raise TransactionError(
+            f"{key}: on_commit({name}) would be lost if the process died after the COMMIT; publish "
+            "a task instead, with delay_on_commit() or on_commit(functools.partial(task.delay, …))"
+            ", or pass robust=True if it may be lost"
+        )
+    if app is None:
+        raise _refused(key, name, "pass the Celery app to Idempotency() instead of a URL")
+    if signature.app is not app:
+        raise _refused(key, name, f"{signature.task} belongs to another Celery app")
+    serializer = signature.options.get("serializer") or getattr(
+        app.tasks.get(signature.task), "serializer", app.conf.task_serializer
+    )
+    try:
+        # As it will be read: one signature that occurs twice in a canvas gets two ids.
+        signature = _load(app, _dump(signature, serializer))
+        for single in _signatures(signature):
+            single.options.setdefault("task_id", uuid())
+        return _dump(signature, serializer)
+    except Exception as error:
+        raise _refused(key, name, f"{type(error).__name__}: {error}") from error
+
+
+def _refused(key: str, name: str, reason: str) -> TransactionError:
+    return TransactionError(f"{key}: the message of on_commit({name}) cannot be stored: {reason}")
+
+
+def publish(key: str, app: Celery, task_id: str, messages: Sequence[Sequence[str]]) -> None:
+    """Publishes what :func:`store` returned.
+
+    A message that no repetition could publish, such as one with wrong arguments, is logged.
+
+    Args:
+        key: of the call whose body has published them, and its `task_id`.
+
+    Raises:
+        CorruptRecordError: if they cannot be read.
+        Exception: of the broker.
+    """
+    connection = app.connection_for_write()
+    unavailable = (
+        *(OperationalError, OSError, StoreUnavailableError),
+        *connection.recoverable_connection_errors,
+        *connection.recoverable_channel_errors,
+    )
+    try:
+        signatures = [_load(app, message) for message in messages]
+    except Exception as error:
+        reason = type(error).__name__
+        raise CorruptRecordError(
+            f"{key}: the messages that it publishes on commit cannot be read: {reason}"
+        ) from error
+    for signature in signatures:
+        try:
+            signature.apply_async()
+        except unavailable:
+            raise
+        except Exception as error:
+            about = About(None, "", task_id, key)
+            report(table.MESSAGE_DROPPED, about, message=signature.task, error=error)
+
+
+def _signature(function: Any) -> Signature | None:
+    """Returns what `function` publishes; None if it does anything else."""
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if isinstance(function, functools.partial):
+        function, args, kwargs = function.func, function.args, function.keywords
+    owner, method = getattr(function, "__self__", None), getattr(function, "__func__", None)
+    if not isinstance(owner, (Task, Signature)):
+        return None
+    options: dict[str, Any] = {}
+    if method not in (Task.delay, Signature.delay):
+        if function.__name__ != "apply_async":
+            return None
+        names = _APPLY_ASYNC if isinstance(owner, Task) else _APPLY_ASYNC[:2]
+        options = {**dict(zip(names, args, strict=False)), **kwargs}
+        if len(args) > len(names):
+            raise TypeError("too many positional arguments of apply_async")
+        args, kwargs = options.pop("args", None) or (), options.pop("kwargs", None) or {}
+    options = {name: value for name, value in options.items() if value is not None}
+    if isinstance(owner, Task):
+        return owner.signature(tuple(args), kwargs).set(**options)
+    return owner.clone(args, kwargs, **options)
+
+
+def _dump(signature: Signature, serializer: str) -> list[str]:
+    content_type, encoding, body = serialization.dumps(dict(signature), serializer)
+    data = body.encode(encoding) if isinstance(body, str) else body
+    return [content_type, encoding, b64encode(data).decode()]
+
+
+def _load(app: Celery, message: Sequence[str]) -> Signature:
+    content_type, encoding, data = message
+    accept = serialization.prepare_accept_content(app.conf.accept_content)
+    value = serialization.loads(b64decode(data), content_type, encoding, accept=accept)
+    return Signature.from_dict(value, app=app)
+
+
+def _signatures(signature: Signature) -> Iterator[Signature]:
+    """Iterates over `signature` and those that it consists of."""
+    yield signature
+    parts = (*(getattr(signature, "tasks", None) or ()), getattr(signature, "body", None))
+    for part in parts:
+        if isinstance(part, Signature):
+            yield from _signatures(part)
+
+
+def _name(function: Any) -> str:
+    if isinstance(function, functools.partial):
+        return f"partial({_name(function.func)})"
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, (Task, Signature)):
+        return f"{owner.name if isinstance(owner, Task) else owner.task}.{function.__name__}"
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return f"{kind.__module__ or 'builtins'}.{kind.__qualname__}"

@@ -1,0 +1,227 @@
+"""Calls inside a body with a transaction: plain ones join it, and those with a key are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+from celery import Celery
+
+from celery_idempotent import Idempotency, IdempotentTask, TransactionError
+from celery_idempotent.testing.server import RedisServer
+from tests.executor.deliveries import Deliveries
+from tests.sql.conftest import each_kind
+from tests.sql.databases import TestDatabase, effects
+
+pytestmark = each_kind
+
+
+def write(connection: Any, name: str | None) -> None:
+    connection.execute(effects.insert().values(name=name, pid=0))
+
+
+class Shop:
+    """A task whose body calls that of another one, as a function."""
+
+    def __init__(self, url: str, outer: Any, inner: Any) -> None:
+        self.app = Celery(broker="memory://", backend="cache+memory://", set_as_current=False)
+        self.app.conf.idempotency_redis_url = url
+        #: What `charge` does after it has called `book`.
+        self.afterwards: Callable[[Any], Any] = lambda task: None
+
+        @self.app.task(
+            bind=True,
+            base=IdempotentTask,
+            shared=False,
+            name="book",
+            idempotency_key="{order}",
+            idempotency_transaction=inner,
+        )
+        def book(task: Any, order: str, fail: bool = False) -> None:
+            connection = task.idempotency.connection
+            write(connection, f"book {order[:8]}")
+            connection.execute(effects.update().where(effects.c.name == order).values(pid=1))
+            if fail:
+                write(connection, None)
+
+        @self.app.task(
+            bind=True,
+            base=IdempotentTask,
+            shared=False,
+            name="charge",
+            idempotency_key="{order}",
+            idempotency_transaction=outer,
+        )
+        def charge(task: Any, order: str) -> str:
+            write(task.idempotency.connection, order)
+            book(order)
+            self.afterwards(task)
+            return "charged"
+
+        self.book, self.charge = book, charge
+
+    def run(self, order: str) -> Any:
+        """Publishes a charge and delivers its messages; returns its result."""
+        deliveries = Deliveries(self.app, self.charge)
+        message = first = deliveries.publish(order)
+        while message is not None:
+            deliveries.deliver(message)
+            message = deliveries.next()  # type: ignore[assignment]
+        return self.app.backend.get_result(first.id)
+
+
+@pytest.fixture
+def new_shop(server: RedisServer) -> Iterator[Callable[..., Shop]]:
+    shops: list[Shop] = []
+
+    def create(outer: Any, inner: Any = None) -> Shop:
+        shops.append(Shop(server.url, outer, inner or outer))
+        return shops[-1]
+
+    yield create
+    for shop in shops:
+        shop.app.connection_for_read().default_channel.queue_purge("celery")
+        shop.app.close()
+
+
+def retry_once(task: Any) -> None:
+    if task.request.retries == 0:
+        raise task.retry(countdown=0)
+
+
+class TestPlainCalls:
+    def test_a_task_joins_the_transaction_of_the_body(
+        self, new_shop: Callable[..., Shop], database: TestDatabase, order: str
+    ) -> None:
+        shop = new_shop(database.engine)
+        shop.afterwards = retry_once
+
+        assert shop.run(order) == "charged"
+        assert database.effects(order) == 1
+        assert database.effects(f"book {order[:8]}") == 1
+
+    def test_a_view_of_the_engine_is_the_same_engine(
+        self, new_shop: Callable[..., Shop], database: TestDatabase, order: str
+    ) -> None:
+        shop = new_shop(database.engine, database.engine.execution_options())
+        shop.afterwards = retry_once
+
+        assert shop.run(order) == "charged"
+        assert database.effects(f"book {order[:8]}") == 1
+
+    def test_a_view_with_other_options_is_refused(
+        self, new_shop: Callable[..., Shop], database: TestDatabase, order: str
+    ) -> None:
+        """A connection has the options of one of them, such as its schema."""
+        view = database.engine.execution_options(schema_translate_map={None: "tenant"})
+        error = new_shop(database.engine, view).run(order)
+
+        assert "other execution options" in str(error)
+        assert database.effects(order) == 0
+
+    def test_what_is_caught_is_rolled_back_alone(
+        self, new_shop: Callable[..., Shop], database: TestDatabase, order: str
+    ) -> None:
+        """As in a nested ``atomic()`` of Django."""
+        shop = new_shop(database.engine)
+
+        def book_again(task: Any) -> None:
+            with pytest.raises(sa.exc.IntegrityError):
+                shop.book(order, fail=True)
+
+        shop.afterwards = book_again
+        assert shop.run(order) == "charged"
+        assert database.effects(f"book {order[:8]}") == 1
+
+    def test_another_database_keeps_its_own(
+        self,
+        new_shop: Callable[..., Shop],
+        database: TestDatabase,
+        create_database: Callable[..., TestDatabase],
+        order: str,
+    ) -> None:
+        other = create_database(database.kind)
+        shop = new_shop(database.engine, other.engine)
+        shop.charge.idempotency_enabled = False
+        shop.charge.idempotency_configuration  # noqa: B018 - it is read
+        for charge in (shop.charge, shop.run):
+            charge(order)
+        assert (database.effects(order), other.effects(order)) == (2, 0)
+        assert other.effects(f"book {order[:8]}") == 2
+
+    def test_in_a_block_a_batch_and_a_step(
+        self,
+        new_shop: Callable[..., Shop],
+        server: RedisServer,
+        database: TestDatabase,
+        order: str,
+    ) -> None:
+        book = new_shop(database.engine).book
+        idem = Idempotency(server.url, key_prefix=uuid4().hex, transaction=database.engine)
+        with idem.execution(order) as execution:
+            write(execution.connection, order)
+            book(order)
+        with idem.begin_many([order]) as batch:
+            write(batch.connection, order)
+            book(order)
+
+        @idem.idempotent(transaction=None)
+        def ship() -> None:
+            idem.current.step("book", lambda: book(order) or 1 / 0, transaction=database.engine)
+
+        with pytest.raises(ZeroDivisionError):
+            ship()
+        assert database.effects(order) == 0
+        assert database.effects(f"book {order[:8]}") == 0
+        book(order)
+        assert database.effects(f"book {order[:8]}") == 1, "outside it is a transaction again"
+        idem.close()
+
+
+class TestCallsWithAKey:
+    """They commit by themselves, and would wait for the locks of the body for ever."""
+
+    @pytest.mark.parametrize("kind", ["function", "block", "batch", "step", "eager task"])
+    def test_are_refused(
+        self,
+        new_shop: Callable[..., Shop],
+        server: RedisServer,
+        database: TestDatabase,
+        order: str,
+        kind: str,
+    ) -> None:
+        shop = new_shop(database.engine)
+        idem = Idempotency(server.url, key_prefix=uuid4().hex, transaction=database.engine)
+
+        def block(manager: AbstractContextManager[Any]) -> None:
+            with manager:
+                pass
+
+        ship = idem.idempotent(key="{order}", name="ship")(lambda order: None)
+        plan = idem.idempotent(key="{order}", name="plan", transaction=None)(
+            lambda order: idem.current.step("plan", len, (), transaction=database.engine)
+        )
+        nested = {
+            "function": lambda: ship(order),
+            "block": lambda: block(idem.execution(order)),
+            "batch": lambda: block(idem.begin_many([order])),
+            "step": lambda: plan(order),
+            "eager task": lambda: shop.book.apply((order,), throw=True),
+        }
+        raised: list[str] = []
+
+        def call(task: Any) -> None:
+            with pytest.raises(TransactionError) as caught:
+                nested[kind]()
+            raised.append(str(caught.value))
+
+        shop.afterwards = call
+        assert shop.run(order) == "charged"
+        assert len(raised) == 1
+        assert "cannot begin inside another transaction" in raised[0]
+        nested[kind]()  # the key is free
+        idem.close()
