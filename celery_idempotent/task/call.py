@@ -24,6 +24,7 @@ from celery_idempotent.executor.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
+from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.commands import BackendResult
 from celery_idempotent.task import canvas, celery_log, current_call, message_headers, republish
@@ -235,8 +236,8 @@ class TaskCall:
         """Leaves a reference to `record`, so that this task id leads to it."""
         self.refer_to(record, replayed=False)
 
-    def is_stale(self, reservation: Record) -> bool:
-        """Returns whether the result backend has the outcome of the message that has the key."""
+    def is_stale(self, reservation: Reservation) -> bool:
+        """Returns whether the result backend has the message of the reservation as ended."""
         return reservation.task_id != self.task_id and is_stale(self.sender, reservation)
 
     def refer_to(self, record: Record, *, replayed: bool) -> None:

@@ -14,10 +14,10 @@ from celery_idempotent.errors import IdempotencyError, KeyRuleError, StoreUnavai
 from celery_idempotent.executor import conflict
 from celery_idempotent.executor.decision import ErrorT, report_refusal
 from celery_idempotent.key.key import Key
-from celery_idempotent.record import layout
+from celery_idempotent.record import layout, reservation
 from celery_idempotent.settings import Settings
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import Command
+from celery_idempotent.store.scripts import Reply
 from celery_idempotent.task import message_headers, shadow_message
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.requeue import hold_for
@@ -77,14 +77,8 @@ def publish(
         "headers": message_headers.with_derived_key(options.get("headers"), key, task_id),
     }
     store, settings = configuration.executor.store, configuration.settings
-    reserve = _reserve(task, key, task_id, args, kwargs, options)
     try:
-        reply = configuration.execute(reserve)
-        if reply.case in ("held", "reused"):
-            record = store.record(key, reply.raw)
-            if is_stale(task, record, for_retry=layout.is_for_retry(reply.raw)):
-                _delete_reservation(task, record.task_id, key.with_fingerprint(record.fingerprint))
-                reply = configuration.execute(reserve)
+        reply = _reserve(task, key, task_id, args, kwargs, options)
     except StoreUnavailableError as error:
         # The worker begins under the same key, so a duplicate message does not run twice.
         _log(task_id, key, "is published without a reservation", error)
@@ -129,17 +123,27 @@ def _label(task: IdempotentTask, args: Any, kwargs: Any) -> str:
 
 def _reserve(
     task: IdempotentTask, key: Key, task_id: str, args: Any, kwargs: Any, options: dict[str, Any]
-) -> Command:
-    """Returns the command that reserves `key` for a message with these options."""
-    settings = task.idempotency_configuration.settings
+) -> Reply:
+    """Reserves `key` for a message with these options, after a message that has ended."""
+    configuration = task.idempotency_configuration
+    settings = configuration.settings
     hold = hold_for({"expires": task.expires, **options}, settings.reservation_ttl)
-    return commands.reserve(
+    reserve = commands.reserve(
         _record_key(key, task_id, settings),
         task_id,
         hold_ms=round(hold * 1000),
         label=_label(task, args, kwargs),
         waits=settings.until == "started",
     )
+    reply = configuration.execute(reserve)
+    if reply.case not in ("held", "reused"):
+        return reply
+    record = configuration.executor.store.record(key, reply.raw)
+    reserved = reservation.read(record, reply.raw)
+    if reserved is None or not is_stale(task, reserved):
+        return reply
+    _delete_reservation(task, reserved.task_id, key.with_fingerprint(record.fingerprint))
+    return configuration.execute(reserve)
 
 
 def _record_key(key: Key, task_id: str, settings: Settings) -> Key:
@@ -164,7 +168,7 @@ def _marked(
         )
         if key is None or parsed.key is not None:
             return options
-        reply = configuration.execute(_reserve(task, key, task_id, args, kwargs, options))
+        reply = _reserve(task, key, task_id, args, kwargs, options)
         if reply.case not in ("held", "finished"):
             return options
         record = configuration.executor.store.record(key, reply.raw)

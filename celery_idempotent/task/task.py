@@ -9,10 +9,10 @@ from typing import Any
 from celery import Celery
 from celery.app.task import Context
 from celery.canvas import Signature
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry
 from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
-from kombu.exceptions import EncodeError
+from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration.configuration import TaskConfiguration
@@ -39,6 +39,7 @@ from celery_idempotent.task import (
     message_headers,
     publish,
     republish,
+    reservation,
     shadow_message,
 )
 from celery_idempotent.task.backend_result import BackendResultTask
@@ -134,6 +135,19 @@ class IdempotentTask(BackendResultTask):
                 return None
         request._protected = 1  # noqa: SLF001
         return self._execute(request, args, kwargs)
+
+    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
+        """Returns what receives the messages of the task in a worker, as Celery does."""
+        receive = super().start_strategy(app, consumer, **options)
+
+        def receive_readable(message: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return receive(message, *args, **kwargs)
+            except (ContentDisallowed, DecodeError, InvalidTaskError):
+                reservation.end_of_unreadable(self, message)
+                raise
+
+        return receive_readable
 
     def _execute(
         self,
