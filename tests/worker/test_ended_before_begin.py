@@ -64,13 +64,13 @@ def has_a_damaged_body(task: Any, shop: Shop, order: str) -> AsyncResult:
     message = json.loads(shop.redis.lpop(f"damaged {order}"))
     message["body"] = b64encode(b"[[").decode()
     shop.redis.lpush("celery", json.dumps(message))
-    shop.wait_until_empty()
+    eventually(lambda: task.idempotency_record(order) is None, "its reservation has ended")
     return result
 
 
 def has_a_forbidden_serializer(task: Any, shop: Shop, order: str) -> AsyncResult:
     result: AsyncResult = task.apply_async((order,), serializer="pickle")
-    shop.wait_until_empty()
+    eventually(lambda: task.idempotency_record(order) is None, "its reservation has ended")
     return result
 
 
