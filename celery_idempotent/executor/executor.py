@@ -14,7 +14,7 @@ from celery_idempotent.errors import (
     IdempotencyError,
     StoreUnavailableError,
 )
-from celery_idempotent.executor import conflict, transaction
+from celery_idempotent.executor import conflict, replacement, transaction
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.decision import decide, decide_by, log, refuse, send
@@ -279,6 +279,8 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
             stale = reserved.task_id
             await _end_reservation(request, record, stale)
             continue
+        if await _release_replaced(request, record):
+            continue
         if reply.case == "finished":
             if call.is_continuing(record):
                 conflict.refuse(call, record)
@@ -313,6 +315,30 @@ async def _end_reservation(request: BeginRequest, record: Record, task_id: str) 
         key = key.with_fingerprint(record.fingerprint)
     with contextlib.suppress(StoreUnavailableError):  # the next begin raises it, too
         await request.runtime.execute(commands.reserve(key, task_id, hold_ms=0))
+
+
+async def _release_replaced(request: BeginRequest, record: Record) -> bool:
+    """Releases the key of another task whose replacement has failed; returns whether it has."""
+    call = request.call
+    if record.task_id == call.task_id:
+        return False  # a copy of its message gets the error
+    error = replacement.error_of(record, call.settings)
+    if error is None:
+        return False
+    log(
+        logger,
+        logging.INFO,
+        call,
+        "finds its key free: what replaced task %s has failed (%s)",
+        record.task_id,
+        type(error).__name__,
+    )
+    payload = await request.codec.encode_error(
+        error, call.settings, key=str(call.key), token=record.token
+    )
+    with contextlib.suppress(StoreUnavailableError):  # the next begin raises it, too
+        await request.runtime.execute(replacement.release(call.key, record, call.settings, payload))
+    return True
 
 
 def _record_in(reply: Reply, call: ExecutorCall, runtime: Runtime) -> Record:

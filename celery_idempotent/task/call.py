@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
-from celery.states import FAILURE, SUCCESS
+from celery.states import FAILURE, PROPAGATE_STATES, SUCCESS
 from celery.utils.nodenames import gethostname
 
 from celery_idempotent.clock import monotonic
@@ -170,6 +170,17 @@ class TaskCall:
     def replacement_generation(self) -> int:
         """Generation of the first message of a task that replaces this one."""
         return (self.generation // GENERATIONS + 1) * GENERATIONS
+
+    def forget_earlier_error(self) -> None:
+        """Lets the result backend forget an earlier end of this task id.
+
+        It would be taken for the end of the task that replaces this one, and free the key.
+        """
+        try:
+            if self.sender.AsyncResult(self.task_id).state in PROPAGATE_STATES:
+                self.sender.backend.forget(self.task_id)
+        except Exception as error:
+            log(logger, logging.DEBUG, self, "cannot read its earlier result: %s", error)
 
     def replaced_by_canvas(self, reports_result: bool) -> None:
         """Notes that the canvas that replaces the task was published.

@@ -11,12 +11,13 @@ from celery.result import AsyncResult
 from celery_idempotent import signals
 from celery_idempotent.call_log import log_call
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, StoreUnavailableError
-from celery_idempotent.executor import conflict
+from celery_idempotent.executor import conflict, replacement
 from celery_idempotent.executor.decision import ErrorT, report_refusal
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import layout, reservation
 from celery_idempotent.settings import Settings
 from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.task import message_headers, shadow_message
 from celery_idempotent.task.key_resolution import resolve_key
@@ -136,13 +137,18 @@ def _reserve(
         waits=settings.until == "started",
     )
     reply = configuration.execute(reserve)
-    if reply.case not in ("held", "reused"):
+    if reply.case not in ("held", "reused", "finished"):
         return reply
     record = configuration.executor.store.record(key, reply.raw)
     reserved = reservation.read(record, reply.raw)
-    if reserved is None or not is_stale(task, reserved):
+    if reserved and is_stale(task, reserved):
+        _delete_reservation(task, reserved.task_id, key.with_fingerprint(record.fingerprint))
+    elif error := replacement.error_of(record, settings):
+        codec = configuration.executor.codec
+        encoded = codec.encode_error(error, settings, key=str(key), token=record.token)
+        configuration.execute(replacement.release(key, record, settings, run_sync(encoded)))
+    else:
         return reply
-    _delete_reservation(task, reserved.task_id, key.with_fingerprint(record.fingerprint))
     return configuration.execute(reserve)
 
 

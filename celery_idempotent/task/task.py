@@ -364,6 +364,7 @@ class IdempotentTask(BackendResultTask):
         reports_result = (
             last is None or not canvas.ignores_result(last) or completes_key(self, last, call.key)
         )
+        call.forget_earlier_error()
         try:
             return super().replace(sig)
         except Ignore:
