@@ -103,6 +103,8 @@ class TaskCall:
     def wait_ms(self) -> int:
         """How long the next turn is reserved for the message, but not beyond its expiry."""
         wait_ms, expires = self.settings.wait_ms, self._request.expires
+        if self._request.is_eager:
+            return 0  # it does not come back
         if not wait_ms or expires is None:
             return wait_ms
         return max(1, min(wait_ms, round(seconds_until(expires) * 1000)))

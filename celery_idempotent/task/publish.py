@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from celery.result import AsyncResult
+from celery.result import AsyncResult, EagerResult
 
 from celery_idempotent import signals
 from celery_idempotent.call_log import log_call
@@ -46,6 +46,8 @@ def publish(
     task_id: str,
     options: dict[str, Any],
     send: Callable[..., AsyncResult],
+    *,
+    has_own_id: bool,
 ) -> AsyncResult:
     """Sends the message.
 
@@ -54,6 +56,8 @@ def publish(
 
     Args:
         send: publishes the message with the options that it gets.
+        has_own_id: whether the caller has chosen `task_id`. Others may wait for its result, so the
+            message is sent even as a duplicate.
 
     Raises:
         KeyReusedError: if the key was used with other arguments.
@@ -63,7 +67,8 @@ def publish(
     if not configuration.settings.dedupe_publish or any(map(options.get, _CANVAS_OPTIONS)):
         return send(**options)
     if configuration.in_shadow:
-        return send(**_marked(task, args, kwargs, task_id, options))
+        marked = _marked(task, args, kwargs, task_id, options)
+        return send(**(options if has_own_id else marked))
     try:
         key, headers = resolve_key(
             configuration, task_id, options.get("headers"), args or (), kwargs or {}
@@ -84,19 +89,22 @@ def publish(
         # The worker begins under the same key, so a duplicate message does not run twice.
         _log(task_id, key, "is published without a reservation", error)
         return send(**options)
-    if reply.case == "expired" or (reply.case == "reused" and settings.until == "finished"):
-        return send(**options)
     if reply.case == "corrupt":
         raise refuse(task, task_id, key, layout.corrupt(str(key)))
     if reply.case == "reserved":
+        result = None
         try:
-            return send(**options)
-        except BaseException:
-            _delete_reservation(task, task_id, key)
-            raise
+            result = send(**options)
+        finally:
+            if result is None or isinstance(result, EagerResult):  # no message waits
+                _delete_reservation(task, task_id, key)
+        return result
     record = store.record(key, reply.raw)
-    if reply.case == "reused":
+    takes_turn = settings.until == "finished" or (settings.runs_again and has_own_id)
+    if reply.case == "reused" and not takes_turn:
         raise refuse(task, task_id, key, conflict.reused(record))
+    if has_own_id or reply.case in ("expired", "reused"):
+        return send(**options)
     if settings.transaction is not None and layout.is_poisoned(record):
         return send(**options)  # the worker determines whether its row was committed
     label = _label(task, args, kwargs)

@@ -228,7 +228,8 @@ class IdempotentTask(BackendResultTask):
         """Publishes a call, as Celery does.
 
         With ``idempotency_dedupe_publish``, a call whose key is queued, running or finished is not
-        published: the result of the first call is returned.
+        published: the result of the first call is returned. A call with a `task_id` of its caller
+        is always published.
 
         Args:
             options: Celery's, and ``idempotency_key``: an explicit key of this call (text, an
@@ -242,7 +243,7 @@ class IdempotentTask(BackendResultTask):
             KeyReusedError: if publishing is deduplicated, and the key was used with other
                 arguments.
         """
-        task_id = task_id or uuid()
+        has_own_id, task_id = bool(task_id), task_id or uuid()
         try:
             self._check_call("apply_async", kwargs, options)
             options = self._bind_headers(task_id, options)
@@ -251,7 +252,7 @@ class IdempotentTask(BackendResultTask):
             raise
         options |= {"link": link, "link_error": link_error}
         send = partial(super().apply_async, args, kwargs, task_id, producer, shadow=shadow)
-        return publish.publish(self, args, kwargs, task_id, options, send)
+        return publish.publish(self, args, kwargs, task_id, options, send, has_own_id=has_own_id)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> EagerResult:
         """Runs a call eagerly, as Celery does, with the protection of one in a worker."""
