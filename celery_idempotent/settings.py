@@ -72,7 +72,8 @@ class Settings:
     #: outcome is refused. ``abort``: LeaseLostError is raised inside the task.
     on_lease_lost: str = "finish"
     #: Whether publishing reserves the key: ``delay`` of a key that is in progress or finished
-    #: publishes nothing, and returns the first call's result.
+    #: publishes nothing, and returns the first call's result. A call with a task id of its caller
+    #: is always published, because others may wait for its result.
     dedupe_publish: bool = False
     #: With ``dedupe_publish``: how long after its eta a published message may wait in its queue
     #: before another publish goes through; never longer than it takes to expire.

@@ -9,7 +9,7 @@
 -- get it from begin instead of an execution.
 --
 -- The outcome of a task that replaced itself is released with the error of its replacement, which has sent
--- the continuation.
+-- the continuation. With a turn, no other message meets that outcome.
 --
 -- KEYS
 --   record             the key's record; if the key may run again, the message's
@@ -41,7 +41,7 @@ if not raw then
 end
 local state, _, stored_token, _, fingerprint, task_id, _, _, stored_format, position = unpack_record(raw)
 local letter, steps
-if error ~= '' and is_finished(state) then
+if error ~= '' and not turn and state and is_finished(state) then
   letter, _, steps = 'G', read_replacement(raw, stored_format, position)
   state, position = steps and 'S' or state, steps or position
 end
