@@ -67,7 +67,8 @@ class Settings:
     #: ``run``: it runs without protection. ``raise``: StoreUnavailableError.
     on_store_error: str = "retry"
     #: Whether publishing reserves the key: ``delay`` of a key that is in progress or finished
-    #: publishes nothing, and returns the first call's result. By default if ``until`` is
+    #: publishes nothing, and returns the first call's result. A call with a task id of its caller
+    #: is always published, because others may wait for its result. By default if ``until`` is
     #: ``started``.
     dedupe_publish: bool | None = None
     #: With ``dedupe_publish``: how long after its eta a published message may wait in its queue

@@ -103,10 +103,10 @@ local function has_no_steps(raw, position)
   return skip_errors(raw, position) > #raw
 end
 
--- Returns the body at `position` with one more error before the others.
-local function prepend_error(raw, position, task_id, generation, now, format, error)
+-- Returns the body at `position` with one more error before the others. `letter`: F if none is given.
+local function prepend_error(raw, position, task_id, generation, now, format, error, letter)
   local steps, kept_end = skip_errors(raw, position)
-  return struct.pack(ERROR, 19 + #task_id + #format + #error, 0, 'F', generation, now, #task_id,
+  return struct.pack(ERROR, 19 + #task_id + #format + #error, 0, letter or 'F', generation, now, #task_id,
     task_id, #format, format) .. error .. string.sub(raw, position, kept_end - 1) .. string.sub(raw, steps)
 end
 

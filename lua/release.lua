@@ -8,6 +8,9 @@
 -- An error that is final for its task id, but not for the key, stays in the record: copies of its message
 -- get it from begin instead of an execution.
 --
+-- The outcome of a task that replaced itself is released with the error of its replacement, which has sent
+-- the continuation. With a turn, no other message meets that outcome.
+--
 -- KEYS
 --   record             the key's record; if the key may run again, the message's
 --   turn               the key's record, if the key may run again
@@ -37,6 +40,11 @@ if not raw then
   return reply('ok')
 end
 local state, _, stored_token, _, fingerprint, task_id, _, _, stored_format, position = unpack_record(raw)
+local letter, steps
+if error ~= '' and not turn and state and is_finished(state) then
+  letter, _, steps = 'G', read_replacement(raw, stored_format, position)
+  state, position = steps and 'S' or state, steps or position
+end
 if state ~= 'S' or stored_token ~= tonumber(token) then
   local resent = (state == 'R' or state == 'E') and stored_token == tonumber(token)
   return reply(resent and 'ok' or 'lost', raw)
@@ -45,7 +53,7 @@ elseif turn and not has_turn then
 end
 local body = string.sub(raw, position)
 if error ~= '' then
-  body = prepend_error(raw, position, task_id, generation, now, format, error)
+  body = prepend_error(raw, position, task_id, generation, now, format, error, letter)
 end
 local new_state, owner, met, ttl_ms = 'R', NOBODY, '', hold_ms + retention_ms
 if tonumber(hold_ms) ~= 0 then

@@ -92,6 +92,12 @@ REPLAYED = Event(
     decision="replay",
 )
 CONFLICTED = Event(signal=_signal("conflicted", "record", "policy"), decision="conflict")
+REPLACEMENT_FAILED = Event(
+    INFO,
+    "finds its key free: what replaced task {record.task_id} has failed "
+    "({error.__class__.__name__})",
+)
+RESULT_UNREADABLE = Event(DEBUG, "cannot read its earlier result: {error}")
 RAISES = Event(INFO, "raises {reason.__class__.__name__}")
 RAISES_CONFLICT = Event(INFO, "raises ConflictError: {reason}")
 IGNORED = Event(INFO, "is ignored as a duplicate: {reason}")

@@ -10,6 +10,7 @@ from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.executor.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
+from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.commands import BackendResult
 
@@ -139,8 +140,8 @@ class ExecutorCall(Protocol):
     def blocked(self, record: Record) -> None:
         """Called when `record` keeps this call from running, and does not answer it."""
 
-    def is_stale(self, reservation: Record) -> bool:
-        """Whether the message that has the reservation ran while Redis was unavailable."""
+    def is_stale(self, reservation: Reservation) -> bool:
+        """Whether the message that has the reservation has ended."""
 
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
         """Publishes the message again, `seconds` from now; raises `reason` if there is none."""

@@ -15,7 +15,7 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events import table
 from celery_idempotent.events.report import decide, decide_by, refuse, report
-from celery_idempotent.executor import conflict, transaction
+from celery_idempotent.executor import conflict, replacement, transaction
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.execution import BaseExecution
@@ -31,8 +31,8 @@ from celery_idempotent.executor.transaction import UnrecordedExecution
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.payload.codec import PayloadCodec
-from celery_idempotent.record import layout
-from celery_idempotent.record.record import Record, State
+from celery_idempotent.record import layout, reservation
+from celery_idempotent.record.record import Record
 from celery_idempotent.sql.database import Database, forget_rows
 from celery_idempotent.store import breaker, commands
 from celery_idempotent.store.commands import Command
@@ -267,13 +267,12 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
             active.finish()
             continue
         record = _record_in(reply, call, runtime)
-        if (
-            record.state is State.RESERVED
-            and record.task_id != stale
-            and _is_stale(call, record, reply.raw)
-        ):
-            stale = record.task_id
-            await _end_reservation(request, record)
+        reserved = reservation.read(record, reply.raw)
+        if reserved and reserved.task_id != stale and call.is_stale(reserved):
+            stale = reserved.task_id
+            await _end_reservation(request, record, stale)
+            continue
+        if await _release_replaced(request, record):
             continue
         if reply.case == "finished":
             if call.is_continuing(record):
@@ -301,20 +300,31 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
         await runtime.wait_for_change(held, reply.raw, interval)
 
 
-def _is_stale(call: ExecutorCall, reservation: Record, raw: bytes) -> bool:
-    if call.settings.on_store_error != "run" or layout.is_for_retry(raw):
-        return False
-    return call.is_stale(reservation)
-
-
-async def _end_reservation(request: BeginRequest, reservation: Record) -> None:
-    key, task_id = request.call.key, reservation.task_id
+async def _end_reservation(request: BeginRequest, record: Record, task_id: str) -> None:
+    key = request.call.key
     if key.message:
         key = key.of_message(task_id)
     else:
-        key = key.with_fingerprint(reservation.fingerprint)
+        key = key.with_fingerprint(record.fingerprint)
     with contextlib.suppress(StoreUnavailableError):  # the next begin raises it, too
         await request.runtime.execute(commands.reserve(key, task_id, hold_ms=0))
+
+
+async def _release_replaced(request: BeginRequest, record: Record) -> bool:
+    """Releases the key of another task whose replacement has failed; returns whether it has."""
+    call = request.call
+    if record.task_id == call.task_id:
+        return False  # a copy of its message gets the error
+    error = replacement.error_of(record, call.settings)
+    if error is None:
+        return False
+    report(table.REPLACEMENT_FAILED, call, record=record, error=error)
+    payload = await request.codec.encode_error(
+        error, call.settings, key=str(call.key), token=record.token
+    )
+    with contextlib.suppress(StoreUnavailableError):  # the next begin raises it, too
+        await request.runtime.execute(replacement.release(call.key, record, call.settings, payload))
+    return True
 
 
 def _record_in(reply: Reply, call: ExecutorCall, runtime: Runtime) -> Record:

@@ -17,7 +17,7 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events import table
 from celery_idempotent.events.report import decide, refuse, report
-from celery_idempotent.executor import conflict
+from celery_idempotent.executor import conflict, replacement
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.execution import BaseExecution
@@ -87,7 +87,9 @@ async def claim(active: ActiveExecution) -> Row | None:
     """
     call, execution = active.call, active.execution
     database: Database = call.settings.transaction
-    transaction = database.transaction(active.claim(), lambda row: _continues(row, call))
+    transaction = database.transaction(
+        active.claim(), lambda row: _continues(row, call) or _has_failed(row, active)
+    )
     active.transaction = transaction
     execution._transaction = transaction  # noqa: SLF001 - the body reads its connection
     try:
@@ -162,6 +164,15 @@ def _requeue_undetermined(request: BeginRequest, error: StoreUnavailableError) -
 def _continues(row: Row, call: ExecutorCall) -> bool:
     """Whether `call` is a message of the task that has replaced itself, which goes on."""
     return 0 < _awaited(row, call) <= call.generation
+
+
+def _has_failed(row: Row, active: ActiveExecution) -> bool:
+    """Whether the row is of another task that has replaced itself, and its replacement failed."""
+    call = active.call
+    if row.task_id == call.task_id:
+        return False
+    record = row.record(call.key, active.codec.decode)
+    return replacement.error_of(record, call.settings) is not None
 
 
 def _awaited(row: Row, call: ExecutorCall) -> int:

@@ -19,6 +19,7 @@ from celery_idempotent.executor.soft_limit import SoftLimit
 from celery_idempotent.functions.decision import NotCompletedError
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
+from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.settings import Settings
 from celery_idempotent.task import outbox
 from celery_idempotent.task.call import worker_name
@@ -126,7 +127,7 @@ class DirectCall:
     def blocked(self, record: Record) -> None:
         """Does nothing: nobody searches for the id of a direct call."""
 
-    def is_stale(self, reservation: Record) -> bool:
+    def is_stale(self, reservation: Reservation) -> bool:
         """Returns False: a direct call knows nothing of messages."""
         return False
 

@@ -39,12 +39,19 @@ class Key(str):
         return key
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Key) and self.fingerprint != other.fingerprint:
+        """Compares all parts. No text equals a key: compare its ``str()`` with `Record.key`."""
+        if not isinstance(other, Key):
             return False
-        return str.__eq__(self, other)
+        return self._parts == other._parts
 
     __ne__ = object.__ne__
-    __hash__ = str.__hash__
+
+    def __hash__(self) -> int:
+        return hash(self._parts)
+
+    @property
+    def _parts(self) -> tuple[str, bytes, str]:
+        return str(self), self.fingerprint, self.message
 
     def __getnewargs__(self) -> tuple[str, str, bytes, str]:  # type: ignore[override]
         """The arguments of the constructor, for pickle and copy."""

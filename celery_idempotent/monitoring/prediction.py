@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
+from celery_idempotent.executor import replacement
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import turn
 from celery_idempotent.record.record import Record, State
@@ -49,6 +50,8 @@ def _predict(key: Key, settings: Settings, view: RecordView | None) -> Predictio
         )
     if settings.runs_again:
         return _predict_turn(key, settings, record, view.now)
+    if replacement.error_of(record, settings):
+        return Prediction("run", f"runs: what replaced task {record.task_id} has failed")
     if key.fingerprint and record.fingerprint and key.fingerprint != record.fingerprint:
         return Prediction(
             "reused",

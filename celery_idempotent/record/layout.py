@@ -52,6 +52,8 @@ _STATES = {
     ord("F"): State.FAILED,
     ord("G"): State.FAILED,
 }
+#: Owner of a RESERVED record that is not reserved for any message.
+NOBODY = b"-"
 #: Letters of outcomes whose continuation has been sent.
 _CONTINUED = b"DG"
 #: Bytes before the first field of variable length.
@@ -154,17 +156,9 @@ def is_absent(raw: bytes) -> bool:
     return raw[:1] == b"E"
 
 
-def is_for_retry(raw: bytes, after: int = -1) -> bool:
-    """Returns whether the key is reserved for a retry, and not for a message that was published.
-
-    Args:
-        after: the generation of a message that the retry has to follow.
-    """
-    try:
-        owner = _unpack(raw)[7]
-    except IndexError:
-        return False
-    return raw[:1] == b"R" and owner.isdigit() and int(owner) > after
+def owner(raw: bytes) -> bytes:
+    """Returns the owner of a record that :func:`read` accepts."""
+    return _unpack(raw)[7]
 
 
 def is_abandoned(raw: bytes, token: int, worker: str) -> bool:
@@ -175,7 +169,7 @@ def is_abandoned(raw: bytes, token: int, worker: str) -> bool:
         return False
     return (
         stored_token == token + 1
-        and owner in (b"", b"-")
+        and owner in (b"", NOBODY)
         and stored_worker.decode(errors="replace") == worker
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
-from celery.states import FAILURE, SUCCESS
+from celery.states import FAILURE, PROPAGATE_STATES, SUCCESS
 from celery.utils.nodenames import gethostname
 
 from celery_idempotent.clock import monotonic
@@ -26,6 +26,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.payload.stored_error import is_storable
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
+from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.commands import BackendResult
 from celery_idempotent.task import (
@@ -112,6 +113,8 @@ class TaskCall:
     def wait_ms(self) -> int:
         """How long the next turn is reserved for the message, but not beyond its expiry."""
         wait_ms, expires = self.settings.wait_ms, self._request.expires
+        if self._request.is_eager:
+            return 0  # it does not come back
         if not wait_ms or expires is None:
             return wait_ms
         return max(1, min(wait_ms, round(seconds_until(expires) * 1000)))
@@ -179,6 +182,17 @@ class TaskCall:
     def replacement_generation(self) -> int:
         """Generation of the first message of a task that replaces this one."""
         return (self.generation // GENERATIONS + 1) * GENERATIONS
+
+    def forget_earlier_error(self) -> None:
+        """Lets the result backend forget an earlier end of this task id.
+
+        It would be taken for the end of the task that replaces this one, and free the key.
+        """
+        try:
+            if self.sender.AsyncResult(self.task_id).state in PROPAGATE_STATES:
+                self.sender.backend.forget(self.task_id)
+        except Exception as error:
+            report(table.RESULT_UNREADABLE, self, error=error)
 
     def replaced_by_canvas(self, reports_result: bool) -> None:
         """Notes that the canvas that replaces the task was published.
@@ -253,8 +267,8 @@ class TaskCall:
         """Leaves a reference to `record`, so that this task id leads to it."""
         self.refer_to(record, replayed=False)
 
-    def is_stale(self, reservation: Record) -> bool:
-        """Returns whether the result backend has the outcome of the message that has the key."""
+    def is_stale(self, reservation: Reservation) -> bool:
+        """Returns whether the result backend has the message of the reservation as ended."""
         return reservation.task_id != self.task_id and is_stale(self.sender, reservation)
 
     def refer_to(self, record: Record, *, replayed: bool) -> None:

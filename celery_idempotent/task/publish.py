@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from celery.result import AsyncResult
+from celery.result import AsyncResult, EagerResult
 
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, StoreUnavailableError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, ErrorT, report
 from celery_idempotent.events.report import refuse as report_refused
-from celery_idempotent.executor import conflict
+from celery_idempotent.executor import conflict, replacement
 from celery_idempotent.key.key import Key
-from celery_idempotent.record import layout
+from celery_idempotent.record import layout, reservation
 from celery_idempotent.settings import Settings
 from celery_idempotent.store import commands
-from celery_idempotent.store.commands import Command
+from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.store.scripts import Reply
 from celery_idempotent.task import message_headers, shadow_message
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.requeue import hold_for
@@ -42,6 +43,8 @@ def publish(
     task_id: str,
     options: dict[str, Any],
     send: Callable[..., AsyncResult],
+    *,
+    has_own_id: bool,
 ) -> AsyncResult:
     """Sends the message.
 
@@ -50,6 +53,8 @@ def publish(
 
     Args:
         send: publishes the message with the options that it gets.
+        has_own_id: whether the caller has chosen `task_id`. Others may wait for its result, so the
+            message is sent even as a duplicate.
 
     Raises:
         KeyReusedError: if the key was used with other arguments.
@@ -59,7 +64,8 @@ def publish(
     if not configuration.settings.deduplicates or any(map(options.get, _CANVAS_OPTIONS)):
         return send(**options)
     if configuration.in_shadow:
-        return send(**_marked(task, args, kwargs, task_id, options))
+        marked = _marked(task, args, kwargs, task_id, options)
+        return send(**(options if has_own_id else marked))
     try:
         key, headers = resolve_key(
             configuration, task_id, options.get("headers"), args or (), kwargs or {}
@@ -74,31 +80,28 @@ def publish(
         "headers": message_headers.with_derived_key(options.get("headers"), key, task_id),
     }
     store, settings = configuration.executor.store, configuration.settings
-    reserve = _reserve(task, key, task_id, args, kwargs, options)
     try:
-        reply = configuration.execute(reserve)
-        if reply.case in ("held", "reused"):
-            record = store.record(key, reply.raw)
-            if is_stale(task, record, for_retry=layout.is_for_retry(reply.raw)):
-                _delete_reservation(task, record.task_id, key.with_fingerprint(record.fingerprint))
-                reply = configuration.execute(reserve)
+        reply = _reserve(task, key, task_id, args, kwargs, options)
     except StoreUnavailableError as error:
         # The worker begins under the same key, so a duplicate message does not run twice.
         report(table.NOT_RESERVED, About(task, task.name, task_id, key), error=error)
         return send(**options)
-    if reply.case == "expired" or (reply.case == "reused" and settings.until == "finished"):
-        return send(**options)
     if reply.case == "corrupt":
         raise refuse(task, task_id, key, layout.corrupt(str(key)))
     if reply.case == "reserved":
+        result = None
         try:
-            return send(**options)
-        except BaseException:
-            _delete_reservation(task, task_id, key)
-            raise
+            result = send(**options)
+        finally:
+            if result is None or isinstance(result, EagerResult):  # no message waits
+                _delete_reservation(task, task_id, key)
+        return result
     record = store.record(key, reply.raw)
-    if reply.case == "reused":
+    takes_turn = settings.until == "finished" or (settings.runs_again and has_own_id)
+    if reply.case == "reused" and not takes_turn:
         raise refuse(task, task_id, key, conflict.reused(record))
+    if has_own_id or reply.case in ("expired", "reused"):
+        return send(**options)
     if settings.transaction is not None and layout.is_poisoned(record):
         return send(**options)  # the worker determines whether its row was committed
     about = About(task, task.name, task_id, key, _label(task, args, kwargs))
@@ -114,17 +117,32 @@ def _label(task: IdempotentTask, args: Any, kwargs: Any) -> str:
 
 def _reserve(
     task: IdempotentTask, key: Key, task_id: str, args: Any, kwargs: Any, options: dict[str, Any]
-) -> Command:
-    """Returns the command that reserves `key` for a message with these options."""
-    settings = task.idempotency_configuration.settings
+) -> Reply:
+    """Reserves `key` for a message with these options, after a message that has ended."""
+    configuration = task.idempotency_configuration
+    settings = configuration.settings
     hold = hold_for({"expires": task.expires, **options}, settings.reservation_ttl)
-    return commands.reserve(
+    reserve = commands.reserve(
         _record_key(key, task_id, settings),
         task_id,
         hold_ms=round(hold * 1000),
         label=_label(task, args, kwargs),
         waits=settings.until == "started",
     )
+    reply = configuration.execute(reserve)
+    if reply.case not in ("held", "reused", "finished"):
+        return reply
+    record = configuration.executor.store.record(key, reply.raw)
+    reserved = reservation.read(record, reply.raw)
+    if reserved and is_stale(task, reserved):
+        _delete_reservation(task, reserved.task_id, key.with_fingerprint(record.fingerprint))
+    elif error := replacement.error_of(record, settings):
+        codec = configuration.executor.codec
+        encoded = codec.encode_error(error, settings, key=str(key), token=record.token)
+        configuration.execute(replacement.release(key, record, settings, run_sync(encoded)))
+    else:
+        return reply
+    return configuration.execute(reserve)
 
 
 def _record_key(key: Key, task_id: str, settings: Settings) -> Key:
@@ -149,7 +167,7 @@ def _marked(
         )
         if key is None or parsed.key is not None:
             return options
-        reply = configuration.execute(_reserve(task, key, task_id, args, kwargs, options))
+        reply = _reserve(task, key, task_id, args, kwargs, options)
         if reply.case not in ("held", "finished"):
             return options
         record = configuration.executor.store.record(key, reply.raw)

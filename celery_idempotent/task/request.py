@@ -22,7 +22,7 @@ from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, report
 from celery_idempotent.key.key import Key
 from celery_idempotent.printable import one_line
-from celery_idempotent.record import layout, steps
+from celery_idempotent.record import layout, reservation, steps
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
@@ -100,9 +100,9 @@ class IdempotentRequest(Request):
                     return True
                 met = store.reference(self.id)
                 return met is not None and met.replayed
-            generation = generation_of(self._context)
-            if record.task_id == self.id and layout.is_for_retry(raw, after=generation):
-                return not revoked
+            reserved = reservation.read(record, raw)
+            if reserved and reserved.task_id == self.id and reserved.retry is not None:
+                return not revoked and reserved.retry > generation_of(self._context)
             return layout.write_task_id(self.id) in steps.ended_task_ids(record.body, record.key)
         except Exception as error:
             logger.warning(

@@ -1,15 +1,17 @@
-"""Reservations whose message has ended, or will never run, although the record does not have it."""
+"""Reservations whose message has ended without a begin, although the record does not have it."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery.states import READY_STATES, REVOKED
 
 from celery_idempotent.events.report import log_extra
 from celery_idempotent.printable import one_line
-from celery_idempotent.record.record import Record, State
+from celery_idempotent.record.reservation import Reservation
+from celery_idempotent.store import commands
+from celery_idempotent.task.message_headers import MessageHeaders
 
 if TYPE_CHECKING:
     from celery_idempotent.task.task import IdempotentTask
@@ -17,28 +19,41 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def is_stale(task: IdempotentTask, record: Record, *, for_retry: bool = False) -> bool:
-    """Returns whether a key is reserved for a message that no worker will run.
+def is_stale(task: IdempotentTask, reservation: Reservation) -> bool:
+    """Returns whether the result backend has the message of a reservation as ended.
 
-    It was revoked; or, with ``on_store_error="run"``, it has run while Redis was unavailable.
-
-    Args:
-        for_retry: whether it is reserved for a retry, which is pending although Celery has stored
-            the value of a body that called ``self.retry(throw=False)``.
+    It was revoked, no worker could run it, or it ran while Redis was unavailable. A retry may be
+    pending although Celery has stored an outcome, that of a body which called
+    ``self.retry(throw=False)``: only a revoked one has ended.
     """
-    if record.state is not State.RESERVED:
-        return False
     try:
-        state = task.AsyncResult(record.task_id).state
+        state = task.AsyncResult(reservation.task_id).state
     except Exception as error:
         logger.debug(
             "Cannot read the state of task %s: %s",
-            one_line(record.task_id),
+            one_line(reservation.task_id),
             error,
-            extra=log_extra(record.key, task_id=record.task_id),
+            extra=log_extra(None, task_id=reservation.task_id),
         )
         return False
-    if state == REVOKED:
-        return True
-    runs_without_store = task.idempotency_configuration.settings.on_store_error == "run"
-    return runs_without_store and not for_retry and state in READY_STATES
+    return state == REVOKED or (state in READY_STATES and reservation.retry is None)
+
+
+def end_of_unreadable(task: IdempotentTask, message: Any) -> None:
+    """Ends the reservation of a message that Celery drops without a result: nobody can read it."""
+    try:
+        task_id = message.headers["id"]
+        key = MessageHeaders.read(task.name, task_id, message.headers).key
+        if key is None:
+            return
+        configuration = task.idempotency_configuration
+        if configuration.settings.runs_again:
+            key = key.of_message(task_id)
+        configuration.execute(commands.reserve(key, task_id, hold_ms=0))
+    except Exception as error:
+        logger.warning(
+            "Cannot end the reservation of a message of %s that cannot be read; it will expire: %s",
+            task.name,
+            error,
+            extra=log_extra(None),
+        )

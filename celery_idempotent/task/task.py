@@ -9,10 +9,10 @@ from typing import Any
 from celery import Celery
 from celery.app.task import Context
 from celery.canvas import Signature
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry
 from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
-from kombu.exceptions import EncodeError
+from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration import app_tasks
@@ -41,6 +41,7 @@ from celery_idempotent.task import (
     own_call,
     publish,
     republish,
+    reservation,
     shadow_message,
 )
 from celery_idempotent.task.backend_result import BackendResultTask
@@ -193,12 +194,21 @@ class IdempotentTask(BackendResultTask):
         return current_call.run_plain(self, work)
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
-        """Prepares a worker to receive messages of the task, as Celery does."""
+        """Returns what receives the messages of the task in a worker, as Celery does."""
         # Imported here, since programs that only publish do without it.
         from celery_idempotent.task.request import request_class
 
         type(self).Request = request_class(self)
-        return super().start_strategy(app, consumer, **options)
+        receive = super().start_strategy(app, consumer, **options)
+
+        def receive_readable(message: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return receive(message, *args, **kwargs)
+            except (ContentDisallowed, DecodeError, InvalidTaskError):
+                reservation.end_of_unreadable(self, message)
+                raise
+
+        return receive_readable
 
     @property
     def idempotency(self) -> Execution:
@@ -238,7 +248,8 @@ class IdempotentTask(BackendResultTask):
         """Publishes a call, as Celery does.
 
         With ``idempotency_dedupe_publish``, a call whose key is queued, running or finished is not
-        published: the result of the first call is returned.
+        published: the result of the first call is returned. A call with a `task_id` of its caller
+        is always published.
 
         Args:
             options: Celery's, and ``idempotency_key``: an explicit key of this call (text, an
@@ -252,7 +263,7 @@ class IdempotentTask(BackendResultTask):
             KeyReusedError: if publishing is deduplicated, and the key was used with other
                 arguments.
         """
-        task_id = task_id or uuid()
+        has_own_id, task_id = bool(task_id), task_id or uuid()
         try:
             self._check_call("apply_async", kwargs, options)
             options = self._bind_headers(task_id, options)
@@ -261,7 +272,7 @@ class IdempotentTask(BackendResultTask):
             raise
         options |= {"link": link, "link_error": link_error}
         send = partial(super().apply_async, args, kwargs, task_id, producer, shadow=shadow)
-        return publish.publish(self, args, kwargs, task_id, options, send)
+        return publish.publish(self, args, kwargs, task_id, options, send, has_own_id=has_own_id)
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> EagerResult:
         """Runs a call eagerly, as Celery does, with the protection of one in a worker."""
@@ -377,6 +388,7 @@ class IdempotentTask(BackendResultTask):
         reports_result = (
             last is None or not canvas.ignores_result(last) or completes_key(self, last, call.key)
         )
+        call.forget_earlier_error()
         try:
             return super().replace(sig)
         except Ignore as ignore:

@@ -95,7 +95,7 @@ class TestChargeOnce:
 
         ((order, amount, options),) = gateway
         assert (order, amount) == (42, 999)
-        assert options == {"idempotency_key": charge.idempotency_key_of(42, amount=999)}
+        assert options == {"idempotency_key": str(charge.idempotency_key_of(42, amount=999))}
         with pytest.raises(KeyReusedError):
             charge.delay(42, amount=500)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from celery_idempotent import IdempotentTask
+from celery_idempotent import ConflictError, IdempotentTask, State
 
 
 def test_the_second_call_gets_the_first_one_s_result(task: Callable[..., IdempotentTask]) -> None:
@@ -21,6 +22,28 @@ def test_the_second_call_gets_the_first_one_s_result(task: Callable[..., Idempot
 
     assert [charge_once.delay(7).get() for _ in range(2)] == ["receipt 1", "receipt 1"]
     assert runs == [7]
+
+
+@pytest.mark.parametrize("publish", ["delay", "apply"])
+@pytest.mark.parametrize("dedupe", [True, False])
+@pytest.mark.parametrize("propagates", [True, False])
+def test_a_body_that_calls_its_own_key_reserves_no_turn(
+    task: Callable[..., IdempotentTask], publish: str, dedupe: bool, propagates: bool
+) -> None:
+    def refresh(self: Any, depth: int) -> None:
+        self.app.conf.task_eager_propagates = propagates
+        if not depth:
+            return
+        result = None
+        with contextlib.suppress(ConflictError):
+            result = getattr(self, publish)(*((0,) if publish == "delay" else ((0,),)))
+        assert result is None or isinstance(result.result, ConflictError)
+
+    once = task(refresh, key=lambda depth: "page", until="started", dedupe_publish=dedupe)
+    once.delay(1).get()
+
+    assert once.idempotency_record(1).state is State.COMPLETED
+    assert once.delay(0).get() is None
 
 
 def test_an_error_frees_the_key_for_the_next_call(task: Callable[..., IdempotentTask]) -> None:

@@ -161,3 +161,58 @@ def forget_record(shop: Shop) -> None:
     """Removes what Redis has, as when the lease of the killed process has expired."""
     configuration = shop.charge.idempotency_configuration
     configuration.execute(commands.forget(shop.charge.idempotency_key_of(shop.order, 2)))
+
+
+def test_a_part_that_fails_frees_the_key(
+    shop: Shop, database: TestDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = shop.publish()
+    shop.deliver(message)
+    part = shop.deliveries.next()
+    with monkeypatch.context() as patch:
+        patch.setattr(shop.charge, "run", out_of_stock)
+        assert shop.deliver(part).state == "failure"
+    following = shop.publish()
+    shop.deliver(following)
+    shop.deliver_all()
+
+    assert shop.result(following) == "charged"
+    assert shop.effects(database) == [2, 2, 1, 0]
+
+
+def test_another_task_that_replaces_it_and_fails_frees_the_key(
+    shop: Shop, database: TestDatabase
+) -> None:
+    @shop.app.task(shared=False, name="fail_once")
+    def fail_once() -> str:
+        if not fails.pop():
+            return "charged"
+        raise LookupError
+
+    @shop.app.task(
+        bind=True, base=IdempotentTask, shared=False, name="hand_on", idempotency_key="{order}"
+    )
+    def hand_on(task: Any, order: str) -> None:
+        task.idempotency.connection.execute(effects.insert().values(name=order, pid=1))
+        task.replace(fail_once.si())
+
+    fails = [False, True]
+    deliveries = Deliveries(shop.app, hand_on)
+    messages = []
+    for _ in range(2):
+        messages.append(deliveries.publish(shop.order))
+        deliveries.deliver(messages[-1])
+        replacements = Deliveries(shop.app, fail_once)
+        part = replacements.next()
+        assert part is not None
+        replacements.deliver(part)
+    replaced, following = messages
+
+    assert shop.result(following) == "charged"
+    assert shop.effects(database) == [1, 1]
+    assert deliveries.deliver(replaced).state == "success"
+    assert shop.effects(database) == [1, 1]
+
+
+def out_of_stock(*_: Any) -> None:
+    raise LookupError("out of stock")

@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from celery_idempotent.record.record import State
-from tests.store.record_harness import FIRST, HOLD_MS, RETENTION_MS, SECOND, RecordHarness
+from celery_idempotent.record import layout
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.record import Record, State
+from celery_idempotent.store import commands
+from celery_idempotent.store.run_sync import run_sync
+from celery_idempotent.store.scripts import Reply
+from tests.store.record_harness import (
+    ERROR,
+    ERROR_MS,
+    FIRST,
+    HOLD_MS,
+    OTHER_ARGUMENTS,
+    RETENTION_MS,
+    SECOND,
+    RecordHarness,
+)
 
 pytestmark = pytest.mark.core
 
@@ -98,6 +112,69 @@ class TestLost:
 
         assert reply.case == "lost"
         assert reply.stored.task_id == SECOND
+
+
+class TestReplacementThatFailed:
+    """The outcome of a task that replaced itself, released with the error of its replacement."""
+
+    @pytest.mark.parametrize("continued", [False, True])
+    def test_frees_the_key_and_keeps_the_error(
+        self, harness: RecordHarness, continued: bool
+    ) -> None:
+        replaced = self._replaced(harness)
+        if continued:
+            harness.mark_continued()
+
+        reply = self._release(harness, replaced.token)
+
+        copy = harness.begin(generation=4).stored
+        assert reply.case == "ok"
+        assert (copy.state, copy.body) == (State.FAILED, ERROR.body)
+        assert copy.continuation_sent
+        begun = harness.begin(key=OTHER_ARGUMENTS, task_id=SECOND)
+        assert begun.case == "begun"
+        assert begun.token > replaced.token
+        assert harness.begin(generation=4).case == "finished"
+
+    def test_the_same_reply_is_returned_again(self, harness: RecordHarness) -> None:
+        replaced = self._replaced(harness)
+        self._release(harness, replaced.token)
+        before = harness.raw
+
+        assert self._release(harness, replaced.token).case == "ok"
+        assert harness.raw == before
+
+    def test_not_under_another_token(self, harness: RecordHarness) -> None:
+        replaced = self._replaced(harness)
+
+        assert self._release(harness, replaced.token - 1).case == "lost"
+        assert harness.record() == replaced
+
+    def test_not_without_an_error(self, harness: RecordHarness) -> None:
+        replaced = self._replaced(harness)
+
+        assert harness.release(replaced.token).case == "lost"
+        assert harness.record() == replaced
+
+    def _replaced(self, harness: RecordHarness) -> Record:
+        body = layout.write_replacement(5, FIRST, b"")
+        harness.complete(harness.started().token, Payload("=task", body))
+        return harness.record()
+
+    def _release(self, harness: RecordHarness, token: int) -> Reply:
+        return run_sync(
+            harness.store.execute(
+                commands.release(
+                    harness.key,
+                    token,
+                    hold_ms=0,
+                    retention_ms=RETENTION_MS,
+                    generation=4,
+                    error=ERROR,
+                    error_ms=ERROR_MS,
+                )
+            )
+        )
 
 
 class TestWithSteps:

@@ -9,7 +9,9 @@ from celery import Task, chain, chord, group, shared_task
 from celery.canvas import Signature
 
 from celery_idempotent import TASK_ID, IdempotentTask
+from tests.worker.failing_tasks import OutOfStockError
 from tests.worker.ledger import Ledger
+from tests.worker.tasks import task_of
 
 
 @shared_task(bind=True, name="shop.between")
@@ -142,6 +144,66 @@ def in_stages(self: Any, got: Any = None, order: str = "", stage: int = 0) -> in
         if stage < 2:
             self.replace(chain(between.si(order=order), in_stages.s(order=order, stage=stage + 1)))
         return stage
+
+
+@shared_task(bind=True, name="shop.stumble")
+def stumble(self: Any, received: Any = None, order: str = "", error: str = "") -> str:
+    """A plain Celery task that fails once for each order; notes that it runs."""
+    ledger = Ledger.of(self.app)
+    ledger.wait_for_release(f"stumble of {order}")
+    ledger.note(order, "stumble")
+    if len(ledger.notes(order)) == 1:
+        raise LookupError(order) if error == "LookupError" else OutOfStockError(order, 1)
+    return "done"
+
+
+FAILING: dict[str, Callable[[str], Signature]] = {
+    "a task": lambda order: stumble.si(order=order),
+    "the start of a chain": lambda order: chain(
+        stumble.si(order=order), between.si(order=f"end of {order}")
+    ),
+    "the end of a chain": lambda order: chain(
+        between.si(order=f"start of {order}"), stumble.si(order=order)
+    ),
+    "in a group": lambda order: group(
+        stumble.si(order=order), between.si(order=f"other of {order}")
+    ),
+    "the header of a chord": lambda order: chord(
+        [stumble.si(order=order), between.si(order=f"other of {order}")],
+        between.si(order=f"body of {order}"),
+    ),
+    "the body of a chord": lambda order: chord(
+        [between.si(order=f"one of {order}"), between.si(order=f"two of {order}")],
+        stumble.si(order=order),
+    ),
+    "an expired task": lambda order: stumble.si(order=order).set(expires=-1),
+    "an error that ends the key": lambda order: stumble.si(order=order, error="LookupError"),
+}
+
+
+def hand_on(self: Any, order: str, shape: str = "a task", amount: int = 1) -> None:
+    """Replaces itself by a canvas that fails once."""
+    ledger = Ledger.of(self.app)
+    with ledger.run(order, self.request.id, self.idempotency):
+        if shape == "an expired task" and not ledger.notes(order):
+            ledger.note(order, "expires")
+        elif shape == "an expired task":
+            shape = "a task"
+        self.replace(FAILING[shape](order))
+
+
+handing_on = task_of(
+    hand_on, "handing_on", idempotency_key="{order}", idempotency_replay_errors=(LookupError,)
+)
+handing_on_reserved = task_of(
+    hand_on,
+    "handing_on_reserved",
+    idempotency_key="{order}",
+    idempotency_dedupe_publish=True,
+)
+handing_on_in_turn = task_of(
+    hand_on, "handing_on_in_turn", idempotency_key="{order}", idempotency_until="finished"
+)
 
 
 @shared_task(bind=True, base=IdempotentTask, name="shop.pass_headers_on", idempotency_key="{order}")

@@ -278,6 +278,38 @@ class TestCallsThatAreNotDeduplicated:
         eventually(lambda: len(ledger.notes(order)) == 1, "the link is followed")
         assert len(ledger.runs(order)) == 1
 
+    @pytest.mark.parametrize("ended", [False, True], ids=["while it runs", "after it"])
+    @pytest.mark.parametrize(
+        "publish",
+        [
+            lambda order, task_id: pack.apply_async((order,), task_id=task_id),
+            lambda order, task_id: pack.s(order).set(task_id=task_id).delay(),
+            lambda order, task_id: frozen(pack.s(order), task_id).delay(),
+        ],
+        ids=["task_id", "signature with a task_id", "frozen signature"],
+    )
+    def test_call_with_a_task_id_of_its_caller(
+        self, ledger: Ledger, order: str, publish: Callable[[str, str], Any], ended: bool
+    ) -> None:
+        ledger.hold(order)
+        first = pack.delay(order)
+        ledger.wait_for_run(order)
+        if ended:
+            ledger.release(order)
+            first.get(timeout=SOON)
+        own = f"own {order}"
+        published = publish(order, own)
+        ledger.release(order)
+
+        assert published.id == own
+        assert pack.AsyncResult(own).get(timeout=SOON) == first.get(timeout=SOON)
+        assert len(ledger.runs(order)) == 1
+
+    def test_call_with_a_task_id_of_its_caller_is_reserved(self, shop: Shop, order: str) -> None:
+        own = pack.apply_async((order,), task_id=f"own {order}", queue=UNCONSUMED_QUEUE)
+
+        assert pack.delay(order).id == own.id
+
     def test_head_of_a_chain(self, ledger: Ledger, order: str) -> None:
         receipt = pack.delay(order).get(timeout=SOON)
 
@@ -301,6 +333,12 @@ class TestCallsThatAreNotDeduplicated:
             pack.apply_async((order,), idempotency_key=False).get(timeout=SOON)
 
         assert len(ledger.runs(order)) == 2
+
+
+def frozen(signature: Any, task_id: str) -> Any:
+    """Returns a signature whose result others may wait for."""
+    signature.freeze(task_id)
+    return signature
 
 
 class TestAfterAnErrorWithCompletedSteps:

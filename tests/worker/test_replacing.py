@@ -8,16 +8,22 @@ from typing import Any
 
 import pytest
 from celery import VERSION, chain, chord, group
+from celery.result import AsyncResult
 from celery.states import PENDING
 
 from celery_idempotent import ResultNotStoredError, State
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import hand_over, report
+from tests.worker.failing_tasks import OutOfStockError
 from tests.worker.harness import Shop
 from tests.worker.ledger import Ledger
 from tests.worker.replacing import (
+    FAILING,
     MAPS,
     SHAPES,
+    handing_on,
+    handing_on_in_turn,
+    handing_on_reserved,
     in_stages,
     pass_headers_on,
     plain_weave,
@@ -191,6 +197,105 @@ class TestReplacementWithTheSameKey:
         assert first.get(timeout=SOON) == 1
         shop.wait_until_empty()
         assert [run.task_id for run in ledger.runs(order)] == [first.id] * 2
+
+
+FAILURES = [shape for shape in FAILING if shape != "an error that ends the key"]
+
+
+def error_of(result: AsyncResult) -> BaseException:
+    error = result.get(timeout=SOON, propagate=False)
+    assert isinstance(error, Exception)
+    return error
+
+
+class TestReplacementThatFails:
+    """Its error frees the key, as an error of the replaced task does."""
+
+    @pytest.mark.core
+    @pytest.mark.parametrize("shape", FAILURES)
+    def test_the_next_call_runs(self, ledger: Ledger, order: str, shape: str) -> None:
+        error_of(handing_on.delay(order, shape))
+
+        assert handing_on.delay(order, shape, amount=2).get(timeout=SOON)
+        assert len(ledger.runs(order)) == 2
+
+    @pytest.mark.parametrize("shape", FAILURES)
+    def test_a_copy_of_the_replaced_message_gets_the_error(
+        self, shop: Shop, ledger: Ledger, order: str, shape: str
+    ) -> None:
+        handing_on.apply_async((order, shape), task_id=order, queue="kept")
+        message = eventually(lambda: shop.redis.lpop("kept"), "the message is published")
+        shop.redis.lpush("celery", message)
+        error = error_of(handing_on.AsyncResult(order))
+        shop.redis.lpush("celery", message)
+        ledger.wait_for_signal(order, "replayed")
+        ledger.hold(order)
+        following = handing_on.delay(order, shape)
+        ledger.wait_for_run(order, 2)
+        shop.redis.lpush("celery", message)
+        ledger.wait_for_signal(order, "replayed", 2)
+
+        after = error_of(handing_on.AsyncResult(order))
+        assert (type(after).__name__, after.args) == (type(error).__name__, error.args)
+        ledger.release(order)
+        following.get(timeout=SOON)
+        assert [run.task_id == order for run in ledger.runs(order)] == [True, False]
+
+    def test_one_of_many_callers_runs(self, ledger: Ledger, order: str) -> None:
+        error_of(handing_on.delay(order))
+        results = [handing_on.delay(order) for _ in range(8)]
+
+        assert [result.get(timeout=SOON) for result in results] == ["done"] * 8
+        assert len(ledger.runs(order)) == 2
+        assert ledger.notes(order) == ["stumble"] * 2
+
+    def test_those_that_meet_it_while_it_runs(self, ledger: Ledger, order: str) -> None:
+        ledger.hold(f"stumble of {order}")
+        first = handing_on.delay(order)
+        ledger.wait_for_run(order)
+        during = handing_on.delay(order)
+        ledger.wait_for_signal(during.id, "conflicted")
+        ledger.release(f"stumble of {order}")
+
+        error_of(first)
+        assert during.get(timeout=SOON) == "done"
+        assert len(ledger.runs(order)) == 2
+
+    def test_an_error_that_ends_the_key(self, ledger: Ledger, order: str) -> None:
+        first, second = (handing_on.delay(order, "an error that ends the key") for _ in range(2))
+
+        assert type(error_of(first)) is type(error_of(second)) is LookupError
+        assert len(ledger.runs(order)) == 1
+
+    @pytest.mark.parametrize(
+        "task", [handing_on_reserved, handing_on_in_turn], ids=["dedupe_publish", "finished"]
+    )
+    def test_in_other_modes(self, task: Any, ledger: Ledger, order: str) -> None:
+        first = task.delay(order)
+        error_of(first)
+        following = task.delay(order)
+
+        assert following.id != first.id
+        assert following.get(timeout=SOON) == "done"
+        assert len(ledger.runs(order)) == 2
+
+    def test_an_earlier_end_of_the_task_id_is_not_taken_for_its_error(
+        self, shop: Shop, ledger: Ledger, order: str
+    ) -> None:
+        shop.app.backend.mark_as_failure(order, OutOfStockError(order, 0))
+        ledger.hold(f"stumble of {order}")
+        handing_on.apply_async((order,), task_id=order)
+        eventually(lambda: handing_on.idempotency_record(order), "the task has begun")
+        eventually(
+            lambda: handing_on.idempotency_record(order).state is State.COMPLETED,
+            "the task is replaced",
+        )
+        during = handing_on.delay(order)
+        ledger.wait_for_signal(during.id, "conflicted")
+
+        assert len(ledger.runs(order)) == 1
+        ledger.release(f"stumble of {order}")
+        assert during.get(timeout=SOON) == "done"
 
 
 @pytest.mark.exhaustive

@@ -190,11 +190,15 @@ class Protocol:
     ) -> Result:  # fmt: skip
         if record is None:
             return Result("ok", None, None)
-        if not self.is_held_by(record, token):
+        state, replacement = FAILED, record.finished and record.replacement
+        if error and replacement and record.token == token:
+            # Its replacement has failed, and has sent the continuation.
+            state, record = CONTINUED[FAILED], record._replace(body=replacement[1])
+        elif not self.is_held_by(record, token):
             resent = record.state in (RESERVED, RELEASED) and record.token == token
             return Result("ok" if resent else "lost", record, record)
         if error:
-            final = Error(record.task_id, FAILED, generation, clock.ms, format, error)
+            final = Error(record.task_id, state, generation, clock.ms, format, error)
             record = self.prepend_error(record, final)
         if hold_ms == 0 and not record.body and not record.errors:
             return Result("ok", None, None)

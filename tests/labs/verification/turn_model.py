@@ -119,6 +119,9 @@ class TurnProtocol:
         runs = self.message.is_held_by(record, token)
         if runs and not holds:
             return TurnResult("lost", turn and record, record, turn)
+        if record is not None and record.finished:
+            # No other message meets the outcome of a task that replaced itself.
+            arguments["error"] = b""
         result = self.message.release(record, clock, **arguments)
         after = result.after
         if not runs and (record is not None or not holds):

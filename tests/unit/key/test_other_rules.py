@@ -239,14 +239,22 @@ def test_an_explanation_shows_what_the_key_was_derived_from(
     )
 
 
-def test_a_key_is_its_name_and_compares_its_fingerprint() -> None:
-    key = Key("shop charge", "digest", b"print")
+def test_a_key_is_its_name() -> None:
+    key = Key("shop charge", "digest", b"print", "message")
 
-    assert key == "shop%20charge:digest"
+    assert str(key) == "shop%20charge:digest"
     assert f"idem:{key}" == "idem:shop%20charge:digest"
-    assert key == Key("shop charge", "digest", b"print")
-    assert key != key.with_fingerprint(b"")
-    assert hash(key) == hash(key.with_fingerprint(b""))
+
+
+def test_keys_are_equal_if_all_their_parts_are() -> None:
+    key = Key("shop charge", "digest", b"print").of_message("one")
+    others = {key.with_fingerprint(b""), key.turn, key.of_message("two"), str(key)}
+
+    assert key == Key("shop charge", "digest", b"print").of_message("one")
+    assert hash(key) == hash(key.of_message("one"))
+    assert len(others) == 4
+    assert not any(key == other or other == key for other in others)
+    assert key not in others
 
 
 def test_a_key_survives_pickle_and_copy() -> None:

@@ -133,7 +133,7 @@ COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "command", "values"), COMMANDS)
 def test_arguments(name: str, command: Command, values: dict[str, Any]) -> None:
-    assert (command.script.name, command.key) == (name, KEY)
+    assert (command.script.name, command.key.turn) == (name, KEY)
     optional = {*WAIT, *KEEP} - values.keys()
     argv = tuple(argument for argument in command.script.argv if argument not in optional)
     assert sorted(values) == sorted(argv)

@@ -1,0 +1,48 @@
+"""The error of a task that has replaced another one: it frees the key, as that one's own would."""
+
+from __future__ import annotations
+
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    NotReadyError,
+    ResultNotStoredError,
+    StoreUnavailableError,
+)
+from celery_idempotent.key.key import Key
+from celery_idempotent.payload.codec import DELEGATED
+from celery_idempotent.record import layout
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.record import Record
+from celery_idempotent.settings import Settings
+from celery_idempotent.store import commands
+from celery_idempotent.store.commands import Command
+
+
+def error_of(record: Record, settings: Settings) -> Exception | None:
+    """Returns the error for which the key of a task that has replaced itself is free.
+
+    None if the record is another outcome, if the replacement has not ended or has a result, or if
+    the error is one of ``replay_errors``. Reads the result backend.
+    """
+    if record.format != DELEGATED:
+        return None
+    try:
+        record.outcome()
+    except (NotReadyError, ResultNotStoredError, CorruptRecordError, StoreUnavailableError):
+        return None
+    except Exception as error:
+        return None if isinstance(error, settings.replay_errors) else error
+    return None
+
+
+def release(key: Key, record: Record, settings: Settings, error: Payload) -> Command:
+    """Releases the key of a task whose replacement has failed; its copies get `error`."""
+    return commands.release(
+        key,
+        record.token,
+        hold_ms=0,
+        retention_ms=settings.result_ms,
+        generation=layout.read_awaited(record.body) - 1,
+        error=error,
+        error_ms=settings.error_ms,
+    )

@@ -1,0 +1,35 @@
+"""Reservations: for which message a key, or its next turn, is reserved."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from celery_idempotent.record import layout, turn
+from celery_idempotent.record.record import Record, State
+
+
+class Reservation(NamedTuple):
+    """A message that may begin before all others."""
+
+    task_id: str
+    #: The generation of the retry that it is for; None for a message that was published with a
+    #: reservation, or waits for its turn.
+    retry: int | None = None
+
+
+def read(record: Record, raw: bytes) -> Reservation | None:
+    """Returns the reservation in a record; None if there is none.
+
+    Args:
+        raw: the bytes of `record`.
+
+    Raises:
+        CorruptRecordError: if the entry of the message that waits is cut short.
+    """
+    if record.state is State.RESERVED:
+        owner = layout.owner(raw)
+        if owner == layout.NOBODY:
+            return None
+        return Reservation(record.task_id, int(owner) if owner else None)
+    waiting = turn.waiting(record)
+    return waiting and Reservation(waiting.task_id)

@@ -1,0 +1,135 @@
+"""Messages that end before they begin leave their reservations in Redis."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery.result import AsyncResult
+from celery.signals import task_prerun
+
+from tests.waiting import SOON, eventually
+from tests.worker.harness import Shop
+from tests.worker.ledger import Ledger
+from tests.worker.tasks import handle, task_of
+
+pytestmark = pytest.mark.worker
+
+#: Tasks of this module, which only the worker of the new version has.
+new = task_of(handle, "new")
+new_in_turn = task_of(handle, "new_in_turn", idempotency_until="finished")
+new_burst = task_of(handle, "new_burst", idempotency_until="started")
+ignoring_burst = task_of(
+    handle, "ignoring_burst", idempotency_until="started", idempotency_on_conflict="ignore"
+)
+MODES = pytest.mark.parametrize(
+    "task", [new, new_in_turn, new_burst], ids=["expired", "finished", "started"]
+)
+
+
+@task_prerun.connect
+def hang(sender: Any, args: Any, **_: Any) -> None:
+    """Waits before the body while it is held."""
+    if sender.name == "shop.new" or sender.name.startswith("shop.new_"):
+        Ledger.of(sender.app).wait_for_release(f"before {args[0]}")
+
+
+@pytest.fixture(scope="module")
+def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    with open_shop(idempotency_dedupe_publish=True) as shop:
+        shop.start_worker("-Q", "old version", concurrency=1)
+        shop.start_worker("-I", __name__, concurrency=2)
+        yield shop
+
+
+def meets_an_old_worker(task: Any, shop: Shop, order: str) -> AsyncResult:
+    result: AsyncResult = task.apply_async((order,), queue="old version")
+    eventually(lambda: result.state == "FAILURE", "the message has ended")
+    return result
+
+
+def reaches_its_hard_limit(task: Any, shop: Shop, order: str) -> AsyncResult:
+    shop.ledger.hold(f"before {order}")
+    result: AsyncResult = task.apply_async((order,), time_limit=1)
+    eventually(lambda: result.state == "FAILURE", "the message has ended")
+    shop.ledger.release(f"before {order}")
+    return result
+
+
+def has_a_damaged_body(task: Any, shop: Shop, order: str) -> AsyncResult:
+    result: AsyncResult = task.apply_async((order,), queue=f"damaged {order}")
+    message = json.loads(shop.redis.lpop(f"damaged {order}"))
+    message["body"] = b64encode(b"[[").decode()
+    shop.redis.lpush("celery", json.dumps(message))
+    eventually(lambda: task.idempotency_record(order) is None, "its reservation has ended")
+    return result
+
+
+def has_a_forbidden_serializer(task: Any, shop: Shop, order: str) -> AsyncResult:
+    result: AsyncResult = task.apply_async((order,), serializer="pickle")
+    eventually(lambda: task.idempotency_record(order) is None, "its reservation has ended")
+    return result
+
+
+@pytest.fixture(
+    params={
+        "unknown task": meets_an_old_worker,
+        "hard limit before the body": reaches_its_hard_limit,
+        "forbidden serializer": has_a_forbidden_serializer,
+        "damaged body": has_a_damaged_body,
+    }.items(),
+    ids=lambda param: param[0],
+)
+def ended(request: Any, task: Any, shop: Shop, order: str) -> AsyncResult:
+    """A message that has ended, and whose reservation may be left."""
+    _, publish = request.param
+    result: AsyncResult = publish(task, shop, order)
+    return result
+
+
+@MODES
+def test_the_next_call_is_published(
+    task: Any, ended: AsyncResult, ledger: Ledger, order: str
+) -> None:
+    following = task.delay(order)
+
+    assert following.id != ended.id
+    assert following.get(timeout=SOON)["receipt"]
+    assert len(ledger.runs(order)) == 1
+
+
+@MODES
+def test_a_message_without_a_reservation_does_not_wait(
+    task: Any, shop: Shop, ended: AsyncResult, order: str
+) -> None:
+    following = shop.app.send_task(task.name, (order,))
+
+    assert following.get(timeout=SOON)["receipt"]
+
+
+@MODES
+def test_a_message_that_waits_keeps_its_reservation(task: Any, shop: Shop, order: str) -> None:
+    waiting = task.apply_async((order,), queue=f"late {order}")
+
+    assert task.delay(order).id == waiting.id
+
+
+@pytest.mark.parametrize("publish", ["reserved", "by name"])
+def test_one_that_waited_for_its_turn(shop: Shop, ledger: Ledger, order: str, publish: str) -> None:
+    ledger.hold(order)
+    running = ignoring_burst.delay(order)
+    ledger.wait_for_run(order)
+    ended = ignoring_burst.apply_async((order,), queue="old version")
+    eventually(lambda: ended.state == "FAILURE", "the message has ended")
+    if publish == "reserved":
+        following = ignoring_burst.delay(order)
+    else:
+        following = shop.app.send_task(ignoring_burst.name, (order,))
+        ledger.wait_for_signal(following.id, "conflicted")
+    ledger.release(order)
+
+    assert running.get(timeout=SOON)["receipt"]
+    assert following.get(timeout=SOON)["receipt"]
