@@ -7,19 +7,15 @@ has stored the whole. Requests without a key are passed on as they are.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any
 
 from celery_idempotent.contrib.http import identity as identities
 from celery_idempotent.contrib.http.fingerprint import fingerprint
 from celery_idempotent.contrib.http.identity import anonymous
 from celery_idempotent.contrib.http.key_header import KEY_HEADER
-from celery_idempotent.contrib.http.middleware import (
-    Answered,
-    BaseMiddleware,
-    Exchange,
-    stored_by_default,
-)
-from celery_idempotent.contrib.http.response import Headers, Response
+from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
+from celery_idempotent.contrib.http.response import Headers, Response, stored_by_default
 
 __all__ = ["IdempotencyMiddleware", "anonymous", "by_cookie", "by_header", "stored_by_default"]
 
@@ -27,7 +23,7 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Settle = Callable[[Response, bool], Awaitable[None]]
+Settle = Callable[[Response], Awaitable[None]]
 
 
 def by_header(name: str) -> Callable[[Scope], str | None]:
@@ -76,10 +72,7 @@ class IdempotencyMiddleware(BaseMiddleware):
             except Answered as answered:
                 await _send(send, answered.response)
                 return
-
-            async def settle(response: Response, whole: bool) -> None:
-                await self._settle(exchange, response, whole=whole)
-
+            settle = partial(self._settle, exchange)
             held = _HeldResponse(send, settle, self._max_response_bytes, exchange.marks)
             await self._app(_without_sending(scope), _body_first(body, receive), held.send)
 
@@ -104,8 +97,8 @@ class _HeldResponse:
 
     Args:
         send: sends to the client.
-        settle: called once, with the whole response, or with a beginning that is larger than
-            `max_bytes` and False; raises :class:`Answered` if another one is to be sent.
+        settle: called once, with the whole response or a beginning that is larger than
+            `max_bytes`; raises :class:`Answered` if another one is to be sent.
         marks: fields to add to it.
     """
 
@@ -145,7 +138,7 @@ class _HeldResponse:
         body = bytes(self._body)
         self._body.clear()
         try:
-            await self._settle(Response(self._start["status"], headers, body), whole)
+            await self._settle(Response(self._start["status"], headers, body))
         except Answered as answered:
             self._replaced = True
             await _send(self._send, answered.response)

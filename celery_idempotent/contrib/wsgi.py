@@ -17,13 +17,8 @@ from celery_idempotent.contrib.http import problem
 from celery_idempotent.contrib.http.fingerprint import fingerprint
 from celery_idempotent.contrib.http.identity import anonymous
 from celery_idempotent.contrib.http.key_header import KEY_HEADER
-from celery_idempotent.contrib.http.middleware import (
-    Answered,
-    BaseMiddleware,
-    Exchange,
-    stored_by_default,
-)
-from celery_idempotent.contrib.http.response import Headers, Response
+from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
+from celery_idempotent.contrib.http.response import Headers, Response, stored_by_default
 from celery_idempotent.store.run_sync import run_sync
 
 __all__ = ["IdempotencyMiddleware", "anonymous", "by_cookie", "by_header", "stored_by_default"]
@@ -77,8 +72,9 @@ class IdempotencyMiddleware(BaseMiddleware):
                 environ.pop("HTTP_TRANSFER_ENCODING", None)
                 await self._begin(exchange, admitted, fingerprint_of(environ, body))
                 with _HeldResponse(start_response) as held:
-                    held.collect(self._app(environ, held.start_response), self._max_response_bytes)
-                    await self._settle(exchange, held.response, whole=held.whole)
+                    chunks = self._app(environ, held.start_response)
+                    response = held.collect(chunks, self._max_response_bytes)
+                    await self._settle(exchange, response)
                     return held.release(exchange.marks)
             except Answered as answered:
                 return _respond(start_response, answered.response)
@@ -111,8 +107,6 @@ class _HeldResponse:
         self._released = False
         #: Closes the app's response; the server does it when it has sent a released one.
         self.close: Callable[[], object] = lambda: None
-        #: Whether `response` has the whole body.
-        self.whole = False
 
     def start_response(
         self, status: str, headers: Headers, exc_info: Any = None
@@ -127,22 +121,16 @@ class _HeldResponse:
         self._status, self._headers = status, list(headers)
         return self._body.extend
 
-    def collect(self, chunks: Iterable[bytes], max_bytes: int) -> None:
-        """Takes the body, or so much of it that it is larger than `max_bytes`."""
+    def collect(self, chunks: Iterable[bytes], max_bytes: int) -> Response:
+        """Returns the response, or so much of it that its body is larger than `max_bytes`."""
         self.close = getattr(chunks, "close", self.close)
         self._rest = iter(chunks)
         for chunk in self._rest:
             self._body += chunk
             if len(self._body) > max_bytes:
                 break
-        else:
-            self.whole = True
         if not self._status:
             raise RuntimeError("the app has not called start_response")
-
-    @property
-    def response(self) -> Response:
-        """The response so far."""
         code, _, reason = self._status.partition(" ")
         return Response(int(code), self._headers, bytes(self._body), reason)
 

@@ -21,13 +21,8 @@ from celery_idempotent.contrib.http import identity as identities
 from celery_idempotent.contrib.http import problem
 from celery_idempotent.contrib.http.identity import anonymous
 from celery_idempotent.contrib.http.key_header import KEY_HEADER
-from celery_idempotent.contrib.http.middleware import (
-    Answered,
-    BaseMiddleware,
-    Exchange,
-    stored_by_default,
-)
-from celery_idempotent.contrib.http.response import Response
+from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
+from celery_idempotent.contrib.http.response import Response, stored_by_default
 from celery_idempotent.contrib.wsgi import fields_of, fingerprint_of
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.store.run_sync import run_sync
@@ -116,7 +111,7 @@ class IdempotencyMiddleware(BaseMiddleware):
                     response = await response
                 if exchange.execution is not None:
                     await self._settle_view(exchange, response)
-                return response  # type: ignore[no-any-return]
+                return response
             except Answered as answered:
                 return _django_response(answered.response)
 

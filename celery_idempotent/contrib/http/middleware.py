@@ -23,7 +23,12 @@ from typing import Any, NamedTuple, NoReturn
 from celery_idempotent.contrib.http import problem
 from celery_idempotent.contrib.http.key_header import parse_key
 from celery_idempotent.contrib.http.problem import Problem
-from celery_idempotent.contrib.http.response import UNPROTECTED_HEADER, Headers, Response
+from celery_idempotent.contrib.http.response import (
+    UNPROTECTED_HEADER,
+    Headers,
+    Response,
+    stored_by_default,
+)
 from celery_idempotent.errors import IdempotencyError, SettingsError
 from celery_idempotent.functions.context import ExecutionContext
 from celery_idempotent.functions.decision import Decision
@@ -37,16 +42,8 @@ MAX_ERROR_BYTES = 64 * 1024
 
 _LENGTH = re.compile("[0-9]{1,18}")
 
-#: Statuses below 500 after which a client is meant to send the same request again: it came too
-#: late, too early or too often, without valid credentials, or met a state that changes.
-RETRIED_STATUSES = frozenset({401, 408, 409, 421, 423, 425, 429})
 #: Their responses are about the resource or the connection as it is now.
 _NEVER_KEYED = frozenset({"HEAD", "OPTIONS", "TRACE", "CONNECT"})
-
-
-def stored_by_default(status: int, headers: Headers) -> bool:
-    """Returns whether a response is final: below 500, and not one to be followed by a retry."""
-    return status < 500 and status not in RETRIED_STATUSES
 
 
 class Admitted(NamedTuple):
@@ -71,10 +68,11 @@ class Answered(Exception):
 
 @dataclass(slots=True)
 class Exchange:
-    """One request that may have a key, as the app gets it."""
+    """One request that may have a key, and its execution."""
 
+    #: As the app gets it.
     request: Any
-    #: The execution of the app, once it has begun.
+    #: None unless the app is to run, or has run, under the key.
     execution: Any = None
     #: Holds the context of the execution; closing it releases the key.
     block: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -225,11 +223,12 @@ class BaseMiddleware:
             stored = execution.replay
         await self._replay(exchange, stored)
 
-    async def _settle(self, exchange: Exchange, response: Response, *, whole: bool) -> None:
+    async def _settle(self, exchange: Exchange, response: Response, *, whole: bool = True) -> None:
         """Stores the app's response, or releases the key so that a retry runs the request again.
 
         Args:
-            whole: False if `response` has only the beginning of the body.
+            response: of a body that is larger than `max_response_bytes`, the beginning is enough.
+            whole: False if the size of its body is unknown.
         """
         stored = self._to_store(response, whole=whole)
         with self._refusing():
@@ -272,7 +271,7 @@ class BaseMiddleware:
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Answers with a problem document if the engine raises an error of the client."""
+        """Answers with a problem document if the engine raises in the block."""
         try:
             yield
         except IdempotencyError as error:
@@ -284,6 +283,7 @@ class BaseMiddleware:
             raise self._refusal(found) from error
 
     def _refusal(self, reason: Problem) -> Answered:
+        """Returns what to raise so that the client gets a problem document."""
         return Answered(reason.response(self._problem_type_base, self._retry_after))
 
 
