@@ -58,7 +58,7 @@ class IdempotencyMiddleware(BaseMiddleware):
             await self._app(scope, receive, send)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send, keys: list[str]) -> None:
-        exchange = Exchange(scope)
+        exchange = Exchange()
         async with exchange.block:
             try:
                 admitted = self._admit(scope, keys)
@@ -68,11 +68,11 @@ class IdempotencyMiddleware(BaseMiddleware):
                 body = await self._read_body(scope, receive)
                 if body is None:
                     return
-                await self._begin(exchange, admitted, _fingerprint(scope, body))
+                await self._begin(exchange, scope, admitted, _fingerprint(scope, body))
             except Answered as answered:
                 await _send(send, answered.response)
                 return
-            settle = partial(self._settle, exchange)
+            settle = partial(self._settle, exchange, scope)
             held = _HeldResponse(send, settle, self._max_response_bytes, exchange.marks)
             await self._app(_without_sending(scope), _body_first(body, receive), held.send)
 

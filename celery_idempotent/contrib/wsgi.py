@@ -60,7 +60,7 @@ class IdempotencyMiddleware(BaseMiddleware):
     async def _handle(
         self, environ: Environ, start_response: StartResponse, keys: list[str]
     ) -> Iterable[bytes]:
-        exchange = Exchange(environ)
+        exchange = Exchange()
         async with exchange.block:
             try:
                 admitted = self._admit(environ, keys)
@@ -70,11 +70,11 @@ class IdempotencyMiddleware(BaseMiddleware):
                 environ["wsgi.input"], environ["wsgi.input_terminated"] = BytesIO(body), True
                 environ["CONTENT_LENGTH"] = str(len(body))
                 environ.pop("HTTP_TRANSFER_ENCODING", None)
-                await self._begin(exchange, admitted, fingerprint_of(environ, body))
+                await self._begin(exchange, environ, admitted, fingerprint_of(environ, body))
                 with _HeldResponse(start_response) as held:
                     chunks = self._app(environ, held.start_response)
                     response = held.collect(chunks, self._max_response_bytes)
-                    await self._settle(exchange, response)
+                    await self._settle(exchange, environ, response)
                     return held.release(exchange.marks)
             except Answered as answered:
                 return _respond(start_response, answered.response)

@@ -100,7 +100,7 @@ class IdempotencyMiddleware(BaseMiddleware):
         return response if self._is_async else run_sync(response)
 
     async def _handle(self, request: HttpRequest) -> HttpResponseBase:
-        exchange = Exchange(request)
+        exchange = Exchange()
         setattr(request, _ATTRIBUTE, exchange)
         async with exchange.block:
             try:
@@ -110,7 +110,7 @@ class IdempotencyMiddleware(BaseMiddleware):
                 if self._is_async:
                     response = await response
                 if exchange.execution is not None:
-                    await self._settle_view(exchange, response)
+                    await self._settle_view(exchange, request, response)
                 return response
             except Answered as answered:
                 return _django_response(answered.response)
@@ -131,9 +131,8 @@ class IdempotencyMiddleware(BaseMiddleware):
                 admitted = self._admit(request, keys)
             if admitted is not None:
                 method_and_path = {"REQUEST_METHOD": request.method, "PATH_INFO": request.path_info}
-                environ = {**request.META, **method_and_path}
-                exchange = getattr(request, _ATTRIBUTE)
-                await self._begin(exchange, admitted, fingerprint_of(environ, request.body))
+                fingerprint = fingerprint_of({**request.META, **method_and_path}, request.body)
+                await self._begin(getattr(request, _ATTRIBUTE), request, admitted, fingerprint)
         except Answered as answered:
             return _django_response(answered.response)
         return None
@@ -155,17 +154,16 @@ class IdempotencyMiddleware(BaseMiddleware):
         except RequestDataTooBig:
             raise self._refusal(problem.body_too_large(self._max_body_bytes)) from None
 
-    async def _settle_view(self, exchange: Exchange, response: HttpResponseBase) -> None:
+    async def _settle_view(
+        self, exchange: Exchange, request: HttpRequest, response: HttpResponseBase
+    ) -> None:
         """Settles the view's response; of one that is streamed, that there was one."""
         whole = isinstance(response, HttpResponse)
         body = response.content if isinstance(response, HttpResponse) else b""
         headers = [(name, str(value)) for name, value in response.items()]
         try:
-            await self._settle(
-                exchange,
-                Response(response.status_code, headers, body, response.reason_phrase),
-                whole=whole,
-            )
+            captured = Response(response.status_code, headers, body, response.reason_phrase)
+            await self._settle(exchange, request, captured, whole=whole)
         except Answered:
             response.close()
             raise

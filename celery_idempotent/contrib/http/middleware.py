@@ -68,10 +68,8 @@ class Answered(Exception):
 
 @dataclass(slots=True)
 class Exchange:
-    """One request that may have a key, and its execution."""
+    """The execution of one request that may have a key."""
 
-    #: As the app gets it.
-    request: Any
     #: None unless the app is to run, or has run, under the key.
     execution: Any = None
     #: Holds the context of the execution; closing it releases the key.
@@ -205,7 +203,9 @@ class BaseMiddleware:
         if max(length, received) > self._max_body_bytes:
             raise self._refusal(problem.body_too_large(self._max_body_bytes))
 
-    async def _begin(self, exchange: Exchange, admitted: Admitted, fingerprint: Any) -> None:
+    async def _begin(
+        self, exchange: Exchange, request: Any, admitted: Admitted, fingerprint: Any
+    ) -> None:
         """Begins the execution of a request, unless it runs or has a response."""
         with self._refusing():
             key = self._idem.key_of(admitted.record_key, fingerprint)
@@ -221,9 +221,11 @@ class BaseMiddleware:
             if execution.decision is Decision.CONFLICT:
                 raise self._refusal(problem.REQUEST_IN_PROGRESS)
             stored = execution.replay
-        await self._replay(exchange, stored)
+        await self._replay(request, stored)
 
-    async def _settle(self, exchange: Exchange, response: Response, *, whole: bool = True) -> None:
+    async def _settle(
+        self, exchange: Exchange, request: Any, response: Response, *, whole: bool = True
+    ) -> None:
         """Stores the app's response, or releases the key so that a retry runs the request again.
 
         Args:
@@ -239,16 +241,16 @@ class BaseMiddleware:
             if self._is_async:
                 returned = await returned
         if returned != stored:  # another execution has completed first
-            await self._replay(exchange, returned)
+            await self._replay(request, returned)
 
-    async def _replay(self, exchange: Exchange, stored: Any) -> NoReturn:
+    async def _replay(self, request: Any, stored: Any) -> NoReturn:
         """Answers with a stored response, unless `authorize_replay` refuses it to the client."""
         with self._refusing():
             response = Response.from_record(stored)
         if response is None:
             raise self._refusal(problem.RESPONSE_NOT_STORED)
         if self._authorize_replay is not None:
-            allowed: Any = self._authorize_replay(exchange.request)
+            allowed: Any = self._authorize_replay(request)
             while self._is_async and isawaitable(allowed):
                 allowed = await allowed
             if not isinstance(allowed, bool):
