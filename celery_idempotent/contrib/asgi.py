@@ -7,7 +7,6 @@ has stored the whole. Requests without a key are passed on as they are.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -15,14 +14,8 @@ from celery_idempotent.contrib.http import identity as identities
 from celery_idempotent.contrib.http.fingerprint import fingerprint
 from celery_idempotent.contrib.http.identity import anonymous
 from celery_idempotent.contrib.http.key_header import KEY_HEADER
-from celery_idempotent.contrib.http.middleware import (
-    Admitted,
-    BaseMiddleware,
-    Exchange,
-    response_marks,
-    stored_by_default,
-)
-from celery_idempotent.contrib.http.response import Headers, Response
+from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
+from celery_idempotent.contrib.http.response import Headers, Response, stored_by_default
 
 __all__ = ["IdempotencyMiddleware", "anonymous", "by_cookie", "by_header", "stored_by_default"]
 
@@ -30,7 +23,7 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Settle = Callable[..., Awaitable[Response | None]]
+Settle = Callable[[Response], Awaitable[None]]
 
 
 def by_header(name: str) -> Callable[[Scope], str | None]:
@@ -54,82 +47,49 @@ def by_cookie(name: str) -> Callable[[Scope], str | None]:
 class IdempotencyMiddleware(BaseMiddleware):
     """The middleware as an ASGI app; functions among its options get the scope."""
 
+    _is_async = True
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one ASGI connection."""
-        admitted = None
-        if scope["type"] == "http":
-            keys = _fields(scope, KEY_HEADER)
-            if self._applies(scope["method"], bool(keys)):
-                admitted = self._admit(scope, keys)
-        if admitted is None:
-            await self._app(scope, receive, send)
-        elif isinstance(admitted, Response):
-            await _send(send, admitted)
+        keys = _fields(scope, KEY_HEADER) if scope["type"] == "http" else []
+        if scope["type"] == "http" and self._applies(scope["method"], keys):
+            await self._handle(scope, receive, send, keys)
         else:
-            await self._handle(admitted, scope, receive, send)
+            await self._app(scope, receive, send)
 
-    async def _handle(self, admitted: Admitted, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await self._read_body(scope, receive)
-        if body is None:
-            return
-        if isinstance(body, Response):
-            await _send(send, body)
-            return
-        request = fingerprint(
-            scope["method"],
-            scope.get("root_path", ""),
-            scope["path"],
-            scope["query_string"].decode("latin-1"),
-            _field(scope, "content-type"),
-            _field(scope, "content-encoding"),
-            body,
-        )
+    async def _handle(self, scope: Scope, receive: Receive, send: Send, keys: list[str]) -> None:
         exchange = Exchange()
-        async with AsyncExitStack() as block:
-            with self._refusing(exchange):
-                context = self._context(admitted, request)
-                self._begun(exchange, await block.enter_async_context(context))
-            await self._authorize_async(exchange, scope)
-            if exchange.answer is not None:
-                await _send(send, exchange.answer)
+        async with exchange.block:
+            try:
+                admitted = self._admit(scope, keys)
+                if admitted is None:
+                    await self._app(scope, receive, send)
+                    return
+                body = await self._read_body(scope, receive)
+                if body is None:
+                    return
+                await self._begin(exchange, scope, admitted, _fingerprint(scope, body))
+            except Answered as answered:
+                await _send(send, answered.response)
                 return
-            settle = partial(self._settle, exchange, block, scope)
-            held = _HeldResponse(send, settle, self._max_response_bytes, response_marks(exchange))
+            settle = partial(self._settle, exchange, scope)
+            held = _HeldResponse(send, settle, self._max_response_bytes, exchange.marks)
             await self._app(_without_sending(scope), _body_first(body, receive), held.send)
 
-    async def _settle(
-        self,
-        exchange: Exchange,
-        block: AsyncExitStack,
-        scope: Scope,
-        response: Response,
-        *,
-        whole: bool,
-    ) -> Response | None:
-        """Stores the response, or releases the key; returns what to send in place of it."""
-        stored = self._to_store(response, whole=whole)
-        with self._refusing(exchange):
-            if stored is None:
-                await block.aclose()
-            else:
-                self._completed(exchange, stored, await exchange.execution.complete(stored))
-        await self._authorize_async(exchange, scope)
-        return exchange.answer
-
-    async def _read_body(self, scope: Scope, receive: Receive) -> bytes | Response | None:
-        """Returns the body, or a refusal; None if the client disconnects before its end."""
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """Returns the body; None if the client disconnects before its end."""
         declared = _field(scope, "content-length")
-        refusal = self._check_length(declared, 0, ended=False)
+        self._check_length(declared, 0, ended=False)
         body = bytearray()
         more = True
-        while more and refusal is None:
+        while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             body += message.get("body", b"")
             more = message.get("more_body", False)
-            refusal = self._check_length(declared, len(body), ended=not more)
-        return refusal or bytes(body)
+            self._check_length(declared, len(body), ended=not more)
+        return bytes(body)
 
 
 class _HeldResponse:
@@ -138,7 +98,7 @@ class _HeldResponse:
     Args:
         send: sends to the client.
         settle: called once, with the whole response or a beginning that is larger than
-            `max_bytes`; returns another response to send in place of it, if there is one.
+            `max_bytes`; raises :class:`Answered` if another one is to be sent.
         marks: fields to add to it.
     """
 
@@ -177,13 +137,13 @@ class _HeldResponse:
         ]
         body = bytes(self._body)
         self._body.clear()
-        replacement = await self._settle(
-            Response(self._start["status"], headers, body), whole=whole
-        )
-        self._settled, self._replaced = True, replacement is not None
-        if replacement is not None:
-            await _send(self._send, replacement)
+        try:
+            await self._settle(Response(self._start["status"], headers, body))
+        except Answered as answered:
+            self._replaced = True
+            await _send(self._send, answered.response)
             return
+        self._settled = True
         await self._send({**self._start, "headers": [*fields, *self._marks]})
         await self._send({"type": "http.response.body", "body": body, "more_body": not whole})
 
@@ -205,6 +165,18 @@ def _fields(scope: Scope, name: str) -> list[str]:
 
 def _field(scope: Scope, name: str) -> str:
     return ",".join(_fields(scope, name))
+
+
+def _fingerprint(scope: Scope, body: bytes) -> list[str | bytes]:
+    return fingerprint(
+        scope["method"],
+        scope.get("root_path", ""),
+        scope["path"],
+        scope["query_string"].decode("latin-1"),
+        _field(scope, "content-type"),
+        _field(scope, "content-encoding"),
+        body,
+    )
 
 
 def _without_sending(scope: Scope) -> Scope:

@@ -7,7 +7,6 @@ has stored the whole. Requests without a key are passed on as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import ExitStack
 from http.client import responses as phrases
 from io import BytesIO
 from itertools import chain
@@ -18,14 +17,9 @@ from celery_idempotent.contrib.http import problem
 from celery_idempotent.contrib.http.fingerprint import fingerprint
 from celery_idempotent.contrib.http.identity import anonymous
 from celery_idempotent.contrib.http.key_header import KEY_HEADER
-from celery_idempotent.contrib.http.middleware import (
-    Admitted,
-    BaseMiddleware,
-    Exchange,
-    response_marks,
-    stored_by_default,
-)
-from celery_idempotent.contrib.http.response import Headers, Response
+from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
+from celery_idempotent.contrib.http.response import Headers, Response, stored_by_default
+from celery_idempotent.store.run_sync import run_sync
 
 __all__ = ["IdempotencyMiddleware", "anonymous", "by_cookie", "by_header", "stored_by_default"]
 
@@ -59,74 +53,50 @@ class IdempotencyMiddleware(BaseMiddleware):
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Handles one request."""
         keys = fields_of(environ, KEY_HEADER)
-        admitted = None
-        if self._applies(environ["REQUEST_METHOD"], bool(keys)):
-            admitted = self._admit(environ, keys)
-        if admitted is None:
+        if not self._applies(environ["REQUEST_METHOD"], keys):
             return self._app(environ, start_response)  # type: ignore[no-any-return]
-        if isinstance(admitted, Response):
-            return _respond(start_response, admitted)
-        return self._handle(admitted, environ, start_response)
+        return run_sync(self._handle(environ, start_response, keys))
 
-    def _handle(
-        self, admitted: Admitted, environ: Environ, start_response: StartResponse
+    async def _handle(
+        self, environ: Environ, start_response: StartResponse, keys: list[str]
     ) -> Iterable[bytes]:
-        body = self._read_body(environ)
-        if isinstance(body, Response):
-            return _respond(start_response, body)
-        request = fingerprint(
-            environ["REQUEST_METHOD"],
-            environ.get("SCRIPT_NAME", ""),
-            environ.get("PATH_INFO", ""),
-            environ.get("QUERY_STRING", ""),
-            environ.get("CONTENT_TYPE", ""),
-            environ.get("HTTP_CONTENT_ENCODING", ""),
-            body,
-        )
-        environ["wsgi.input"], environ["wsgi.input_terminated"] = BytesIO(body), True
-        environ["CONTENT_LENGTH"] = str(len(body))
-        environ.pop("HTTP_TRANSFER_ENCODING", None)
         exchange = Exchange()
-        with ExitStack() as block:
-            with self._refusing(exchange):
-                self._begun(exchange, block.enter_context(self._context(admitted, request)))
-            self._authorize(exchange, environ)
-            if exchange.answer is not None:
-                return _respond(start_response, exchange.answer)
-            held = _HeldResponse(start_response)
-            with held:
-                held.collect(self._app(environ, held.start_response), self._max_response_bytes)
-                stored = self._to_store(held.response, whole=held.whole)
-                with self._refusing(exchange):
-                    if stored is None:
-                        block.close()
-                    else:
-                        self._completed(exchange, stored, exchange.execution.complete(stored))
-                self._authorize(exchange, environ)
-                if exchange.answer is None:
-                    return held.release(response_marks(exchange))
-            return _respond(start_response, exchange.answer)
+        async with exchange.block:
+            try:
+                admitted = self._admit(environ, keys)
+                if admitted is None:
+                    return self._app(environ, start_response)  # type: ignore[no-any-return]
+                body = self._read_body(environ)
+                environ["wsgi.input"], environ["wsgi.input_terminated"] = BytesIO(body), True
+                environ["CONTENT_LENGTH"] = str(len(body))
+                environ.pop("HTTP_TRANSFER_ENCODING", None)
+                await self._begin(exchange, environ, admitted, fingerprint_of(environ, body))
+                with _HeldResponse(start_response) as held:
+                    chunks = self._app(environ, held.start_response)
+                    response = held.collect(chunks, self._max_response_bytes)
+                    await self._settle(exchange, environ, response)
+                    return held.release(exchange.marks)
+            except Answered as answered:
+                return _respond(start_response, answered.response)
 
-    def _read_body(self, environ: Environ) -> bytes | Response:
-        """Returns the body, or a refusal."""
+    def _read_body(self, environ: Environ) -> bytes:
         declared = environ.get("CONTENT_LENGTH") or ""
         terminated = environ.get("wsgi.input_terminated", False)
         if not declared and not terminated and environ.get("HTTP_TRANSFER_ENCODING"):
-            return self._refusal(problem.LENGTH_REQUIRED)
-        refusal = self._check_length(declared, 0, ended=False)
-        if refusal is not None:
-            return refusal
+            raise self._refusal(problem.LENGTH_REQUIRED)
+        self._check_length(declared, 0, ended=False)
         # Without a mark at the end of the input, reading further than its length would block.
         left = self._max_body_bytes + 1 if terminated else int(declared or 0)
         body = bytearray()
         while left > 0 and (chunk := environ["wsgi.input"].read(min(left, READ_SIZE))):
             body += chunk
             left -= len(chunk)
-        return self._check_length(declared, len(body), ended=True) or bytes(body)
+        self._check_length(declared, len(body), ended=True)
+        return bytes(body)
 
 
 class _HeldResponse:
-    """Holds back the app's response until it is settled."""
+    """Holds back the app's response until it is settled; is its body, once it is released."""
 
     def __init__(self, start_response: StartResponse) -> None:
         self._start_response = start_response
@@ -135,9 +105,8 @@ class _HeldResponse:
         self._body = bytearray()
         self._rest: Iterator[bytes] = iter(())
         self._released = False
-        self._close: Callable[[], object] = lambda: None
-        #: Whether `response` has the whole body.
-        self.whole = False
+        #: Closes the app's response; the server does it when it has sent a released one.
+        self.close: Callable[[], object] = lambda: None
 
     def start_response(
         self, status: str, headers: Headers, exc_info: Any = None
@@ -152,22 +121,16 @@ class _HeldResponse:
         self._status, self._headers = status, list(headers)
         return self._body.extend
 
-    def collect(self, chunks: Iterable[bytes], max_bytes: int) -> None:
-        """Takes the body, or so much of it that it is larger than `max_bytes`."""
-        self._close = getattr(chunks, "close", self._close)
+    def collect(self, chunks: Iterable[bytes], max_bytes: int) -> Response:
+        """Returns the response, or so much of it that its body is larger than `max_bytes`."""
+        self.close = getattr(chunks, "close", self.close)
         self._rest = iter(chunks)
         for chunk in self._rest:
             self._body += chunk
             if len(self._body) > max_bytes:
                 break
-        else:
-            self.whole = True
         if not self._status:
             raise RuntimeError("the app has not called start_response")
-
-    @property
-    def response(self) -> Response:
-        """The response so far."""
         code, _, reason = self._status.partition(" ")
         return Response(int(code), self._headers, bytes(self._body), reason)
 
@@ -175,26 +138,18 @@ class _HeldResponse:
         """Sends the response, with the fields `marks`, and then what the app has yet to return."""
         self._start_response(self._status, [*self._headers, *marks])
         self._released = True
-        return _Body(chain([bytes(self._body)], self._rest), self._close)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        """Closes the app's response, unless the server will."""
-        if not self._released:
-            self._close()
-
-
-class _Body:
-    """The body of the response, which the server closes when it has sent it."""
-
-    def __init__(self, chunks: Iterator[bytes], close: Callable[[], object]) -> None:
-        self._chunks = chunks
-        self.close = close
+        self._rest = chain([bytes(self._body)], self._rest)
+        return self
 
     def __iter__(self) -> Iterator[bytes]:
-        return self._chunks
+        return self._rest
+
+    def __enter__(self) -> _HeldResponse:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._released:
+            self.close()
 
 
 def _respond(start_response: StartResponse, response: Response) -> list[bytes]:
@@ -207,3 +162,16 @@ def fields_of(environ: Mapping[str, Any], name: str) -> list[str]:
     """Returns the header fields `name`; the server has joined repeated ones with commas."""
     value = environ.get("HTTP_" + name.upper().replace("-", "_"))
     return [] if value is None else [value]
+
+
+def fingerprint_of(environ: Mapping[str, Any], body: bytes) -> list[str | bytes]:
+    """Returns the fingerprint of a request."""
+    return fingerprint(
+        environ["REQUEST_METHOD"],
+        environ.get("SCRIPT_NAME", ""),
+        environ.get("PATH_INFO", ""),
+        environ.get("QUERY_STRING", ""),
+        environ.get("CONTENT_TYPE", ""),
+        environ.get("HTTP_CONTENT_ENCODING", ""),
+        body,
+    )

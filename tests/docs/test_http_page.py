@@ -8,9 +8,9 @@ import re
 
 from celery_idempotent.contrib.django import settings as django_settings
 from celery_idempotent.contrib.http import problem
-from celery_idempotent.contrib.http.middleware import RETRIED_STATUSES, BaseMiddleware
+from celery_idempotent.contrib.http.middleware import BaseMiddleware
 from celery_idempotent.contrib.http.problem import Problem
-from celery_idempotent.contrib.http.response import NEVER_STORED
+from celery_idempotent.contrib.http.response import NEVER_STORED, RETRIED_STATUSES
 from tests.docs.test_docs import ROOT, prose
 
 PAGE = prose(ROOT / "docs/http.md")

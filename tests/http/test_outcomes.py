@@ -334,6 +334,19 @@ class TestAuthorizeReplay:
         statuses = [site.post(key).status for _ in range(2)]
         assert (statuses, site.requests) == ([403, 200], 1)
 
+    def test_is_not_awaited_under_wsgi(self, site: Site, key: str) -> None:
+        class Allowed:
+            def __await__(self) -> Iterator[Any]:
+                yield from ()
+                return True
+
+        if site.kind not in ("wsgi", "django-wsgi"):
+            pytest.skip("ASGI has an event loop")
+        site.options["authorize_replay"] = lambda request: Allowed()
+        site.post(key)
+        with pytest.raises(TypeError, match="True or False, not Allowed"):
+            site.post(key)
+
     @pytest.mark.parametrize("returned", [None, 1, "no", object])
     def test_must_return_true_or_false(self, site: Site, key: str, returned: Any) -> None:
         """A value that is merely true in a condition, such as a coroutine, is not a permission."""

@@ -8,8 +8,6 @@ token is wrong, leaves nothing behind.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
@@ -21,20 +19,13 @@ from django.http.response import HttpResponseBase
 from celery_idempotent.contrib.django.settings import SETTING, middleware_options
 from celery_idempotent.contrib.http import identity as identities
 from celery_idempotent.contrib.http import problem
-from celery_idempotent.contrib.http.fingerprint import fingerprint
 from celery_idempotent.contrib.http.identity import anonymous
 from celery_idempotent.contrib.http.key_header import KEY_HEADER
-from celery_idempotent.contrib.http.middleware import (
-    Admitted,
-    BaseMiddleware,
-    Exchange,
-    response_marks,
-    stored_by_default,
-)
-from celery_idempotent.contrib.http.response import Response
-from celery_idempotent.contrib.wsgi import fields_of
+from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
+from celery_idempotent.contrib.http.response import Response, stored_by_default
+from celery_idempotent.contrib.wsgi import fields_of, fingerprint_of
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.functions.context import ExecutionContext
+from celery_idempotent.store.run_sync import run_sync
 
 __all__ = [
     "IdempotencyMiddleware",
@@ -81,17 +72,6 @@ def by_cookie(name: str) -> Callable[[HttpRequest], str | None]:
     return identities.by_cookie(_fields, name)
 
 
-@dataclass(slots=True)
-class _Exchange(Exchange):
-    #: Holds the context of the execution; closing it releases the key.
-    block: Any = None
-
-    @property
-    def runs(self) -> bool:
-        """Whether the view is running, or has run, under the key."""
-        return self.execution is not None and self.answer is None
-
-
 class IdempotencyMiddleware(BaseMiddleware):
     """The middleware, with the options of the setting IDEMPOTENCY_MIDDLEWARE.
 
@@ -107,7 +87,7 @@ class IdempotencyMiddleware(BaseMiddleware):
         except SettingsError as error:
             raise ImproperlyConfigured(f"{SETTING}: {error}") from None
         self._is_async = iscoroutinefunction(get_response)
-        self.process_view = self._begin_async if self._is_async else self._begin
+        self.process_view = self._process_view_async if self._is_async else self._process_view
         if self._is_async:
             markcoroutinefunction(self)
             authorize: Any = self._authorize_replay
@@ -116,126 +96,79 @@ class IdempotencyMiddleware(BaseMiddleware):
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         """Handles one request."""
-        if self._is_async:
-            return self._call_async(request)
-        with ExitStack() as block:
-            exchange = self._read(request, block)
-            if exchange.answer is not None:
-                return _django_response(exchange.answer)
-            response: HttpResponseBase = self._app(request)
-            if exchange.runs:
-                stored = self._part_to_store(response)
-                with self._refusing(exchange):
-                    if stored is None:
-                        block.close()
-                    else:
-                        self._completed(exchange, stored, exchange.execution.complete(stored))
-                self._authorize(exchange, request)
-                return _settled(exchange, response)
-            return response
+        response = self._handle(request)
+        return response if self._is_async else run_sync(response)
 
-    async def _call_async(self, request: HttpRequest) -> HttpResponseBase:
-        async with AsyncExitStack() as block:
-            exchange = self._read(request, block)
-            if exchange.answer is not None:
-                return _django_response(exchange.answer)
-            response: HttpResponseBase = await self._app(request)
-            if exchange.runs:
-                stored = self._part_to_store(response)
-                with self._refusing(exchange):
-                    if stored is None:
-                        await block.aclose()
-                    else:
-                        returned = await exchange.execution.complete(stored)
-                        self._completed(exchange, stored, returned)
-                await self._authorize_async(exchange, request)
-                return _settled(exchange, response)
-            return response
-
-    def _begin(self, request: HttpRequest, *view: object) -> HttpResponse | None:
-        """Is the hook `process_view`: returns a response, unless the view is to run."""
-        if not self._concerns(request):
-            return None
-        exchange: _Exchange = getattr(request, _ATTRIBUTE)
-        context = self._context_of(request, exchange)
-        if context is not None:
-            with self._refusing(exchange):
-                self._begun(exchange, exchange.block.enter_context(context))
-            self._authorize(exchange, request)
-        return None if exchange.answer is None else _django_response(exchange.answer)
-
-    async def _begin_async(self, request: HttpRequest, *view: object) -> HttpResponse | None:
-        if not self._concerns(request):
-            return None
-        exchange: _Exchange = getattr(request, _ATTRIBUTE)
-        # In a thread, because `identity` and `required` may query the database.
-        context = await sync_to_async(self._context_of)(request, exchange)
-        if context is not None:
-            with self._refusing(exchange):
-                self._begun(exchange, await exchange.block.enter_async_context(context))
-            await self._authorize_async(exchange, request)
-        return None if exchange.answer is None else _django_response(exchange.answer)
-
-    def _concerns(self, request: HttpRequest) -> bool:
-        return self._applies(request.method or "", bool(_fields(request, KEY_HEADER)))
-
-    def _read(self, request: HttpRequest, block: ExitStack | AsyncExitStack) -> _Exchange:
-        """Reads the body of a request with a key: once a form was parsed, it would be gone."""
-        exchange = _Exchange(block=block)
+    async def _handle(self, request: HttpRequest) -> HttpResponseBase:
+        exchange = Exchange()
         setattr(request, _ATTRIBUTE, exchange)
-        if not _fields(request, KEY_HEADER) or not self._concerns(request):
-            return exchange
-        declared = request.META.get("CONTENT_LENGTH") or ""
-        exchange.answer = self._check_length(declared, 0, ended=False)
-        is_chunked = bool(not declared and _fields(request, "transfer-encoding"))
-        if is_chunked and isinstance(request, WSGIRequest):  # Django would read an empty body
-            exchange.answer = self._refusal(problem.LENGTH_REQUIRED)
-        if exchange.answer is None:
+        async with exchange.block:
             try:
-                exchange.answer = self._check_length(declared, len(request.body), ended=True)
-            except UnreadablePostError:
-                exchange.answer = self._refusal(problem.BODY_INCOMPLETE)
-            except RequestDataTooBig:
-                exchange.answer = self._refusal(problem.body_too_large(self._max_body_bytes))
-        return exchange
+                # Before the view: once a form was parsed, the body would be gone.
+                self._check_body(request)
+                response = self._app(request)  # calls process_view, which begins the execution
+                if self._is_async:
+                    response = await response
+                if exchange.execution is not None:
+                    await self._settle_view(exchange, request, response)
+                return response
+            except Answered as answered:
+                return _django_response(answered.response)
 
-    def _context_of(self, request: HttpRequest, exchange: _Exchange) -> ExecutionContext | None:
-        """Returns the context of the request's execution, unless it has no key or an answer."""
-        admitted = self._admit(request, _fields(request, KEY_HEADER))
-        if not isinstance(admitted, Admitted):
-            exchange.answer = admitted
+    def _process_view(self, request: HttpRequest, *view: object) -> HttpResponse | None:
+        return run_sync(self._process_view_async(request))
+
+    async def _process_view_async(self, request: HttpRequest, *view: object) -> HttpResponse | None:
+        """Begins the execution; returns a response, unless the view is to run."""
+        keys = _fields(request, KEY_HEADER)
+        if not self._applies(request.method or "", keys):
             return None
-        return self._context(
-            admitted,
-            fingerprint(
-                request.method or "",
-                request.META.get("SCRIPT_NAME", ""),
-                request.path_info,
-                request.META.get("QUERY_STRING", ""),
-                request.META.get("CONTENT_TYPE", ""),
-                request.META.get("HTTP_CONTENT_ENCODING", ""),
-                request.body,
-            ),
-        )
+        try:
+            if self._is_async:
+                # In a thread, because `identity` and `required` may query the database.
+                admitted = await sync_to_async(self._admit)(request, keys)
+            else:
+                admitted = self._admit(request, keys)
+            if admitted is not None:
+                method_and_path = {"REQUEST_METHOD": request.method, "PATH_INFO": request.path_info}
+                fingerprint = fingerprint_of({**request.META, **method_and_path}, request.body)
+                await self._begin(getattr(request, _ATTRIBUTE), request, admitted, fingerprint)
+        except Answered as answered:
+            return _django_response(answered.response)
+        return None
 
-    def _part_to_store(self, response: HttpResponseBase) -> dict[str, Any] | None:
-        """Returns what to store of a response; of one that is streamed, that there was one."""
+    def _check_body(self, request: HttpRequest) -> None:
+        """Refuses a request with a key whose body cannot be read."""
+        keys = _fields(request, KEY_HEADER)
+        if not keys or not self._applies(request.method or "", keys):
+            return
+        declared = request.META.get("CONTENT_LENGTH") or ""
+        is_chunked = not declared and _fields(request, "transfer-encoding")
+        if is_chunked and isinstance(request, WSGIRequest):  # Django would read an empty body
+            raise self._refusal(problem.LENGTH_REQUIRED)
+        self._check_length(declared, 0, ended=False)
+        try:
+            self._check_length(declared, len(request.body), ended=True)
+        except UnreadablePostError:
+            raise self._refusal(problem.BODY_INCOMPLETE) from None
+        except RequestDataTooBig:
+            raise self._refusal(problem.body_too_large(self._max_body_bytes)) from None
+
+    async def _settle_view(
+        self, exchange: Exchange, request: HttpRequest, response: HttpResponseBase
+    ) -> None:
+        """Settles the view's response; of one that is streamed, that there was one."""
         whole = isinstance(response, HttpResponse)
         body = response.content if isinstance(response, HttpResponse) else b""
         headers = [(name, str(value)) for name, value in response.items()]
-        return self._to_store(
-            Response(response.status_code, headers, body, response.reason_phrase), whole=whole
-        )
-
-
-def _settled(exchange: _Exchange, response: HttpResponseBase) -> HttpResponseBase:
-    """Returns what to send when `response` was stored, or the key released."""
-    if exchange.answer is not None:
-        response.close()
-        return _django_response(exchange.answer)
-    for name, value in response_marks(exchange):
-        response[name] = value
-    return response
+        try:
+            captured = Response(response.status_code, headers, body, response.reason_phrase)
+            await self._settle(exchange, request, captured, whole=whole)
+        except Answered:
+            response.close()
+            raise
+        for name, value in exchange.marks:
+            response[name] = value
 
 
 def _django_response(response: Response) -> HttpResponse:

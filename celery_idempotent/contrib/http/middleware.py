@@ -1,22 +1,36 @@
-"""The decisions of the middleware, which do no I/O and are the same for ASGI, WSGI and Django."""
+"""What happens to a request with a key: the same for ASGI, WSGI and Django.
+
+Their middleware reads the request, and then takes three steps: `_admit` checks the key and who
+sends it, `_begin` begins its execution, and, once the app has responded, `_settle` stores the
+response or releases the key. Each step raises :class:`Answered` if the client is to get another
+response than that of the app.
+
+A step that waits for the store is a coroutine. Under WSGI it blocks instead of waiting, so that
+`run_sync` can run it.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from inspect import isawaitable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from celery_idempotent.contrib.http import problem
 from celery_idempotent.contrib.http.key_header import parse_key
 from celery_idempotent.contrib.http.problem import Problem
-from celery_idempotent.contrib.http.response import UNPROTECTED_HEADER, Headers, Response
+from celery_idempotent.contrib.http.response import (
+    UNPROTECTED_HEADER,
+    Headers,
+    Response,
+    stored_by_default,
+)
 from celery_idempotent.errors import IdempotencyError, SettingsError
-from celery_idempotent.functions.context import BaseContextExecution, ExecutionContext
+from celery_idempotent.functions.context import ExecutionContext
 from celery_idempotent.functions.decision import Decision
 from celery_idempotent.functions.engine import DEFAULT_NAME, Idempotency
 
@@ -28,16 +42,8 @@ MAX_ERROR_BYTES = 64 * 1024
 
 _LENGTH = re.compile("[0-9]{1,18}")
 
-#: Statuses below 500 after which a client is meant to send the same request again: it came too
-#: late, too early or too often, without valid credentials, or met a state that changes.
-RETRIED_STATUSES = frozenset({401, 408, 409, 421, 423, 425, 429})
 #: Their responses are about the resource or the connection as it is now.
 _NEVER_KEYED = frozenset({"HEAD", "OPTIONS", "TRACE", "CONNECT"})
-
-
-def stored_by_default(status: int, headers: Headers) -> bool:
-    """Returns whether a response is final: below 500, and not one to be followed by a retry."""
-    return status < 500 and status not in RETRIED_STATUSES
 
 
 class Admitted(NamedTuple):
@@ -53,15 +59,26 @@ class Admitted(NamedTuple):
         return "http", identity.hexdigest(), self.key
 
 
+class Answered(Exception):
+    """A client gets this response, and none of the app."""
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+
+
 @dataclass(slots=True)
 class Exchange:
-    """One request with a key, and its response once there is one."""
+    """The execution of one request that may have a key."""
 
+    #: None unless the app is to run, or has run, under the key.
     execution: Any = None
-    #: What to send in place of the app's response.
-    answer: Response | None = None
-    #: Whether that is a stored response.
-    is_replay: bool = False
+    #: Holds the context of the execution; closing it releases the key.
+    block: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    @property
+    def marks(self) -> Headers:
+        """The fields to add to the app's response."""
+        return [] if self.execution.protected else [(UNPROTECTED_HEADER, "true")]
 
 
 class BaseMiddleware:
@@ -92,6 +109,9 @@ class BaseMiddleware:
     Raises:
         SettingsError: for the first option with a wrong value, in one line.
     """
+
+    #: Whether the app runs on an event loop.
+    _is_async = False
 
     def __init__(
         self,
@@ -145,109 +165,103 @@ class BaseMiddleware:
         self._max_response_bytes = max_response_bytes
         self._problem_type_base = problem_type_base
 
-    def _applies(self, method: str, has_key: bool) -> bool:
+    def _applies(self, method: str, key_fields: list[str]) -> bool:
         """Returns whether the request may be more than one to pass to the app."""
-        wanted = has_key or self._required is not False
+        wanted = key_fields or self._required is not False
         # Some servers pass a method as it came, and some frameworks take post for POST.
-        return wanted and method.upper() in self._methods and self._settings.enabled
+        return bool(wanted) and method.upper() in self._methods and self._settings.enabled
 
-    def _admit(self, request: Any, key_fields: list[str]) -> Admitted | Response | None:
-        """Returns the key of a request; or a refusal; or None if it needs no key and has none."""
+    def _admit(self, request: Any, key_fields: list[str]) -> Admitted | None:
+        """Returns the key of a request, or None if it needs no key and has none."""
         if not key_fields:
             required = self._required(request) if callable(self._required) else self._required
-            return self._refusal(problem.KEY_MISSING) if required else None
+            if required:
+                raise self._refusal(problem.KEY_MISSING)
+            return None
         key = parse_key(key_fields)
         if key is None:
-            return self._refusal(problem.KEY_INVALID)
+            raise self._refusal(problem.KEY_INVALID)
         identity = self._identity(request)
         if not isinstance(identity, (str, type(None))):
             raise TypeError(f"identity must return text or None, not {type(identity).__name__}")
-        return Admitted(identity, key) if identity else self._refusal(problem.IDENTITY_MISSING)
+        if not identity:
+            raise self._refusal(problem.IDENTITY_MISSING)
+        return Admitted(identity, key)
 
-    def _check_length(self, declared: str | None, received: int, *, ended: bool) -> Response | None:
-        """Returns a refusal if a body is too large or, at its end, incomplete.
+    def _check_length(self, declared: str, received: int, *, ended: bool) -> None:
+        """Refuses a body that is too large or, at its end, incomplete.
 
         Args:
             declared: the field Content-Length.
             received: bytes of the body until now.
         """
-        length = 0
-        if declared:
-            if not _LENGTH.fullmatch(declared):
-                return self._refusal(problem.BODY_INCOMPLETE)
-            length = int(declared)
+        if declared and not _LENGTH.fullmatch(declared):
+            raise self._refusal(problem.BODY_INCOMPLETE)
+        length = int(declared or 0)
         if ended and received < length:
-            return self._refusal(problem.BODY_INCOMPLETE)
+            raise self._refusal(problem.BODY_INCOMPLETE)
         if max(length, received) > self._max_body_bytes:
-            return self._refusal(problem.body_too_large(self._max_body_bytes))
-        return None
+            raise self._refusal(problem.body_too_large(self._max_body_bytes))
 
-    def _context(self, admitted: Admitted, fingerprint: Any) -> ExecutionContext:
-        """Returns the context manager of the request's execution."""
-        key = self._idem.key_of(admitted.record_key, fingerprint)
-        return ExecutionContext(self._idem, key, self._settings)
+    async def _begin(
+        self, exchange: Exchange, request: Any, admitted: Admitted, fingerprint: Any
+    ) -> None:
+        """Begins the execution of a request, unless it runs or has a response."""
+        with self._refusing():
+            key = self._idem.key_of(admitted.record_key, fingerprint)
+            context = ExecutionContext(self._idem, key, self._settings)
+            execution: Any
+            if self._is_async:
+                execution = await exchange.block.enter_async_context(context)
+            else:
+                execution = exchange.block.enter_context(context)
+            if execution.decision is Decision.RUN:
+                exchange.execution = execution
+                return
+            if execution.decision is Decision.CONFLICT:
+                raise self._refusal(problem.REQUEST_IN_PROGRESS)
+            stored = execution.replay
+        await self._replay(request, stored)
 
-    @contextmanager
-    def _refusing(self, exchange: Exchange) -> Iterator[None]:
-        """Answers with a problem document if the engine raises in the block."""
-        try:
-            yield
-        except IdempotencyError as error:
-            exchange.answer = self._refusal(error)
-
-    def _begun(self, exchange: Exchange, execution: BaseContextExecution) -> None:
-        """Answers a request that is not to be executed.
-
-        Raises:
-            IdempotencyError: if its record has no response.
-        """
-        exchange.execution = execution
-        if execution.decision is Decision.CONFLICT:
-            exchange.answer = self._refusal(problem.REQUEST_IN_PROGRESS)
-        elif execution.decision is Decision.REPLAY:
-            self._replay(exchange, execution.replay)
-
-    def _completed(self, exchange: Exchange, stored: Any, returned: Any) -> None:
-        """Answers with the response of another execution, if that has completed first.
+    async def _settle(
+        self, exchange: Exchange, request: Any, response: Response, *, whole: bool = True
+    ) -> None:
+        """Stores the app's response, or releases the key so that a retry runs the request again.
 
         Args:
-            stored: what this execution was to store.
-            returned: what its completion returned.
+            response: of a body that is larger than `max_response_bytes`, the beginning is enough.
+            whole: False if the size of its body is unknown.
         """
-        if returned != stored:
-            self._replay(exchange, returned)
+        stored = self._to_store(response, whole=whole)
+        with self._refusing():
+            if stored is None:
+                await exchange.block.aclose()
+                return
+            returned = exchange.execution.complete(stored)
+            if self._is_async:
+                returned = await returned
+        if returned != stored:  # another execution has completed first
+            await self._replay(request, returned)
 
-    def _replay(self, exchange: Exchange, stored: Any) -> None:
-        response = Response.from_record(stored)
-        exchange.is_replay = response is not None
-        exchange.answer = response or self._refusal(problem.RESPONSE_NOT_STORED)
-
-    def _authorize(self, exchange: Exchange, request: Any) -> None:
-        """Replaces a stored response with 403 if `authorize_replay` refuses it to the client."""
-        if exchange.is_replay and self._authorize_replay is not None:
-            self._authorized(exchange, self._authorize_replay(request))
-
-    async def _authorize_async(self, exchange: Exchange, request: Any) -> None:
-        """As :meth:`_authorize`; awaits what `authorize_replay` returns."""
-        if exchange.is_replay and self._authorize_replay is not None:
+    async def _replay(self, request: Any, stored: Any) -> NoReturn:
+        """Answers with a stored response, unless `authorize_replay` refuses it to the client."""
+        with self._refusing():
+            response = Response.from_record(stored)
+        if response is None:
+            raise self._refusal(problem.RESPONSE_NOT_STORED)
+        if self._authorize_replay is not None:
             allowed: Any = self._authorize_replay(request)
-            while isawaitable(allowed):
+            while self._is_async and isawaitable(allowed):
                 allowed = await allowed
-            self._authorized(exchange, allowed)
+            if not isinstance(allowed, bool):
+                kind = type(allowed).__name__
+                raise TypeError(f"authorize_replay must return True or False, not {kind}")
+            if not allowed:
+                raise self._refusal(problem.REPLAY_FORBIDDEN)
+        raise Answered(response)
 
-    def _authorized(self, exchange: Exchange, allowed: Any) -> None:
-        if not isinstance(allowed, bool):
-            kind = type(allowed).__name__
-            raise TypeError(f"authorize_replay must return True or False, not {kind}")
-        if not allowed:
-            exchange.answer = self._refusal(problem.REPLAY_FORBIDDEN)
-
-    def _to_store(self, response: Response, *, whole: bool = True) -> dict[str, Any] | None:
-        """Returns what to store of a response; None if a retry is to run the request again.
-
-        Args:
-            whole: False if `response` has only the beginning of the body.
-        """
+    def _to_store(self, response: Response, *, whole: bool) -> dict[str, Any] | None:
+        """Returns what to store of a response; None if a retry is to run the request again."""
         if not self._store_response(response.status, [(n.lower(), v) for n, v in response.headers]):
             return None
         limit = self._max_response_bytes
@@ -257,21 +271,22 @@ class BaseMiddleware:
             return response.as_record()
         return response.as_omission()
 
-    def _refusal(self, reason: Problem | IdempotencyError) -> Response:
-        """Returns the problem document for `reason`; raises an error that is not the client's."""
-        if isinstance(reason, IdempotencyError):
-            found = problem.problem_of(reason)
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Answers with a problem document if the engine raises in the block."""
+        try:
+            yield
+        except IdempotencyError as error:
+            found = problem.problem_of(error)
             if found is None:
-                raise reason
+                raise
             if found.status == 500:
-                logger.error("A request with an Idempotency-Key is refused: %s", reason)
-            reason = found
-        return reason.response(self._problem_type_base, self._retry_after)
+                logger.error("A request with an Idempotency-Key is refused: %s", error)
+            raise self._refusal(found) from error
 
-
-def response_marks(exchange: Exchange) -> Headers:
-    """Returns the fields to add to the app's response."""
-    return [] if exchange.execution.protected else [(UNPROTECTED_HEADER, "true")]
+    def _refusal(self, reason: Problem) -> Answered:
+        """Returns what to raise so that the client gets a problem document."""
+        return Answered(reason.response(self._problem_type_base, self._retry_after))
 
 
 def _checked_methods(methods: Any) -> frozenset[str]:

@@ -1,10 +1,10 @@
-"""A response, and which parts of it a record holds."""
+"""A response: whether it is stored, and which parts of it."""
 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from celery_idempotent.errors import CorruptRecordError
@@ -28,7 +28,16 @@ _CREDENTIAL_FIELDS = frozenset(
 )
 NEVER_STORED = _CONNECTION_FIELDS | _RESPONSE_FIELDS | _CREDENTIAL_FIELDS
 
+#: Statuses below 500 after which a client is meant to send the same request again: it came too
+#: late, too early or too often, without valid credentials, or met a state that changes.
+RETRIED_STATUSES = frozenset({401, 408, 409, 421, 423, 425, 429})
+
 Headers = list[tuple[str, str]]
+
+
+def stored_by_default(status: int, headers: Headers) -> bool:
+    """Returns whether a response is final: below 500, and not one to be followed by a retry."""
+    return status < 500 and status not in RETRIED_STATUSES
 
 
 @dataclass(frozen=True)
@@ -39,10 +48,6 @@ class Response:
     headers: Headers
     body: bytes = b""
     reason: str = ""
-
-    def marked(self, header: str) -> Response:
-        """Returns the response with the field `header` set to true."""
-        return replace(self, headers=[*self.headers, (header, "true")])
 
     @property
     def has_no_store(self) -> bool:
@@ -78,12 +83,12 @@ class Response:
             if stored.get("omitted"):
                 return None
             headers = [(str(name), str(value)) for name, value in stored["headers"]]
+            headers.append((REPLAYED_HEADER, "true"))
             text = stored.get("text")
             body = b64decode(stored["base64"]) if text is None else text.encode("utf-8")
-            response = cls(int(stored["status"]), headers, body, str(stored["reason"]))
+            return cls(int(stored["status"]), headers, body, str(stored["reason"]))
         except (AttributeError, KeyError, TypeError, ValueError):
             raise CorruptRecordError("the record of a request holds no response") from None
-        return response.marked(REPLAYED_HEADER)
 
 
 def _storable(headers: Sequence[tuple[str, str]], length: int) -> Headers:
