@@ -108,7 +108,7 @@ class Steps:
     @property
     def finished(self) -> bytes:
         """The finished steps, as the body of a record."""
-        return steps.without_errors(self._body)
+        return self._body
 
     async def discard(self) -> None:
         """Deletes offloaded values of steps, which the outcome has replaced."""
