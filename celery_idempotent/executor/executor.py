@@ -17,6 +17,7 @@ from celery_idempotent.errors import (
 from celery_idempotent.executor import conflict, transaction
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
+from celery_idempotent.executor.continuation import Continuation
 from celery_idempotent.executor.decision import decide, decide_by, log, refuse, send
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.outcome import Failure, Outcome, Result, is_asynchronous
@@ -42,7 +43,7 @@ from celery_idempotent.store.scripts import Reply
 
 logger = logging.getLogger(__name__)
 
-EXECUTION_ID_BYTES = 16
+EXECUTION_ID_BYTES = layout.ID_BYTES
 #: Begins without a reply that a message remembers.
 MAX_UNANSWERED_IDS = 8
 
@@ -131,6 +132,8 @@ class Executor:
             BaseException: whatever the body raises, or a stored error was.
         """
         outcome = run_flow(partial(execute, call, self.runtime, self.codec), call.soft_limit)
+        if call.continuation is not None:
+            call.continuation.follows_value = type(outcome) is Result
         return outcome.value if type(outcome) is Result else outcome.get()
 
     def forget(
@@ -223,6 +226,15 @@ class BeginRequest:
             -MAX_UNANSWERED_IDS * EXECUTION_ID_BYTES :
         ]
 
+    def take_continuation(self, *, is_sent: bool) -> None:
+        """Has the call send what follows it, once it has the outcome that Redis replied with."""
+        call = self.call
+        call.continuation_sent = is_sent
+        if call.continues and not is_sent:
+            # If the outcome is not available yet, the next delivery goes on with this one's right.
+            call.unanswered_ids = self.unanswered_ids
+            call.continuation = Continuation(call, self.runtime, self.execution_id)
+
     async def give_back(self) -> None:
         """Releases the key if it is still held, because a signal handler has raised.
 
@@ -282,12 +294,11 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
             stale = record.task_id
             await _end_reservation(request, record)
             continue
-        if reply.case == "finished":
-            if call.is_continuing(record):
-                conflict.refuse(call, record)
+        if reply.case in ("finished", "sent"):
             poisoned = call.settings.transaction is not None and layout.is_poisoned(record)
             if poisoned and await transaction.reopen(request, record):
                 continue
+            request.take_continuation(is_sent=reply.case == "sent")
             outcome = await replay_or_refuse(call, record, request.codec)
             await write_result(call, record, outcome, runtime.store)
             return outcome
@@ -352,12 +363,14 @@ def begin_command(call: ExecutorCall, execution_id: bytes) -> Command:
         execution_id=execution_id,
         unanswered_ids=call.unanswered_ids,
         task_id=call.task_id,
+        root=call.root,
         generation=call.generation,
         worker=call.worker,
         lease_ms=settings.lease_ms,
         retention_ms=settings.result_ms,
         max_attempts=settings.max_attempts,
         error_ms=settings.error_ms,
+        continues=call.continues,
         wait_ms=call.wait_ms,
         keep_ms=settings.keep_ms,
     )

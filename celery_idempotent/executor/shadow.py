@@ -139,7 +139,7 @@ def _count_duplicate(call: ExecutorCall, case: str, record: Record) -> None:
     """Counts a call that runs, and would not have run."""
     if case == "reused":
         _refuse(call, conflict.reused(record))
-    elif case != "finished":
+    elif case not in ("finished", "sent"):
         policy = conflict.policy_for(call, record, returns=case == "later")
         is_copy = record.task_id == call.task_id
         if call.settings.runs_again and not is_copy and policy in ("retry", "wait"):

@@ -3,10 +3,10 @@
 Each entry: length of the rest (4 bytes), length of the name (2) and the name, length of the format
 (1) and the format, the value. If a name occurs twice, the later entry counts.
 
-In the record of a turn, the body is one entry without a name, the message that waits: length of the
-rest (4), length of the name (2: zero), W, zero (7), end of its reservation (6), length of the task id
-(2) and the task id, length of the fingerprint (1) and the fingerprint. Only the scripts write it:
-lua/prelude.lua.
+In the record of a turn, the body is one entry without a name, the message that waits: length of
+the rest (4), length of the name (2: zero), W, zero (7), end of its reservation (6), length of the
+task id (2) and the task id, length of the fingerprint (1) and the fingerprint. Only the scripts
+write it: lua/prelude.lua.
 """
 
 from __future__ import annotations

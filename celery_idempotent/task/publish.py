@@ -74,7 +74,9 @@ def publish(
         return send(**options)
     options = {
         **options,
-        "headers": message_headers.with_derived_key(options.get("headers"), key, task_id),
+        "headers": message_headers.with_derived_key(
+            options.get("headers"), key, task_id, headers.root
+        ),
     }
     store, settings = configuration.executor.store, configuration.settings
     reserve = _reserve(task, key, task_id, args, kwargs, options)

@@ -176,7 +176,9 @@ class Deliveries(Server):
                 return update(slot, phase="send", script="write_result", reply=None, answer=OUTCOME)
             return self._answer(slot, delivery, OUTCOME, continues)
         if reply.case == "held" and self.conflict_policy(delivery, reply) == "ignore":
-            return self._answer(slot, delivery, IGNORED if reply.task != self.id_of(delivery.task) else "")
+            return self._answer(
+                slot, delivery, IGNORED if reply.task != self.id_of(delivery.task) else ""
+            )
         if script == "hold":
             return update(slot, phase="ack", reply=None)  # its retry has been published
         if reply.case == "held" or script == "stop":

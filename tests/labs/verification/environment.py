@@ -28,7 +28,6 @@ from tests.labs.verification.state import (
     NO_SUCCESS,
     NO_TOKEN,
     NOT_SENT,
-    OUTCOME as ANSWERED,
     RETENTION,
     TICK_US,
     Action,
@@ -50,6 +49,9 @@ from tests.labs.verification.state import (
     set_publisher,
     update,
     worker_of,
+)
+from tests.labs.verification.state import (
+    OUTCOME as ANSWERED,
 )
 
 
@@ -202,9 +204,7 @@ class Environment(Deliveries):
         if state.displayed:
             yield "the operator forgets the displayed record", True, self._forget_displayed
         elif (
-            state.record
-            and not state.record.is_remnant
-            and self.allows(state, "forget displayed")
+            state.record and not state.record.is_remnant and self.allows(state, "forget displayed")
         ):
             display = self.count("forget displayed", _display)
             yield "the record is displayed to an operator", True, display

@@ -118,7 +118,12 @@ class Protocol:
         continues: int, keeps_root: bool = False,
     ) -> Result:  # fmt: skip
         ids = execution_id, unanswered_ids
-        claim = {"root": root, "owner": execution_id, "worker": worker, "until": clock.ms + lease_ms}
+        claim = {
+            "root": root,
+            "owner": execution_id,
+            "worker": worker,
+            "until": clock.ms + lease_ms,
+        }
         if entry is not None and self.has_error(entry, generation):
             case, claimed = self.claim(entry, clock, ids, claim)
             return Result(case, claimed, record, entry=claimed)
@@ -190,9 +195,9 @@ class Protocol:
         """Answers another message, which has a continuation of its own."""
         if entry is not None and entry.state == COMPLETED:
             return Result("sent", record, record)
-        if entry is not None and entry.state == SENDING[COMPLETED]:
-            if self.is_sent_by_another(entry, clock, ids):
-                return Result("held", entry, record)
+        is_sending = entry is not None and entry.state == SENDING[COMPLETED]
+        if entry is not None and is_sending and self.is_sent_by_another(entry, clock, ids):
+            return Result("held", entry, record)
         expires = max(record.expires, claim["until"])
         sending = Record(
             SENDING[COMPLETED], 0, generation, clock.ms, b"", task_id, b"", b"", b"", b"", expires
@@ -305,9 +310,7 @@ class Protocol:
                 abandoned = abandoned._replace(fingerprint=b"", expires=clock.ms + error_ms)
             return Result("ok", None, abandoned, entry=left)
         if record is not None and self.is_sent_by(record, root, worker):
-            return Result(
-                "sending", None, record._replace(until=min(record.until, until))
-            )
+            return Result("sending", None, record._replace(until=min(record.until, until)))
         if entry is not None and self.is_sent_by(entry, root, worker):
             left = entry._replace(until=min(entry.until, until))
             return Result("sending", None, record, entry=left)
@@ -324,9 +327,7 @@ class Protocol:
             if record.finished:
                 return Result("finished", record, record)
             is_reserved = (
-                record.state == RESERVED
-                and record.task_id == task_id
-                and record.owner != NOBODY
+                record.state == RESERVED and record.task_id == task_id and record.owner != NOBODY
             )
             if self.is_active(record, clock) and not is_reserved:
                 return Result("held", record, record)
@@ -359,9 +360,7 @@ class Protocol:
             return Result(case, None if case == "ok" else record, record, entry=left)
         return Result("lost", record, record)
 
-    def continued(
-        self, outcome: Record, clock: Clock, lease_ms: int | str
-    ) -> tuple[str, Record]:
+    def continued(self, outcome: Record, clock: Clock, lease_ms: int | str) -> tuple[str, Record]:
         if lease_ms == "":
             return "ok", outcome._replace(state=OUTCOME[outcome.state], until=0)
         if not outcome.sending:
@@ -398,9 +397,7 @@ class Protocol:
         """Whether the outcome is that of the message."""
         return record.root == root
 
-    def is_sent_by_another(
-        self, outcome: Record, clock: Clock, ids: tuple[bytes, bytes]
-    ) -> bool:
+    def is_sent_by_another(self, outcome: Record, clock: Clock, ids: tuple[bytes, bytes]) -> bool:
         """Whether another delivery is sending the continuation."""
         execution_id, unanswered_ids = ids
         is_mine = outcome.owner == execution_id or outcome.owner in unanswered_ids

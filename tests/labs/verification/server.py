@@ -180,7 +180,14 @@ class Server:
             return history
 
         result, after = self.execute(
-            state, "fused_complete", check, task=delivery.task, **outcome, meta=meta, expires=0, backend=_meta(before)
+            state,
+            "fused_complete",
+            check,
+            task=delivery.task,
+            **outcome,
+            meta=meta,
+            expires=0,
+            backend=_meta(before),
         )
         if result.backend == _meta(before):
             return result, after
@@ -408,16 +415,12 @@ class Server:
     def note_sent(self, state: State, task: bytes) -> State:
         """Notes that a continuation is sent."""
         sent = tuple(sorted((*state.history.sent, task)))
-        slips = sum(
-            self.allowed.get(event, 0) - remaining(state, event) for event in self.slips
-        )
+        slips = sum(self.allowed.get(event, 0) - remaining(state, event) for event in self.slips)
         if sent.count(task) > 1 + slips:
             raise Violation("a continuation is sent twice")
         ever_sent = list(state.ever_sent)
         ever_sent[self.tasks.index(task)] = True
-        return state._replace(
-            history=state.history._replace(sent=sent), ever_sent=tuple(ever_sent)
-        )
+        return state._replace(history=state.history._replace(sent=sent), ever_sent=tuple(ever_sent))
 
     def check_sent(self, state: State, task: bytes) -> None:
         """Checks that a continuation is not lost with the message."""

@@ -89,7 +89,8 @@ _REPLACEMENT = layout.write_replacement(1, FIRST, ENTRY)
 #: Formats and bodies of outcomes: some look like errors or replacements; some are of a task that
 #: replaced itself: with finished steps, without any, and cut short.
 _OUTCOMES = [
-    (b"json", b""), (b"json", ENTRY), (b"json", entry(Waiting(FIRST_ID, 2**46, b""))), (b"json", _REPLACEMENT),
+    (b"json", b""), (b"json", ENTRY), (b"json", entry(Waiting(FIRST_ID, 2**46, b""))),
+    (b"json", _REPLACEMENT),
     (b"", _REPLACEMENT), (b"=task", _REPLACEMENT), (b"=ignored", _REPLACEMENT),
     (b"=task", _REPLACEMENT[: -len(ENTRY)]), (b"=task", _REPLACEMENT[: -len(ENTRY) - 1]),
 ]  # fmt: skip
@@ -214,9 +215,9 @@ def _cases(client: redis.Redis, name: str, limit: int) -> Iterator[Case]:
 def all_entries() -> list[Record | bytes]:
     """Returns what the entry of a message may be, relative to a server time of 0."""
     found: list[Record | bytes] = [b"S" * 14]
+    letters = [("C", 0), ("F", 0), *product("PQ", _UNTIL)]
     for (state, until), generation, (form, body), owner, worker in product(
-        [*(("P", until) for until in _UNTIL), *(("Q", until) for until in _UNTIL), ("C", 0), ("F", 0)],
-        (0, 1), [(b"json", b"{}"), (b"", b"")], (_ONE, _THREE), (_WORKER, _OTHER),
+        letters, (0, 1), [(b"json", b"{}"), (b"", b"")], (_ONE, _THREE), (_WORKER, _OTHER),
     ):  # fmt: skip
         found.append(Record(
             state, 0, generation, -LEASE_MS, b"", FIRST_ID, worker, owner, form, body,
@@ -242,7 +243,12 @@ def all_records() -> list[Record | bytes | None]:
     endings = [(b"", b"", "CF", 0), (ROOTS[0], _ONE, "CF", 0)]
     endings += [(ROOTS[0], _ONE, "PQ", until) for until in _UNTIL]
     for at_ms, token, fingerprint, (form, body), attempt, (root, owner, states, until) in product(
-        (-LEASE_MS, LEASE_MS), (TOKEN, TOKEN + 7), (KEY.fingerprint, b""), _OUTCOMES, (1, 5), endings
+        (-LEASE_MS, LEASE_MS),
+        (TOKEN, TOKEN + 7),
+        (KEY.fingerprint, b""),
+        _OUTCOMES,
+        (1, 5),
+        endings,
     ):
         for state in states:
             records.append(Record(

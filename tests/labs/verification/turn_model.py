@@ -298,6 +298,6 @@ class TurnProtocol:
     def reserved(self, turn: Record, waiting: Waiting) -> Record:
         """Returns the turn, reserved for the message that waits."""
         return Record(
-            RESERVED, 0, turn.token, waiting.at, waiting.fingerprint, waiting.task_id, b"", b"", b"",
-            b"", waiting.at,
+            RESERVED, 0, turn.token, waiting.at, waiting.fingerprint, waiting.task_id, b"", b"",
+            b"", b"", waiting.at,
         )  # fmt: skip

@@ -63,6 +63,7 @@ ARGUMENTS: dict[str, dict[str, list[Any]]] = {
 ARGUMENTS["begin"] = {**ARGUMENTS["begin"], "wait_ms": [0, HOLD_MS, HOLD_MS]}
 ARGUMENTS["reserve_turn"] |= {"task_id": _TASKS}
 
+
 class Case(NamedTuple):
     record: Record | None
     turn: Record | None
@@ -203,9 +204,10 @@ def _compare(
         return f"replies {reply.case}, not {expected.case}"
     if reply.raw != (encode(expected.replied) or b""):
         return f"replies {reply.raw!r}, not {encode(expected.replied)!r}"
+    after_entry = beside if expected.entry is UNCHANGED else expected.entry
     stored = [
         ("record", raw, ttl_ms, expected.after), ("turn", turn_raw, turn_ttl_ms, expected.turn),
-        ("entry", entry_raw, entry_ttl_ms, beside if expected.entry is UNCHANGED else expected.entry),
+        ("entry", entry_raw, entry_ttl_ms, after_entry),
     ]  # fmt: skip
     if case.arguments.get("root") not in (None, table.ROOTS[0]):
         stored.append(("other entry", other_raw, other_ttl_ms, expected.moved))
