@@ -134,10 +134,10 @@ if raw then
   end
   if turn and is_finished(state) and not is_its and owner ~= '' and string.sub(stored_format, 1, 1) ~= '=' then
     -- The task id is published anew. Copies of the message before find its outcome in their entry.
-    local hex = string.gsub(root_of(owner), '.', function(byte)
+    local former = string.sub(entry, 1, -2 * ID - 1) .. string.gsub(root_of(owner), '.', function(byte)
       return string.format('%02x', string.byte(byte))
     end)
-    redis.call('SET', string.sub(entry, 1, -2 * ID - 1) .. hex, raw, 'PX', math.max(redis.call('PTTL', record), 1))
+    redis.call('SET', former, raw, 'PX', math.max(redis.call('PTTL', record), 1))
     raw, stored_token = nil, nil
   elseif is_its and first_generation and first_generation <= generation then
     is_replacement, stored_attempt, position = true, 0, steps

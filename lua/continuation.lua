@@ -14,10 +14,11 @@
 --   ok                 marked, or renewed
 --   lost               another delivery sends it, or it has been sent; the current record
 
+local record, entry = unpack(KEYS)
 local execution_id, lease_ms = unpack(ARGV)
 
 local now = read_clock()
-for _, key in ipairs(KEYS) do
+for _, key in ipairs({record, entry}) do
   local raw = redis.call('GET', key)
   local state, attempt, token, at, fingerprint, task_id, worker, owner, format, position = unpack_record(raw or '')
   if state and is_finished(state) and execution_of(owner) == execution_id then
@@ -34,4 +35,4 @@ for _, key in ipairs(KEYS) do
     return reply('ok')
   end
 end
-return reply('lost', redis.call('GET', KEYS[1]))
+return reply('lost', redis.call('GET', record))

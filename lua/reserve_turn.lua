@@ -4,7 +4,6 @@
 -- publish. While an execution runs, the next turn can be reserved for one message that waits.
 --
 -- KEYS
---   record             the record of the message to publish, for its slot alone
 --   turn               the key's record
 -- ARGV
 --   task_id            of the task to publish
@@ -19,7 +18,7 @@
 --   expired            an execution died; publish without a reservation: the next begin takes over
 --   corrupt            not a record that this version can read
 
-local turn = KEYS[2]
+local turn = KEYS[1]
 local task_id, fingerprint, hold_ms, waits = unpack(ARGV)
 
 local now, now_us = read_clock()

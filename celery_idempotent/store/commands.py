@@ -246,7 +246,7 @@ def reserve(
     arguments = [layout.write_task_id(task_id), fingerprint, hold_ms]
     if not key.message:
         return Command(scripts.load("reserve"), key, arguments)
-    return Command(scripts.load("reserve_turn"), key, [*arguments, int(waits)])
+    return Command(scripts.load("reserve_turn"), key.turn, [*arguments, int(waits)])
 
 
 def get(key: Key) -> Command:

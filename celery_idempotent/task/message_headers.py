@@ -115,7 +115,8 @@ def with_root(
     """Returns bound `headers` with a root: their own, or a new one."""
     headers = headers or {}
     explicit, root, derived = _headers_of(task, task_id, headers)
-    return _write(task, task_id, headers, explicit, root or draw(), derived)
+    text = _bound(task, task_id, explicit, root or draw(), derived)
+    return {**headers, DERIVED_KEY_HEADER: text}
 
 
 def without_keys(headers: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,10 +234,14 @@ def _write(
     if explicit is not None:
         written[EXPLICIT_KEY_HEADER] = explicit
     if explicit is not None or root or derived:
-        message = _digest_of_message(task, task_id)
-        binding = f"{message}.{_digest_of_explicit(explicit)}.{root.hex()}"
-        written[DERIVED_KEY_HEADER] = f"{binding}.{derived}" if derived else binding
+        written[DERIVED_KEY_HEADER] = _bound(task, task_id, explicit, root, derived)
     return written
+
+
+def _bound(task: str, task_id: str, explicit: Any, root: bytes, derived: str) -> str:
+    message = _digest_of_message(task, task_id)
+    binding = f"{message}.{_digest_of_explicit(explicit)}.{root.hex()}"
+    return f"{binding}.{derived}" if derived else binding
 
 
 def _digest_of_message(task: str, task_id: str) -> str:

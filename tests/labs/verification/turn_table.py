@@ -92,7 +92,7 @@ def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[s
 def _cases(rng: random.Random, name: str, limit: int, now_ms: int) -> Iterator[Case]:
     lists = ARGUMENTS[name]
     for _ in range(limit):
-        record = _record(rng, now_ms)
+        record = None if name == "reserve_turn" else _record(rng, now_ms)
         arguments = {argument: rng.choice(values) for argument, values in lists.items()}
         turn = _turn(rng, record, now_ms)
         if turn is not None and "token" in arguments and rng.random() < 0.7:
@@ -170,6 +170,8 @@ def _queue(pipeline: Any, script: scripts.Script, sha: str, name: str, case: Cas
         names.insert(1, f"{name}:b")
     elif script.name in WITH_ENTRY:
         names.insert(1, beside)
+    if script.name == "reserve_turn":
+        names = [turn]
     everything = ((1, name, case.record), (len(names), turn, case.turn), (2, beside, case.entry))
     for number, key, record in everything:
         if record is None:
@@ -178,7 +180,7 @@ def _queue(pipeline: Any, script: scripts.Script, sha: str, name: str, case: Cas
         pipeline.set(key, timeless(record), pxat=record.expires)
         times += times_of(number, record)
     pipeline.evalsha(sha, len(names), *names, *values, ";".join(times))
-    pipeline.get(name + MOMENT)
+    pipeline.get(names[0] + MOMENT)
     for key in (name, turn, beside, other):
         pipeline.get(key).pttl(key)
     pipeline.time().delete(*names, beside, other)
