@@ -29,7 +29,7 @@ NAMES = (
     "release",
     "abandon",
     "reserve",
-    "mark_continued",
+    "continuation",
     "save_step",
     "forget",
     "get",
@@ -183,7 +183,7 @@ class TestThroughTheStore:
         for act in (
             lambda: harness.begin(task_id="x" * 65_535),
             lambda: harness.reserve("é" * 32_768),
-            lambda: harness.mark_continued("\ud800"),
+            lambda: harness.abandon("\ud800", root=b"root 8 b"),
         ):
             with pytest.raises(IdempotencyError, match="the task's id ") as caught:
                 act()

@@ -242,7 +242,8 @@ class TestBrokerDiesAfterTheBody:
                 worker.container.restart()
 
                 eventually(lambda: shop.ledger.notes(order), "the callback has run")
-                eventually(lambda: result.state == "SUCCESS", "the result is that of the body")
+                fetched = pack.AsyncResult(result.id)
+                eventually(lambda: fetched.state == "SUCCESS", "the result is that of the body")
                 eventually(lambda: not client.hlen("unacked"), "the messages are acknowledged")
                 assert len(shop.ledger.runs(order)) == 1
                 assert len(shop.ledger.notes(order)) == 1
