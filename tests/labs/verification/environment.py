@@ -17,7 +17,7 @@ from functools import partial
 
 from tests.labs.verification.canonical_state import canonical_state
 from tests.labs.verification.deliveries import Deliveries
-from tests.labs.verification.model import COMPLETED, FAILED, OUTCOME, STARTED, Record, Result
+from tests.labs.verification.model import COMPLETED, FAILED, SETTLED, STARTED, Record, Result
 from tests.labs.verification.state import (
     ERROR,
     GRACE,
@@ -28,6 +28,7 @@ from tests.labs.verification.state import (
     NO_SUCCESS,
     NO_TOKEN,
     NOT_SENT,
+    OUTCOME,
     RETENTION,
     TICK_US,
     Action,
@@ -50,13 +51,10 @@ from tests.labs.verification.state import (
     update,
     worker_of,
 )
-from tests.labs.verification.state import (
-    OUTCOME as ANSWERED,
-)
 
 
 def _displayed_state(record: Record) -> str:
-    return OUTCOME.get(record.state, record.state)
+    return SETTLED.get(record.state, record.state)
 
 
 def _display(state: State) -> State:
@@ -263,7 +261,7 @@ class Environment(Deliveries):
             arguments = {"task_id": self.id_of(task), "fingerprint": b"", "hold_ms": HOLD}
             result, state = self.execute(state, "reserve", **arguments)
             if result.case == "finished":
-                return answer_caller(set_publisher(state, number, ""), task, ANSWERED)
+                return answer_caller(set_publisher(state, number, ""), task, OUTCOME)
             if result.case == "held":
                 # The caller gets the result of the task that has the key.
                 assert result.replied is not None

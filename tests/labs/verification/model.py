@@ -13,7 +13,7 @@ NOBODY = b"-"
 #: The letters of outcomes whose continuation is being sent.
 SENDING = {COMPLETED: "P", FAILED: "Q"}
 #: The letters of outcomes, without that.
-OUTCOME = {"P": COMPLETED, "Q": FAILED, COMPLETED: COMPLETED, FAILED: FAILED}
+SETTLED = {"P": COMPLETED, "Q": FAILED, COMPLETED: COMPLETED, FAILED: FAILED}
 
 
 class Clock(NamedTuple):
@@ -63,7 +63,7 @@ class Record(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        return self.state in OUTCOME
+        return self.state in SETTLED
 
     @property
     def sending(self) -> bool:
@@ -362,7 +362,7 @@ class Protocol:
 
     def continued(self, outcome: Record, clock: Clock, lease_ms: int | str) -> tuple[str, Record]:
         if lease_ms == "":
-            return "ok", outcome._replace(state=OUTCOME[outcome.state], until=0)
+            return "ok", outcome._replace(state=SETTLED[outcome.state], until=0)
         if not outcome.sending:
             return "lost", outcome
         return "ok", outcome._replace(until=clock.ms + int(lease_ms))
@@ -391,7 +391,7 @@ class Protocol:
 
     def has_error(self, entry: Record, generation: int) -> bool:
         """Whether the message has ended in an error: this one, or a later one of its root."""
-        return OUTCOME.get(entry.state) == FAILED and generation <= entry.token
+        return SETTLED.get(entry.state) == FAILED and generation <= entry.token
 
     def is_of(self, record: Record, root: bytes) -> bool:
         """Whether the outcome is that of the message."""
@@ -439,7 +439,7 @@ class Protocol:
         return record.state == RESERVED and not record.body and not self.is_active(record, clock)
 
     def was_displayed(self, record: Record, state: str, token: int | str) -> bool:
-        displayed = OUTCOME.get(record.state, record.state)
+        displayed = SETTLED.get(record.state, record.state)
         return displayed == state and record.token == token
 
     def is_active(self, record: Record, clock: Clock) -> bool:
@@ -462,7 +462,7 @@ class Protocol:
         body: bytes, retention_ms: int, lease_ms: int | str, keeps_root: bool,
     ) -> Result:  # fmt: skip
         if not self.is_held_by(record, token):
-            if record is None or (OUTCOME.get(record.state), record.token) != (state, token):
+            if record is None or (SETTLED.get(record.state), record.token) != (state, token):
                 return Result("lost", record, record)
             return Result("ok", record, record._replace(expires=clock.ms + retention_ms))
         sends = lease_ms not in ("", 0)

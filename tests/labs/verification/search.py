@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tests.labs.verification.environment import Environment
-from tests.labs.verification.model import FAILED, OUTCOME
+from tests.labs.verification.model import FAILED, SETTLED
 from tests.labs.verification.state import (
     LETTERS,
     NO_RESULT,
@@ -175,7 +175,7 @@ def _describe(state: State) -> str:
     parts = [_describe_record(state)]
     for number, entry in enumerate(state.entries, 1):
         if entry is not None:
-            what = "an error" if OUTCOME[entry.state] == FAILED else "a duplicate"
+            what = "an error" if SETTLED[entry.state] == FAILED else "a duplicate"
             sent = f"sends, for {entry.until}" if entry.sending else "has sent"
             parts.append(f"entry of T{number}: {what}; {entry.owner.decode()} {sent}")
     for number, result in enumerate(state.results, 1):

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from tests.labs.verification.model import (
     COMPLETED,
     NOBODY,
-    OUTCOME,
     RESERVED,
+    SETTLED,
     STARTED,
     UNCHANGED,
     Clock,
@@ -71,7 +71,7 @@ class TurnProtocol:
         task_id, root = arguments["task_id"], arguments["root"]
         message = _Message()
         if entry is not None and (
-            OUTCOME[entry.state] == COMPLETED or message.has_error(entry, arguments["generation"])
+            SETTLED[entry.state] == COMPLETED or message.has_error(entry, arguments["generation"])
         ):
             ids = arguments["execution_id"], arguments["unanswered_ids"]
             until = clock.ms + arguments["lease_ms"]
@@ -141,7 +141,7 @@ class TurnProtocol:
         if result.case == "lost":
             return TurnResult("lost", turn and record, record, turn)
         if runs:
-            last = result.after._replace(state=OUTCOME[result.after.state], until=0)
+            last = result.after._replace(state=SETTLED[result.after.state], until=0)
             turn = self.end_turn(turn, clock, last, clock.ms + retention_ms)
         return TurnResult(result.case, result.replied, result.after, turn)
 
