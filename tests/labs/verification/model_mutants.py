@@ -311,12 +311,6 @@ class DuplicatesTogether(Protocol):
         return super().duplicate(record, entry, clock, ids, claim, *rest)
 
 
-@mutant("the mark does not compare the delivery", continues=True, freeze=1, redelivery=1)
-class MarksForAnyone(Protocol):
-    def is_sender(self, outcome: Record, execution_id: bytes) -> bool:
-        return outcome.finished
-
-
 @mutant("a copy of an earlier message counts as the retry", retry=1, redelivery=1)
 class TakesCopiesForRetries(Protocol):
     def is_awaited(self, record: Record, task_id: bytes, root: bytes, generation: int) -> bool:
