@@ -48,7 +48,7 @@ from celery_idempotent.record.record import Record, State
 
 #: Of everything that two versions of this package exchange through Redis, messages and databases.
 #: It grows when the version before cannot read what this one writes: docs/upgrading.md.
-VERSION = 1
+VERSION = 2
 
 _STATES = {
     ord("R"): State.RESERVED,
