@@ -69,6 +69,16 @@ end
 
 -- PRELUDE
 
+local state, stored_attempt, stored_token, at, stored_fingerprint, stored_task_id, stored_worker, owner, stored_format, position =
+  unpack_record(raw or '')
+if raw and not state then
+  return reply('corrupt', raw)
+elseif state and is_finished(state) and continues == '0' and not entry_raw and not turn
+    and string.sub(stored_format, 1, 1) ~= '=' then
+  -- Most replays. They end here, before the functions below.
+  return reply(differ(stored_fingerprint, fingerprint) and 'reused' or 'finished', raw)
+end
+
 -- Whether another delivery is sending the continuation.
 local function is_sent_by_another(owner, now)
   local id = execution_of(owner)
@@ -118,15 +128,8 @@ if entry_raw then
   end
 end
 
-local state, stored_attempt, stored_token, at, stored_fingerprint, stored_task_id, stored_worker
-local owner, stored_format, position
 local is_awaited, is_replacement
 if raw then
-  state, stored_attempt, stored_token, at, stored_fingerprint, stored_task_id, stored_worker,
-    owner, stored_format, position = unpack_record(raw)
-  if not state then
-    return reply('corrupt', raw)
-  end
   local is_its = root_of(owner) == root
   local first_generation, steps
   if is_finished(state) then
@@ -148,10 +151,10 @@ if raw then
       and not (state == 'R' and position > #raw and at <= read_clock()) then
     return reply('reused', raw)
   elseif is_finished(state) and not is_replacement then
-    if is_its then
-      return answer(record, raw)
-    elseif continues == '0' or turn then
+    if continues == '0' or turn and not is_its then
       return reply('finished', raw)
+    elseif is_its then
+      return answer(record, raw)
     end
     return answer_duplicate(raw, entry_state, entry_owner)
   elseif state == 'R' and owner == '' then

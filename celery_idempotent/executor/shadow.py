@@ -57,6 +57,7 @@ def enter(executor: Executor, call: ExecutorCall, *, deduplicated: bool = False)
 
 
 async def _execute(call: ExecutorCall, runtime: Runtime, deduplicated: bool) -> Outcome:
+    call.continues = False  # Celery sends what follows, whatever the record is
     held: Lease[Any] | Command | None = None
     if deduplicated:
         _report(signals.would_deduplicate, call)

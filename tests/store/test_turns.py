@@ -48,7 +48,7 @@ def test_the_next_message_runs_after_the_end_and_a_copy_replays(turn: Turn) -> N
     for message, record in ((turn.first, turn.first.record()), (turn.second, second)):
         copy = message.begin()
         assert copy.stored.task_id == message.task_id
-        assert copy.case == ("sent" if record.state.finished else "held")
+        assert copy.case == ("finished" if record.state.finished else "held")
 
 
 def test_the_turn_shows_the_last_outcome(turn: Turn) -> None:
@@ -67,7 +67,7 @@ def test_many_messages_may_run_and_every_copy_replays(turn: Turn) -> None:
 
     for message in (turn.first, turn.second, turn.third):
         copy = message.begin()
-        assert (copy.case, copy.stored.body) == ("sent", message.task_id.encode())
+        assert (copy.case, copy.stored.body) == ("finished", message.task_id.encode())
 
 
 @pytest.mark.parametrize("generation", [0, 1])

@@ -134,11 +134,11 @@ class Protocol:
             is_replacement = record.finished and self.is_replacement(record, root, generation)
             if is_replacement:
                 record = record._replace(attempt=0, body=record.replacement[1])
+            elif record.finished and not continues:
+                return Result("finished", record, record)
             elif record.finished and self.is_of(record, root):
                 case, claimed = self.claim(record, clock, ids, claim)
                 return Result(case, claimed, claimed)
-            elif record.finished and not continues:
-                return Result("finished", record, record)
             elif record.finished:
                 return self.duplicate(record, entry, clock, ids, claim, task_id, generation)
             if record.state == STARTED and self.is_own(record, execution_id):
