@@ -314,7 +314,9 @@ def _is_path(value: Any) -> bool:
 
 
 def _is_prefix(value: Any) -> bool:
-    return isinstance(value, str) and value != "" and value.isprintable() and " " not in value
+    # Braces mark the part of a name that determines its slot in a cluster.
+    is_text = isinstance(value, str) and value != "" and value.isprintable()
+    return is_text and not set(value) & set(" {}")
 
 
 _FLAG: _Validator = (lambda value: isinstance(value, bool), "True or False")
@@ -348,7 +350,7 @@ _VALIDATORS: Mapping[str, _Validator] = {
         "a blocking SQLAlchemy engine, the path of one, or the alias of a Django database",
     ),
     "redis_url": _text("the URL of a Redis server"),
-    "key_prefix": (_is_prefix, "printable text without spaces"),
+    "key_prefix": (_is_prefix, "printable text without spaces and braces"),
     "redis_options": (lambda value: isinstance(value, Mapping), "a mapping of option to value"),
     "redis_client": (
         _is_client,

@@ -7,11 +7,14 @@
 -- without counting an attempt. Steps that earlier executions finished stay in the body. A takeover stores
 -- how many milliseconds the key was orphaned in the format field, which a STARTED record does not need.
 --
--- Messages of one task id are numbered: each retry has a higher generation than the message before it.
--- A copy of a message that ended in an error gets that error, even if another task id holds the key now.
+-- The messages of one root are numbered: each retry has a higher generation than the message before it.
+-- A copy of a message that ended in an error gets that error, even if another message holds the key now.
 -- A copy of a message older than the retry for which the key is reserved does not count as that retry. The
--- outcome of a task that replaced itself names the first generation of its task id that continues under
--- the key.
+-- outcome of a task that replaced itself names the first generation of its root that continues under the
+-- key.
+--
+-- A message whose outcome is stored may have to send its continuation: it does if the delivery that was to
+-- send it has not marked that within its lease.
 --
 -- If the key may run again, an execution also needs the turn, which one message at a time holds. A message
 -- that has begun before, or waits for the next turn, comes back for it; while it waits, it renews its
@@ -19,78 +22,148 @@
 --
 -- KEYS
 --   record             the key's record; if the key may run again, the message's
+--   entry              the message's
 --   turn               the key's record, if the key may run again
 -- ARGV
 --   execution_id       id of this execution
 --   unanswered_ids     execution ids of earlier deliveries of this message that got no reply, or ''
 --   task_id            id of the task
---   generation         of the message, among those of its task id
+--   root               of the message
+--   generation         of the message, among those of its root
 --   fingerprint        of all arguments, then the label; or ''
 --   worker             the process that runs the task
 --   lease_ms           right to run without a heartbeat
 --   ttl_ms             lease_ms plus the time for which a dead execution is remembered
 --   max_attempts       executions that may die in a row
 --   error_ms           retention of the FAILED record of a task that has used them up
+--   continues          1: something follows the task
 --   wait_ms            with a turn: how long the next one is reserved for a message that meets a run; 0:
 --                      no message waits
 --   keep_ms            how long the outcome of an execution that this call meets is kept for it, if given
 -- REPLIES
 --   begun              run; attempt > 1: this execution takes over from one that died
---   held               another execution runs, or the key is reserved for another message; its record
+--   held               another execution runs, or the key is reserved for another message, or another
+--                      delivery of this message sends what follows; its record or entry
 --   busy               another message has the turn; the record of the turn
 --   later              the same, and this message has begun before or waits for the next turn
---   finished           the outcome, or the error that ended this task id
+--   finished           the outcome, or the error that ended this message; what follows is to be sent
+--   sent               the same, and what follows was sent before
 --   reused             the record has the fingerprint of other arguments
 --   corrupt            not a record that this version can read
 
-local record, turn = unpack(KEYS)
-local execution_id, unanswered_ids, task_id, generation, fingerprint, worker, lease_ms, ttl_ms, max_attempts, error_ms, wait_ms, keep_ms =
+local record, entry, turn = unpack(KEYS)
+local execution_id, unanswered_ids, task_id, root, generation, fingerprint, worker, lease_ms, ttl_ms, max_attempts, error_ms, continues, wait_ms, keep_ms =
   unpack(ARGV)
 
 local raw = redis.call('GET', record)
-if not raw and not turn then
+local entry_raw = redis.call('GET', entry)
+if not raw and not entry_raw and not turn then
   -- Most begins find no record. They end here, before the prelude: its functions cost more than this does.
   local clock = redis.call('TIME')
   local now_us = clock[1] * 1000000 + clock[2]
   raw = struct.pack(LAYOUT, 'S', 1, now_us, now_us / 1000 + lease_ms, #fingerprint, fingerprint, #task_id,
-    task_id, #worker, worker, #execution_id, execution_id, 0, '')
+    task_id, #worker, worker, #root + #execution_id, root .. execution_id, 0, '')
   redis.call('SET', record, raw, 'PX', ttl_ms)
   return 'begun ' .. clock[1] .. ' ' .. clock[2] .. ' ' .. raw
 end
 
 -- PRELUDE
 
-generation = tonumber(generation)
-local state, stored_attempt, stored_token, at, stored_fingerprint, stored_task_id, stored_worker
-local owner, stored_format, position
-local awaited_generation, error_start, error_end, is_replacement
-if raw then
-  state, stored_attempt, stored_token, at, stored_fingerprint, stored_task_id, stored_worker,
-    owner, stored_format, position = unpack_record(raw)
-  if not state then
-    return reply('corrupt', raw)
-  elseif not is_finished(state) then
-    if state == 'R' and stored_task_id == task_id then
-      awaited_generation = owner == '' and 0 or tonumber(owner)
-    end
-    local letter, ended_generation, ended_at, format, start
-    error_start, error_end, letter, ended_generation, ended_at, format, start =
-      find_error(raw, position, task_id)
-    if error_start and generation <= ended_generation and not awaited_generation then
-      return reply('finished', pack(letter, stored_attempt, stored_token, ended_at, '', task_id, '', '',
-        format, string.sub(raw, start, error_end - 1)))
-    end
-  elseif stored_task_id == task_id then
-    local first_generation, steps = read_replacement(raw, stored_format, position)
-    if first_generation and first_generation <= generation then
-      is_replacement, stored_attempt, position = true, 0, steps
-    end
+local state, stored_attempt, stored_token, at, stored_fingerprint, stored_task_id, stored_worker, owner, stored_format, position =
+  unpack_record(raw or '')
+if raw and not state then
+  return reply('corrupt', raw)
+elseif state and is_finished(state) and continues == '0' and not entry_raw and not turn
+    and string.sub(stored_format, 1, 1) ~= '=' then
+  -- Most replays. They end here, before the functions below.
+  if differ(stored_fingerprint, fingerprint) then
+    return reply('reused', raw)
   end
-  if differ(stored_fingerprint, fingerprint)
-      and not (state == 'R' and has_no_steps(raw, position) and at <= read_clock()) then
+  return reply('finished', raw)
+end
+
+-- Whether another delivery is sending the continuation.
+local function is_sent_by_another(owner, now)
+  local id = execution_of(owner)
+  return deadline_of(owner) > now and id ~= execution_id and not string.find(unanswered_ids, id, 1, true)
+end
+
+-- Replies with the outcome of this message. If its continuation is left to send, this delivery sends it.
+local function answer(key, raw)
+  local state, attempt, token, at, fingerprint, task_id, _, owner, format, position = unpack_record(raw)
+  if not is_sending(state) then
+    return reply('sent', raw)
+  end
+  local now = read_clock()
+  if is_sent_by_another(owner, now) then
+    return reply('held', raw)
+  end
+  raw = pack(state, attempt, token, at, fingerprint, task_id, worker,
+    with_deadline(root .. execution_id, now + lease_ms), format, string.sub(raw, position))
+  redis.call('SET', key, raw, 'KEEPTTL')
+  return reply('finished', raw)
+end
+
+-- Replies with the outcome of another message to one that has a continuation of its own.
+local function answer_duplicate(raw, entry_state, entry_owner)
+  local now = read_clock()
+  if entry_state == 'C' then
+    return reply('sent', raw)
+  elseif entry_state == 'P' and is_sent_by_another(entry_owner, now) then
+    return reply('held', entry_raw)
+  end
+  local owner = with_deadline(root .. execution_id, now + lease_ms)
+  redis.call('SET', entry, pack('P', 0, generation, now, '', task_id, worker, owner, '', ''), 'PX',
+    math.max(redis.call('PTTL', record), lease_ms))
+  return reply('finished', raw)
+end
+
+generation = tonumber(generation)
+local entry_state, entry_owner
+if entry_raw then
+  local ended_generation, _
+  entry_state, _, ended_generation, _, _, _, _, entry_owner = unpack_record(entry_raw)
+  if not entry_state then
+    return reply('corrupt', entry_raw)
+  elseif string.find('FQ', entry_state, 1, true) and generation <= ended_generation
+      or turn and string.find('CP', entry_state, 1, true) then
+    return answer(entry, entry_raw)
+  end
+end
+
+local is_awaited, is_replacement
+if raw then
+  local is_its = root_of(owner) == root
+  local first_generation, steps
+  if is_finished(state) then
+    first_generation, steps = read_replacement(raw, stored_format, position)
+  end
+  if turn and is_finished(state) and not is_its and owner ~= '' and string.sub(stored_format, 1, 1) ~= '=' then
+    -- The task id is published anew. Copies of the message before find its outcome in their entry.
+    local former = string.sub(entry, 1, -2 * ID - 1) .. string.gsub(root_of(owner), '.', function(byte)
+      return string.format('%02x', string.byte(byte))
+    end)
+    redis.call('SET', former, raw, 'PX', math.max(redis.call('PTTL', record), 1))
+    raw, stored_token = nil, nil
+  elseif is_its and first_generation and first_generation <= generation then
+    is_replacement, stored_attempt, position = true, 0, steps
+  end
+  if not raw then
+    state = nil
+  elseif differ(stored_fingerprint, fingerprint)
+      and not (state == 'R' and position > #raw and at <= read_clock()) then
     return reply('reused', raw)
   elseif is_finished(state) and not is_replacement then
-    return reply('finished', raw)
+    if continues == '0' or turn and not is_its then
+      return reply('finished', raw)
+    elseif is_its then
+      return answer(record, raw)
+    end
+    return answer_duplicate(raw, entry_state, entry_owner)
+  elseif state == 'R' and owner == '' then
+    is_awaited = stored_task_id == task_id
+  elseif state == 'R' and is_its then
+    is_awaited = (tonumber(string.sub(owner, ID + 1)) or 0) <= generation
   end
 end
 
@@ -99,7 +172,7 @@ local attempt, token, orphaned_ms, body = 1, now_us, '', ''
 local turn_raw = turn and redis.call('GET', turn)
 local last_token, waiting
 if turn_raw then
-  local turn_state, _, turn_token, turn_at, _, turn_task_id, _, _, turn_format, turn_position =
+  local turn_state, _, turn_token, turn_at, _, turn_task_id, _, turn_owner, turn_format, turn_position =
     unpack_record(turn_raw)
   if not turn_state then
     return reply('corrupt', turn_raw)
@@ -117,7 +190,8 @@ if turn_raw then
     elseif waiting_task_id ~= task_id then
       waiting = entry
     end
-  elseif not raw and turn_task_id == task_id and string.sub(turn_format, 1, 1) ~= '=' then
+  elseif not raw and turn_task_id == task_id and string.sub(turn_format, 1, 1) ~= '='
+      and (turn_owner == '' or root_of(turn_owner) == root) then
     -- The message ended before the key was made to run again.
     return reply('finished', turn_raw)
   end
@@ -125,12 +199,12 @@ if turn_raw then
   token = math.max(token, turn_token + 1)
 end
 if raw then
-  if owner == execution_id and (not turn or last_token == stored_token) then
+  local stored_id = state == 'S' and execution_of(owner) or ''
+  if stored_id == execution_id and (not turn or last_token == stored_token) then
     attempt, token, orphaned_ms = stored_attempt, stored_token, stored_format
   else
-    local unanswered = state == 'S' and owner ~= '' and string.find(unanswered_ids, owner, 1, true)
-    if at > now and not unanswered and not is_replacement
-        and not (awaited_generation and awaited_generation <= generation) then
+    local unanswered = stored_id ~= '' and string.find(unanswered_ids, stored_id, 1, true)
+    if at > now and not unanswered and not is_replacement and not is_awaited then
       -- Not each time: who waits for a change of the record would wake all others.
       if state == 'S' and keep_ms and kept_ms(stored_format, 0, now) < keep_ms / 2 then
         raw = pack(state, stored_attempt, stored_token, at, stored_fingerprint, stored_task_id, stored_worker, owner,
@@ -149,20 +223,19 @@ if raw then
       orphaned_ms = read_met(stored_format)
     end
     if attempt > stored_attempt and attempt > tonumber(max_attempts) then
-      raw = pack('F', stored_attempt, token, now, stored_fingerprint, task_id, stored_worker, '', '', 'poisoned')
+      local letter, new_owner = sending('F', root .. execution_id, now, continues == '0' and '' or lease_ms)
+      raw = pack(letter, stored_attempt, token, now, stored_fingerprint, task_id, stored_worker,
+        (turn or continues ~= '0') and new_owner or '', '', 'poisoned')
       redis.call('SET', record, raw, 'PX', kept_ms(stored_format, error_ms, now))
       return reply('finished', raw)
     end
   end
   fingerprint = fingerprint == '' and stored_fingerprint or fingerprint
   body = string.sub(raw, position)
-  if error_start then
-    body = string.sub(raw, position, error_start - 1) .. string.sub(raw, error_end)
-  end
 end
 
-local started =
-  pack('S', attempt, token, now + lease_ms, fingerprint, task_id, worker, execution_id, orphaned_ms, body)
+local started = pack('S', attempt, token, now + lease_ms, fingerprint, task_id, worker, root .. execution_id,
+  orphaned_ms, body)
 redis.call('SET', record, started, 'PX', ttl_ms)
 if turn then
   redis.call('SET', turn, string.sub(started, 1, #started - #body) .. (waiting or ''), 'PX', ttl_ms)

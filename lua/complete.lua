@@ -10,10 +10,11 @@
 --   format             encoding of the result, or '' if no result is stored
 --   body               the result, or the reason why none is stored
 --   retention_ms       how long the outcome is kept
+--   lease_ms           how long sending the continuation may take; 0: nothing is sent; '': there is none
 -- REPLIES
 --   ok                 stored
 --   lost               the token does not hold the record; the current record
 
 local record, turn = unpack(KEYS)
-local token, format, body, retention_ms = unpack(ARGV)
+local token, format, body, retention_ms, lease_ms = unpack(ARGV)
 local outcome = 'C'

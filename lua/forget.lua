@@ -1,5 +1,7 @@
 -- forget: deletes the record on an operator's command, whatever its state.
 --
+-- Entries stay: copies of a message that has ended in an error still get that.
+--
 -- KEYS
 --   record             the key's record
 -- ARGV
@@ -8,7 +10,7 @@
 --   token              of the displayed record, or ''
 -- REPLIES
 --   ok                 deleted
---   absent             there was no record, or one with errors of ended task ids only
+--   absent             there was no record, or only the attempts of one
 --   changed            the record has changed since it was displayed; the current record
 
 local record = KEYS[1]
@@ -16,17 +18,18 @@ local state, token = unpack(ARGV)
 
 -- A value of another type can be deleted like a record that cannot be read.
 local raw = (token == '' and redis.pcall or redis.call)('GET', record)
-local stored_state, _, stored_token = unpack_record(raw)
+local stored_state, _, stored_token, _, _, _, _, owner, _, position = unpack_record(raw)
+local is_absent = is_remnant(stored_state, owner, raw, position)
 if state ~= '' and raw then
-  if stored_state == 'E' then
+  if is_absent then
     return reply('absent')
   end
-  local displayed = stored_state == 'D' and 'C' or stored_state == 'G' and 'F' or stored_state or '?'
+  local displayed = stored_state == 'P' and 'C' or stored_state == 'Q' and 'F' or stored_state or '?'
   if displayed ~= state or stored_token ~= tonumber(token) then
     return reply('changed', raw)
   end
 end
-if redis.call('DEL', record) == 0 or stored_state == 'E' then
+if redis.call('DEL', record) == 0 or is_absent then
   return reply('absent')
 end
 return reply('ok')

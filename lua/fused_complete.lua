@@ -4,6 +4,7 @@
 -- if that is a success, else stores the result and publishes it to those who wait for the task. This does
 -- the same, and only if the outcome is stored. Whatever may be a success is left to Celery: the
 -- reply is `ok` then. So it is to a call that is resent, unless what the first one wrote is still there.
+-- A task that completes so has no continuation.
 -- A replay, whose outcome is in the record already, has the result written only.
 --
 -- INCLUDE
@@ -26,7 +27,7 @@
 
 local record, result, turn = unpack(KEYS)
 local token, format, body, retention_ms, meta, expires = unpack(ARGV)
-local outcome = 'C'
+local outcome, lease_ms = 'C', ''
 
 -- Every serializer of Celery writes these words as they are; compression may hide both of them.
 local function may_replace(stored)

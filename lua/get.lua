@@ -5,13 +5,14 @@
 -- ARGV
 -- REPLIES
 --   found              its time to live in milliseconds (-1: no expiry), a space, and the record
---   absent             there is no record, or one with errors of ended task ids only, which follows
+--   absent             there is no record, or only the attempts of one, which follow
 
 local record = KEYS[1]
 
 read_clock()
 local raw = redis.call('GET', record)
-if not raw or string.sub(raw, 1, 1) == 'E' then
+local state, _, _, _, _, _, _, owner, _, position = unpack_record(raw or '')
+if not raw or is_remnant(state, owner, raw, position) then
   return reply('absent', raw)
 end
 return reply('found', redis.call('PTTL', record) .. ' ' .. raw)

@@ -6,25 +6,30 @@
 -- the state, attempt, token, a time in milliseconds, five strings with their lengths, and the body. The
 -- token and the time are at fixed positions, so that extend changes six bytes and parses nothing else.
 --
--- R reserved, S started, C completed, F failed. D and G are C and F after the continuation (callbacks,
--- the rest of a chain, a chord's count) has been sent, so that a redelivered message does not send it
--- again. E released: the body holds only errors of ended task ids; for every other task id the key is
--- absent.
+-- R reserved, S started, C completed, F failed. P and Q are C and F while the continuation (callbacks, the
+-- rest of a chain, a chord's count) is being sent: by the delivery whose execution id the owner field has,
+-- until the time behind it, unless that delivery renews it.
 --
--- A key that may run again (idempotency_until) has two kinds of records. Each of its messages has a record
--- of its own, which only copies of that message meet, so all of the above holds for it. The record under
--- the key's own name is the turn: who begins takes it, for as long as the lease. Its body holds neither
--- errors nor steps, but at most one entry: the message that waits for the next turn. Scripts get it as
--- their second key; the first comments name both.
+-- A message has a root, which all its copies and retries have, too; a second publish under its task id has
+-- another one. What concerns one message and not the key is an entry, a key beside the record, whose name
+-- ends with the root. It has the form of a record, with the message's generation in place of the token. F
+-- and Q are the error that ended the message; C and P say that a duplicate has a continuation of its own.
+--
+-- A key that may run again (idempotency_until) has two kinds of records. Each of its task ids has a record
+-- of its own, which only messages with that id meet, so all of the above holds for it. A message that is
+-- published anew under the id runs, and the outcome before becomes an entry. The record under the key's
+-- own name is the turn: who begins takes it, for as long as the lease. Its body holds no steps, but at
+-- most one entry: the message that waits for the next turn. Scripts get it as their last key; the first
+-- comments name both.
 
--- An error that ended one task id, but not the key. These errors precede the steps in the body of R, S
--- and E, newest first. Each is an entry like a step's, without a name: length of the rest, length of the
--- name (0), F or G, generation of the message, time of the end, task id, format, error.
-local ERROR = '>I4I2c1I7I6I2c0Bc0'
--- Bytes that older errors may take when another one is added.
-local OLDER_ERRORS = 16384
+-- The message that waits, in the body of a turn. It has the form of a step without a name: length of the
+-- rest, length of the name (0), W, zero, end of its reservation, task id, fingerprint.
+local WAITING = '>I4I2c1I7I6I2c0Bc0'
 
--- Owner of an R or E record that is not reserved for any message.
+-- Bytes of a root, and of an execution id.
+local ID = 8
+
+-- Owner of an R record that is not reserved for any message.
 local NOBODY = '-'
 
 -- Server time, in milliseconds and in microseconds. A token is the latter, so that it grows even across
@@ -47,67 +52,49 @@ end
 local function unpack_record(raw)
   local readable, state, attempt, token, at, fingerprint, task_id, worker, owner, format, body =
     pcall(struct.unpack, LAYOUT, raw)
-  if readable and string.find('RSCDFGE', state, 1, true) then
+  if readable and string.find('RSCFPQ', state, 1, true) and (#owner == 22 or not string.find('PQ', state, 1, true)) then
     return state, attempt, token, at, fingerprint, task_id, worker, owner, format, body
   end
 end
 
 local function is_finished(state)
-  return string.find('CDFG', state)
+  return string.find('CFPQ', state, 1, true)
 end
 
--- Reads the error at `position`. Returns the position of the next entry, letter, generation, time, task
--- id, format and the position of the error; nothing if a step or the end of the record is there.
-local function read_error(raw, position)
-  local _, length, name, letter, generation, at, task_id, format, start =
-    pcall(struct.unpack, ERROR, raw, position)
-  if name == 0 then
-    return position + 4 + length, letter, generation, at, task_id, format, start
+local function is_sending(state)
+  return string.find('PQ', state, 1, true)
+end
+
+-- Whether nothing but attempts is left of an execution that was killed when its message had ended. For
+-- everything else the key is absent.
+local function is_remnant(state, owner, raw, position)
+  return state == 'R' and owner == NOBODY and position > #raw
+end
+
+-- The owner field has the root and the execution id; while a continuation is being sent, also until when.
+local function root_of(owner)
+  return string.sub(owner, 1, ID)
+end
+
+local function execution_of(owner)
+  return string.sub(owner, ID + 1, 2 * ID)
+end
+
+local function with_deadline(owner, till)
+  return string.sub(owner, 1, 2 * ID) .. struct.pack('>I6', till)
+end
+
+local function deadline_of(owner)
+  return struct.unpack('>I6', owner, 2 * ID + 1)
+end
+
+-- Returns the letter and the owner of an outcome, 'C' or 'F': if something follows it, the delivery that has
+-- stored it sends that within `lease_ms`.
+local function sending(letter, owner, now, lease_ms)
+  if lease_ms == '' or lease_ms == '0' then
+    return letter, owner
   end
-end
-
--- Finds the error of `task_id` in the body at `position`. Returns its position, then what `read_error`
--- returns.
-local function find_error(raw, position, task_id)
-  for _ = 1, #raw do
-    local next_entry, letter, generation, at, ended_task_id, format, start = read_error(raw, position)
-    if not next_entry then
-      return
-    elseif ended_task_id == task_id then
-      return position, next_entry, letter, generation, at, format, start
-    end
-    position = next_entry
-  end
-end
-
--- Returns where the steps start in the body at `position`, and where the errors end that may stay when
--- another one is added.
-local function skip_errors(raw, position)
-  local steps, kept_end = position, position
-  for _ = 1, #raw do
-    local next_entry = read_error(raw, steps)
-    if not next_entry then
-      break
-    end
-    steps = next_entry
-    if next_entry - position <= OLDER_ERRORS then
-      kept_end = next_entry
-    end
-  end
-  return steps, kept_end
-end
-
--- Whether the body at `position` holds at most errors. Once its lease or reservation has ended, such a
--- record counts as absent for every task id that has no error in it.
-local function has_no_steps(raw, position)
-  return skip_errors(raw, position) > #raw
-end
-
--- Returns the body at `position` with one more error before the others. `letter`: F if none is given.
-local function prepend_error(raw, position, task_id, generation, now, format, error, letter)
-  local steps, kept_end = skip_errors(raw, position)
-  return struct.pack(ERROR, 19 + #task_id + #format + #error, 0, letter or 'F', generation, now, #task_id,
-    task_id, #format, format) .. error .. string.sub(raw, position, kept_end - 1) .. string.sub(raw, steps)
+  return letter == 'C' and 'P' or 'Q', with_deadline(owner, now + lease_ms)
 end
 
 -- Reads the outcome of a task that replaced itself. Returns the generation of the first message that
@@ -121,19 +108,18 @@ local function read_replacement(raw, format, position)
   end
 end
 
--- Returns the entry in the record of a turn that reserves the next turn for a message until `till`. It has
--- the form of an error: where that has its format, it has the fingerprint.
+-- Returns the body of a turn whose next one is reserved for a message until `till`.
 local function pack_waiting(till, task_id, fingerprint)
-  return struct.pack(ERROR, 19 + #task_id + #fingerprint, 0, 'W', 0, till, #task_id, task_id,
+  return struct.pack(WAITING, 19 + #task_id + #fingerprint, 0, 'W', 0, till, #task_id, task_id,
     #fingerprint, fingerprint)
 end
 
 -- Reads who waits in the record of a turn, whose body is at `position`. Returns the entry, the end of the
 -- reservation, the task id and the fingerprint; nothing if no message waits, or its reservation has ended.
 local function read_waiting(turn_raw, position, now)
-  local next_entry, letter, _, till, task_id, fingerprint = read_error(turn_raw, position)
-  if letter == 'W' and till > now then
-    return string.sub(turn_raw, position, next_entry - 1), till, task_id, fingerprint
+  local _, length, name, letter, _, till, task_id, fingerprint = pcall(struct.unpack, WAITING, turn_raw, position)
+  if name == 0 and letter == 'W' and till > now then
+    return string.sub(turn_raw, position, position + 3 + length), till, task_id, fingerprint
   end
 end
 
@@ -161,6 +147,13 @@ end
 local function kept_ms(format, retention_ms, now)
   local till = string.match(format, ',(%d+)$')
   return till and math.max(retention_ms, till - now) or retention_ms
+end
+
+-- Stores the error that ended a message beside the record, for its copies. `owner` is that of the execution.
+local function leave_error(entry, now, owner, task_id, worker, generation, format, error, error_ms, lease_ms)
+  local letter
+  letter, owner = sending('F', owner, now, lease_ms)
+  redis.call('SET', entry, pack(letter, 0, generation, now, '', task_id, worker, owner, format, error), 'PX', error_ms)
 end
 
 -- Whether `raw` is STARTED under `token`; parses those two fields only. Numbers are exact up to 2^53,

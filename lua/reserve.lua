@@ -26,7 +26,7 @@ if raw then
   if not state then
     return reply('corrupt', raw)
   elseif differ(stored_fingerprint, fingerprint)
-      and not (state == 'R' and has_no_steps(raw, position) and at <= now) then
+      and not (state == 'R' and position > #raw and at <= now) then
     return reply('reused', raw)
   elseif is_finished(state) then
     return reply('finished', raw)
@@ -38,7 +38,7 @@ if raw then
   attempt, token = stored_attempt, math.max(token, stored_token + 1)
   fingerprint = fingerprint == '' and stored_fingerprint or fingerprint
   body = string.sub(raw, position)
-  if body ~= '' then
+  if body ~= '' or attempt > 0 then
     ttl_ms = math.max(hold_ms, redis.call('PTTL', record))
   end
 end
@@ -47,14 +47,14 @@ if tonumber(ttl_ms) == 0 then
   return reply('reserved')
 end
 -- A reservation is for any message of the task id. One that is given back is for no message.
-local new_state, new_owner = 'R', ''
+local new_owner = ''
 if tonumber(hold_ms) == 0 then
   new_owner = NOBODY
-  if has_no_steps(body, 1) then
-    new_state, fingerprint = 'E', ''
+  if body == '' then
+    fingerprint = ''
   end
 end
 local reserved =
-  pack(new_state, attempt, token, now + hold_ms, fingerprint, task_id, '', new_owner, '', body)
+  pack('R', attempt, token, now + hold_ms, fingerprint, task_id, '', new_owner, '', body)
 redis.call('SET', record, reserved, 'PX', ttl_ms)
 return reply('reserved', reserved)

@@ -4,7 +4,6 @@
 -- publish. While an execution runs, the next turn can be reserved for one message that waits.
 --
 -- KEYS
---   record             the record of the message to publish
 --   turn               the key's record
 -- ARGV
 --   task_id            of the task to publish
@@ -17,10 +16,9 @@
 --                      record
 --   reused             the same, for other arguments
 --   expired            an execution died; publish without a reservation: the next begin takes over
---   finished           the outcome of the task id that is to be published
 --   corrupt            not a record that this version can read
 
-local record, turn = unpack(KEYS)
+local turn = KEYS[1]
 local task_id, fingerprint, hold_ms, waits = unpack(ARGV)
 
 local now, now_us = read_clock()
@@ -45,11 +43,6 @@ if tonumber(hold_ms) == 0 then
   end
   return reply('reserved')
 end
-
-local raw = redis.call('GET', record)
-if raw and is_finished(string.sub(raw, 1, 1)) then
-  return reply('finished', raw)
-end
 if waiting and waiting_task_id ~= task_id then
   local differs = differ(waiting_fingerprint, fingerprint)
   return reply(differs and 'reused' or 'held',
@@ -63,10 +56,6 @@ elseif (state == 'S' or state == 'R' and stored_task_id ~= task_id) and at > now
   return reply(differs and 'reused' or 'held', turn_raw)
 elseif state == 'S' then
   return reply('expired', turn_raw)
-end
-if raw and string.sub(raw, 1, 1) == 'E' then
-  -- A task id that ended in an error is published again, on purpose.
-  redis.call('DEL', record)
 end
 redis.call('SET', turn, pack('R', 0, token, now + hold_ms, fingerprint, task_id, '', '', '', ''), 'PX', hold_ms)
 return reply('reserved')

@@ -35,7 +35,7 @@ from celery_idempotent.events.report import log_extra
 from celery_idempotent.executor.conflict import requeue_delay
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.functions.direct_call import DirectCall
-from celery_idempotent.key.key import Key
+from celery_idempotent.key.key import Key, default_root
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
@@ -289,6 +289,7 @@ class _MessageCall(DirectCall):
         self.has_outcome = False
         # Without a message id, every message with the same key counts as a redelivery.
         self.task_id = str(delivery.message.properties.get("message_id") or key.digest)
+        self.root = default_root(self.task_id)
         layout.write_task_id(self.task_id)  # refuses one that no record can hold
 
     def run(self, execution: BaseExecution) -> Any:

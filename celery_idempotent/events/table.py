@@ -193,6 +193,8 @@ PUBLISH_REFUSED = Event(
 NOT_RESERVED = Event(WARNING, "is published without a reservation: {error}")
 RESERVATION_KEPT = Event(WARNING, "keeps its reservation, which will expire: {error}")
 MAY_CONTINUE_AGAIN = Event(WARNING, "may send its continuation again: {error}")
+NOT_CONTINUED = Event(WARNING, "has not sent its continuation: {error}")
+CONTINUATION_LOST = Event(WARNING, "has lost the lease of its continuation")
 FORGOTTEN = Event(signal=_signal("forgotten", "user"))
 
 # Shadow: what would have become of a call that runs. The decisions share a signal.

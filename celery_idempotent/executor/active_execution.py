@@ -11,6 +11,7 @@ from celery_idempotent.events import table
 from celery_idempotent.events.report import decide, report
 from celery_idempotent.events.table import Event
 from celery_idempotent.executor.call import ExecutorCall, Release
+from celery_idempotent.executor.continuation import Continuation
 from celery_idempotent.executor.runtime.runtime import Runtime
 from celery_idempotent.executor.steps import Steps
 from celery_idempotent.lease.clock import monotonic
@@ -60,6 +61,7 @@ class ActiveExecution:
         self.execution = runtime.execution(str(call.key), begun.token, begun.attempt, self)
         #: Runs the body.
         self.work = partial(call.run, self.execution)
+        self._execution_id = begun.execution_id
         #: The record has the outcome, or is not held any more, or cannot be written.
         self.settled = False
         #: The process is about to end: write once, without waiting for Redis.
@@ -91,6 +93,12 @@ class ActiveExecution:
         if self.renewed:
             self.runtime.stop_renewal(self.lease)
             self.renewed = False
+
+    def continue_call(self) -> None:
+        """Begins to send what follows, since the outcome is stored."""
+        if self.call.continues:
+            self.call.continuation = Continuation(self.call, self.runtime, self._execution_id)
+            self.call.continuation.start()
 
     @property
     def steps(self) -> Steps:
@@ -197,7 +205,9 @@ def release_command(
         token,
         hold_ms=round(disposition.hold * 1000),
         retention_ms=settings.result_ms,
+        root=call.root,
         generation=call.generation if error else disposition.awaited,
         error=error,
         error_ms=settings.error_ms,
+        sending_ms=call.sending_ms,
     )

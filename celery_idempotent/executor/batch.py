@@ -171,7 +171,7 @@ def _admission(
         return error
     if reply.case == "reused":
         return conflict.reused(record)
-    if reply.case == "finished":
+    if reply.case in ("finished", "sent"):
         return record
     return conflict.held(call, record)
 

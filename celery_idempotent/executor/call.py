@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.executor.soft_limit import SoftLimit
@@ -14,10 +14,13 @@ from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.commands import BackendResult
 
+if TYPE_CHECKING:
+    from celery_idempotent.executor.continuation import Continuation
+
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """After the error the key is free, or reserved for a retry of the same task id."""
+    """After the error the key is free, or reserved for a retry of the message."""
 
     #: Seconds for which the key stays reserved; 0 frees it at once.
     hold: float = 0.0
@@ -65,8 +68,16 @@ class ExecutorCall(Protocol):
     requeue_count: int
     #: How many of these requeues followed a rollback by the database. The executor counts them.
     rollback_count: int
-    #: Number of this message among those of its task id; a retry has a higher one.
+    #: Names the publish: copies and retries of its message have the same one.
+    root: bytes
+    #: Number of this message among those of its root; a retry has a higher one.
     generation: int
+    #: Whether something follows the call.
+    continues: bool
+    #: Set by the executor: the right to send that; None if nothing follows, or it was sent.
+    continuation: Continuation | None
+    #: Set by the executor: what follows was sent before.
+    continuation_sent: bool
     #: Whether the caller gets the value as duplicates do: serialized and restored.
     returns_restored: bool
     #: Set by the executor: the record's outcome belongs to this task id.
@@ -85,6 +96,10 @@ class ExecutorCall(Protocol):
     @property
     def wait_ms(self) -> int:
         """How long the next turn is reserved for this message if it meets a run; 0: it is not."""
+
+    @property
+    def sending_ms(self) -> int | None:
+        """How long sending that may take without a heartbeat, in milliseconds; None without it."""
 
     @property
     def wait_timeout(self) -> float:
@@ -133,9 +148,6 @@ class ExecutorCall(Protocol):
 
     def replayed(self, record: Record) -> None:
         """Called when `record` answers this call."""
-
-    def is_continuing(self, record: Record) -> bool:
-        """Whether another delivery of this message may be sending its continuation now."""
 
     def blocked(self, record: Record) -> None:
         """Called when `record` keeps this call from running, and does not answer it."""

@@ -18,6 +18,7 @@ from celery_idempotent.events.report import decide, decide_by, refuse, report
 from celery_idempotent.executor import conflict, replacement, transaction
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
+from celery_idempotent.executor.continuation import Continuation
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.outcome import Failure, Outcome, Result, is_asynchronous
 from celery_idempotent.executor.replay import replay_or_refuse, write_result
@@ -40,7 +41,7 @@ from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 
-EXECUTION_ID_BYTES = 16
+EXECUTION_ID_BYTES = layout.ID_BYTES
 #: Begins without a reply that a message remembers.
 MAX_UNANSWERED_IDS = 8
 
@@ -129,6 +130,8 @@ class Executor:
             BaseException: whatever the body raises, or a stored error was.
         """
         outcome = run_flow(partial(execute, call, self.runtime, self.codec), call.soft_limit)
+        if call.continuation is not None:
+            call.continuation.follows_value = type(outcome) is Result
         return outcome.value if type(outcome) is Result else outcome.get()
 
     def forget(
@@ -222,6 +225,15 @@ class BeginRequest:
             -MAX_UNANSWERED_IDS * EXECUTION_ID_BYTES :
         ]
 
+    def take_continuation(self, *, is_sent: bool) -> None:
+        """Has the call send what follows it, once it has the outcome that Redis replied with."""
+        call = self.call
+        call.continuation_sent = is_sent
+        if call.continues and not is_sent:
+            # If the outcome is not available yet, the next delivery goes on with this one's right.
+            call.unanswered_ids = self.unanswered_ids
+            call.continuation = Continuation(call, self.runtime, self.execution_id)
+
     async def give_back(self) -> None:
         """Releases the key if it is still held, because a signal handler has raised.
 
@@ -272,14 +284,13 @@ async def begin(request: BeginRequest) -> ActiveExecution | BaseExecution | Outc
             stale = reserved.task_id
             await _end_reservation(request, record, stale)
             continue
-        if await _release_replaced(request, record):
+        if await _release_replaced(request, record, reply.raw):
             continue
-        if reply.case == "finished":
-            if call.is_continuing(record):
-                conflict.refuse(call, record)
+        if reply.case in ("finished", "sent"):
             poisoned = call.settings.transaction is not None and layout.is_poisoned(record)
             if poisoned and await transaction.reopen(request, record):
                 continue
+            request.take_continuation(is_sent=reply.case == "sent")
             outcome = await replay_or_refuse(call, record, request.codec)
             await write_result(call, record, outcome, runtime.store)
             return outcome
@@ -310,7 +321,7 @@ async def _end_reservation(request: BeginRequest, record: Record, task_id: str) 
         await request.runtime.execute(commands.reserve(key, task_id, hold_ms=0))
 
 
-async def _release_replaced(request: BeginRequest, record: Record) -> bool:
+async def _release_replaced(request: BeginRequest, record: Record, raw: bytes) -> bool:
     """Releases the key of another task whose replacement has failed; returns whether it has."""
     call = request.call
     if record.task_id == call.task_id:
@@ -323,7 +334,9 @@ async def _release_replaced(request: BeginRequest, record: Record) -> bool:
         error, call.settings, key=str(call.key), token=record.token
     )
     with contextlib.suppress(StoreUnavailableError):  # the next begin raises it, too
-        await request.runtime.execute(replacement.release(call.key, record, call.settings, payload))
+        await request.runtime.execute(
+            replacement.release(call.key, record, raw, call.settings, payload)
+        )
     return True
 
 
@@ -355,12 +368,14 @@ def begin_command(call: ExecutorCall, execution_id: bytes) -> Command:
         execution_id=execution_id,
         unanswered_ids=call.unanswered_ids,
         task_id=call.task_id,
+        root=call.root,
         generation=call.generation,
         worker=call.worker,
         lease_ms=settings.lease_ms,
         retention_ms=settings.result_ms,
         max_attempts=settings.max_attempts,
         error_ms=settings.error_ms,
+        continues=call.continues,
         wait_ms=call.wait_ms,
         keep_ms=settings.keep_ms,
     )

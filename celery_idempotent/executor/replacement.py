@@ -35,13 +35,18 @@ def error_of(record: Record, settings: Settings) -> Exception | None:
     return None
 
 
-def release(key: Key, record: Record, settings: Settings, error: Payload) -> Command:
-    """Releases the key of a task whose replacement has failed; its copies get `error`."""
+def release(key: Key, record: Record, raw: bytes, settings: Settings, error: Payload) -> Command:
+    """Releases the key of a task whose replacement has failed; its copies get `error`.
+
+    Args:
+        raw: the bytes of `record`.
+    """
     return commands.release(
         key,
         record.token,
         hold_ms=0,
         retention_ms=settings.result_ms,
+        root=layout.owner(raw)[: layout.ID_BYTES],
         generation=layout.read_awaited(record.body) - 1,
         error=error,
         error_ms=settings.error_ms,

@@ -36,7 +36,7 @@ async def replay(call: ExecutorCall, record: Record, codec: PayloadCodec) -> Out
         if isinstance(outcome, ResultNotStoredError) and record.task_id == call.task_id:
             raise outcome
     except (ResultNotStoredError, CorruptRecordError) as error:
-        # First, since the continuation is sent once, whatever recover_result raises.
+        # First, since what follows is sent once, whatever recover_result raises.
         call.replayed(record)
         try:
             outcome, failed = call.recover_result(record, error), False

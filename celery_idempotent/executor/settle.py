@@ -93,8 +93,8 @@ async def _complete(active: ActiveExecution, value: Any) -> Outcome:
         return await _resolve_lost_lease(active, reply, outcome)
     active.call.own_outcome = True
     active.call.result_written = reply.case == "written"
-    if active.call.dropped_continuation:
-        await _mark_continued(active)
+    if not active.call.dropped_continuation:
+        active.continue_call()
     report_completed(active)
     if active.has_steps:
         await active.steps.discard()
@@ -115,7 +115,12 @@ async def complete_command(active: ActiveExecution, value: Any) -> tuple[Command
         )
     active.outcome = payload, RESULT
     command = commands.complete(
-        call.key, execution.token, payload, settings.result_ms, call.backend_result(value)
+        call.key,
+        execution.token,
+        payload,
+        settings.result_ms,
+        call.backend_result(value),
+        sending_ms=0 if call.dropped_continuation else call.sending_ms,
     )
     return command, outcome
 
@@ -123,7 +128,13 @@ async def complete_command(active: ActiveExecution, value: Any) -> tuple[Command
 async def _fail(active: ActiveExecution, outcome: Failure) -> Outcome:
     call = active.call
     payload = await _encode_error(active, outcome.error)
-    command = commands.fail(call.key, active.execution.token, payload, call.settings.error_ms)
+    command = commands.fail(
+        call.key,
+        active.execution.token,
+        payload,
+        call.settings.error_ms,
+        sending_ms=call.sending_ms,
+    )
     if active.transaction is not None:
         instead = await transaction.commit(active, command)
         if instead is not None:
@@ -136,6 +147,7 @@ async def _fail(active: ActiveExecution, outcome: Failure) -> Outcome:
         await active.discard_outcome()
         return await _resolve_lost_lease(active, reply, outcome)
     call.own_outcome = True
+    active.continue_call()
     if not payload.format:
         _report_not_stored(active, f"ran and raised {type(outcome.error).__name__}", payload)
     gets = "this error" if payload.format else "ResultNotStoredError"
@@ -159,20 +171,21 @@ async def _encode_error(active: ActiveExecution, error: BaseException) -> Payloa
 async def _delegate(active: ActiveExecution, outcome: Failure, disposition: Delegate) -> Outcome:
     """Duplicates get the result of the task that has replaced this one under its id.
 
-    That task has the continuation, so it is marked as sent at once.
+    That task has the continuation, so this one has none to send.
     """
     call = active.call
     # A caller that waits for a result which never comes runs when the record expires.
     body = layout.write_replacement(disposition.awaited, call.task_id, active.steps.finished)
     result = Payload(DELEGATED if disposition.stores_result else RESULT_IGNORED, body)
-    command = commands.complete(call.key, active.execution.token, result, call.settings.result_ms)
+    command = commands.complete(
+        call.key, active.execution.token, result, call.settings.result_ms, sending_ms=0
+    )
     if active.transaction is not None:
         instead = await transaction.commit(active, command)
         if instead is not None:
             return instead if active.settled else await _release(active, instead, FREE)
     reply = await _store(active, command)
     if reply is not None and reply.case == "ok":
-        await _mark_continued(active)
         active.report(table.COMPLETED, end="it has replaced itself and gets the outcome of that")
     return outcome
 
@@ -193,6 +206,8 @@ async def _release(active: ActiveExecution, outcome: Outcome, disposition: Relea
         return outcome
     if reply.case == "ok":
         active.call.own_outcome = disposition.final
+        if payload is not None:
+            active.continue_call()
         report_released(
             active,
             f"ran and raised {type(error).__name__}" if error else "ran",
@@ -234,12 +249,6 @@ async def _store(active: ActiveExecution, outcome: Command) -> Reply | None:
     return reply
 
 
-async def _mark_continued(active: ActiveExecution) -> None:
-    """Redeliveries of the message send no continuation."""
-    with contextlib.suppress(StoreUnavailableError):
-        await active.persist(commands.mark_continued(active.call.key, active.call.task_id))
-
-
 def report_completed(active: ActiveExecution) -> None:
     """Reports that the result is stored, or only that the key has completed."""
     assert active.outcome is not None
@@ -271,7 +280,8 @@ async def _resolve_lost_lease(active: ActiveExecution, reply: Reply, outcome: Ou
     if record is None:
         active.report(table.RECORD_GONE)
         return outcome
-    if record.state.finished:
+    # Only begin can tell whether this call has to send what follows it.
+    if record.state.finished and not active.call.continues:
         # A task that has replaced the other one may still run; the offload storage may be down.
         with contextlib.suppress(NotReadyError, StoreUnavailableError):
             return await replay(active.call, record, active.codec)

@@ -53,6 +53,7 @@ def enter(executor: Executor, call: ExecutorCall, *, deduplicated: bool = False)
 
 
 async def _execute(call: ExecutorCall, runtime: Runtime, deduplicated: bool) -> Outcome:
+    call.continues = False  # Celery sends what follows, whatever the record is
     held: Lease[Any] | Command | None = None
     if deduplicated:
         report(table.WOULD_DEDUPLICATE, call)
@@ -129,7 +130,7 @@ def _count_duplicate(call: ExecutorCall, case: str, record: Record) -> None:
     """Counts a call that runs, and would not have run."""
     if case == "reused":
         refuse(call, conflict.reused(record), table.WOULD_REFUSE)
-    elif case != "finished":
+    elif case not in ("finished", "sent"):
         policy = conflict.policy_for(call, record, returns=case == "later")
         is_copy = record.task_id == call.task_id
         if call.settings.runs_again and not is_copy and policy in ("retry", "wait"):

@@ -121,7 +121,7 @@ class Steps:
     @property
     def finished(self) -> bytes:
         """The finished steps, as the body of a record."""
-        return steps.without_errors(self._body)
+        return self._body
 
     def limit_rows(self, retention_ms: int) -> None:
         """Lets the rows of all steps expire with the key, whose outcome is stored."""

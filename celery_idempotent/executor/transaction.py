@@ -277,8 +277,12 @@ async def adopt_record(active: ActiveExecution, row: Row) -> Record:
         return record
     store = commands.fail if record.state is State.FAILED else commands.complete
     payload = Payload(record.format, record.body)
+    # The message that continues one which has replaced itself sends what follows.
+    sending_ms = 0 if row.delegates else call.sending_ms
+    command = store(call.key, execution.token, payload, row.remaining_ms, sending_ms=sending_ms)
     try:
-        await active.persist(store(call.key, execution.token, payload, row.remaining_ms))
+        if (await active.persist(command)).case == "ok" and not row.delegates:
+            active.continue_call()
     except (StoreUnavailableError, CorruptRecordError) as error:
         active.report(table.ROW_NOT_REPEATED, error=error)
     active.settled = True

@@ -14,10 +14,11 @@ from celery_idempotent.errors import IdempotencyError, TransactionError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.executor.call import Disposition, Fail, Release
+from celery_idempotent.executor.continuation import Continuation
 from celery_idempotent.executor.execution import BaseExecution
 from celery_idempotent.executor.soft_limit import SoftLimit
 from celery_idempotent.functions.decision import NotCompletedError
-from celery_idempotent.key.key import Key
+from celery_idempotent.key.key import Key, default_root
 from celery_idempotent.record.record import Record
 from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.settings import Settings
@@ -55,6 +56,10 @@ class DirectCall:
     requeue_count = 0
     rollback_count = 0
     generation = 0
+    continues = False
+    sending_ms: int | None = None
+    continuation: Continuation | None = None
+    continuation_sent = False
     #: With ``until="finished"`` no call waits for the next turn.
     wait_ms = 0
     returns_restored = True
@@ -79,6 +84,7 @@ class DirectCall:
         self._app = app
         #: Unique, because no other call is a redelivery of this one.
         self.task_id = str(uuid4())
+        self.root = default_root(self.task_id)
         self.key = key.of_message(self.task_id) if settings.runs_again else key
         self.settings = settings
         self.worker = worker_name(None, os.getpid())
@@ -119,10 +125,6 @@ class DirectCall:
 
     def replayed(self, record: Record) -> None:
         """Does nothing: a direct call has no continuation."""
-
-    def is_continuing(self, record: Record) -> bool:
-        """Returns False: a direct call has no continuation."""
-        return False
 
     def blocked(self, record: Record) -> None:
         """Does nothing: nobody searches for the id of a direct call."""

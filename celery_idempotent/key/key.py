@@ -11,6 +11,7 @@ from celery_idempotent.key.canonical import VERSION, canonical, digest
 
 KEY_BYTES = 16
 FINGERPRINT_BYTES = 8
+ROOT_BYTES = 8
 #: Begins the digest of an explicit key; not a letter of Base64, nor special in URLs and patterns.
 EXPLICIT_MARK = "~"
 
@@ -30,7 +31,8 @@ class Key(str):
     task: str
     digest: str
     fingerprint: bytes
-    #: Names one message of the key, whose record is another one than the key's; empty for the key.
+    #: Names one message of the key, whose record or entry is another one than the key's; empty for
+    #: the key.
     message: str
 
     def __new__(cls, task: str, digest: str, fingerprint: bytes = b"", message: str = "") -> Key:
@@ -74,6 +76,10 @@ class Key(str):
         message = urlsafe_b64encode(data)[:22].decode()
         return Key(self.task, self.digest, self.fingerprint, message)
 
+    def entry(self, root: bytes) -> Key:
+        """Returns the key of what is stored about the message with this root, beside the record."""
+        return Key(self.task, self.digest, self.fingerprint, root.hex())
+
     @property
     def turn(self) -> Key:
         """The key itself, without a message."""
@@ -91,6 +97,11 @@ class Key(str):
     def part(self, name: str) -> Key:
         """Returns the key of the part `name` of the call that has this key."""
         return Key.of(self.task, canonical((self.digest, name)), explicit=self.explicit)
+
+
+def default_root(task_id: str) -> bytes:
+    """Returns the root of a message that carries none: all with its task id are copies of it."""
+    return digest(b"root" + task_id.encode(errors="surrogatepass"), ROOT_BYTES)
 
 
 def fingerprint_of(arguments: bytes) -> bytes:

@@ -333,10 +333,9 @@ def not_stored(payload: Payload, key: str, field: str) -> ResultNotStoredError:
 
 
 def _payloads_in(body: bytes, key: str) -> list[tuple[Payload, str]]:
-    """Returns the steps in `body`, and the errors of single task ids, each with its field."""
+    """Returns the steps in `body`, each with its field."""
     payloads: list[tuple[Payload, str]] = []
     with contextlib.suppress(CorruptRecordError):
-        payloads += [(Payload(*error), ERROR) for error in steps.errors(body, key)]
         payloads += [
             (Payload(*value), step_field(name)) for name, value in steps.read(body, key).items()
         ]

@@ -3,28 +3,35 @@
 ===========  =====  ==========================================================================
 field        bytes  content
 ===========  =====  ==========================================================================
-letter           1  R, S, C, D, F, G or E: the state; other letters are of newer layouts
+letter           1  R, S, C, F, P or Q: the state; other letters are of newer layouts
 attempt          1
 token            7  big-endian
 at_ms            6  big-endian, milliseconds
 fingerprint    1 +  length, then 8 bytes (zeros: none) and the label in UTF-8; empty: neither
 task_id        2 +  length, then bytes; a UUID is a zero byte and its 16 bytes
 worker         1 +  length, then UTF-8
-owner          1 +  length, then, if STARTED: the execution id; if RESERVED: the generation of the
-                    first message that it is reserved for, in decimals (empty: any; "-": none)
+owner          1 +  length, then, if STARTED: the root of the message (8 bytes) and the execution id
+                    (8); if RESERVED: the root, and the generation of the first message that it is
+                    reserved for, in decimals (empty: any; "-": none); of an outcome that something
+                    follows: the root, and the execution id that sends that or has sent it; P and
+                    Q: also until when (6, milliseconds)
 format         1 +  length, then ASCII: the encoding of the body, see payload/codec.py, and after a
                     space the traceparent of the outcome; if STARTED by a takeover: how many
                     milliseconds the key was orphaned; if abandoned: how the execution ended; if
                     STARTED, or RESERVED for a retry, behind these and a comma: the time in
                     milliseconds until which the outcome is kept for calls that have met an
                     execution
-body          rest  the outcome, or the reason why no value is stored; while there is none: errors
-                    that ended one task id, but not the key, then the finished steps, see
-                    record/steps.py
+body          rest  the outcome, or the reason why no value is stored; while there is none: the
+                    finished steps, see record/steps.py
 ===========  =====  ==========================================================================
 
-An E record is not reserved for any message and holds only errors: for everything but copies of the
-messages that they ended, the key is absent.
+P and Q are C and F while what follows the task (its continuation) is being sent.
+
+Beside the record, the entry of a message has the same layout, with the generation of the message in
+the place of the token. Its name ends with the message's root. F and Q are the error that ended the
+message, but not the key; C and P, without an outcome, say that a duplicate has sent, or is sending,
+a continuation of its own. In place of an outcome that was replaced, because the message was
+published anew under its task id, an entry is that record.
 """
 
 from __future__ import annotations
@@ -41,21 +48,24 @@ from celery_idempotent.record.record import Record, State
 
 #: Of everything that two versions of this package exchange through Redis, messages and databases.
 #: It grows when the version before cannot read what this one writes: docs/upgrading.md.
-VERSION = 1
+VERSION = 2
 
 _STATES = {
     ord("R"): State.RESERVED,
-    ord("E"): State.RESERVED,
     ord("S"): State.STARTED,
     ord("C"): State.COMPLETED,
-    ord("D"): State.COMPLETED,
+    ord("P"): State.COMPLETED,
     ord("F"): State.FAILED,
-    ord("G"): State.FAILED,
+    ord("Q"): State.FAILED,
 }
+#: Letters of outcomes whose continuation is being sent.
+_SENDING = b"PQ"
+#: Bytes of a root, and of an execution id.
+ID_BYTES = 8
+#: Bytes of the owner of an outcome whose continuation is being sent.
+_SENDING_OWNER = 2 * ID_BYTES + 6
 #: Owner of a RESERVED record that is not reserved for any message.
 NOBODY = b"-"
-#: Letters of outcomes whose continuation has been sent.
-_CONTINUED = b"DG"
 #: Bytes before the first field of variable length.
 _FIXED = 15
 #: One less than the length field allows: some ids are stored with one more byte before them.
@@ -111,8 +121,11 @@ def read(
         CorruptRecordError: if `raw` is cut short, or not a record of this layout.
     """
     try:
-        letter, attempt, token, at_ms, fingerprint, task_id, worker, _, form, body = _unpack(raw)
-        if at_ms >= _MAX_MS:
+        letter, attempt, token, at_ms, fingerprint, task_id, worker, owner, form, body = _unpack(
+            raw
+        )
+        is_sending = letter in _SENDING
+        if at_ms >= _MAX_MS or (is_sending and len(owner) != _SENDING_OWNER):
             raise ValueError(at_ms)
         encoding, _, traceparent = form.partition(b" ")
         if not _STATES[letter].finished:
@@ -125,7 +138,7 @@ def read(
             worker=worker.decode(),
             token=token,
             attempt=attempt,
-            continuation_sent=letter in _CONTINUED,
+            sending=is_sending,
             at_ms=at_ms,
             fingerprint=fingerprint[:_FINGERPRINT_BYTES].removeprefix(_NO_FINGERPRINT),
             label=_read_label(fingerprint),
@@ -152,8 +165,12 @@ def _read_label(field: bytes) -> str:
 
 
 def is_absent(raw: bytes) -> bool:
-    """Whether `raw` holds only errors of ended task ids."""
-    return raw[:1] == b"E"
+    """Whether `raw` holds only the attempts of an execution whose message has ended."""
+    try:
+        owner, body = _unpack(raw)[7::2]
+    except IndexError:
+        return False
+    return raw[:1] == b"R" and owner == NOBODY and not body
 
 
 def owner(raw: bytes) -> bytes:
@@ -183,12 +200,14 @@ class Begun(NamedTuple):
     body: bytes
     #: Seconds between the end of the previous lease and this takeover; 0 if it is not a takeover.
     orphaned_seconds: float = 0.0
+    execution_id: bytes = b""
 
 
 def begun(raw: bytes) -> Begun:
     """Returns what an execution needs of the record in the reply to its begin."""
-    _, attempt, token, _, _, _, _, _, orphaned_ms, body = _unpack(raw)
-    return Begun(token, attempt, body, int(orphaned_ms.partition(b",")[0] or b"0") / 1000)
+    _, attempt, token, _, _, _, _, owner, orphaned_ms, body = _unpack(raw)
+    orphaned_seconds = int(orphaned_ms.partition(b",")[0] or b"0") / 1000
+    return Begun(token, attempt, body, orphaned_seconds, owner[ID_BYTES:])
 
 
 def write_replacement(generation: int, task_id: str, steps: bytes) -> bytes:

@@ -52,8 +52,8 @@ class Record:
     #: End of the lease (STARTED) or of the reservation (RESERVED); else when the outcome was
     #: stored. Milliseconds.
     at_ms: int = field(default=0, repr=False)
-    #: Whether callbacks, the rest of a chain or a chord's count have been sent already.
-    continuation_sent: bool = field(default=False, repr=False)
+    #: Whether callbacks, the rest of a chain or a chord's count are being sent.
+    sending: bool = field(default=False, repr=False)
     fingerprint: bytes = field(default=b"", repr=False)
     #: A readable name of the call, by ``idempotency_label``; empty without.
     label: str = field(default="", repr=False)

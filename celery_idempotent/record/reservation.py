@@ -12,8 +12,8 @@ class Reservation(NamedTuple):
     """A message that may begin before all others."""
 
     task_id: str
-    #: The generation of the retry that it is for; None for a message that was published with a
-    #: reservation, or waits for its turn.
+    #: The generation of the retry that it is for, among those of its root; None for a message that
+    #: was published with a reservation, or waits for its turn.
     retry: int | None = None
 
 
@@ -30,6 +30,6 @@ def read(record: Record, raw: bytes) -> Reservation | None:
         owner = layout.owner(raw)
         if owner == layout.NOBODY:
             return None
-        return Reservation(record.task_id, int(owner) if owner else None)
+        return Reservation(record.task_id, int(owner[layout.ID_BYTES :]) if owner else None)
     waiting = turn.waiting(record)
     return waiting and Reservation(waiting.task_id)

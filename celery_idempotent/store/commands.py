@@ -26,6 +26,8 @@ class Command(NamedTuple):
     arguments: list[Any]
     #: The name of the task's result in its result backend, if the script writes that, too.
     result_name: str | bytes = b""
+    #: Of the message, if the script gets its entry.
+    root: bytes = b""
 
 
 class BackendResult(NamedTuple):
@@ -44,6 +46,9 @@ class Extension(NamedTuple):
     token: int
     lease_ms: int
     retention_ms: int
+    #: Of the message and the delivery, if the lease is that of a continuation.
+    root: bytes = b""
+    execution_id: bytes = b""
 
 
 def begin(
@@ -53,18 +58,22 @@ def begin(
     execution_id: bytes,
     unanswered_ids: bytes,
     task_id: str,
+    root: bytes,
     generation: int = 0,
     worker: str,
     lease_ms: int,
     retention_ms: int,
     max_attempts: int,
     error_ms: int,
+    continues: bool = False,
     wait_ms: int = 0,
     keep_ms: int = 0,
 ) -> Command:
     """Requests the right to run; lua/begin.lua lists the replies.
 
     Args:
+        root: of the message: `key.default_root`, or drawn when it was published.
+        continues: whether something follows the task.
         wait_ms: how long the next turn of `key`, if it may run again, is reserved for this message
             if it meets a run; 0: it is not.
         keep_ms: how long the outcome of an execution that this call meets is kept for it, even if
@@ -74,6 +83,7 @@ def begin(
         execution_id,
         unanswered_ids,
         layout.write_task_id(task_id),
+        root,
         generation,
         layout.write_fingerprint(key.fingerprint, label) if label else key.fingerprint,
         _worker(worker),
@@ -81,17 +91,20 @@ def begin(
         lease_ms + retention_ms,
         max_attempts,
         error_ms,
+        int(continues),
     ]
     if key.message or keep_ms:
         arguments.append(wait_ms)
     if keep_ms:
         arguments.append(keep_ms)
-    return Command(scripts.load("begin"), key, arguments)
+    return Command(scripts.load("begin"), key, arguments, root=root)
 
 
 def extend(lease: Extension) -> Command:
     """Extends a lease: ``ok`` or ``lost``."""
-    key, token, lease_ms, retention_ms = lease
+    key, token, lease_ms, retention_ms, root, execution_id = lease
+    if execution_id:
+        return _continuation(key, root, execution_id, lease_ms)
     return Command(scripts.load("extend"), key, [token, lease_ms, lease_ms + retention_ms])
 
 
@@ -101,11 +114,18 @@ def complete(
     result: Payload,
     retention_ms: int,
     backend_result: BackendResult | None = None,
+    *,
+    sending_ms: int | None = None,
 ) -> Command:
-    """Stores the result: ``ok`` or ``lost``; ``written``, if `backend_result` is stored, too."""
+    """Stores the result: ``ok`` or ``lost``; ``written``, if `backend_result` is stored, too.
+
+    Args:
+        sending_ms: how long sending the continuation may take; 0: there is one, and it is not sent;
+            None: there is none. `backend_result` is for a task without one.
+    """
     arguments = [token, append_traceparent(result.format), result.body, retention_ms]
     if backend_result is None:
-        return Command(scripts.load("complete"), key, arguments)
+        return Command(scripts.load("complete"), key, [*arguments, _sending(sending_ms)])
     name, meta, expires = backend_result
     return Command(scripts.load("fused_complete"), key, [*arguments, meta, expires], name)
 
@@ -118,13 +138,15 @@ def write_result(key: Key, result: BackendResult) -> Command:
 
 def without_backend_result(command: Command) -> Command:
     """Returns the command that completes the record of `command` alone."""
-    return Command(scripts.load("complete"), command.key, command.arguments[:4])
+    return Command(scripts.load("complete"), command.key, [*command.arguments[:4], ""])
 
 
-def fail(key: Key, token: int, error: Payload, retention_ms: int) -> Command:
-    """Stores an error as the outcome: ``ok`` or ``lost``."""
+def fail(
+    key: Key, token: int, error: Payload, retention_ms: int, *, sending_ms: int | None = None
+) -> Command:
+    """Stores an error as the outcome: ``ok`` or ``lost``; `sending_ms` as for :func:`complete`."""
     arguments = [token, append_traceparent(error.format), error.body, retention_ms]
-    return Command(scripts.load("fail"), key, arguments)
+    return Command(scripts.load("fail"), key, [*arguments, _sending(sending_ms)])
 
 
 def release(
@@ -133,19 +155,24 @@ def release(
     *,
     hold_ms: int,
     retention_ms: int,
+    root: bytes,
     generation: int = 0,
     error: Payload | None = None,
     error_ms: int = 0,
+    sending_ms: int | None = None,
 ) -> Command:
-    """Releases the key, or reserves it for its task id: ``ok`` or ``lost``.
+    """Releases the key, or reserves it for a retry of the message: ``ok`` or ``lost``.
 
     Args:
         hold_ms: how long it is reserved; 0: released.
+        root: of the message.
         generation: of the retry that it is reserved for, or of the message that `error` ended.
         error: raised by copies of that message.
+        sending_ms: how long sending the errbacks may take; None: there are none.
     """
-    arguments = [token, hold_ms, retention_ms, *_final_error(generation, error, error_ms)]
-    return Command(scripts.load("release"), key, arguments)
+    ended = _final_error(generation, error, error_ms)
+    arguments = [token, hold_ms, retention_ms, *ended, _sending(sending_ms)]
+    return Command(scripts.load("release"), key, arguments, root=root)
 
 
 def save_step(key: Key, token: int, entry: bytes, *, lease_ms: int, retention_ms: int) -> Command:
@@ -154,9 +181,19 @@ def save_step(key: Key, token: int, entry: bytes, *, lease_ms: int, retention_ms
     return Command(scripts.load("save_step"), key, arguments)
 
 
-def mark_continued(key: Key, task_id: str) -> Command:
-    """Records that the continuation of `task_id` was sent: ``ok`` or ``lost``."""
-    return Command(scripts.load("mark_continued"), key, [layout.write_task_id(task_id)])
+def mark_continued(key: Key, root: bytes, execution_id: bytes) -> Command:
+    """Records that this delivery has sent the continuation: ``ok`` or ``lost``."""
+    return _continuation(key, root, execution_id, "")
+
+
+def stop_sending(key: Key, root: bytes, execution_id: bytes) -> Command:
+    """Lets another delivery send the continuation: ``ok`` or ``lost``."""
+    return _continuation(key, root, execution_id, 0)
+
+
+def _continuation(key: Key, root: bytes, execution_id: bytes, lease_ms: int | str) -> Command:
+    arguments = [execution_id, lease_ms]
+    return Command(scripts.load("continuation"), key, arguments, root=root)
 
 
 def abandon(
@@ -164,25 +201,36 @@ def abandon(
     task_id: str,
     worker: str,
     *,
+    root: bytes,
     grace_ms: int,
     generation: int = 0,
     reason: str = "",
     error: Payload | None = None,
     error_ms: int = 0,
+    execution_id: bytes = b"",
+    sending_ms: int | None = None,
 ) -> Command:
     """Ends the lease of a worker process that died or is about to: ``ok`` or ``lost``.
 
+    ``sending``, if the execution had ended, and only its continuation was left to send.
+
     Args:
+        root: of the message.
         reason: how the execution ends, without spaces; `Record.ended_by` until the next begins.
         error: raised by copies of the message, if it does not return to the broker.
+        execution_id: of the parent process, which sends the errbacks.
+        sending_ms: how long that may take; None: there are none.
     """
     arguments = [
         layout.write_task_id(task_id),
+        root,
         _worker(worker),
         grace_ms,
         *(_final_error(generation, error, error_ms) if error else (generation, reason, b"", 0)),
+        execution_id,
+        _sending(sending_ms),
     ]
-    return Command(scripts.load("abandon"), key, arguments)
+    return Command(scripts.load("abandon"), key, arguments, root=root)
 
 
 def reserve(
@@ -198,12 +246,17 @@ def reserve(
     arguments = [layout.write_task_id(task_id), fingerprint, hold_ms]
     if not key.message:
         return Command(scripts.load("reserve"), key, arguments)
-    return Command(scripts.load("reserve_turn"), key, [*arguments, int(waits)])
+    return Command(scripts.load("reserve_turn"), key.turn, [*arguments, int(waits)])
 
 
 def get(key: Key) -> Command:
     """Reads the record with its remaining time: ``found`` or ``absent``."""
     return Command(scripts.load("get"), key, [])
+
+
+def get_entry(key: Key, root: bytes) -> Command:
+    """Reads the entry of a message: ``found`` or ``absent``."""
+    return Command(scripts.load("get"), key.entry(root), [])
 
 
 def forget(key: Key, shown: Record | str | None = None) -> Command:
@@ -225,6 +278,10 @@ def _final_error(generation: int, error: Payload | None, error_ms: int) -> tuple
     if error is None:
         return generation, "", b"", 0
     return generation, append_traceparent(error.format), error.body, error_ms
+
+
+def _sending(sending_ms: int | None) -> int | str:
+    return "" if sending_ms is None else sending_ms
 
 
 @lru_cache(64)

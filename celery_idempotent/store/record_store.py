@@ -88,11 +88,13 @@ class RecordStore:
 
     def _call(self, command: Command) -> ScriptCall:
         """Returns the call of the command; a message's record comes with the turn of its key."""
-        script, key, arguments, result_name = command
+        script, key, arguments, result_name, root = command
         name = f"{self.config.prefix}:{key}"
-        if not (key.message or result_name):
+        if not (key.message or result_name or root):
             return ScriptCall(script, name, arguments)
         others: list[str | bytes] = [result_name] if result_name else []
+        if root:
+            others.append(self.config.name(key.entry(root)))
         if key.message:
             others.append(name)
             name = self.config.name(key)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -20,11 +19,11 @@ from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.events.table import Event
 from celery_idempotent.executor.call import Delegate, Disposition, Fail, Release
+from celery_idempotent.executor.continuation import Continuation
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.executor.soft_limit import SoftLimit
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.stored_error import is_storable
-from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.settings import Settings
@@ -49,12 +48,6 @@ if TYPE_CHECKING:
     from celery_idempotent.task.task import IdempotentTask
 
 
-#: More than the retries of any task id.
-GENERATIONS = 10**9
-#: A worker that has not sent the continuation so long after it stored the outcome has died.
-CONTINUATION_SECONDS = 5
-
-
 class TaskCall:
     """One message of a task in the worker that received it."""
 
@@ -62,6 +55,8 @@ class TaskCall:
     returns_restored = False
     #: False if the soft limit of the message covers more than this call.
     has_own_soft_limit = True
+    #: False if what follows the message does not follow this call.
+    may_continue = True
     label = ""
 
     @staticmethod
@@ -90,7 +85,7 @@ class TaskCall:
         self.unanswered_ids = headers.unanswered_ids
         self.requeue_count = headers.requeue_count
         self.rollback_count = headers.rollback_count
-        self.generation = generation_of(request)
+        self.root, self.generation = canvas.identity_of(key, request, task_id, headers.root)
         self.soft_limit: SoftLimit | None = None
         if self.has_own_soft_limit and not request.is_eager:
             self.soft_limit = current_call.soft_limit_of(request)
@@ -101,8 +96,10 @@ class TaskCall:
         #: Set if the task has replaced itself: another task has its id and its continuation.
         self.replaced: Delegate | None = None
         self.ending: BaseException | None = None
+        self.continuation: Continuation | None = None
+        self.continuation_sent = False
         #: Read now, because older versions of Celery empty `request.chain` when they send it.
-        self.continues = canvas.has_continuation(request)
+        self.continues = self.may_continue and canvas.has_continuation(request)
         self.execution: Execution | None = None
         self._request = request
         self.began_at = monotonic()
@@ -128,6 +125,11 @@ class TaskCall:
     def required_generation(self) -> int:
         """What the row has to await before this message may run; 0 if it needs no row."""
         return canvas.required_generation(self.key, self._request, self.task_id)
+
+    @property
+    def sending_ms(self) -> int | None:
+        """How long sending what follows may take; None if nothing does."""
+        return self.settings.lease_ms if self.continues else None
 
     def run(self, execution: Execution) -> Any:
         """Runs the body of the task, including ``autoretry_for`` and similar wrappers."""
@@ -181,7 +183,7 @@ class TaskCall:
     @property
     def replacement_generation(self) -> int:
         """Generation of the first message of a task that replaces this one."""
-        return (self.generation // GENERATIONS + 1) * GENERATIONS
+        return (self.generation // canvas.GENERATIONS + 1) * canvas.GENERATIONS
 
     def forget_earlier_error(self) -> None:
         """Lets the result backend forget an earlier end of this task id.
@@ -240,28 +242,14 @@ class TaskCall:
         outbox.publish(str(self.key), self.sender.app, self.task_id, messages)
 
     def replayed(self, record: Record) -> None:
-        """Lets a redelivery send its continuation only if the record does not have it as sent.
-
-        A duplicate with another task id has a continuation of its own.
-        """
+        """Sends what follows, unless another delivery of this message has sent it."""
         self.refer_to(record, replayed=True)
         self._request.idempotency_call = self
         self._request.idempotency_without_body = True
-        self.own_outcome = record.task_id == self.task_id
-        if self.own_outcome and record.continuation_sent:
-            self.own_outcome = False
+        if self.continuation is not None:
+            self.continuation.start()
+        elif self.continuation_sent:
             canvas.drop_continuation(self._request)
-
-    def is_continuing(self, record: Record) -> bool:
-        """Returns whether another delivery of this message may be sending its continuation now."""
-        return (
-            self.continues
-            and record.task_id == self.task_id
-            and not record.continuation_sent
-            and not layout.is_poisoned(record)
-            and 0 <= time.time() - record.at_ms / 1000 < CONTINUATION_SECONDS
-            and not self._request.is_eager
-        )
 
     def blocked(self, record: Record) -> None:
         """Leaves a reference to `record`, so that this task id leads to it."""
@@ -296,6 +284,7 @@ class TaskCall:
             self._request.headers,
             self.key,
             self.task_id,
+            self.root,
             self.requeue_count + 1,
             unanswered_ids,
             self.rollback_count,
@@ -364,15 +353,6 @@ def _options_of(retry: Retry) -> Mapping[str, Any]:
     """Returns the options that the message of `retry` is published with, as far as known."""
     options: Mapping[str, Any] = retry.sig.options if retry.sig else {"eta": retry.when}
     return options
-
-
-def generation_of(request: Any) -> int:
-    """Returns the number of a message among those of its task id.
-
-    A retry adds one to ``retries``. A task that replaces itself starts again, one level deeper.
-    """
-    depth = getattr(request, "replaced_task_nesting", 0) or 0
-    return int(depth) * GENERATIONS + int(request.retries or 0)
 
 
 def acknowledged(task: Task, after: str) -> bool:

@@ -14,24 +14,27 @@ message of the canvas, because the key of a call may depend on results that it d
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
+from celery import current_task
 from celery.app.task import Context
 from celery.canvas import Signature
-from celery.signals import task_failure, task_success
+from celery.signals import task_failure, task_postrun, task_success
 from celery.utils import uuid
 
-from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.events import table
-from celery_idempotent.events.report import report
-from celery_idempotent.key.key import Key
-from celery_idempotent.store import commands
+from celery_idempotent.executor.continuation import Continuation
+from celery_idempotent.key.key import ROOT_BYTES, Key, default_root
+from celery_idempotent.task import message_headers
 
-#: For each replaced key, by its name: ``fingerprint.id`` of the task that had it. If that task has
-#: a transaction: ``fingerprint:awaited:until.id``, see `commit_mark`.
+#: For each replaced key, by its name: ``fingerprint:root.id`` of the task that had it. If that task
+#: has a transaction: ``fingerprint:root:awaited:until.id``, see `commit_mark`.
 REPLACED_HEADER = "idempotency_replaced"
+#: More than the retries of any message.
+GENERATIONS = 10**9
 
 
 def has_continuation(request: Context) -> bool:
@@ -50,17 +53,69 @@ def drop_continuation(request: Context) -> None:
 
 
 @task_success.connect(weak=False)
+def mark_callbacks_sent(sender: Any, **_: Any) -> None:
+    """Writes into the record that what follows a value was sent."""
+    continuation = _continuation_of(sender)
+    if continuation is not None and continuation.follows_value:
+        continuation.sent()
+
+
 @task_failure.connect(weak=False)
-def mark_continuation_sent(sender: Any, **_: Any) -> None:
-    """Writes into the record that the continuation was sent, if the outcome is this task's own."""
+def mark_errbacks_sent(sender: Any, **_: Any) -> None:
+    """Writes into the record that what follows an error was sent.
+
+    Celery also fails a task that has returned a value, if its callbacks cannot be published.
+    """
+    continuation = _continuation_of(sender)
+    if continuation is not None and not continuation.follows_value:
+        continuation.sent()
+
+
+@task_postrun.connect(weak=False)
+def end_continuation(sender: Any, **_: Any) -> None:
+    """Lets a redelivery send what was not sent."""
+    continuation = _continuation_of(sender)
+    if continuation is not None:
+        continuation.end()
+
+
+def _continuation_of(sender: Any) -> Continuation | None:
+    """Returns the continuation of the task that runs; None if it has none, or is not ours."""
     request = getattr(sender, "request_stack", None) and sender.request_stack.top
-    call = getattr(request, "idempotency_call", None)
-    if call is None or not call.own_outcome or not call.continues:
-        return
-    try:
-        sender.idempotency_configuration.execute(commands.mark_continued(call.key, call.task_id))
-    except IdempotencyError as error:
-        report(table.MAY_CONTINUE_AGAIN, call, error=error)
+    return getattr(getattr(request, "idempotency_call", None), "continuation", None)
+
+
+def identity_of(
+    key: Key, request: Context, task_id: str, root: bytes | None = None
+) -> tuple[bytes, int]:
+    """Returns the root of a message, and its number among those of its root.
+
+    A retry adds one to ``retries``. A task that replaces itself starts again, one level deeper,
+    with the root of the message that it replaces.
+
+    Args:
+        root: in the headers of the message.
+    """
+    replaced = _read_replaced(key, request)
+    if replaced is not None and replaced.successor_id == task_id:
+        root = replaced.root
+    depth = getattr(request, "replaced_task_nesting", 0) or 0
+    generation = int(depth) * GENERATIONS + int(request.retries or 0)
+    return root or default_root(task_id), generation
+
+
+def with_root(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the headers of a publish, with a root that tells it from others under its task id.
+
+    A message that is published again has its root already. What a continuation publishes gets the
+    same one each time that the continuation is sent.
+    """
+    continuation = _continuation_of(current_task)
+    if continuation is None:
+        draw = partial(os.urandom, ROOT_BYTES)
+    else:
+        draw = partial(continuation.draw_root, task, task_id)
+    return message_headers.with_root(task, task_id, headers, draw)
 
 
 def ignores_result(sig: Signature) -> bool:
@@ -91,15 +146,18 @@ def required_generation(key: Key, request: Context, task_id: str) -> int:
     return replaced.awaited
 
 
-def mark_replaced(canvas: Signature, key: Key, request: Context, mark: str = "") -> None:
+def mark_replaced(
+    canvas: Signature, key: Key, root: bytes, request: Context, mark: str = ""
+) -> None:
     """Writes into every message of `canvas` that it replaces the task of `request` under `key`.
 
     Args:
+        root: of the replaced message.
         mark: of `commit_mark`.
     """
     # An eager task runs until the canvas has ended, so all calls in it are parts.
     successor_id = "" if request.is_eager else request.id
-    value = f"{key.fingerprint.hex()}{mark}.{successor_id}"
+    value = f"{key.fingerprint.hex()}:{root.hex()}{mark}.{successor_id}"
     replaced = {**_replaced_keys(request), str(key): value}
     nesting = (request.replaced_task_nesting or 0) + 1
     for sig in _single_tasks(canvas):
@@ -148,6 +206,7 @@ class _Replaced(NamedTuple):
     """What a message has for a key whose task it replaces; without a mark, it needs no row."""
 
     fingerprint: bytes
+    root: bytes
     successor_id: str
     awaited: int = 0
     until: int = 0
@@ -158,8 +217,8 @@ def _read_replaced(key: Key, request: Context) -> _Replaced | None:
     if not isinstance(value, str):
         return None
     marked, _, successor_id = value.partition(".")
-    fingerprint, *mark = marked.split(":")
-    return _Replaced(bytes.fromhex(fingerprint), successor_id, *map(int, mark))
+    fingerprint, root, *mark = marked.split(":")
+    return _Replaced(bytes.fromhex(fingerprint), bytes.fromhex(root), successor_id, *map(int, mark))
 
 
 def _replaced_keys(request: Context) -> Mapping[str, Any]:

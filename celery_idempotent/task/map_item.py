@@ -66,6 +66,8 @@ class MapItemCall(TaskCall):
     """
 
     has_own_soft_limit = False
+    #: The continuation of the message follows all items.
+    may_continue = False
 
     def run(self, execution: Execution) -> Any:
         """Runs the item under a request of its own, as Celery does for a plain call."""
@@ -85,10 +87,6 @@ class MapItemCall(TaskCall):
     def replayed(self, record: Record) -> None:
         """Keeps the continuation: it follows all items of the message."""
         self.refer_to(record, replayed=True)
-
-    def is_continuing(self, record: Record) -> bool:
-        """Returns False: nothing follows an item."""
-        return False
 
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
         """Publishes the whole message again; its finished items will be replayed."""

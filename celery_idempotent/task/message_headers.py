@@ -4,9 +4,10 @@
 without protection. ``idempotency_result_ttl`` is a number of seconds. Anyone who publishes by name
 may set these two. ``idempotency`` is written by this package: a message that is published again
 carries its derived key, so a deploy in between does not change the key. It is one text, because
-every publish with a reservation pays for its size:
-``message.explicit`` or ``message.explicit.key.fingerprint.requeue_count.unanswered_ids``; a
-``requeue_count`` of ``5-2`` has two requeues because of the database.
+every publish pays for its size:
+``message.explicit.root`` or ``message.explicit.root.key.fingerprint.requeue_count.unanswered_ids``;
+a ``requeue_count`` of ``5-2`` has two requeues because of the database. The root names the publish:
+it is drawn anew for each, and kept by retries and put-backs.
 
 A task may forward its headers (``child.apply_async(…, headers=self.request.headers)``), so they are
 bound to one message: ``message`` is a digest of the task's name and id, ``explicit`` a digest of
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -33,7 +34,8 @@ RESULT_TTL_HEADER = "idempotency_result_ttl"
 DERIVED_KEY_HEADER = "idempotency"
 
 _BINDING = re.compile(
-    r"([A-Za-z0-9_-]{11})\.((?:[A-Za-z0-9_-]{11})?)(?:\.(.*))?", re.ASCII | re.DOTALL
+    r"([A-Za-z0-9_-]{11})\.((?:[A-Za-z0-9_-]{11})?)\.((?:[0-9a-f]{16})?)(?:\.(.*))?",
+    re.ASCII | re.DOTALL,
 )
 _DERIVED_KEY = re.compile(
     r"(~?[A-Za-z0-9_-]{22})\.((?:[0-9a-f]{16})?)\.([0-9]{1,9})(?:-([0-9]{1,9}))?\."
@@ -56,6 +58,8 @@ class MessageHeaders:
     unprotected: bool = False
     #: Seconds; None: the task's option.
     result_ttl: float | None = None
+    #: Of the publish; empty if it has none.
+    root: bytes = b""
     #: The key that was derived when the message was published before.
     key: Key | None = None
     requeue_count: int = 0
@@ -76,17 +80,18 @@ class MessageHeaders:
         """
         if not _has_own_headers(headers):
             return NO_HEADERS
-        explicit, derived = _headers_of(task, task_id, headers)
+        explicit, root, derived = _headers_of(task, task_id, headers)
         if explicit is False:
             return cls(unprotected=True)
         result_ttl = _result_ttl_of(task, task_id, headers)
         fields = _DERIVED_KEY.fullmatch(derived)
         if fields is None:
-            return cls(explicit, result_ttl=result_ttl)
+            return cls(explicit, result_ttl=result_ttl, root=root)
         digest, fingerprint, requeue_count, rollback_count, unanswered_ids = fields.groups()
         return cls(
             explicit,
             result_ttl=result_ttl,
+            root=root,
             key=Key(task, digest, bytes.fromhex(fingerprint)),
             requeue_count=int(requeue_count),
             rollback_count=int(rollback_count or 0),
@@ -110,6 +115,16 @@ def bind(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str
     return _write(task, task_id, headers, *_headers_of(task, task_id, headers))
 
 
+def with_root(
+    task: str, task_id: str, headers: Mapping[str, Any] | None, draw: Callable[[], bytes]
+) -> dict[str, Any]:
+    """Returns bound `headers` with a root: their own, or a new one."""
+    headers = headers or {}
+    explicit, root, derived = _headers_of(task, task_id, headers)
+    text = _bound(task, task_id, explicit, root or draw(), derived)
+    return {**headers, DERIVED_KEY_HEADER: text}
+
+
 def without_keys(headers: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `headers` without those of this module."""
     return {name: value for name, value in headers.items() if name not in _OWN_HEADERS}
@@ -126,24 +141,25 @@ def with_explicit_key(
     if key is not False:
         key = message_form(task, key)
     headers = {**(headers or {}), EXPLICIT_KEY_HEADER: key}
-    _, derived = _headers_of(task, task_id, headers)
-    return _write(task, task_id, headers, key, derived)
+    _, root, derived = _headers_of(task, task_id, headers)
+    return _write(task, task_id, headers, key, root, derived)
 
 
 def with_derived_key(
     headers: Mapping[str, Any] | None,
     key: Key,
     task_id: str,
+    root: bytes,
     requeue_count: int = 0,
     unanswered_ids: bytes = b"",
     rollback_count: int = 0,
 ) -> dict[str, Any]:
-    """Returns `headers` for a message that is published again under `task_id`."""
+    """Returns `headers` for a message that is published under `task_id`, or published again."""
     headers = _without_deaths(headers or {})
-    explicit, _ = _headers_of(key.task, task_id, headers)
+    explicit, _, _ = _headers_of(key.task, task_id, headers)
     count = f"{requeue_count}-{rollback_count}" if rollback_count else f"{requeue_count}"
     derived = f"{key.digest}.{key.fingerprint.hex()}.{count}.{unanswered_ids.hex()}"
-    return _write(key.task, task_id, headers, explicit, derived)
+    return _write(key.task, task_id, headers, explicit, root, derived)
 
 
 def for_retry(
@@ -160,39 +176,39 @@ def for_retry(
     headers = headers or {}
     if new_headers is None:
         return bind(task, task_id, _without_deaths(headers))
-    explicit, _ = _headers_of(task, task_id, headers)
-    new_explicit, _ = _headers_of(task, task_id, new_headers)
+    explicit, root, _ = _headers_of(task, task_id, headers)
+    new_explicit, _, _ = _headers_of(task, task_id, new_headers)
     if new_explicit not in (None, explicit):
         raise KeyRuleError(
             f"{task}: a retry keeps the key of its call; remove idempotency_key from its headers"
         )
     if (result_ttl := _result_ttl_of(task, task_id, headers)) is not None:
         new_headers = {**new_headers, RESULT_TTL_HEADER: result_ttl}
-    return _write(task, task_id, new_headers, explicit)
+    return _write(task, task_id, new_headers, explicit, root)
 
 
 def _has_own_headers(headers: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
     return headers is not None and not _OWN_HEADERS.isdisjoint(headers)
 
 
-def _headers_of(task: str, task_id: str, headers: Mapping[str, Any]) -> tuple[Any, str]:
-    """Returns the explicit and the derived key, as far as they belong to this message.
+def _headers_of(task: str, task_id: str, headers: Mapping[str, Any]) -> tuple[Any, bytes, str]:
+    """Returns the explicit key, the root and the derived key, as far as they are this message's.
 
     Raises:
         KeyRuleError: if the explicit key cannot be used.
     """
     explicit, text = headers.get(EXPLICIT_KEY_HEADER), headers.get(DERIVED_KEY_HEADER)
     fields = _BINDING.fullmatch(text) if isinstance(text, str) else None
-    derived = ""
+    root, derived = "", ""
     if fields is not None:
-        message_digest, explicit_digest, its_derived = fields.groups()
+        message_digest, explicit_digest, its_root, its_derived = fields.groups()
         if message_digest == _digest_of_message(task, task_id):
-            derived = its_derived or ""
+            root, derived = its_root, its_derived or ""
         elif explicit_digest == _digest_of_explicit(explicit):
-            return None, ""
+            return None, b"", ""
     if explicit is not None and explicit is not False:
         explicit = message_form(task, explicit)
-    return explicit, derived
+    return explicit, bytes.fromhex(root), derived
 
 
 def _result_ttl_of(task: str, task_id: str, headers: Mapping[str, Any]) -> float | None:
@@ -213,17 +229,27 @@ def _result_ttl_of(task: str, task_id: str, headers: Mapping[str, Any]) -> float
 
 
 def _write(
-    task: str, task_id: str, headers: Mapping[str, Any], explicit: Any, derived: str = ""
+    task: str,
+    task_id: str,
+    headers: Mapping[str, Any],
+    explicit: Any,
+    root: bytes,
+    derived: str = "",
 ) -> dict[str, Any]:
     written = without_keys(headers)
     if (result_ttl := _result_ttl_of(task, task_id, headers)) is not None:
         written[RESULT_TTL_HEADER] = f"{result_ttl} {_digest_of_message(task, task_id)}"
     if explicit is not None:
         written[EXPLICIT_KEY_HEADER] = explicit
-    if explicit is not None or derived:
-        binding = f"{_digest_of_message(task, task_id)}.{_digest_of_explicit(explicit)}"
-        written[DERIVED_KEY_HEADER] = f"{binding}.{derived}" if derived else binding
+    if explicit is not None or root or derived:
+        written[DERIVED_KEY_HEADER] = _bound(task, task_id, explicit, root, derived)
     return written
+
+
+def _bound(task: str, task_id: str, explicit: Any, root: bytes, derived: str) -> str:
+    message = _digest_of_message(task, task_id)
+    binding = f"{message}.{_digest_of_explicit(explicit)}.{root.hex()}"
+    return f"{binding}.{derived}" if derived else binding
 
 
 def _digest_of_message(task: str, task_id: str) -> str:

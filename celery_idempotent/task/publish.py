@@ -77,7 +77,9 @@ def publish(
         return send(**options)
     options = {
         **options,
-        "headers": message_headers.with_derived_key(options.get("headers"), key, task_id),
+        "headers": message_headers.with_derived_key(
+            options.get("headers"), key, task_id, headers.root
+        ),
     }
     store, settings = configuration.executor.store, configuration.settings
     try:
@@ -139,7 +141,9 @@ def _reserve(
     elif error := replacement.error_of(record, settings):
         codec = configuration.executor.codec
         encoded = codec.encode_error(error, settings, key=str(key), token=record.token)
-        configuration.execute(replacement.release(key, record, settings, run_sync(encoded)))
+        configuration.execute(
+            replacement.release(key, record, reply.raw, settings, run_sync(encoded))
+        )
     else:
         return reply
     return configuration.execute(reserve)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from signal import SIGKILL
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,12 @@ from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, report
 from celery_idempotent.key.key import Key
 from celery_idempotent.printable import one_line
-from celery_idempotent.record import layout, reservation, steps
+from celery_idempotent.record import layout, reservation
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import canvas
-from celery_idempotent.task.call import acknowledged, generation_of, worker_name
+from celery_idempotent.task.call import acknowledged, worker_name
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.republish import CONTENT_TYPE
 from celery_idempotent.task.requeue import seconds_until
@@ -53,6 +54,8 @@ class IdempotentRequest(Request):
     def __init__(self, *args: Any, **options: Any) -> None:
         """Passes the content type to the pool, which Celery does for AMQP messages only."""
         super().__init__(*args, **options)
+        #: Of this process, where it sends errbacks.
+        self._execution_id = os.urandom(layout.ID_BYTES)
         properties = self.request_dict.get("properties") or {}
         if self.content_type:
             properties = {**properties, CONTENT_TYPE: self.content_type}
@@ -83,16 +86,18 @@ class IdempotentRequest(Request):
         if not (expired or revoked):
             return False
         try:
-            key = self.idempotency_key()
+            key, root, generation = self._identity()
             if key is None:
                 return False
             configuration = self.task.idempotency_configuration
-            reply = configuration.execute(commands.get(key))
-            raw = reply.raw if reply.case == "absent" else reply.raw.partition(b" ")[2]
-            if not raw:
-                return False
             store = configuration.executor.store
-            record = store.record(key, raw)
+            entry = store.record_of(key, configuration.execute(commands.get_entry(key, root)))
+            if entry is not None and generation <= entry.token:
+                return True
+            reply = configuration.execute(commands.get(key))
+            record = store.record_of(key, reply)
+            if record is None:
+                return False
             if record.task_id == self.id and record.state is State.STARTED:
                 return not revoked or record.at_ms > reply.now_ms
             if record.state.finished:
@@ -100,10 +105,10 @@ class IdempotentRequest(Request):
                     return True
                 met = store.reference(self.id)
                 return met is not None and met.replayed
-            reserved = reservation.read(record, raw)
+            reserved = reservation.read(record, reply.raw.partition(b" ")[2])
             if reserved and reserved.task_id == self.id and reserved.retry is not None:
-                return not revoked and reserved.retry > generation_of(self._context)
-            return layout.write_task_id(self.id) in steps.ended_task_ids(record.body, record.key)
+                return not revoked and reserved.retry > generation
+            return False
         except Exception as error:
             logger.warning(
                 "Cannot read the record of task %s, which is expired or revoked: it is discarded, "
@@ -175,6 +180,10 @@ class IdempotentRequest(Request):
         return result
 
     @property
+    def _continues(self) -> bool:
+        return canvas.has_continuation(self._context)
+
+    @property
     def _in_shadow(self) -> bool:
         return bool(self.task.idempotency_configuration.in_shadow)
 
@@ -184,8 +193,16 @@ class IdempotentRequest(Request):
         Raises:
             KeyRuleError: if the rule cannot derive a key from the arguments.
         """
+        return self._identity()[0]
+
+    def _identity(self) -> tuple[Key | None, bytes, int]:
+        """Returns the key of this message's record, its root and its generation.
+
+        Raises:
+            KeyRuleError: if the rule cannot derive a key from the arguments.
+        """
         context = self._context
-        key, _ = resolve_key(
+        key, headers = resolve_key(
             self.task.idempotency_configuration,
             self.id,
             context.headers,
@@ -193,8 +210,11 @@ class IdempotentRequest(Request):
             self.kwargs,
             request=context,
         )
+        if key is None:
+            return None, b"", 0
+        root, generation = canvas.identity_of(key, context, self.id, headers.root)
         runs_again = self.task.idempotency_configuration.settings.runs_again
-        return key.of_message(self.id) if key is not None and runs_again else key
+        return key.of_message(self.id) if runs_again else key, root, generation
 
     def _is_redelivered(self) -> bool:
         """Returns whether the message of a lost worker process is redelivered or retried."""
@@ -216,7 +236,7 @@ class IdempotentRequest(Request):
             Whether copies of the message get that error from now on.
         """
         try:
-            key = self.idempotency_key()
+            key, root, generation = self._identity()
             if key is None or self.worker_pid is None:
                 return False
             configuration = self.task.idempotency_configuration
@@ -235,11 +255,14 @@ class IdempotentRequest(Request):
                     key,
                     self.id,
                     worker_name(self.hostname, self.worker_pid),
+                    root=root,
                     grace_ms=round(grace * 1000),
-                    generation=generation_of(self._context),
+                    generation=generation,
                     reason=reason,
                     error=payload,
                     error_ms=settings.error_ms,
+                    execution_id=self._execution_id,
+                    sending_ms=settings.lease_ms if self._continues else None,
                 )
             )
             if reply.case == "ok":
@@ -258,12 +281,13 @@ class IdempotentRequest(Request):
 
     def _mark_errbacks_sent(self) -> None:
         """Writes into the record that Celery has sent the errbacks, in this process."""
-        if not canvas.has_continuation(self._context):
+        if not self._continues:
             return
         try:
-            key = self.idempotency_key()
+            key, root, _ = self._identity()
             assert key is not None
-            self.task.idempotency_configuration.execute(commands.mark_continued(key, self.id))
+            mark = commands.mark_continued(key, root, self._execution_id)
+            self.task.idempotency_configuration.execute(mark)
         except Exception as error:
             logger.warning(
                 "A redelivery of task %s may send its errbacks again: %s",

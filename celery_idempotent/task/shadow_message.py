@@ -45,7 +45,7 @@ def retry_options(
         headers = message_headers.for_retry(
             task.name, request.id, request.headers, options.get("headers")
         )
-        headers = message_headers.with_derived_key(headers, call.key, request.id)
+        headers = message_headers.with_derived_key(headers, call.key, request.id, call.root)
     except IdempotencyError as error:
         logger.debug("%s: in shadow: the retry has no key: %s", call.key, error)
         return options

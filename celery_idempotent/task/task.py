@@ -270,6 +270,8 @@ class IdempotentTask(BackendResultTask):
         except KeyRuleError as error:
             publish.refuse(self, task_id, "", error)
             raise
+        if self.idempotency_configuration.settings.enabled:
+            options["headers"] = canvas.with_root(self.name, task_id, options.get("headers"))
         options |= {"link": link, "link_error": link_error}
         send = partial(super().apply_async, args, kwargs, task_id, producer, shadow=shadow)
         return publish.publish(self, args, kwargs, task_id, options, send, has_own_id=has_own_id)
@@ -350,7 +352,7 @@ class IdempotentTask(BackendResultTask):
         if MessageHeaders.read(self.name, request.id, new_headers).key is None:
             headers = message_headers.for_retry(self.name, request.id, request.headers, new_headers)
             if call is not None:
-                headers = message_headers.with_derived_key(headers, call.key, request.id)
+                headers = message_headers.with_derived_key(headers, call.key, request.id, call.root)
             options["headers"] = headers
         options = republish.adapt_to_delayed_delivery(self.app, request.delivery_info, options)
         signature = super().signature_from_request(request, *args, **options)
@@ -383,7 +385,7 @@ class IdempotentTask(BackendResultTask):
         mark = ""
         if call.settings.transaction is not None and not self.idempotency_configuration.in_shadow:
             mark = canvas.commit_mark(call.replacement_generation, call.settings.result_ttl)
-        canvas.mark_replaced(sig, call.key, self.request, mark)
+        canvas.mark_replaced(sig, call.key, call.root, self.request, mark)
         last = canvas.last_signature(sig)
         reports_result = (
             last is None or not canvas.ignores_result(last) or completes_key(self, last, call.key)

@@ -17,6 +17,8 @@ from celery_idempotent.testing.isolation import isolated_stores
 from celery_idempotent.testing.server import RedisServer
 
 _CRASHED_TASK = "crashed-task"
+#: Of no message.
+_NO_ROOT = bytes(8)
 
 
 @cache
@@ -78,7 +80,7 @@ class IsolatedRecords:
             raise AssertionError(f"{task.name} is {state} for these arguments: it has no lease")
         key = _record_key(task, record.task_id, args, kwargs)
         task.idempotency_configuration.execute(
-            commands.abandon(key, record.task_id, record.worker, grace_ms=0)
+            commands.abandon(key, record.task_id, record.worker, root=_NO_ROOT, grace_ms=0)
         )
 
     def crash(self, task: IdempotentTask, *args: Any, **kwargs: Any) -> None:
@@ -92,9 +94,10 @@ class IsolatedRecords:
         reply = task.idempotency_configuration.execute(
             commands.begin(
                 key,
-                execution_id=b"crashed execution",
+                execution_id=b"crashed.",
                 unanswered_ids=b"",
                 task_id=_CRASHED_TASK,
+                root=_NO_ROOT,
                 worker="crashed-worker/0",
                 lease_ms=settings.lease_ms,
                 retention_ms=settings.result_ms,

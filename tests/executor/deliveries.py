@@ -88,8 +88,9 @@ def begin_elsewhere(task: IdempotentTask, order: str) -> Reply:
     return task.idempotency_configuration.execute(
         commands.begin(
             task.idempotency_key_of(order),
-            execution_id=b"the other",
+            execution_id=b"another!",
             unanswered_ids=b"",
+            root=bytes(8),
             task_id="the other",
             worker="elsewhere/1",
             lease_ms=60_000,

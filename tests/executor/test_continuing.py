@@ -6,15 +6,19 @@ from collections.abc import Callable
 
 import pytest
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 from celery_idempotent import IdempotentTask
+from celery_idempotent.key.key import default_root
 from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.store import commands
-from celery_idempotent.task import call
+from celery_idempotent.task.message_headers import MessageHeaders
 from tests.executor.deliveries import Deliveries, End
 
 Make = Callable[..., IdempotentTask]
+
+ANOTHER = b"another!"
 
 
 def never(task: IdempotentTask) -> None:
@@ -22,23 +26,27 @@ def never(task: IdempotentTask) -> None:
 
 
 class Copy:
-    """A message with a callback and an errback, whose outcome another delivery has stored."""
+    """A message with a callback, whose outcome another delivery has stored."""
 
     def __init__(self, task: Make, app: Celery) -> None:
         self.task = task(never)
         self.app = app
         self.deliveries = Deliveries(app, self.task)
         report = app.signature("report", immutable=True, queue="reports")
-        self.message = self.deliveries.publish(link=report, link_error=report)
+        self.message = self.deliveries.publish(link=report)
         self.key = self.task.idempotency_key_of()
+        headers = MessageHeaders.read(self.task.name, self.message.id, self.message.request_dict)
+        self.root = headers.root
         self._execute = self.task.idempotency_configuration.execute
 
     def complete(self) -> None:
+        assert self.root not in (b"", default_root(self.message.id)), "the publish has drawn a root"
         begin = commands.begin(
             self.key,
-            execution_id=b"another delivery",
+            execution_id=ANOTHER,
             unanswered_ids=b"",
             task_id=self.message.id,
+            root=self.root,
             worker="here/1",
             lease_ms=60_000,
             retention_ms=60_000,
@@ -47,10 +55,16 @@ class Copy:
         )
         token = layout.begun(self._execute(begin).raw).token
         payload = Payload("json", b"1")
-        assert self._execute(commands.complete(self.key, token, payload, 60_000)).case == "ok"
+        complete = commands.complete(self.key, token, payload, 60_000, sending_ms=60_000)
+        assert self._execute(complete).case == "ok"
 
     def mark(self) -> None:
-        self._execute(commands.mark_continued(self.key, self.message.id))
+        self._execute(commands.mark_continued(self.key, self.root, ANOTHER))
+
+    def die(self) -> None:
+        """Ends the lease of the other delivery, as its parent does."""
+        abandon = commands.abandon(self.key, self.message.id, "here/1", root=self.root, grace_ms=0)
+        assert self._execute(abandon).case == "sending"
 
     def deliver(self) -> End:
         return self.deliveries.deliver(self.message)
@@ -73,22 +87,40 @@ def test_is_requeued_and_sends_none(task: Make, broker_app: Celery) -> None:
     assert copy.reports() == 0
 
 
-def test_sends_it_if_the_other_one_has_died(
-    task: Make, broker_app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sends_it_once_if_the_other_one_has_died(task: Make, broker_app: Celery) -> None:
     copy = Copy(task, broker_app)
     copy.complete()
-    monkeypatch.setattr(call, "CONTINUATION_SECONDS", 0)
+    copy.die()
+
+    assert [copy.deliver().state, copy.deliver().state] == ["success"] * 2
+    assert copy.reports() == 1
+
+
+def test_sends_it_at_once_if_the_last_one_could_not(
+    task: Make, broker_app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery fails a task whose callback cannot be published."""
+    copy = Copy(task, broker_app)
+    copy.complete()
+    copy.die()
+    with monkeypatch.context() as patch:
+        patch.setattr(broker_app.amqp, "send_task_message", _refuse)
+        assert copy.deliver().state == "failure"
+    assert copy.reports() == 0
 
     assert copy.deliver().state == "success"
     assert copy.reports() == 1
 
 
-def test_a_duplicate_sends_its_own(task: Make, broker_app: Celery) -> None:
+def _refuse(*_: object, **__: object) -> None:
+    raise OperationalError("the broker is away")
+
+
+def test_a_duplicate_sends_its_own_once(task: Make, broker_app: Celery) -> None:
     copy = Copy(task, broker_app)
     copy.complete()
     report = broker_app.signature("report", immutable=True, queue="reports")
     copy.message = copy.deliveries.publish(link=report)
 
-    assert copy.deliver().state == "success"
+    assert [copy.deliver().state, copy.deliver().state] == ["success"] * 2
     assert copy.reports() == 1

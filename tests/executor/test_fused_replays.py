@@ -178,12 +178,18 @@ def test_other_calls_are_left_to_celery(server: RedisServer, offer: Offer, case:
     deliveries = offer(idempotency_fused_completion=case != "off")
     deliveries.deliver(deliveries.publish("order"))
     link = deliveries.task.si("next") if case == "callback" else None
+    deliveries.deliver(deliveries.publish("order", link=link))  # loads the scripts
+    while deliveries.next() is not None:
+        pass  # what followed it
     duplicate = deliveries.publish("order", link=link)
 
     sent = sent_by_duplicate(server, deliveries, duplicate)
 
-    assert sent[:1] + sent[-5:] == ["EVALSHA", *WRITTEN_BY_CELERY]
-    assert sent.count("EVALSHA") == 1
+    # The mark that its continuation was sent comes last.
+    marks = 1 if case == "callback" else 0
+    assert sent[len(sent) - marks :] == ["EVALSHA"] * marks
+    assert sent[:1] + sent[: len(sent) - marks][-5:] == ["EVALSHA", *WRITTEN_BY_CELERY]
+    assert sent.count("EVALSHA") == 1 + marks
 
 
 def test_an_error_is_left_to_celery(server: RedisServer, offer: Offer) -> None:

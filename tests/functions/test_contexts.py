@@ -195,7 +195,9 @@ def test_a_completion_after_a_takeover_is_rejected(
             assert record is not None
             run_sync(
                 idem.executor.store.execute(
-                    commands.abandon(idem.key_of(key), record.task_id, record.worker, grace_ms=0)
+                    commands.abandon(
+                        idem.key_of(key), record.task_id, record.worker, root=bytes(8), grace_ms=0
+                    )
                 )
             )
             async with open_context(key) as successor:

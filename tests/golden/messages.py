@@ -10,6 +10,7 @@ from celery.app.task import Context
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib.wsgi import IdempotencyMiddleware, anonymous
 from celery_idempotent.doctor import key_changes, key_snapshot
+from celery_idempotent.key.key import default_root
 from celery_idempotent.task import canvas, message_headers
 from celery_idempotent.task.message_headers import MessageHeaders
 from tests.golden.cases import Case
@@ -29,7 +30,9 @@ def put_back(shop: Shop) -> dict[str, Any]:
     """Returns the headers of a message that was put back, with a key that its arguments lack."""
     key = shop.tasks["charge"].idempotency_key_of("2", 500)
     shop.tasks["charge"].apply(("2", 500))
-    return message_headers.with_derived_key({"mine": 1}, key, FIRST, 3, b"\xff" * 16)
+    return message_headers.with_derived_key(
+        {"mine": 1}, key, FIRST, default_root(FIRST), 3, b"\xff" * 16
+    )
 
 
 def is_put_back(shop: Shop, kept: Any) -> None:
@@ -84,7 +87,7 @@ def replace(shop: Shop) -> dict[str, Any]:
     """Returns the headers of the messages of a canvas that replaces a running task."""
     sig = shop.tasks["charge"].s("1", 500)
     context = Context(id=FIRST, headers={}, is_eager=False)
-    canvas.mark_replaced(sig, shop.record("charge").key, context)
+    canvas.mark_replaced(sig, shop.record("charge").key, default_root(FIRST), context)
     headers: dict[str, Any] = sig.options["headers"]
     return headers
 

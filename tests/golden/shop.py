@@ -20,7 +20,8 @@ from tests.store.record_harness import RecordHarness
 LONG_MS = 50 * 365 * 86_400_000
 
 ENCRYPTION_KEY = "JQvRuzFRiXXXMeDWNCeGNyDEhKVXHL5AATyB7wOlrmg="
-VALUE = {"order": "1", "amount": 500, "part": ["booked", "1"]}
+#: Long enough to be compressed.
+VALUE = {"order": "1", "amount": 500, "part": ["booked", "1"], "note": "gift " * 210}
 
 _COMPRESSED = {"idempotency_compression": "gzip"}
 _ENCRYPTED = {"idempotency_encryption_keys": (ENCRYPTION_KEY,)}
@@ -84,7 +85,7 @@ class Shop:
             self.runs.append(attempt)
             if amount < 0:
                 raise ValueError(order, amount)
-            return {"order": order, "amount": amount, "part": part}
+            return {**VALUE, "order": order, "amount": amount, "part": part}
 
         return self.app.task(
             body,

@@ -81,13 +81,16 @@ class Shop:
         store = task.idempotency_configuration.executor.store
         task_id, worker = f"task-of-{key.digest}", "celery@here/4711"
         for number in range(attempt):
-            run_sync(store.execute(commands.abandon(key, task_id, worker, grace_ms=0)))
+            run_sync(
+                store.execute(commands.abandon(key, task_id, worker, root=bytes(8), grace_ms=0))
+            )
             begun = run_sync(
                 store.execute(
                     commands.begin(
                         key,
-                        execution_id=b"%016d" % number,
+                        execution_id=b"%08d" % number,
                         unanswered_ids=b"",
+                        root=bytes(8),
                         task_id=task_id,
                         worker=worker,
                         lease_ms=lease_ms or 60_000,
@@ -99,7 +102,9 @@ class Shop:
             )
             assert begun.case == "begun"
         if lease_ms == 0:
-            run_sync(store.execute(commands.abandon(key, task_id, worker, grace_ms=0)))
+            run_sync(
+                store.execute(commands.abandon(key, task_id, worker, root=bytes(8), grace_ms=0))
+            )
         return key
 
 

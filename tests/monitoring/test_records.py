@@ -102,12 +102,18 @@ def test_a_released_key_that_holds_only_an_error_is_not_listed(shop: Shop) -> No
     run_sync(
         store.execute(
             commands.release(
-                key, record.token, hold_ms=0, retention_ms=1, error=error, error_ms=60_000
+                key,
+                record.token,
+                hold_ms=0,
+                retention_ms=1,
+                root=bytes(8),
+                error=error,
+                error_ms=60_000,
             )
         )
     )
 
-    assert shop.client.exists(store.name(key))
+    assert shop.client.exists(store.name(key.entry(bytes(8))))
     assert list_records(shop) == []
     assert "is absent" in shop.celery("show", str(key), code=1)
     assert shop.json("stats", "--timeout", "0")["tasks"] == {}

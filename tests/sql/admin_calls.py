@@ -221,8 +221,9 @@ def running() -> list[Any]:
     store = charge.idempotency_configuration.executor.store
     begin = commands.begin(
         case.key,
-        execution_id=b"%016d" % 1,
+        execution_id=b"%08d" % 1,
         unanswered_ids=b"",
+        root=bytes(8),
         task_id="running",
         worker="celery@here/1",
         lease_ms=60_000,

@@ -34,8 +34,9 @@ def poison(executor: Executor, key: Key) -> None:
     begin = commands.begin(
         key,
         label="",
-        execution_id=b"0" * 16,
+        execution_id=b"0" * 8,
         unanswered_ids=b"",
+        root=bytes(8),
         task_id="dead",
         generation=0,
         worker="",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import redis
 
-from celery_idempotent.key.key import Key
+from celery_idempotent.key.key import Key, default_root
 from celery_idempotent.record import layout, steps
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
@@ -25,7 +25,8 @@ NO_ARGUMENTS = Key(KEY.task, KEY.digest, b"")
 
 FIRST = "11111111-1111-4111-8111-111111111111"
 SECOND = "22222222-2222-4222-8222-222222222222"
-OWNER = b"16 bytes of name"
+#: Execution ids.
+OWNER = b"8 bytes."
 WORKER = "celery@host/4711"
 OTHER_WORKER = "celery@host/4712"
 
@@ -112,7 +113,9 @@ class RecordHarness:
         execution_id: bytes | None = None,
         unanswered_ids: bytes = b"",
         task_id: str = FIRST,
+        root: bytes = b"",
         generation: int = 0,
+        continues: bool = False,
         worker: str = WORKER,
         lease_ms: int = LEASE_MS,
         max_attempts: int = 5,
@@ -126,10 +129,12 @@ class RecordHarness:
                     commands.begin(
                         key or self.key,
                         label=label,
-                        execution_id=execution_id or os.urandom(16),
+                        execution_id=execution_id or os.urandom(8),
                         unanswered_ids=unanswered_ids,
                         task_id=task_id,
+                        root=root or default_root(task_id),
                         generation=generation,
+                        continues=continues,
                         worker=worker,
                         lease_ms=lease_ms,
                         retention_ms=RETENTION_MS,
@@ -148,16 +153,22 @@ class RecordHarness:
         result: Payload = RESULT,
         *,
         backend_result: BackendResult | None = None,
+        sending_ms: int | None = None,
     ) -> RecordReply:
-        command = commands.complete(self.key, token, result, RETENTION_MS, backend_result)
+        command = commands.complete(
+            self.key, token, result, RETENTION_MS, backend_result, sending_ms=sending_ms
+        )
         return self._answer(run_sync(self.store.execute(command)))
 
-    def fail(self, token: int, error: Payload = ERROR) -> RecordReply:
-        return self._answer(
-            run_sync(self.store.execute(commands.fail(self.key, token, error, ERROR_MS)))
-        )
+    def fail(
+        self, token: int, error: Payload = ERROR, *, sending_ms: int | None = None
+    ) -> RecordReply:
+        command = commands.fail(self.key, token, error, ERROR_MS, sending_ms=sending_ms)
+        return self._answer(run_sync(self.store.execute(command)))
 
-    def release(self, token: int, hold_ms: int = 0, generation: int = 0) -> RecordReply:
+    def release(
+        self, token: int, hold_ms: int = 0, generation: int = 0, task_id: str = FIRST
+    ) -> RecordReply:
         return self._answer(
             run_sync(
                 self.store.execute(
@@ -166,6 +177,7 @@ class RecordHarness:
                         token,
                         hold_ms=hold_ms,
                         retention_ms=RETENTION_MS,
+                        root=default_root(task_id),
                         generation=generation,
                     )
                 )
@@ -173,9 +185,17 @@ class RecordHarness:
         )
 
     def end_with_error(
-        self, token: int, error: Payload = ERROR, *, generation: int = 0, error_ms: int = ERROR_MS
+        self,
+        token: int,
+        error: Payload = ERROR,
+        *,
+        task_id: str = FIRST,
+        root: bytes = b"",
+        generation: int = 0,
+        error_ms: int = ERROR_MS,
+        sending_ms: int | None = None,
     ) -> RecordReply:
-        """Release the key and store the error for its task id."""
+        """Release the key and store the error for the message."""
         return self._answer(
             run_sync(
                 self.store.execute(
@@ -184,9 +204,11 @@ class RecordHarness:
                         token,
                         hold_ms=0,
                         retention_ms=RETENTION_MS,
+                        root=root or default_root(task_id),
                         generation=generation,
                         error=error,
                         error_ms=error_ms,
+                        sending_ms=sending_ms,
                     )
                 )
             )
@@ -212,10 +234,19 @@ class RecordHarness:
             )
         )
 
-    def mark_continued(self, task_id: str = FIRST) -> RecordReply:
-        return self._answer(
-            run_sync(self.store.execute(commands.mark_continued(self.key, task_id)))
-        )
+    def mark_continued(self, execution_id: bytes = OWNER, task_id: str = FIRST) -> RecordReply:
+        command = commands.mark_continued(self.key, default_root(task_id), execution_id)
+        return self._answer(run_sync(self.store.execute(command)))
+
+    def renew_continuation(
+        self, execution_id: bytes = OWNER, lease_ms: int = LEASE_MS, task_id: str = FIRST
+    ) -> RecordReply:
+        """Extend the lease of a continuation; 0 ends it."""
+        root = default_root(task_id)
+        extension = Extension(self.key, 0, lease_ms, RETENTION_MS, root, execution_id)
+        (reply,) = run_sync(self.store.extend([extension]))
+        assert isinstance(reply, Reply)
+        return self._answer(reply)
 
     def abandon(
         self,
@@ -224,6 +255,8 @@ class RecordHarness:
         grace_ms: int = 0,
         reason: str = "",
         error: Payload | None = None,
+        root: bytes = b"",
+        sending_ms: int | None = None,
     ) -> RecordReply:
         return self._answer(
             run_sync(
@@ -232,10 +265,13 @@ class RecordHarness:
                         self.key,
                         task_id,
                         worker,
+                        root=root or default_root(task_id),
                         grace_ms=grace_ms,
                         reason=reason,
                         error=error,
                         error_ms=ERROR_MS,
+                        execution_id=OWNER,
+                        sending_ms=sending_ms,
                     )
                 )
             )
@@ -275,7 +311,8 @@ class RecordHarness:
 
     def held_for_retry(self, task_id: str = FIRST, hold_ms: int = HOLD_MS) -> Record:
         """Return a record that is RESERVED for a retry."""
-        assert self.release(self.started(task_id=task_id).token, hold_ms).case == "ok"
+        token = self.started(task_id=task_id).token
+        assert self.release(token, hold_ms, task_id=task_id).case == "ok"
         return self.record()
 
     def completed(self, **begin: Any) -> Record:
@@ -284,6 +321,18 @@ class RecordHarness:
 
     def failed(self, **begin: Any) -> Record:
         assert self.fail(self.started(**begin).token).case == "ok"
+        return self.record()
+
+    def sending(self, **begin: Any) -> Record:
+        """Return an outcome whose continuation the execution `OWNER` is sending."""
+        begin = {"execution_id": OWNER, "continues": True, **begin}
+        assert self.complete(self.started(**begin).token, sending_ms=LEASE_MS).case == "ok"
+        return self.record()
+
+    def sending_error(self, **begin: Any) -> Record:
+        """Return a stored error whose errbacks the execution `OWNER` is sending."""
+        begin = {"execution_id": OWNER, "continues": True, **begin}
+        assert self.fail(self.started(**begin).token, sending_ms=LEASE_MS).case == "ok"
         return self.record()
 
     def poisoned(self) -> Record:
@@ -315,6 +364,11 @@ class RecordHarness:
     @property
     def steps(self) -> dict[str, tuple[str, bytes]]:
         return steps.read(self.record().body, str(self.key))
+
+    def entry(self, task_id: str = FIRST, root: bytes = b"") -> Record | None:
+        """Return the entry of a message."""
+        key = self.key.entry(root or default_root(task_id))
+        return run_sync(self.store.get(key))
 
     def left_ms(self) -> int:
         """Return the remaining time to live of the record."""

@@ -60,8 +60,9 @@ def run_story(story: Story, url: str, **config: Any) -> Any:
 def begin() -> Command:
     return commands.begin(
         KEY,
-        execution_id=os.urandom(16),
+        execution_id=os.urandom(8),
         unanswered_ids=b"",
+        root=bytes(8),
         task_id=FIRST,
         worker=WORKER,
         lease_ms=LEASE_MS,

@@ -70,7 +70,7 @@ class TestStarted:
         assert harness.record() == running
 
     def test_the_same_execution_gets_the_same_reply_again(self, harness: RecordHarness) -> None:
-        execution_id = os.urandom(16)
+        execution_id = os.urandom(8)
         first = harness.started(execution_id=execution_id)
 
         again = harness.begin(execution_id=execution_id)
@@ -82,7 +82,7 @@ class TestStarted:
     def test_the_same_execution_gets_the_same_reply_after_its_lease(
         self, harness: RecordHarness
     ) -> None:
-        execution_id = os.urandom(16)
+        execution_id = os.urandom(8)
         first = harness.expired(execution_id=execution_id)
 
         again = harness.begin(execution_id=execution_id)
@@ -95,7 +95,7 @@ class TestUnansweredBegin:
     """A message that is retried carries the execution ids of begins without a reply."""
 
     def test_is_continued_at_once_without_counting_an_attempt(self, harness: RecordHarness) -> None:
-        execution_id = os.urandom(16)
+        execution_id = os.urandom(8)
         unanswered = harness.started(execution_id=execution_id)
 
         reply = harness.begin(unanswered_ids=execution_id)
@@ -105,7 +105,7 @@ class TestUnansweredBegin:
         assert reply.token > unanswered.token
 
     def test_is_found_among_several(self, harness: RecordHarness) -> None:
-        owners = [os.urandom(16) for _ in range(5)]
+        owners = [os.urandom(8) for _ in range(5)]
         harness.started(execution_id=owners[2])
 
         assert harness.begin(unanswered_ids=b"".join(owners)).case == "begun"
@@ -116,25 +116,25 @@ class TestUnansweredBegin:
         assert harness.begin(unanswered_ids=os.urandom(80)).case == "held"
 
     def test_that_reaches_redis_late_cannot_complete(self, harness: RecordHarness) -> None:
-        execution_id = os.urandom(16)
+        execution_id = os.urandom(8)
         unanswered = harness.started(execution_id=execution_id)
         harness.started(unanswered_ids=execution_id)
 
         assert harness.complete(unanswered.token).case == "lost"
 
     def test_does_not_use_up_attempts(self, harness: RecordHarness) -> None:
-        execution_id = os.urandom(16)
+        execution_id = os.urandom(8)
         harness.started(execution_id=execution_id, max_attempts=1)
 
         assert harness.begin(unanswered_ids=execution_id, max_attempts=1).case == "begun"
 
     def test_does_not_continue_an_abandoned_execution(self, harness: RecordHarness) -> None:
         # An abandoned record has no execution id, and every text contains the empty one.
-        execution_id = os.urandom(16)
+        execution_id = os.urandom(8)
         harness.started(execution_id=execution_id)
         harness.abandon(grace_ms=LEASE_MS)
 
-        assert harness.begin(unanswered_ids=os.urandom(16)).case == "held"
+        assert harness.begin(unanswered_ids=os.urandom(8)).case == "held"
 
 
 class TestExpired:
@@ -225,11 +225,11 @@ class TestFinished:
         assert harness.left_ms() <= left
 
     def test_stays_finished_after_its_continuation_was_sent(self, harness: RecordHarness) -> None:
-        harness.completed()
+        harness.sending()
         harness.mark_continued()
 
-        assert harness.begin().case == "finished"
-        assert harness.begin().stored.continuation_sent
+        assert harness.begin(continues=True).case == "sent"
+        assert not harness.begin(continues=True).stored.sending
 
 
 class TestReserved:

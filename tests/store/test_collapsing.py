@@ -135,4 +135,4 @@ class TestCollapsing:
         collapsing.second.publish()
 
         assert collapsing.waits
-        assert collapsing.errors() == []
+        assert collapsing.steps() == []

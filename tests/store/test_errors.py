@@ -1,4 +1,4 @@
-"""An error of one task id, not of the key: copies of its message get it, others run."""
+"""An error of one message, not of the key: copies of that message get it, others run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.record import steps
+from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.key.key import default_root
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
 from celery_idempotent.store.run_sync import run_sync
@@ -18,6 +19,7 @@ from tests.store.record_harness import (
     LEASE_MS,
     OTHER_ARGUMENTS,
     OTHER_WORKER,
+    OWNER,
     RETENTION_MS,
     SECOND,
     WORKER,
@@ -28,6 +30,8 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.core
 
 THIRD = "33333333-3333-4333-8333-333333333333"
+#: Another execution id.
+THIS = b"another!"
 LATE = Payload("json", b'{"exc_type": "TimeoutError"}')
 
 
@@ -51,10 +55,9 @@ class TestCopyOfTheMessage:
 
         reply = harness.begin()
 
-        assert reply.case == "finished"
+        assert reply.case == "sent"
         assert (reply.stored.state, reply.stored.task_id) == (State.FAILED, FIRST)
         assert (reply.stored.format, reply.stored.body) == (ERROR.format, ERROR.body)
-        assert not reply.stored.continuation_sent
         assert harness.raw == before
 
     @either
@@ -65,7 +68,7 @@ class TestCopyOfTheMessage:
         successor = harness.started(task_id=SECOND)
         assert harness.begin().stored.body == ERROR.body
 
-        harness.end_with_error(successor.token, LATE)
+        harness.end_with_error(successor.token, LATE, task_id=SECOND)
 
         assert harness.begin().stored.body == ERROR.body
         assert harness.begin(task_id=SECOND).stored.body == LATE.body
@@ -78,54 +81,52 @@ class TestCopyOfTheMessage:
         ended(harness)
         harness.started(task_id=SECOND, key=OTHER_ARGUMENTS)
 
-        assert harness.begin().case == "finished"
+        assert harness.begin().case == "sent"
 
-    def test_gets_the_outcome_once_there_is_one(self, harness: RecordHarness) -> None:
+    def test_gets_it_after_another_message_has_the_outcome(self, harness: RecordHarness) -> None:
         by_release(harness)
         harness.complete(harness.started(task_id=SECOND).token)
 
-        reply = harness.begin()
+        assert harness.begin().stored.body == ERROR.body
+        assert harness.begin(task_id=THIRD).stored.state is State.COMPLETED
 
-        assert (reply.case, reply.stored.state) == ("finished", State.COMPLETED)
-
-    def test_learns_that_the_continuation_was_sent(self, harness: RecordHarness) -> None:
-        by_release(harness)
-
-        assert harness.mark_continued(SECOND).case == "lost"
-        assert harness.mark_continued().case == "ok"
-        assert harness.mark_continued().case == "ok"
+    def test_sends_the_errbacks_if_the_sender_has_died(self, harness: RecordHarness) -> None:
+        running = harness.started(execution_id=OWNER, continues=True)
+        harness.end_with_error(running.token, sending_ms=LEASE_MS)
         harness.started(task_id=SECOND)
 
-        assert harness.begin().stored.continuation_sent
-
-    def test_learns_it_though_another_execution_has_begun(self, harness: RecordHarness) -> None:
-        by_release(harness)
-        running = harness.started(task_id=SECOND)
-
-        assert harness.mark_continued().case == "ok"
-        assert harness.begin().stored.continuation_sent
-        assert harness.record().token == running.token
+        assert harness.begin(continues=True).case == "held"
+        harness.abandon()
+        assert harness.begin(execution_id=THIS, continues=True).case == "finished"
+        assert harness.begin(continues=True).case == "held"
+        assert harness.mark_continued().case == "lost"
+        assert harness.mark_continued(THIS).case == harness.mark_continued(THIS).case == "ok"
+        assert harness.begin(continues=True).case == "sent"
 
     def test_of_an_earlier_message_gets_it_and_a_later_message_runs(
         self, harness: RecordHarness
     ) -> None:
         harness.end_with_error(harness.started(generation=2).token, generation=2)
 
-        assert harness.begin(generation=1).case == "finished"
-        assert harness.begin(generation=2).case == "finished"
+        assert harness.begin(generation=1).case == "sent"
+        assert harness.begin(generation=2).case == "sent"
         assert harness.begin(generation=3).case == "begun"
 
 
-class TestOtherTaskIds:
+class TestOtherMessages:
     @either
     def test_begin(self, harness: RecordHarness, ended: Any) -> None:
         ended(harness)
-        last = harness.record().token
 
-        reply = harness.begin(task_id=SECOND)
+        assert harness.begin(task_id=SECOND).case == "begun"
 
-        assert reply.case == "begun"
-        assert reply.token > last
+    @either
+    def test_begin_with_the_same_task_id(self, harness: RecordHarness, ended: Any) -> None:
+        """A second publish."""
+        ended(harness)
+
+        assert harness.begin(root=b"another!").case == "begun"
+        assert harness.begin().stored.body == ERROR.body
 
     @either
     def test_may_have_other_arguments(self, harness: RecordHarness, ended: Any) -> None:
@@ -154,41 +155,19 @@ class TestOtherTaskIds:
         harness.release(running.token)
 
         assert run_sync(harness.store.get(harness.key)) is None
-        assert harness.begin().case == "finished"
+        assert harness.begin().case == "sent"
         assert harness.begin(task_id=SECOND).case == "begun"
 
     def test_whose_reservation_expired_leave_no_fingerprint(self, harness: RecordHarness) -> None:
-        by_release(harness)
-        harness.reserve(SECOND, hold_ms=1)
-        eventually(lambda: harness.now_ms() >= harness.record().at_ms)
+        by_a_death(harness)
+        harness.reserve(SECOND)
+        harness.reserve(SECOND, hold_ms=0)
 
         assert harness.begin(task_id=THIRD, key=OTHER_ARGUMENTS).case == "begun"
 
 
-class TestExplicitPublish:
-    """A publish of the same task id, under a reservation."""
-
-    def test_runs(self, harness: RecordHarness) -> None:
-        by_release(harness)
-
-        assert harness.reserve().case == "reserved"
-        running = harness.begin()
-        assert running.case == "begun"
-        assert harness.begin().case == "held"
-        assert harness.complete(running.token).case == "ok"
-
-    def test_that_is_released_keeps_the_error(self, harness: RecordHarness) -> None:
-        by_release(harness)
-        harness.reserve()
-
-        harness.reserve(hold_ms=0)
-
-        assert run_sync(harness.store.get(harness.key)) is None
-        assert harness.begin().case == "finished"
-
-
-class TestRecordOfErrors:
-    def test_belongs_to_no_task_id(self, harness: RecordHarness) -> None:
+class TestEntry:
+    def test_is_left_once(self, harness: RecordHarness) -> None:
         running = harness.started()
 
         assert harness.end_with_error(running.token).case == "ok"
@@ -199,53 +178,46 @@ class TestRecordOfErrors:
             assert refused(running.token).case == "lost"
         assert harness.raw == before
 
-    def test_expires_with_the_retention_of_errors(self, harness: RecordHarness) -> None:
-        by_release(harness)
+    def test_is_not_left_without_the_lease(self, harness: RecordHarness) -> None:
+        frozen = harness.expired()
+        harness.started(task_id=SECOND)
 
-        assert ERROR_MS - 5000 < harness.left_ms() <= ERROR_MS
+        assert harness.end_with_error(frozen.token).case == "lost"
+        assert harness.entry() is None
 
-    def test_expires_with_the_retention_of_steps(self, harness: RecordHarness) -> None:
-        running = harness.started()
-        harness.save_step(running.token)
+    @either
+    def test_expires_with_the_retention_of_errors(self, harness: RecordHarness, ended: Any) -> None:
+        ended(harness)
 
-        harness.end_with_error(running.token)
+        left = harness.client.pttl(harness.store.name(harness.key.entry(default_root(FIRST))))
+        assert ERROR_MS - 5000 < left <= ERROR_MS
 
-        assert RETENTION_MS - 5000 < harness.left_ms() <= RETENTION_MS
-
-    def test_expires_with_the_retention_of_errors_if_that_of_steps_is_shorter(
-        self, harness: RecordHarness
-    ) -> None:
-        running = harness.started()
-        harness.save_step(running.token)
-
-        harness.end_with_error(running.token, error_ms=2 * RETENTION_MS)
-
-        assert 2 * RETENTION_MS - 5000 < harness.left_ms() <= 2 * RETENTION_MS
-
-    def test_keeps_finished_steps_for_the_next_execution(self, harness: RecordHarness) -> None:
+    def test_leaves_finished_steps_for_the_next_execution(self, harness: RecordHarness) -> None:
         running = harness.started()
         harness.save_step(running.token)
         harness.end_with_error(running.token)
 
         assert harness.state is State.RESERVED
+        assert RETENTION_MS - 5000 < harness.left_ms() <= RETENTION_MS
         assert harness.steps == {"reserve": ("json", b'"r-1"')}
-        assert harness.begin().case == "finished"
+        assert harness.begin().case == "sent"
         assert harness.begin(task_id=SECOND, key=OTHER_ARGUMENTS).case == "reused"
         successor = harness.started(task_id=SECOND)
         harness.save_step(successor.token, "ship", b"2")
         assert harness.steps == {"reserve": ("json", b'"r-1"'), "ship": ("json", b"2")}
 
-    def test_drops_the_oldest_error_beyond_its_limit(self, harness: RecordHarness) -> None:
-        large = Payload("json", b"x" * 7_000)
-        ids = [FIRST, SECOND, THIRD, "4"]
-        for task_id in ids:
-            harness.end_with_error(harness.started(task_id=task_id).token, large)
+    def test_that_is_damaged_is_corrupt(self, harness: RecordHarness) -> None:
+        name = harness.store.name(harness.key.entry(default_root(FIRST)))
+        harness.client.set(name, "damaged", px=RETENTION_MS)
 
-        kept = steps.errors(harness.record().body, "key")
+        with pytest.raises(CorruptRecordError):
+            harness.begin()
 
-        assert kept == [tuple(large)] * 3
-        assert [harness.begin(task_id=task_id).case for task_id in ids[1:]] == ["finished"] * 3
-        assert harness.begin(task_id=FIRST).case == "begun"
+    def test_is_no_record_of_its_own(self, harness: RecordHarness) -> None:
+        by_release(harness)
+
+        with harness.store.open_reader() as reader:
+            assert [record for page in reader.scan() for record in page] == []
 
 
 class TestAbandonedWithAnError:
@@ -270,7 +242,7 @@ class TestAbandonedWithAnError:
 
         harness.abandon(grace_ms=LEASE_MS, error=ERROR)
 
-        assert harness.begin().case == "finished"
+        assert harness.begin().case == "sent"
         assert harness.begin(task_id=SECOND).case == "held"
         assert harness.begin(generation=1).case == "held"
         assert harness.reserve(SECOND).case == harness.reserve().case == "held"

@@ -14,6 +14,7 @@ from tests.store.record_harness import (
     HOLD_MS,
     LEASE_MS,
     NO_ARGUMENTS,
+    OWNER,
     RESULT,
     RETENTION_MS,
     SECOND,
@@ -22,6 +23,8 @@ from tests.store.record_harness import (
 )
 from tests.unit.record.raw import raw_record
 from tests.waiting import eventually
+
+ROOT = b"root 8 b"
 
 TRANSITIONS: dict[str, Callable[[RecordHarness], object]] = {
     "begin": lambda harness: harness.started(),
@@ -47,8 +50,10 @@ TRANSITIONS: dict[str, Callable[[RecordHarness], object]] = {
     "reserve": lambda harness: harness.reserved(),
     "reserve, again": lambda harness: (harness.reserved(), harness.reserved()),
     "reserve, begin": lambda harness: (harness.reserved(), harness.started()),
-    "mark_continued": lambda harness: (harness.completed(), harness.mark_continued()),
-    "failed, dispatched": lambda harness: (harness.failed(), harness.mark_continued()),
+    "sending": lambda harness: harness.sending(),
+    "sent": lambda harness: (harness.sending(), harness.mark_continued()),
+    "failed, sending": lambda harness: harness.sending_error(),
+    "failed, sent": lambda harness: (harness.sending_error(), harness.mark_continued()),
 }  # fmt: skip
 
 
@@ -202,10 +207,10 @@ class TestDamaged:
         for settle in (
             commands.complete(harness.key, token, RESULT, 1000),
             commands.fail(harness.key, token, RESULT, 1000),
-            commands.release(harness.key, token, hold_ms=0, retention_ms=1000),
+            commands.release(harness.key, token, hold_ms=0, retention_ms=1000, root=ROOT),
             commands.save_step(harness.key, token, b"s", lease_ms=1000, retention_ms=1000),
-            commands.abandon(harness.key, "a", "w", grace_ms=0),
-            commands.mark_continued(harness.key, "a"),
+            commands.abandon(harness.key, "a", "w", root=ROOT, grace_ms=0),
+            commands.mark_continued(harness.key, ROOT, OWNER),
         ):
             assert run_sync(harness.store.execute(settle)).case == "lost"
         assert harness.raw == raw

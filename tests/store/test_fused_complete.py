@@ -95,7 +95,7 @@ def test_it_is_the_record_that_complete_stores(harness: RecordHarness, server: R
     plain = harness.raw
     assert plain is not None
     harness.forget()
-    started = harness.started(execution_id=b"other")
+    started = harness.started(execution_id=b"another!")
 
     complete(harness, started.token)
 

@@ -24,6 +24,7 @@ _FINGERPRINT = b"\x088 bytes!"
 _TASK_ID = b"\x00\x11" + b"\x00" + bytes.fromhex("11111111111141118111111111111111")
 _SECOND_TASK_ID = b"\x00\x11" + b"\x00" + bytes.fromhex("22222222222242228222222222222222")
 _WORKER = b"\x10celery@host/4711"
+_ROOT = bytes.fromhex("77b26070e92029c5")
 
 #: The record's bytes for each state and its history, without token and time.
 RECORDS: dict[str, tuple[Callable[[RecordHarness], object], bytes]] = {
@@ -33,11 +34,11 @@ RECORDS: dict[str, tuple[Callable[[RecordHarness], object], bytes]] = {
     ),
     "started": (
         lambda harness: harness.started(execution_id=OWNER),
-        b"S\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b"\x1016 bytes of name\x00",
+        b"S\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b"\x10" + _ROOT + b"8 bytes.\x00",
     ),
     "started with a step": (
         lambda harness: harness.save_step(harness.started(execution_id=OWNER).token),
-        b"S\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b"\x1016 bytes of name\x00"
+        b"S\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b"\x10" + _ROOT + b"8 bytes.\x00"
         b'\x00\x00\x00\x13\x00\x07reserve\x04json"r-1"',
     ),
     "completed": (
@@ -45,16 +46,28 @@ RECORDS: dict[str, tuple[Callable[[RecordHarness], object], bytes]] = {
         b"C\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b'\x00\x04json"charged"',
     ),
     "completed and continued": (
-        lambda harness: (harness.completed(), harness.mark_continued()),
-        b"D\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b'\x00\x04json"charged"',
+        lambda harness: (harness.sending(), harness.mark_continued()),
+        b"C\x01"
+        + _FINGERPRINT
+        + _TASK_ID
+        + _WORKER
+        + b"\x10"
+        + _ROOT
+        + b'8 bytes.\x04json"charged"',
     ),
     "failed": (
         lambda harness: harness.failed(),
         b"F\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b'\x00\x04json{"exc_type": "ValueError"}',
     ),
     "failed and continued": (
-        lambda harness: (harness.failed(), harness.mark_continued()),
-        b"G\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b'\x00\x04json{"exc_type": "ValueError"}',
+        lambda harness: (harness.sending_error(), harness.mark_continued()),
+        b"F\x01"
+        + _FINGERPRINT
+        + _TASK_ID
+        + _WORKER
+        + b"\x10"
+        + _ROOT
+        + b'8 bytes.\x04json{"exc_type": "ValueError"}',
     ),
     "poisoned": (
         lambda harness: harness.poisoned(),
@@ -86,11 +99,20 @@ COMMANDS: dict[
         set[str] | dict[str, int],
     ],
 ] = {
-    "begin": (lambda harness: None, lambda harness, _: harness.begin(), {"get", "time", "set"}),
+    "begin": (
+        lambda harness: None,
+        lambda harness, _: harness.begin(),
+        {"get": 2, "time": 1, "set": 1},
+    ),
     "begin again": (
         lambda harness: harness.completed(),
         lambda harness, _: harness.begin(),
-        {"get"},
+        {"get": 2},
+    ),
+    "begin of a duplicate with a continuation": (
+        lambda harness: harness.completed(),
+        lambda harness, _: harness.begin(continues=True),
+        {"get": 2, "time": 1, "pttl": 1, "set": 1},
     ),
     "complete": (
         lambda harness: harness.started().token,
@@ -117,6 +139,11 @@ COMMANDS: dict[
         lambda harness, token: harness.release(token),
         {"get", "time", "del"},
     ),
+    "release with an error": (
+        lambda harness: harness.started().token,
+        lambda harness, token: harness.end_with_error(token),
+        {"get", "time", "set", "del"},
+    ),
     "release and hold": (
         lambda harness: harness.started().token,
         lambda harness, token: harness.release(token, HOLD_MS),
@@ -133,10 +160,10 @@ COMMANDS: dict[
         {"get", "time", "set"},
     ),
     "reserve": (lambda harness: None, lambda harness, _: harness.reserve(), {"get", "time", "set"}),
-    "mark_continued": (
-        lambda harness: harness.completed(),
+    "continuation": (
+        lambda harness: harness.sending(),
         lambda harness, _: harness.mark_continued(),
-        {"get", "set"},
+        {"get", "time", "set"},
     ),
     "look up": (
         lambda harness: harness.completed(),
@@ -178,17 +205,17 @@ TURN_COMMANDS: dict[
     "begin": (
         lambda turn: None,
         lambda turn, _: turn.first.begin(),
-        {"get": 2, "time": 1, "set": 2},
+        {"get": 3, "time": 1, "set": 2},
     ),
     "begin of a copy": (
         lambda turn: turn.first.completed(),
         lambda turn, _: turn.first.begin(),
-        {"get": 1},
+        {"get": 2},
     ),
     "begin of a duplicate": (
         lambda turn: turn.second.started(),
         lambda turn, _: turn.first.begin(),
-        {"get": 2, "time": 1, "set": 1},
+        {"get": 3, "time": 1, "set": 1},
     ),
     "complete": (
         lambda turn: turn.first.started().token,
@@ -245,8 +272,8 @@ def test_a_script_with_a_turn_takes_these_commands(
 TURNS: dict[str, tuple[Callable[[Turn], object], bytes, bytes]] = {
     "started": (
         lambda turn: turn.first.started(execution_id=OWNER),
-        b"S\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b"\x1016 bytes of name\x00",
-        b"S\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b"\x1016 bytes of name\x00",
+        b"S\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b"\x10" + _ROOT + b"8 bytes.\x00",
+        b"S\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b"\x10" + _ROOT + b"8 bytes.\x00",
     ),
     "completed": (
         lambda turn: turn.first.completed(),

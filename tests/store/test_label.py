@@ -47,7 +47,7 @@ HISTORIES: dict[str, Callable[[RecordHarness], object]] = {
         harness.started(label=LABEL).token, HOLD_MS
     ),
     "completed": lambda harness: harness.completed(label=LABEL),
-    "continued": lambda harness: (harness.completed(label=LABEL), harness.mark_continued()),
+    "continued": lambda harness: (harness.sending(label=LABEL), harness.mark_continued()),
     "failed": lambda harness: harness.failed(label=LABEL),
     "poisoned": poisoned,
 }

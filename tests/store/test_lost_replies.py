@@ -19,7 +19,7 @@ from tests.waiting import eventually
 def warm(harness: RecordHarness) -> None:
     """Load all scripts, so that each call is one request."""
     for name in ("begin", "complete", "fail", "release", "extend", "save_step", "abandon",
-                 "reserve", "mark_continued", "forget", "get"):  # fmt: skip
+                 "reserve", "continuation", "forget", "get"):  # fmt: skip
         harness.client.script_load(scripts.load(name).source)
 
 
@@ -135,11 +135,11 @@ def test_reserve(warmed: RecordHarness, proxy: Proxy) -> None:
 
 
 def test_mark_continued(warmed: RecordHarness, proxy: Proxy) -> None:
-    warmed.completed()
-    lose(proxy, "mark_continued")
+    warmed.sending()
+    lose(proxy, "continuation")
 
     assert warmed.mark_continued().case == "ok"
-    assert_sent_twice(proxy, "mark_continued")
+    assert_sent_twice(proxy, "continuation")
 
 
 def test_get(warmed: RecordHarness, proxy: Proxy) -> None:

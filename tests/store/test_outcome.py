@@ -50,7 +50,7 @@ class TestBoth:
         assert (record.token, record.attempt) == (running.token, 1)
         assert (record.task_id, record.worker) == (FIRST, WORKER)
         assert record.at_ms == reply.now_ms
-        assert not record.continuation_sent
+        assert not record.sending
 
     def test_keep_it_for_the_retention(
         self, harness: RecordHarness, settle: Settle, state: State, outcome: Payload, kept_ms: int

@@ -23,7 +23,7 @@ CALLS: dict[str, Callable[[RecordHarness, int], str]] = {
     "abandon": lambda harness, token: harness.abandon().case,
     "reserve": lambda harness, token: harness.reserve(SECOND).case,
     "forget": lambda harness, token: harness.forget(token).case,
-    "mark_continued": lambda harness, token: harness.mark_continued().case,
+    "continuation": lambda harness, token: harness.mark_continued().case,
 }
 
 

@@ -24,7 +24,7 @@ CALLS: dict[str, Callable[[RecordHarness], object]] = {
     "abandon": lambda harness: harness.abandon(),
     "reserve": lambda harness: harness.reserve(),
     "forget": lambda harness: harness.forget(),
-    "mark_continued": lambda harness: harness.mark_continued(),
+    "continuation": lambda harness: harness.mark_continued(),
     "get": lambda harness: run_sync(harness.store.get(harness.key)),
     "ping": lambda harness: run_sync(harness.store.ping()),
 }

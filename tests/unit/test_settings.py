@@ -54,7 +54,7 @@ TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
         ["", "no path", "postgresql://localhost/shop", 5, len],
     ),
     ("redis_url", None, [None, "redis://localhost"], ["", 5, b"redis://"]),
-    ("key_prefix", "idem", ["i", "shop:idem", "{shop}"], ["", "a b", "a\n", None, 5]),
+    ("key_prefix", "idem", ["i", "shop:idem"], ["", "a b", "a\n", "{shop}", "a{b", None, 5]),
     ("redis_options", None, [{}, {"master_name": "shop"}], ["master_name", 5, []]),
     ("redis_client", None, ["shop.redis:client", dict], [5, None, "redis://localhost"]),
     ("redis_timeout", 5.0, [0.01, 5, YEAR], [0, -1, "5", None, True]),

@@ -11,7 +11,7 @@ from uuid import uuid4
 from celery import shared_task
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_idempotent import IdempotentTask
+from celery_idempotent import TASK_ID, IdempotentTask
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import handle, task_of
 
@@ -55,6 +55,8 @@ def run_out(self: Any, order: str, times: int = 1_000) -> str:
 
 
 flaky = task_of(run_out, "flaky")
+flaky_tick = task_of(run_out, "flaky_tick", idempotency_key=TASK_ID)
+flaky_in_turn = task_of(run_out, "flaky_in_turn", idempotency_until="finished")
 final = task_of(run_out, "final", idempotency_replay_errors=(OutOfStockError,))
 #: Seconds after which a message is redelivered with `FAST_REDELIVERY`.
 AFTER_VISIBILITY_TIMEOUT = 5.0

@@ -95,6 +95,7 @@ for _name in SIGNALS:
 @signals.failed.connect
 def _die_before_the_continuation(sender: Any, task_id: str, **_: Any) -> None:
     if _is_from_shop(sender):
+        Ledger.of(sender.app).wait_for_release(f"continuation of {task_id}")
         Ledger.of(sender.app).die_if_requested("before", task_id)
 
 

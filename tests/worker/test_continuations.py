@@ -10,6 +10,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +18,11 @@ from celery import chain, chord, group
 from celery.canvas import Signature
 from celery.result import AsyncResult
 from kombu.exceptions import EncodeError
+from redis import Redis
 
 from celery_idempotent import ResultNotStoredError, State
+from celery_idempotent.testing.server import RedisServer
+from tests.servers.clock import Clock
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import (
     follow_up,
@@ -31,7 +35,7 @@ from tests.worker.canvas_tasks import (
     staged,
 )
 from tests.worker.failing_tasks import final
-from tests.worker.harness import Shop
+from tests.worker.harness import FAST_REDELIVERY, Shop
 from tests.worker.ledger import Ledger
 from tests.worker.tasks import pack
 
@@ -148,6 +152,104 @@ def order_of(canvas: Callable[..., AsyncResult], moment: str) -> str:
 
 
 @pytest.mark.core
+class TestAnotherDeliveryIsSendingIt:
+    @pytest.mark.clock
+    @pytest.mark.parametrize("seconds", [-2, 10], ids=["2 s behind", "10 s ahead"])
+    def test_a_copy_sends_none_whatever_its_clock_shows(
+        self, open_shop: Callable[..., Shop], order: str, tmp_path: Path, seconds: int
+    ) -> None:
+        clock = Clock(tmp_path)
+        clock.step(seconds)
+        with open_shop() as shop:
+            shop.start_worker()
+            publish_kept(shop, order)
+            shop.ledger.hold(f"continuation of {order}")
+            message = shop.redis.lpop("kept")
+            shop.redis.lpush("celery", message)
+            eventually(lambda: pack.idempotency_record(order), "it has begun")
+            eventually(lambda: pack.idempotency_record(order).state.finished, "its body has ended")
+            shop.start_worker("-Q", "copies", **faketime(clock))
+            shop.redis.lpush("copies", message)
+            shop.ledger.wait_for_signal(order, "conflicted")
+            shop.ledger.release(f"continuation of {order}")
+
+            eventually(lambda: shop.ledger.notes(order), "the continuation has run")
+            shop.ledger.wait_for_signal(order, "replayed")
+            shop.wait_until_empty()
+            assert len(shop.ledger.notes(order)) == 1
+            assert len(shop.ledger.runs(order)) == 1
+
+    def test_the_lease_lives_as_long_as_it_sends(
+        self, open_shop: Callable[..., Shop], order: str
+    ) -> None:
+        """Longer than the lease and the old limit of five seconds."""
+        with open_shop(idempotency_lease=2) as shop:
+            shop.start_worker()
+            publish_kept(shop, order)
+            shop.ledger.hold(f"continuation of {order}")
+            message = shop.redis.lpop("kept")
+            shop.redis.lpush("celery", message)
+            shop.ledger.wait_for_run(order)
+            shop.start_worker("-Q", "copies")
+            shop.redis.lpush("copies", message)
+            shop.ledger.wait_for_signal(order, "conflicted", 5)
+            shop.ledger.release(f"continuation of {order}")
+
+            eventually(lambda: shop.ledger.notes(order), "the continuation has run")
+            shop.ledger.wait_for_signal(order, "replayed")
+            shop.wait_until_empty()
+            assert len(shop.ledger.notes(order)) == 1
+
+
+def publish_kept(shop: Shop, order: str) -> None:
+    """Publishes a call with a callback to a queue that nobody consumes."""
+    callback = report.s(order)
+    pack.apply_async((order,), task_id=order, queue="kept", link=callback)
+
+
+def faketime(clock: Clock) -> dict[str, str]:
+    """Returns the environment variables that give a worker this clock."""
+    names = ("LD_PRELOAD", *(name for name in clock.environment if name.startswith("FAKETIME")))
+    return {name: clock.environment[name] for name in names}
+
+
+@pytest.mark.core
+class TestBrokerDiesAfterTheBody:
+    """Celery cannot publish the callback, stores FAILURE and sends ``task_failure``."""
+
+    def test_redelivery_sends_the_callback(
+        self, open_shop: Callable[..., Shop], order: str
+    ) -> None:
+        with RedisServer.start(config={"appendonly": "yes"}) as broker:
+            url = f"{broker.url.rpartition('/')[0]}/0"
+            timeouts = {"socket_timeout": 1, "socket_connect_timeout": 1}
+            settings = {
+                "broker_url": url,
+                "broker_transport_options": {**timeouts, **FAST_REDELIVERY},
+                "task_publish_retry": False,
+                "broker_connection_max_retries": None,
+            }
+            with open_shop(**settings) as shop, Redis.from_url(url) as client:
+                worker = shop.start_worker()
+                shop.ledger.hold(order)
+                result = pack.apply_async((order,), task_id=order, link=report.s(order))
+                shop.ledger.wait_for_run(order)
+                broker.kill()
+                shop.ledger.release(order)
+                eventually(lambda: result.state == "FAILURE", "the callback was not published")
+                broker.restart()
+                # kombu's transport does not always survive the death of its server.
+                worker.container.restart()
+
+                eventually(lambda: shop.ledger.notes(order), "the callback has run")
+                fetched = pack.AsyncResult(result.id)
+                eventually(lambda: fetched.state == "SUCCESS", "the result is that of the body")
+                eventually(lambda: not client.hlen("unacked"), "the messages are acknowledged")
+                assert len(shop.ledger.runs(order)) == 1
+                assert len(shop.ledger.notes(order)) == 1
+
+
+@pytest.mark.core
 class TestReplacement:
     """``self.replace``"""
 
@@ -222,10 +324,12 @@ class TestReplacement:
     ) -> None:
         """A redelivery of the replaced message sends nothing."""
         errback = report.si("failed", order)
-        hand_over_in_vain.apply_async((order,), task_id=order, link_error=errback)
+        hand_over_in_vain.apply_async((order,), task_id=order, link_error=errback, queue="kept")
+        message = eventually(lambda: shop.redis.lpop("kept"), "the message is published")
+        shop.redis.lpush("celery", message)
         eventually(lambda: ledger.notes(order), "the errback has run")
 
-        hand_over_in_vain.apply_async((order,), task_id=order, link_error=errback)
+        shop.redis.lpush("celery", message)
 
         ledger.wait_for_signal(order, "replayed")
         shop.wait_until_empty()

@@ -26,10 +26,14 @@ from tests.worker.failing_tasks import (
     fail_late_at_length,
     fail_late_by_force,
     fail_late_by_the_clock,
+    flaky,
+    flaky_in_turn,
+    flaky_tick,
     poll_late,
     report_failure,
 )
 from tests.worker.harness import FAST_REDELIVERY, Shop
+from tests.worker.tasks import in_turn
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 
@@ -133,6 +137,48 @@ class TestTwoTaskIdsWithOneKey:
             shop.wait_until_empty()
             runs = shop.ledger.runs(order)
             assert sorted(run.task_id for run in runs) == sorted(result.id for result in results)
+
+
+class TestPublishedAnew:
+    """A second publish under the task id of one that failed is no copy of its message."""
+
+    @pytest.mark.core
+    @pytest.mark.parametrize(
+        "task", [flaky, flaky_tick, flaky_in_turn], ids=["expired", "by task id", "finished"]
+    )
+    def test_runs_and_its_errbacks_run(self, shop: Shop, order: str, task: Any) -> None:
+        frozen = task.s(order).set(link_error=report_failure.si(order), queue="kept")
+        frozen.freeze(order)
+        for number in (1, 2):
+            frozen.apply_async()
+            message = eventually(lambda: shop.redis.lpop("kept"), "it is published")
+            shop.redis.lpush("celery", message)
+            eventually(lambda n=number: len(shop.ledger.notes(order)) == n, "the errback has run")
+            shop.wait_until_empty()
+
+            shop.redis.lpush("celery", message)  # a copy of this one
+            shop.ledger.wait_for_signal(order, "replayed", number)
+            shop.wait_until_empty()
+
+            assert len(shop.ledger.runs(order)) == number
+            assert len(shop.ledger.notes(order)) == number
+
+    @pytest.mark.core
+    def test_after_a_success_runs_if_the_key_may_run_again(self, shop: Shop, order: str) -> None:
+        messages = []
+        for number in (1, 2):
+            in_turn.apply_async((order,), task_id=order, queue="kept")
+            messages.append(eventually(lambda: shop.redis.lpop("kept"), "it is published"))
+            shop.redis.lpush("celery", messages[-1])
+            shop.ledger.wait_for_run(order, number)
+            shop.wait_until_empty()
+
+        for number, message in enumerate(messages, 1):
+            shop.redis.lpush("celery", message)
+            shop.ledger.wait_for_signal(order, "replayed", number)
+            shop.wait_until_empty()
+
+        assert [run.end for run in shop.ledger.runs(order)] == ["returned", "returned"]
 
 
 class TestExecutionThatRetries:

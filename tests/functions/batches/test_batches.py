@@ -206,7 +206,11 @@ def test_the_error_of_a_key_that_was_taken_over_is_returned(idem: Idempotency, k
     record = run_sync(store.get(idem.key_of(two)))
     assert record is not None
     run_sync(
-        store.execute(commands.abandon(idem.key_of(two), record.task_id, record.worker, grace_ms=0))
+        store.execute(
+            commands.abandon(
+                idem.key_of(two), record.task_id, record.worker, root=bytes(8), grace_ms=0
+            )
+        )
     )
     successor = idem.begin_many([two])
     assert successor[0].attempt == 2

@@ -109,8 +109,9 @@ def begin_command(key: Key) -> Command:
     """Returns the begin of a new execution."""
     return commands.begin(
         key,
-        execution_id=os.urandom(16),
+        execution_id=os.urandom(8),
         unanswered_ids=b"",
+        root=bytes(8),
         task_id=TASK_ID,
         worker=WORKER,
         lease_ms=LEASE_MS,

@@ -17,7 +17,13 @@ from typing import Any
 from uuid import uuid4
 
 from celery import Celery
-from celery.signals import task_failure, task_success, worker_init, worker_process_init
+from celery.signals import (
+    task_failure,
+    task_postrun,
+    task_success,
+    worker_init,
+    worker_process_init,
+)
 
 from tests.labs.comparison.contestants import OURS, find_contestant
 from tests.labs.comparison.ledger import Ledger
@@ -103,10 +109,11 @@ def _die_with_parent(**_: object) -> None:
 
 def _disconnect_signals() -> None:
     """Removes the overhead of celery-idempotent, which Celery loads as a command-line plugin."""
-    from celery_idempotent.task.canvas import mark_continuation_sent
+    from celery_idempotent.task import canvas
 
-    task_success.disconnect(mark_continuation_sent)
-    task_failure.disconnect(mark_continuation_sent)
+    task_success.disconnect(canvas.mark_callbacks_sent)
+    task_failure.disconnect(canvas.mark_errbacks_sent)
+    task_postrun.disconnect(canvas.end_continuation)
 
 
 app = None

@@ -22,15 +22,19 @@ from tests.labs.verification.state import (
 def canonical_state(state: State, clock_steps_back: bool) -> tuple[State, bytes]:
     """Returns the canonical form, and the execution ids that are A, B, C … in it."""
     floor = -LEASE * remaining(state, "clock back") if clock_steps_back else 0
-    record, copy, history = state.record, state.late_copy, state.history
-    if record is not None:
+    copy, history = state.late_copy, state.history
+
+    def timeless(record: Record | None) -> Record | None:
+        if record is None:
+            return None
         at = 0 if record.finished else max(record.at, floor - RETENTION)
-        errors = tuple(error._replace(at=0) for error in record.errors)
-        record = record._replace(at=at, format=b"", errors=errors)
+        return record._replace(at=at, until=max(record.until, floor - RETENTION), format=b"")
+
+    record, entries = timeless(state.record), tuple(map(timeless, state.entries))
     deliveries = [delivery for delivery in state.deliveries if delivery is not None]
     deliveries.sort(key=_sort_key)
     # Execution ids and delivery tags in the order in which they occur.
-    letters = "".join(map(_letters, (record, history, *deliveries))).encode()
+    letters = "".join(map(_letters, (record, *entries, history, *deliveries))).encode()
     letters += b"".join(message.unanswered_ids for message in state.messages)
     letters += b"".join(worker for _, worker in state.notices)
     if copy is not None:
@@ -49,14 +53,18 @@ def canonical_state(state: State, clock_steps_back: bool) -> tuple[State, bytes]
             result=delivery.result.translate(names),
         )
 
+    def renamed_record(record: Record) -> Record:
+        return record._replace(
+            owner=record.owner.translate(names), worker=record.worker.translate(names),
+            body=record.body.translate(names),
+        )  # fmt: skip
+
     canonical = State(
-        record=record and record._replace(
-            token=old.get(record.token, record.token), owner=record.owner.translate(names),
-            worker=record.worker.translate(names), body=record.body.translate(names),
-            errors=tuple(
-                error._replace(body=error.body.translate(names)) for error in record.errors
-            ),
+        record=record and renamed_record(
+            record._replace(token=old.get(record.token, record.token))
         ),
+        entries=tuple(entry and renamed_record(entry) for entry in entries),
+        ever_sent=state.ever_sent,
         messages=tuple(sorted(
             message._replace(
                 number=numbers.get(message.number, -1),
@@ -99,8 +107,7 @@ def _letters(part: Record | History | Delivery | None) -> str:
     if part is None:
         return ""
     if isinstance(part, Record):
-        errors = b"".join(error.body for error in part.errors)
-        return (part.owner + part.worker + part.body + errors).decode()
+        return (part.owner + part.worker + part.body).decode()
     if isinstance(part, History):
         errors = b"".join(error for _, _, error in part.ended)
         return (part.outcome + part.holder + part.last + errors).decode()

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from celery_idempotent.key.key import Key
+from celery_idempotent.key.key import Key, default_root
 from celery_idempotent.record import layout
 from celery_idempotent.record import steps as entries
 from celery_idempotent.record.payload import Payload
@@ -30,7 +30,7 @@ from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
-from tests.labs.verification.model import Clock, Protocol, Record, Result
+from tests.labs.verification.model import WITH_ENTRY, Clock, Protocol, Record, Result
 from tests.labs.verification.table import BACKENDS, META
 from tests.labs.verification.wire import AT_THE_MOMENT, MOMENT, TOLERANCE_MS, encode, microsecond
 from tests.store.record_harness import (
@@ -52,7 +52,7 @@ GRACE_MS = 300_000
 #: How long the result backend keeps a task's result.
 BACKEND_SECONDS = 3600
 
-execution_ids = st.sampled_from([bytes([number]) * 16 for number in range(1, 5)])
+execution_ids = st.sampled_from([bytes([number]) * 8 for number in range(1, 5)])
 unanswered = st.lists(execution_ids, max_size=2, unique=True).map(b"".join)
 task_ids = st.sampled_from([FIRST, SECOND])
 workers = st.sampled_from([WORKER, OTHER_WORKER])
@@ -71,6 +71,12 @@ modes = st.sampled_from([ONCE, ONCE, ONCE, RESENT, -1, 0, 1])
 CURRENT, UNUSED = "current", 0
 tokens = st.sampled_from([CURRENT] * 5 + [UNUSED, -1, -2, -3])
 generations = st.integers(0, 2)
+#: Of three messages, two of which have one task id.
+ROOTS = {FIRST: default_root(FIRST), SECOND: default_root(SECOND)}
+roots = st.sampled_from([*ROOTS.values(), b"anew 8 b"])
+#: How long a continuation may be sent; None: there is none.
+SENDING_MS = 1_200_000
+sendings = st.sampled_from([None, None, 0, SENDING_MS])
 #: An error that ends a task id, or none.
 errors = st.sampled_from([None, Payload("json", b"{}"), Payload("", b"too large")])
 #: How far the clock steps: past the end of the present lease or reservation, or by a duration. No
@@ -92,6 +98,10 @@ class Machine(RuleBasedStateMachine):
         self.client: redis.Redis = harness.client
         self.client.delete(harness.name)
         self.record: Record | None = None
+        #: By root.
+        self.entries: dict[bytes, Record] = {}
+        for root in (*ROOTS.values(), b"anew 8 b"):
+            self.client.delete(self.entry_name(root))
         self.backend_name = f"{harness.name}:result"
         #: What the result backend holds.
         self.backend: bytes | None = None
@@ -102,8 +112,8 @@ class Machine(RuleBasedStateMachine):
 
     # Calls
 
-    @rule(execution_id=execution_ids, unanswered_ids=unanswered, task_id=task_ids,
-          generation=generations, worker=workers, key=keys,
+    @rule(execution_id=execution_ids, unanswered_ids=unanswered, task_id=task_ids, root=roots,
+          generation=generations, continues=st.booleans(), worker=workers, key=keys,
           max_attempts=st.sampled_from([1, 2, 5]), mode=modes)  # fmt: skip
     def begin(self, key: Key, mode: Any, **arguments: Any) -> None:
         durations = {"lease_ms": LEASE_MS, "retention_ms": RETENTION_MS, "error_ms": ERROR_MS}
@@ -111,9 +121,10 @@ class Machine(RuleBasedStateMachine):
         if result.case == "begun" and result.replied is not None:
             self.tokens.append(result.replied.token)
 
-    @rule(which=tokens, payload=payloads, mode=modes)
-    def complete(self, which: Any, payload: Payload, mode: Any) -> None:
-        self.call(commands.complete(KEY, self.token(which), payload, RETENTION_MS), mode)
+    @rule(which=tokens, payload=payloads, sending_ms=sendings, mode=modes)
+    def complete(self, which: Any, payload: Payload, mode: Any, **sending: Any) -> None:
+        token = self.token(which)
+        self.call(commands.complete(KEY, token, payload, RETENTION_MS, **sending), mode)
 
     @rule(which=tokens, payload=payloads, before=st.sampled_from(BACKENDS), mode=modes)
     def fused_complete(self, which: Any, payload: Payload, before: Any, mode: Any) -> None:
@@ -128,15 +139,19 @@ class Machine(RuleBasedStateMachine):
         self.hold_in_backend(before)
         self.call(commands.write_result(KEY, result), mode)
 
-    @rule(which=tokens, payload=payloads, mode=modes)
-    def fail(self, which: Any, payload: Payload, mode: Any) -> None:
-        self.call(commands.fail(KEY, self.token(which), payload, ERROR_MS), mode)
+    @rule(which=tokens, payload=payloads, sending_ms=sendings, mode=modes)
+    def fail(self, which: Any, payload: Payload, mode: Any, **sending: Any) -> None:
+        self.call(commands.fail(KEY, self.token(which), payload, ERROR_MS, **sending), mode)
 
-    @rule(which=tokens, hold_ms=holds, generation=generations, error=errors, mode=modes)
+    @rule(which=tokens, hold_ms=holds, generation=generations, error=errors, mode=modes,
+          sending_ms=st.sampled_from([None, SENDING_MS]))  # fmt: skip
     def release(self, which: Any, hold_ms: int, mode: Any, **final: Any) -> None:
         durations = {"retention_ms": RETENTION_MS, "error_ms": ERROR_MS}
         token = self.token(which)
-        self.call(commands.release(KEY, token, hold_ms=hold_ms, **final, **durations), mode)
+        # An execution releases with the root that it has begun with.
+        root = (self.record and self.record.root) or ROOTS[FIRST]
+        release = commands.release(KEY, token, hold_ms=hold_ms, root=root, **final, **durations)
+        self.call(release, mode)
 
     @rule(which=tokens, mode=modes)
     def extend(self, which: Any, mode: Any) -> None:
@@ -150,7 +165,8 @@ class Machine(RuleBasedStateMachine):
         self.call(commands.save_step(KEY, self.token(which), entry, **durations), mode)
 
     @rule(task_id=task_ids, worker=workers, grace_ms=st.sampled_from([0, 0, GRACE_MS]),
-          generation=generations, error=errors, mode=modes)  # fmt: skip
+          root=roots, execution_id=execution_ids, generation=generations, error=errors,
+          sending_ms=st.sampled_from([None, SENDING_MS]), mode=modes)  # fmt: skip
     def abandon(self, task_id: str, worker: str, mode: Any, **rest: Any) -> None:
         self.call(commands.abandon(KEY, task_id, worker, **rest, error_ms=ERROR_MS), mode)
 
@@ -158,9 +174,17 @@ class Machine(RuleBasedStateMachine):
     def reserve(self, task_id: str, key: Key, hold_ms: int, mode: Any) -> None:
         self.call(commands.reserve(key, task_id, hold_ms), mode)
 
-    @rule(task_id=task_ids, mode=modes)
-    def mark_continued(self, task_id: str, mode: Any) -> None:
-        self.call(commands.mark_continued(KEY, task_id), mode)
+    @rule(root=roots, execution_id=execution_ids, lease_ms=st.sampled_from([0, SENDING_MS]),
+          mode=modes)  # fmt: skip
+    def renew_continuation(
+        self, root: bytes, execution_id: bytes, lease_ms: int, mode: Any
+    ) -> None:
+        extension = Extension(KEY, 0, lease_ms, RETENTION_MS, root, execution_id)
+        self.call(commands.extend(extension), mode)
+
+    @rule(root=roots, execution_id=execution_ids, mode=modes)
+    def mark_continued(self, root: bytes, execution_id: bytes, mode: Any) -> None:
+        self.call(commands.mark_continued(KEY, root, execution_id), mode)
 
     @rule(which=tokens, state=st.sampled_from([None, *State]))
     def forget(self, which: Any, state: State | None) -> None:
@@ -173,8 +197,11 @@ class Machine(RuleBasedStateMachine):
     @rule(by=clock_steps)
     def the_clock_steps(self, by: Any) -> None:
         if self.record is not None:
-            left_ms = max(1, self.record.at - self.harness.now_ms())
-            self.shift(left_ms + 1 if by == PAST_END else by)
+            end = self.record.until if self.record.sending else self.record.at
+            left_ms = max(1, end - self.harness.now_ms())
+            by_ms = left_ms + 1 if by == PAST_END else by
+            self.shift(by_ms)
+            self.shift_entries(by_ms)
 
     @rule()
     def the_scripts_are_flushed(self) -> None:
@@ -207,6 +234,8 @@ class Machine(RuleBasedStateMachine):
         """Executes a command exactly `after_ms` after the end of the lease or reservation."""
         source = AT_THE_MOMENT % after_ms + command.script.source
         names = [self.harness.name, *filter(None, [command.result_name])]
+        if command.root:
+            names.append(self.entry_name(command.root))
         raw_reply = self.client.eval(source, len(names), *names, *command.arguments)
         assert isinstance(raw_reply, bytes)
         moment = int(self.client.get(f"{self.harness.name}{MOMENT}") or 0)  # type: ignore[arg-type]
@@ -233,6 +262,8 @@ class Machine(RuleBasedStateMachine):
         if command.result_name:
             argv["backend"] = self.backend
         script = getattr(self.protocol, command.script.name)
+        if command.script.name in WITH_ENTRY:
+            argv["entry"] = self.entries.get(command.root)
         result: Result = script(self.record, clock, **argv)
         assert reply.case == result.case
         assert reply.raw == (encode(result.replied) or b"")
@@ -245,8 +276,23 @@ class Machine(RuleBasedStateMachine):
             assert self.client.get(self.backend_name) == result.backend
             self.backend = result.backend
         self.record = result.after
+        if isinstance(result.entry, Record):
+            self.entries[command.root] = result.entry
+        if command.root:
+            self.compare_entry(command.root)
         self.steps += 1
         return result
+
+    def entry_name(self, root: bytes) -> str:
+        return self.harness.store.name(KEY.entry(root))
+
+    def compare_entry(self, root: bytes) -> None:
+        """Compares the entry of a message with the model's."""
+        name, expected = self.entry_name(root), self.entries.get(root)
+        assert self.client.get(name) == encode(expected)
+        if expected is not None:
+            expires = self.harness.now_ms() + int(self.client.pttl(name))  # type: ignore[arg-type]
+            assert abs(expires - expected.expires) <= TOLERANCE_MS
 
     def shift(self, by_ms: int) -> None:
         """Has the effect of moving the server's clock forward."""
@@ -257,8 +303,27 @@ class Machine(RuleBasedStateMachine):
             self.record = None
             self.client.delete(self.harness.name)
             return
-        moved = {"at": record.at - by_ms, "expires": record.expires - by_ms}
+        moved = {
+            "at": record.at - by_ms, "expires": record.expires - by_ms,
+            "until": record.until - by_ms if record.sending else 0,
+        }  # fmt: skip
         self.put(record._replace(token=record.token - by_ms * 1000, **moved))
+
+    def shift_entries(self, by_ms: int) -> None:
+        """As `shift`, for the entries."""
+        for root, entry in [*self.entries.items()]:
+            if entry.expires - by_ms <= self.harness.now_ms() + TOLERANCE_MS:
+                del self.entries[root]
+                self.client.delete(self.entry_name(root))
+                continue
+            moved = entry._replace(
+                at=entry.at - by_ms, expires=entry.expires - by_ms,
+                until=entry.until - by_ms if entry.sending else 0,
+            )  # fmt: skip
+            self.entries[root] = moved
+            raw = encode(moved)
+            assert raw is not None
+            self.client.set(self.entry_name(root), raw, pxat=moved.expires)
 
     def put(self, record: Record) -> None:
         """Writes a record without a script."""

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tests.labs.verification.model import (
-    COMPLETED,
-    CONTINUED,
-    RELEASED,
-    RESERVED,
-    STARTED,
-    Result,
-)
+from tests.labs.verification.model import COMPLETED, RESERVED, SENDING, STARTED, Result
 from tests.labs.verification.server import Server
 from tests.labs.verification.state import (
     ERROR,
@@ -52,6 +45,8 @@ class Deliveries(Server):
             yield from self.send(state, slot, delivery, f"{name} {verb} {delivery.script}")
         elif delivery.phase == "run":
             yield from self._run(state, slot, delivery, name)
+        elif delivery.phase == "continue":
+            yield f"{name} sends what follows", False, self._continue(slot)
         elif delivery.phase == "publish":
             yield f"{name} publishes its message again", False, self._publish_again(slot)
         elif delivery.phase == "read":
@@ -137,9 +132,9 @@ class Deliveries(Server):
         result, state = self.execute_for(state, delivery.script, delivery)
         record = result.replied
         reply = Reply(result.case)
-        # A released record has no winner whose outcome could count.
-        if record is not None and (record.state != RELEASED or result.case != "lost"):
-            reply = Reply(result.case, record.state, record.task_id, record.state in "DG")
+        # What remains of a killed execution has no winner whose outcome could count.
+        if record is not None and not (record.is_remnant and result.case == "lost"):
+            reply = Reply(result.case, record.state, record.task_id)
         began = result.case == "begun" and record is not None
         token = record.token if began else delivery.token
         delivery = delivery._replace(reply=reply, token=token)
@@ -151,7 +146,7 @@ class Deliveries(Server):
         """Returns the result that the reply gives the task, unless its message is put back."""
         record = result.replied
         if record is not None and record.finished:
-            is_result = record.state in (COMPLETED, CONTINUED[COMPLETED])
+            is_result = record.state in (COMPLETED, SENDING[COMPLETED])
             return record.body if is_result else NO_SUCCESS
         if delivery.script in ("fail", "release"):
             return NO_SUCCESS
@@ -166,20 +161,24 @@ class Deliveries(Server):
     def _on_reply(self, slot: int, delivery: Delivery) -> Effect:
         script, reply = delivery.script, delivery.reply
         assert reply is not None
-        finished = reply.state not in ("", RESERVED, STARTED, RELEASED)
-        if script == "mark_continued":
+        finished = reply.state not in ("", RESERVED, STARTED)
+        if script == "mark":
             return update(slot, phase="ack", reply=None)
         if reply.case == "begun":
             lease_left = self.lease_left_at_begin(delivery)
             return update(slot, phase="run", lease_left=lease_left, has_heartbeat=True, reply=None)
-        if finished and reply.case in ("finished", "lost"):
-            is_own = reply.task == delivery.task
-            continues = self.continues and is_own and not reply.continuation_sent
+        if reply.case == "lost" and self.continues:
+            return self.requeue(slot)  # the next begin decides what it has to send
+        if finished and reply.case in ("finished", "sent", "lost"):
+            is_own = reply.task == self.id_of(delivery.task)
+            continues = self.continues and reply.case == "finished"
             if reply.case == "finished" and not is_own and is_success(delivery.result):
                 return update(slot, phase="send", script="write_result", reply=None, answer=OUTCOME)
             return self._answer(slot, delivery, OUTCOME, continues)
         if reply.case == "held" and self.conflict_policy(delivery, reply) == "ignore":
-            return self._answer(slot, delivery, IGNORED if reply.task != delivery.task else "")
+            return self._answer(
+                slot, delivery, IGNORED if reply.task != self.id_of(delivery.task) else ""
+            )
         if script == "hold":
             return update(slot, phase="ack", reply=None)  # its retry has been published
         if reply.case == "held" or script == "stop":
@@ -200,7 +199,7 @@ class Deliveries(Server):
 
     def conflict_policy(self, delivery: Delivery, reply: Reply) -> str:
         """A copy of the message that is running is always put back."""
-        return "retry" if reply.task == delivery.task else self.on_conflict
+        return "retry" if reply.task == self.id_of(delivery.task) else self.on_conflict
 
     def requeue(self, slot: int) -> Effect:
         """Publishes first, then acknowledges."""
@@ -211,9 +210,18 @@ class Deliveries(Server):
     ) -> Effect:
         """Acknowledges next, or has Celery write the result first."""
         if continues:
-            return update(slot, phase="send", script="mark_continued", reply=None, answer=answer)
+            return update(slot, phase="continue", reply=None, answer=answer)
         phase = "ack" if delivery.result == NO_RESULT else "read"
         return update(slot, phase=phase, reply=None, answer=answer)
+
+    def _continue(self, slot: int) -> Effect:
+        def effect(state: State) -> State:
+            delivery = state.deliveries[slot]
+            assert delivery is not None
+            state = self.note_sent(state, delivery.task)
+            return update(slot, phase="send", script="mark")(state)
+
+        return effect
 
     def _on_result(self, slot: int, answer: str) -> Effect:
         """Acknowledges next; a SUCCESS that the result backend does not have stays awaited."""
@@ -283,6 +291,8 @@ class Deliveries(Server):
             assert delivery is not None
             if is_success(delivery.result):
                 raise Violation("the result backend has never had the result")
+            if delivery.answer in (OUTCOME, ERROR) and delivery.script != "exit":
+                self.check_sent(state, delivery.task)
             state = acknowledge(state, delivery.message)
             state = answer_caller(state, delivery.task, delivery.answer)
             return put(state, slot, delivery._replace(phase=then, reply=None) if then else None)

@@ -17,7 +17,7 @@ from functools import partial
 
 from tests.labs.verification.canonical_state import canonical_state
 from tests.labs.verification.deliveries import Deliveries
-from tests.labs.verification.model import COMPLETED, FAILED, RELEASED, STARTED, Record, Result
+from tests.labs.verification.model import COMPLETED, FAILED, SETTLED, STARTED, Record, Result
 from tests.labs.verification.state import (
     ERROR,
     GRACE,
@@ -54,7 +54,7 @@ from tests.labs.verification.state import (
 
 
 def _displayed_state(record: Record) -> str:
-    return {"D": COMPLETED, "G": FAILED}.get(record.state, record.state)
+    return SETTLED.get(record.state, record.state)
 
 
 def _display(state: State) -> State:
@@ -76,6 +76,7 @@ class Environment(Deliveries):
             late_copy=None, remaining=self.remaining, answers=("",) * len(self.tasks),
             publishers=(stage,) * len(self.tasks), history=History(token=NO_TOKEN),
             results=(NO_RESULT,) * len(self.tasks) if self.fused else (),
+            entries=(None,) * len(self.tasks), ever_sent=(False,) * len(self.tasks),
         )  # fmt: skip
 
     def is_goal(self, state: State) -> bool:
@@ -140,7 +141,9 @@ class Environment(Deliveries):
             yield f"{name} is killed, as announced", False, self._die(slot)
         elif self.allows(state, "crash"):
             yield f"{name} is killed", True, self.count("crash", self._die(slot))
-            if state.record is not None and state.record.state == STARTED:
+            if any(each and (each.state == STARTED or each.sending) for each in (
+                state.record, *state.entries
+            )):  # fmt: skip
                 noticed = self.count("crash", self._die(slot, noticed=True))
                 yield f"{name} is killed, and its parent sees it", True, noticed
         if delivery.phase == "run" and not delivery.dying and self.allows(state, "time limit"):
@@ -199,9 +202,7 @@ class Environment(Deliveries):
         if state.displayed:
             yield "the operator forgets the displayed record", True, self._forget_displayed
         elif (
-            state.record
-            and state.record.state != RELEASED
-            and self.allows(state, "forget displayed")
+            state.record and not state.record.is_remnant and self.allows(state, "forget displayed")
         ):
             display = self.count("forget displayed", _display)
             yield "the record is displayed to an operator", True, display
@@ -257,7 +258,7 @@ class Environment(Deliveries):
         task = self.tasks[number]
 
         def effect(state: State) -> State:
-            arguments = {"task_id": task, "fingerprint": b"", "hold_ms": HOLD}
+            arguments = {"task_id": self.id_of(task), "fingerprint": b"", "hold_ms": HOLD}
             result, state = self.execute(state, "reserve", **arguments)
             if result.case == "finished":
                 return answer_caller(set_publisher(state, number, ""), task, OUTCOME)
@@ -275,7 +276,8 @@ class Environment(Deliveries):
 
     def _cancel_reservation(self, number: int) -> Effect:
         def effect(state: State) -> State:
-            arguments = {"task_id": self.tasks[number], "fingerprint": b"", "hold_ms": 0}
+            task_id = self.id_of(self.tasks[number])
+            arguments = {"task_id": task_id, "fingerprint": b"", "hold_ms": 0}
             _, state = self.execute(state, "reserve", **arguments)
             return self._not_sent(number)(state)
 
@@ -311,11 +313,19 @@ class Environment(Deliveries):
             if record.state == STARTED and record.at + RETENTION > ticks:
                 raise Violation("the record of a lease expires before its retention ends")
             state = self.remove_record(state)
+        for task, entry in zip(self.tasks, state.entries, strict=True):
+            if entry is not None and entry.expires - ticks <= 0:
+                state = self.remove_entry(state, task)
         us = ticks * TICK_US
         record, copy, history = state.record, state.late_copy, state.history
         return state._replace(
             record=record and record._replace(
-                at=record.at - ticks, expires=record.expires - ticks, token=record.token - us
+                at=record.at - ticks, expires=record.expires - ticks, token=record.token - us,
+                until=record.until - ticks,
+            ),
+            entries=tuple(
+                each and each._replace(expires=each.expires - ticks, until=each.until - ticks)
+                for each in state.entries
             ),
             deliveries=tuple(
                 each and each._replace(token=each.token - us) for each in state.deliveries

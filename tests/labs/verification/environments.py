@@ -35,6 +35,16 @@ SHORT: dict[str, dict[str, Any]] = {
     "a continuation": {
         "tasks": 1, "continues": True, "allowed": {"redelivery": 1, "crash": 1},
     },
+    "a continuation, and lost replies": {
+        "tasks": 1, "continues": True, "allowed": {"redelivery": 1, "lost reply": 2},
+    },
+    "errbacks, and a crash": {
+        "tasks": 1, "continues": True, "allowed": {"error": 1, "crash": 1, "redelivery": 1},
+    },
+    "published anew": {"same_id": True, "allowed": {"error": 1, "redelivery": 1}},
+    "published anew, with continuations": {
+        "same_id": True, "continues": True, "allowed": {"error": 1, "redelivery": 1},
+    },
     "duplicates that are ignored": {
         "on_conflict": "ignore", "allowed": {"redelivery": 1},
     },
@@ -102,8 +112,26 @@ LONG: dict[str, dict[str, Any]] = {
     "a displayed record, error and retry": {
         "allowed": {"forget displayed": 1, "error": 1, "retry": 1},
     },
+    "published anew, and a retry": {
+        "same_id": True, "allowed": {"error": 1, "retry": 1, "redelivery": 1},
+    },
+    "published anew, two errors": {
+        "same_id": True, "allowed": {"error": 2, "redelivery": 1},
+    },
+    "published anew, continuations and crash": {
+        "same_id": True, "continues": True, "allowed": {"error": 1, "redelivery": 1, "crash": 1},
+    },
     "continuation, error, redelivery and crash": {
-        "tasks": 1, "continues": True, "allowed": {"error": 1, "redelivery": 1, "crash": 1},
+        "continues": True, "allowed": {"error": 1, "redelivery": 1, "crash": 1},
+    },
+    "continuation, freeze and redelivery": {
+        "continues": True, "allowed": {"freeze": 1, "redelivery": 1},
+    },
+    "continuation, final time limit and redelivery": {
+        "continues": True, "allowed": {"final time limit": 1, "redelivery": 1},
+    },
+    "continuation and deaths in a row": {
+        "tasks": 1, "continues": True, "max_attempts": 2, "workers": 1, "allowed": {"crash": 3},
     },
     "continuation, redelivery and crash": {
         "continues": True, "allowed": {"redelivery": 1, "crash": 1},

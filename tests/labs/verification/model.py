@@ -9,13 +9,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 RESERVED, STARTED, COMPLETED, FAILED = "R", "S", "C", "F"
-#: Holds only errors of ended task ids.
-RELEASED = "E"
 NOBODY = b"-"
-#: The letters of outcomes once their continuation has been sent.
-CONTINUED = {COMPLETED: "D", FAILED: "G", "D": "D", "G": "G"}
-#: Bytes that older errors may take when another one is added.
-OLDER_ERRORS = 16384
+#: The letters of outcomes whose continuation is being sent.
+SENDING = {COMPLETED: "P", FAILED: "Q"}
+#: The letters of outcomes, without that.
+SETTLED = {"P": COMPLETED, "Q": FAILED, COMPLETED: COMPLETED, FAILED: FAILED}
 
 
 class Clock(NamedTuple):
@@ -25,29 +23,21 @@ class Clock(NamedTuple):
     us: int
 
 
-class Error(NamedTuple):
-    """An error that ended one task id, but not the key."""
+class Waiting(NamedTuple):
+    """The message that waits for the next turn."""
 
     task_id: bytes
-    #: F, or G once its continuation has been sent.
-    state: str
-    #: Of the message that it ended; messages of a higher generation are not copies of that one.
-    generation: int
+    #: End of its reservation.
     at: int
-    format: bytes
-    body: bytes
-
-    @property
-    def size(self) -> int:
-        """Bytes that it takes in the record."""
-        return 23 + len(self.task_id) + len(self.format) + len(self.body)
+    fingerprint: bytes
 
 
 class Record(NamedTuple):
-    """What Redis holds for a key; None if the key is absent."""
+    """What Redis holds for a key, or as the entry of one message; None if it is absent."""
 
     state: str
     attempt: int
+    #: In an entry: the generation of the message that ended.
     token: int
     #: End of the lease or of the reservation; else when the outcome was stored.
     at: int
@@ -55,7 +45,8 @@ class Record(NamedTuple):
     task_id: bytes
     worker: bytes
     #: STARTED: the execution id. RESERVED: the generation, in decimals, of the first message that
-    #: it is reserved for (empty: any), or NOBODY.
+    #: it is reserved for (empty: any), or NOBODY. An outcome that something follows: the execution
+    #: id that sends that, or has sent it.
     owner: bytes
     #: Encoding of the outcome; STARTED by a takeover: milliseconds that the key was orphaned.
     format: bytes
@@ -63,12 +54,25 @@ class Record(NamedTuple):
     body: bytes
     #: When Redis forgets the record. Always set.
     expires: int
-    #: Of ended task ids, newest first; none once there is an outcome.
-    errors: tuple[Error, ...] = ()
+    #: Of the message whose execution this is, or which it is reserved for; may be empty.
+    root: bytes = b""
+    #: While its continuation is being sent: end of that lease.
+    until: int = 0
+    #: In the record of a turn.
+    waiting: tuple[Waiting, ...] = ()
 
     @property
     def finished(self) -> bool:
-        return self.state not in (RESERVED, STARTED, RELEASED)
+        return self.state in SETTLED
+
+    @property
+    def sending(self) -> bool:
+        return self.state in SENDING.values()
+
+    @property
+    def is_remnant(self) -> bool:
+        """Whether only the attempts are left of an execution whose message has ended."""
+        return self.state == RESERVED and self.owner == NOBODY and not self.body
 
     @property
     def replacement(self) -> tuple[int, bytes] | None:
@@ -78,12 +82,12 @@ class Record(NamedTuple):
             return None
         return int.from_bytes(self.body[:7], "big"), self.body[end:]
 
-    def error_of(self, task_id: bytes) -> Error | None:
-        return next((error for error in self.errors if error.task_id == task_id), None)
 
-    def without_error_of(self, task_id: bytes) -> tuple[Error, ...]:
-        own = self.error_of(task_id)
-        return tuple(error for error in self.errors if error is not own)
+class _Unchanged:
+    """The entry that a script leaves as it is."""
+
+
+UNCHANGED = _Unchanged()
 
 
 class Result(NamedTuple):
@@ -96,33 +100,47 @@ class Result(NamedTuple):
     after: Record | None
     #: The task's result that the result backend holds afterwards; of fused_complete alone.
     backend: bytes | None = None
+    #: The message's entry that Redis holds afterwards.
+    entry: Record | _Unchanged = UNCHANGED
+
+
+#: The scripts that get the entry of a message, too.
+WITH_ENTRY = frozenset({"begin", "release", "abandon", "continuation"})
 
 
 class Protocol:
     """The scripts."""
 
     def begin(
-        self, record: Record | None, clock: Clock, *, execution_id: bytes, unanswered_ids: bytes,
-        task_id: bytes, generation: int, fingerprint: bytes, worker: bytes, lease_ms: int,
-        ttl_ms: int, max_attempts: int, error_ms: int,
+        self, record: Record | None, clock: Clock, *, entry: Record | None, execution_id: bytes,
+        unanswered_ids: bytes, task_id: bytes, root: bytes, generation: int, fingerprint: bytes,
+        worker: bytes, lease_ms: int, ttl_ms: int, max_attempts: int, error_ms: int,
+        continues: int, keeps_root: bool = False,
     ) -> Result:  # fmt: skip
-        attempt, token, orphaned_ms, steps, errors = 1, clock.us, b"", b"", ()
+        ids = execution_id, unanswered_ids
+        claim = {
+            "root": root,
+            "owner": execution_id,
+            "worker": worker,
+            "until": clock.ms + lease_ms,
+        }
+        if entry is not None and self.has_error(entry, generation):
+            case, claimed = self.claim(entry, clock, ids, claim)
+            return Result(case, claimed, record, entry=claimed)
+        attempt, token, orphaned_ms, steps = 1, clock.us, b"", b""
         if record is not None:
-            is_awaited = self.is_awaited(record, task_id)
-            error = None if is_awaited else self.error_for(record, task_id, generation)
-            if error is not None:
-                replied = record._replace(
-                    state=error.state, at=error.at, fingerprint=b"", task_id=task_id, worker=b"",
-                    owner=b"", format=error.format, body=error.body, errors=(),
-                )  # fmt: skip
-                return Result("finished", replied, record)
             if self.differ(record.fingerprint, fingerprint) and not self.is_absent(record, clock):
                 return Result("reused", record, record)
-            is_replacement = record.finished and self.is_replacement(record, task_id, generation)
+            is_replacement = record.finished and self.is_replacement(record, root, generation)
             if is_replacement:
                 record = record._replace(attempt=0, body=record.replacement[1])
-            elif record.finished:
+            elif record.finished and not continues:
                 return Result("finished", record, record)
+            elif record.finished and self.is_of(record, root):
+                case, claimed = self.claim(record, clock, ids, claim)
+                return Result(case, claimed, claimed)
+            elif record.finished:
+                return self.duplicate(record, entry, clock, ids, claim, task_id, generation)
             if record.state == STARTED and self.is_own(record, execution_id):
                 attempt, token, orphaned_ms = record.attempt, record.token, record.format
             else:
@@ -131,8 +149,10 @@ class Protocol:
                     and record.owner != b""
                     and record.owner in unanswered_ids
                 )
-                is_retry = is_awaited and not self.is_earlier(record, generation)
-                if self.is_active(record, clock) and not (unanswered or is_retry or is_replacement):
+                is_awaited = self.is_awaited(record, task_id, root, generation)
+                if self.is_active(record, clock) and not (
+                    unanswered or is_awaited or is_replacement
+                ):
                     return Result("held", record, record)
                 attempt = record.attempt if unanswered else record.attempt + 1
                 if unanswered:
@@ -142,24 +162,55 @@ class Protocol:
                 token = self.next_token(record, clock)
                 if attempt > record.attempt and attempt > max_attempts:
                     poisoned = record._replace(
-                        state=FAILED, token=token, at=clock.ms, task_id=task_id, owner=b"",
-                        format=b"", body=b"poisoned", expires=clock.ms + error_ms, errors=(),
+                        state=SENDING[FAILED] if continues else FAILED, token=token, at=clock.ms,
+                        task_id=task_id, format=b"", body=b"poisoned", expires=clock.ms + error_ms,
+                        owner=execution_id if continues or keeps_root else b"",
+                        root=root if continues or keeps_root else b"",
+                        until=clock.ms + lease_ms if continues else 0,
                     )  # fmt: skip
                     return Result("finished", poisoned, poisoned)
             fingerprint = fingerprint or record.fingerprint
-            steps, errors = record.body, record.without_error_of(task_id)
+            steps = record.body
         expires = self.started_expiry(clock, lease_ms, ttl_ms)
         started = Record(
             STARTED, attempt, token, clock.ms + lease_ms, fingerprint, task_id, worker,
-            execution_id, orphaned_ms, steps, expires, errors,
+            execution_id, orphaned_ms, steps, expires, root,
         )  # fmt: skip
         return Result("begun", started, started)
 
+    def claim(
+        self, outcome: Record, clock: Clock, ids: tuple[bytes, bytes], claim: dict[str, Any]
+    ) -> tuple[str, Record]:
+        """Answers a copy of the message that has the outcome; it may have to send what follows."""
+        if not outcome.sending:
+            return "sent", outcome
+        if self.is_sent_by_another(outcome, clock, ids):
+            return "held", outcome
+        return "finished", outcome._replace(**claim)
+
+    def duplicate(
+        self, record: Record, entry: Record | None, clock: Clock, ids: tuple[bytes, bytes],
+        claim: dict[str, Any], task_id: bytes, generation: int,
+    ) -> Result:  # fmt: skip
+        """Answers another message, which has a continuation of its own."""
+        if entry is not None and entry.state == COMPLETED:
+            return Result("sent", record, record)
+        is_sending = entry is not None and entry.state == SENDING[COMPLETED]
+        if entry is not None and is_sending and self.is_sent_by_another(entry, clock, ids):
+            return Result("held", entry, record)
+        expires = max(record.expires, claim["until"])
+        sending = Record(
+            SENDING[COMPLETED], 0, generation, clock.ms, b"", task_id, b"", b"", b"", b"", expires
+        )
+        return Result("finished", record, record, entry=sending._replace(**claim))
+
     def complete(
         self, record: Record | None, clock: Clock, *, token: int, format: bytes, body: bytes,  # noqa: A002
-        retention_ms: int,
+        retention_ms: int, lease_ms: int | str, keeps_root: bool = False,
     ) -> Result:  # fmt: skip
-        return self.settle(record, clock, COMPLETED, token, format, body, retention_ms)
+        return self.settle(
+            record, clock, COMPLETED, token, format, body, retention_ms, lease_ms, keeps_root
+        )
 
     def fused_complete(
         self, record: Record | None, clock: Clock, *, meta: bytes, expires: int,
@@ -171,7 +222,7 @@ class Protocol:
         if is_replay:
             result = Result("ok", None, record)
         else:
-            result = self.complete(record, clock, **outcome)
+            result = self.complete(record, clock, **outcome, lease_ms="")
         if result.case == "lost":
             return result._replace(backend=backend)
         if is_first and (backend is None or self.is_no_success(backend)):
@@ -180,38 +231,49 @@ class Protocol:
 
     def fail(
         self, record: Record | None, clock: Clock, *, token: int, format: bytes, body: bytes,  # noqa: A002
-        retention_ms: int,
+        retention_ms: int, lease_ms: int | str, keeps_root: bool = False,
     ) -> Result:  # fmt: skip
-        return self.settle(record, clock, FAILED, token, format, body, retention_ms)
+        return self.settle(
+            record, clock, FAILED, token, format, body, retention_ms, lease_ms, keeps_root
+        )
 
     def release(
-        self, record: Record | None, clock: Clock, *, token: int, hold_ms: int, retention_ms: int,
-        generation: int, format: bytes, error: bytes, error_ms: int,  # noqa: A002
+        self, record: Record | None, clock: Clock, *, entry: Record | None, token: int,
+        hold_ms: int, retention_ms: int, generation: int, format: bytes, error: bytes,  # noqa: A002
+        error_ms: int, lease_ms: int | str,
     ) -> Result:  # fmt: skip
         if record is None:
             return Result("ok", None, None)
-        state, replacement = FAILED, record.finished and record.replacement
+        replacement = record.finished and record.replacement
         if error and replacement and record.token == token:
             # Its replacement has failed, and has sent the continuation.
-            state, record = CONTINUED[FAILED], record._replace(body=replacement[1])
+            record = record._replace(body=replacement[1])
         elif not self.is_held_by(record, token):
-            resent = record.state in (RESERVED, RELEASED) and record.token == token
+            resent = record.state == RESERVED and record.token == token
             return Result("ok" if resent else "lost", record, record)
+        left = entry
         if error:
-            final = Error(record.task_id, state, generation, clock.ms, format, error)
-            record = self.prepend_error(record, final)
-        if hold_ms == 0 and not record.body and not record.errors:
-            return Result("ok", None, None)
+            left = self.ended(record, clock, generation, format, error, error_ms, lease_ms)
+        if hold_ms == 0 and not record.body:
+            return Result("ok", None, None, entry=left)
         released = record._replace(
             state=RESERVED, attempt=0, at=clock.ms + hold_ms, worker=b"", format=b"",
-            owner=b"%d" % generation if hold_ms else NOBODY,
+            owner=b"%d" % generation if hold_ms else NOBODY, root=record.root if hold_ms else b"",
         )  # fmt: skip
-        ttl_ms = hold_ms + (retention_ms if record.body or record.errors else 0)
-        if not hold_ms:
-            released = self.reserved_for_nobody(released)
-        if error:
-            ttl_ms = error_ms if released.state == RELEASED else max(error_ms, ttl_ms)
-        return Result("ok", None, released._replace(expires=clock.ms + ttl_ms))
+        ttl_ms = hold_ms + (retention_ms if record.body else 0)
+        released = released._replace(expires=clock.ms + ttl_ms)
+        return Result("ok", None, released, entry=left)
+
+    def ended(
+        self, record: Record, clock: Clock, generation: int, form: bytes, error: bytes,
+        error_ms: int, lease_ms: int | str,
+    ) -> Record:  # fmt: skip
+        """Returns the entry with the error that ended the message of an execution."""
+        return Record(
+            FAILED if lease_ms == "" else SENDING[FAILED], 0, generation, clock.ms, b"",
+            record.task_id, record.worker, record.owner, form, error, clock.ms + error_ms,
+            record.root, 0 if lease_ms == "" else clock.ms + int(lease_ms),
+        )  # fmt: skip
 
     def extend(
         self, record: Record | None, clock: Clock, *, token: int, lease_ms: int, ttl_ms: int
@@ -231,78 +293,97 @@ class Protocol:
         return Result("ok", None, self.extended(record, clock, lease_ms, ttl_ms))
 
     def abandon(
-        self, record: Record | None, clock: Clock, *, task_id: bytes, worker: bytes, grace_ms: int,
-        generation: int, format: bytes, error: bytes, error_ms: int,  # noqa: A002
+        self, record: Record | None, clock: Clock, *, entry: Record | None, task_id: bytes,
+        root: bytes, worker: bytes, grace_ms: int, generation: int, format: bytes,  # noqa: A002
+        error: bytes, error_ms: int, execution_id: bytes, lease_ms: int | str,
     ) -> Result:  # fmt: skip
-        if record is None or not self.is_child(record, task_id, worker):
-            return Result("lost", record, record)
-        if record.state != STARTED:
-            return Result("ok", None, record)
-        at = min(record.at, clock.ms + grace_ms)
-        ended_by = b"" if error else format
-        abandoned = record._replace(token=record.token + 1, at=at, owner=b"", format=ended_by)
-        if error:
-            final = Error(task_id, FAILED, generation, clock.ms, format, error)
-            abandoned = self.reserved_for_nobody(self.prepend_error(abandoned, final))
-        if abandoned.state == RELEASED:
-            abandoned = abandoned._replace(expires=clock.ms + error_ms)
-        return Result("ok", None, abandoned)
+        until = clock.ms + grace_ms
+        if record is not None and self.is_child(record, task_id, worker):
+            if record.state != STARTED:
+                return Result("ok", None, record)
+            abandoned = record._replace(
+                token=record.token + 1, at=min(record.at, until), owner=b"", root=b"",
+                format=b"" if error else format,
+            )  # fmt: skip
+            if not error:
+                return Result("ok", None, abandoned)
+            dead = record._replace(owner=execution_id, root=root)
+            left = self.ended(dead, clock, generation, format, error, error_ms, lease_ms)
+            abandoned = abandoned._replace(state=RESERVED, owner=NOBODY)
+            if not record.body:
+                abandoned = abandoned._replace(fingerprint=b"", expires=clock.ms + error_ms)
+            return Result("ok", None, abandoned, entry=left)
+        if record is not None and self.is_sent_by(record, root, worker):
+            return Result("sending", None, record._replace(until=min(record.until, until)))
+        if entry is not None and self.is_sent_by(entry, root, worker):
+            left = entry._replace(until=min(entry.until, until))
+            return Result("sending", None, record, entry=left)
+        return Result("lost", record, record)
 
     def reserve(
         self, record: Record | None, clock: Clock, *, task_id: bytes, fingerprint: bytes,
         hold_ms: int,
     ) -> Result:  # fmt: skip
-        attempt, token, steps, errors, expires = 0, clock.us, b"", (), clock.ms + hold_ms
+        attempt, token, steps, expires = 0, clock.us, b"", clock.ms + hold_ms
         if record is not None:
             if self.differ(record.fingerprint, fingerprint) and not self.is_absent(record, clock):
                 return Result("reused", record, record)
             if record.finished:
                 return Result("finished", record, record)
-            if self.is_active(record, clock) and not self.is_awaited(record, task_id):
+            is_reserved = (
+                record.state == RESERVED and record.task_id == task_id and record.owner != NOBODY
+            )
+            if self.is_active(record, clock) and not is_reserved:
                 return Result("held", record, record)
             if record.state == STARTED:
                 return Result("expired", record, record)
             attempt, token = record.attempt, self.next_token(record, clock)
             fingerprint = fingerprint or record.fingerprint
-            steps, errors = record.body, record.errors
-            if steps or errors:
+            steps = record.body
+            if steps or attempt:
                 expires = max(expires, record.expires)
         if expires == clock.ms:
             return Result("reserved", None, None)
+        if not (hold_ms or steps):
+            fingerprint = b""
         reserved = Record(
-            RESERVED, attempt, token, clock.ms + hold_ms, fingerprint, task_id, b"", b"", b"",
-            steps, expires, errors,
+            RESERVED, attempt, token, clock.ms + hold_ms, fingerprint, task_id, b"",
+            b"" if hold_ms else NOBODY, b"", steps, expires,
         )  # fmt: skip
-        if not hold_ms:
-            reserved = self.reserved_for_nobody(reserved)
         return Result("reserved", reserved, reserved)
 
-    def mark_continued(self, record: Record | None, clock: Clock, *, task_id: bytes) -> Result:
-        if record is not None and not record.finished:
-            error = record.error_of(task_id)
-            if error is not None:
-                errors = tuple(
-                    each._replace(state=CONTINUED[FAILED]) if each is error else each
-                    for each in record.errors
-                )
-                return Result("ok", None, record._replace(errors=errors))
-        if record is None or not record.finished or record.task_id != task_id:
-            return Result("lost", record, record)
-        return Result("ok", None, record._replace(state=CONTINUED[record.state]))
+    def continuation(
+        self, record: Record | None, clock: Clock, *, entry: Record | None, execution_id: bytes,
+        lease_ms: int | str,
+    ) -> Result:  # fmt: skip
+        if record is not None and self.is_sender(record, execution_id):
+            case, after = self.continued(record, clock, lease_ms)
+            return Result(case, None if case == "ok" else record, after)
+        if entry is not None and self.is_sender(entry, execution_id):
+            case, left = self.continued(entry, clock, lease_ms)
+            return Result(case, None if case == "ok" else record, record, entry=left)
+        return Result("lost", record, record)
+
+    def continued(self, outcome: Record, clock: Clock, lease_ms: int | str) -> tuple[str, Record]:
+        if lease_ms == "":
+            return "ok", outcome._replace(state=SETTLED[outcome.state], until=0)
+        if not outcome.sending:
+            return "lost", outcome
+        return "ok", outcome._replace(until=clock.ms + int(lease_ms))
 
     def forget(
         self, record: Record | None, clock: Clock, *, state: str, token: int | str
     ) -> Result:
         if record is None:
             return Result("absent", None, None)
-        if record.state == RELEASED:
+        if record.is_remnant:
             return Result("absent", None, record if state else None)
         if state and not self.was_displayed(record, state, token):
             return Result("changed", record, record)
         return Result("ok", None, None)
 
     def get(self, record: Record | None, clock: Clock) -> Result:
-        if record is None or record.state == RELEASED:
+        if record is None or record.is_remnant:
             return Result("absent", record, record)
         return Result("found", record, record)
 
@@ -312,10 +393,32 @@ class Protocol:
 
     # Conditions and changes that several scripts share
 
-    def is_replacement(self, record: Record, task_id: bytes, generation: int) -> bool:
+    def has_error(self, entry: Record, generation: int) -> bool:
+        """Whether the message has ended in an error: this one, or a later one of its root."""
+        return SETTLED.get(entry.state) == FAILED and generation <= entry.token
+
+    def is_of(self, record: Record, root: bytes) -> bool:
+        """Whether the outcome is that of the message."""
+        return record.root == root
+
+    def is_sent_by_another(self, outcome: Record, clock: Clock, ids: tuple[bytes, bytes]) -> bool:
+        """Whether another delivery is sending the continuation."""
+        execution_id, unanswered_ids = ids
+        is_mine = outcome.owner == execution_id or outcome.owner in unanswered_ids
+        return outcome.until > clock.ms and not is_mine
+
+    def is_sent_by(self, outcome: Record, root: bytes, worker: bytes) -> bool:
+        """Whether a process of that name is sending the continuation of the message."""
+        return outcome.sending and (outcome.root, outcome.worker) == (root, worker)
+
+    def is_sender(self, outcome: Record, execution_id: bytes) -> bool:
+        """Whether that delivery sends the continuation, or has sent it."""
+        return outcome.finished and outcome.owner == execution_id
+
+    def is_replacement(self, record: Record, root: bytes, generation: int) -> bool:
         """Whether the task replaced itself and this message continues it under the key."""
         replacement = record.replacement
-        return bool(replacement and record.task_id == task_id and replacement[0] <= generation)
+        return bool(replacement and self.is_of(record, root) and replacement[0] <= generation)
 
     def is_held_by(self, record: Record | None, token: int) -> bool:
         return record is not None and record.state == STARTED and record.token == token
@@ -327,40 +430,20 @@ class Protocol:
     def is_child(self, record: Record, task_id: bytes, worker: bytes) -> bool:
         return not record.finished and (record.task_id, record.worker) == (task_id, worker)
 
-    def is_awaited(self, record: Record, task_id: bytes) -> bool:
-        """Whether the key is reserved for a message of that task id."""
-        return record.state == RESERVED and record.task_id == task_id and record.owner != NOBODY
-
-    def is_earlier(self, record: Record, generation: int) -> bool:
-        """Whether the message is older than the one that the key is reserved for."""
-        return generation < int(record.owner or 0)
-
-    def error_for(self, record: Record, task_id: bytes, generation: int) -> Error | None:
-        """Returns the error that ended the message of which this one is a copy."""
-        error = record.error_of(task_id)
-        return error if error is not None and generation <= error.generation else None
+    def is_awaited(self, record: Record, task_id: bytes, root: bytes, generation: int) -> bool:
+        """Whether the key is reserved for this message."""
+        if record.state != RESERVED or record.owner == NOBODY:
+            return False
+        if record.owner == b"":
+            return record.task_id == task_id
+        return record.root == root and int(record.owner) <= generation
 
     def is_absent(self, record: Record, clock: Clock) -> bool:
-        """Whether the reservation has ended and only errors remain."""
+        """Whether the reservation has ended and nothing remains."""
         return record.state == RESERVED and not record.body and not self.is_active(record, clock)
 
-    def prepend_error(self, record: Record, error: Error) -> Record:
-        """Adds an error; older ones stay as far as they fit."""
-        room, older = OLDER_ERRORS, list[Error]()
-        for each in record.errors:
-            room -= each.size
-            if room >= 0:
-                older.append(each)
-        return record._replace(errors=(error, *older))
-
-    def reserved_for_nobody(self, record: Record) -> Record:
-        """Without steps the fingerprint goes, too: there are no arguments left to compare."""
-        if record.body:
-            return record._replace(state=RESERVED, owner=NOBODY)
-        return record._replace(state=RELEASED, fingerprint=b"", owner=NOBODY)
-
     def was_displayed(self, record: Record, state: str, token: int | str) -> bool:
-        displayed = {"D": "C", "G": "F"}.get(record.state, record.state)
+        displayed = SETTLED.get(record.state, record.state)
         return displayed == state and record.token == token
 
     def is_active(self, record: Record, clock: Clock) -> bool:
@@ -380,16 +463,19 @@ class Protocol:
 
     def settle(
         self, record: Record | None, clock: Clock, state: str, token: int, form: bytes,
-        body: bytes, retention_ms: int,
+        body: bytes, retention_ms: int, lease_ms: int | str, keeps_root: bool,
     ) -> Result:  # fmt: skip
         if not self.is_held_by(record, token):
-            if record is None or (record.state, record.token) != (state, token):
+            if record is None or (SETTLED.get(record.state), record.token) != (state, token):
                 return Result("lost", record, record)
             return Result("ok", record, record._replace(expires=clock.ms + retention_ms))
+        sends = lease_ms not in ("", 0)
         outcome = record._replace(
-            state=state, at=clock.ms, owner=b"", format=form, body=body,
-            expires=clock.ms + retention_ms, errors=(),
+            state=SENDING[state] if sends else state, at=clock.ms, format=form, body=body,
+            expires=clock.ms + retention_ms, until=clock.ms + int(lease_ms) if sends else 0,
         )  # fmt: skip
+        if lease_ms == "" and not keeps_root:
+            outcome = outcome._replace(owner=b"", root=b"")
         return Result("ok", None, outcome)
 
     @staticmethod

@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.labs.verification.environment import Environment
-from tests.labs.verification.model import FAILED, STARTED, Clock, Error, Protocol, Record, Result
+from tests.labs.verification.model import (
+    COMPLETED,
+    FAILED,
+    SETTLED,
+    STARTED,
+    UNCHANGED,
+    Clock,
+    Protocol,
+    Record,
+    Result,
+)
 from tests.labs.verification.search import SearchResult, search
 from tests.labs.verification.state import (
     LEASE,
@@ -41,7 +51,13 @@ MUTANTS: list[Mutant] = []
 
 
 def mutant(
-    name: str, tasks: int = 1, workers: int = 2, fused: bool = False, **allowed: int
+    name: str,
+    tasks: int = 1,
+    workers: int = 2,
+    fused: bool = False,
+    continues: bool = False,
+    same_id: bool = False,
+    **allowed: int,
 ) -> Callable[[type], type]:
     """Registers the decorated class as a mutant, with the environment in which it shows."""
     events = {event.replace("_", " "): times for event, times in allowed.items()}
@@ -49,7 +65,10 @@ def mutant(
     def add(cls: type) -> type:
         protocol = cls if issubclass(cls, Protocol) else Protocol
         environment = cls if issubclass(cls, Environment) else Environment
-        arguments = {"tasks": tasks, "workers": workers, "fused": fused, "allowed": events}
+        arguments = {
+            "tasks": tasks, "workers": workers, "fused": fused, "continues": continues,
+            "same_id": same_id, "allowed": events,
+        }  # fmt: skip
         MUTANTS.append(Mutant(name, protocol, environment, arguments))
         return cls
 
@@ -213,31 +232,89 @@ class LeavesNoError(Protocol):
         return super().release(record, clock, **{**arguments, "error": b""})
 
 
-@mutant("an error replaces another task id's", tasks=2, error=2, redelivery=1)
-class KeepsTheLatestError(Protocol):
-    def prepend_error(self, record: Record, error: Error) -> Record:
-        return record._replace(errors=(error,))
+@mutant("an error is returned to every message of its task id", tasks=2, same_id=True, error=1)
+class ReturnsErrorToAll(Environment):
+    def execute(self, state: State, name: str, *args: Any, **arguments: Any) -> Any:
+        if name in ("begin", "release"):
+            arguments["task"] = arguments["root"] = self.tasks[0]
+        if name == "release":
+            arguments.pop("root")
+        return super().execute(state, name, *args, **arguments)
 
 
-@mutant("an error is not found after a lease has expired", tasks=2, error=1, crash=1,
+@mutant("a retry gets the error of the message before it", error=1, retry=1, freeze=1, redelivery=1)
+class ReturnsErrorToRetries(Protocol):
+    def has_error(self, entry: Record, generation: int) -> bool:
+        return SETTLED.get(entry.state) == FAILED
+
+
+@mutant("an error is left without the lease", tasks=2, freeze=1, error=1)
+class LeavesErrorWithoutLease(Protocol):
+    def release(self, record: Record | None, clock: Clock, **arguments: Any) -> Result:
+        result = super().release(record, clock, **arguments)
+        if result.case != "lost" or not arguments["error"] or record is None:
+            return result
+        names = ("generation", "format", "error", "error_ms", "lease_ms")
+        left = self.ended(record, clock, *(arguments[name] for name in names))
+        return result._replace(entry=left)
+
+
+@mutant("messages of one task id share its outcome's continuation", tasks=2, same_id=True,
+        continues=True)  # fmt: skip
+class SharesContinuations(Protocol):
+    def is_of(self, record: Record, root: bytes) -> bool:
+        return True
+
+
+@mutant("a continuation that is being sent is sent by a copy, too", continues=True, redelivery=1)
+class SendsWithCopy(Protocol):
+    def is_sent_by_another(self, outcome: Record, clock: Clock, ids: tuple[bytes, bytes]) -> bool:
+        return False
+
+
+@mutant("two redeliveries send the continuation of one that died", continues=True, crash=1,
         redelivery=1)  # fmt: skip
-class IgnoresErrorsWhileStarted(Protocol):
-    def error_for(self, record: Record, task_id: bytes, generation: int) -> Error | None:
-        if record.state == STARTED:
-            return None
-        return super().error_for(record, task_id, generation)
+class ClaimsNothing(Protocol):
+    def claim(
+        self, outcome: Record, clock: Clock, ids: tuple[bytes, bytes], claim: dict[str, Any]
+    ) -> tuple[str, Record]:
+        case, claimed = super().claim(outcome, clock, ids, claim)
+        return case, outcome if case == "finished" else claimed
 
 
-@mutant("an error is returned to every task id", tasks=2, error=1)
-class ReturnsErrorToAll(Protocol):
-    def error_for(self, record: Record, task_id: bytes, generation: int) -> Error | None:
-        return next(iter(record.errors), None)
+@mutant("a completion takes its continuation for sent", continues=True, crash=1)
+class TakesForSent(Protocol):
+    def complete(self, record: Record | None, clock: Clock, **arguments: Any) -> Result:
+        return super().complete(record, clock, **{**arguments, "lease_ms": 0})
+
+
+@mutant("an error takes its errbacks for sent", continues=True, error=1, crash=1)
+class TakesErrbacksForSent(Protocol):
+    def release(self, record: Record | None, clock: Clock, **arguments: Any) -> Result:
+        return super().release(record, clock, **{**arguments, "lease_ms": ""})
+
+
+@mutant("a duplicate leaves no entry of its continuation", tasks=2, continues=True, redelivery=1)
+class LeavesNoEntry(Protocol):
+    def duplicate(self, *args: Any) -> Result:
+        return super().duplicate(*args)._replace(entry=UNCHANGED)
+
+
+@mutant("a duplicate's continuation is sent by its copy, too", tasks=2, workers=3, continues=True,
+        redelivery=1)  # fmt: skip
+class DuplicatesTogether(Protocol):
+    def duplicate(
+        self, record: Record, entry: Record | None, clock: Clock, ids: Any, claim: Any, *rest: Any
+    ) -> Result:
+        if entry is not None and SETTLED[entry.state] == COMPLETED and entry.sending:
+            entry = None
+        return super().duplicate(record, entry, clock, ids, claim, *rest)
 
 
 @mutant("a copy of an earlier message counts as the retry", retry=1, redelivery=1)
 class TakesCopiesForRetries(Protocol):
-    def is_earlier(self, record: Record, generation: int) -> bool:
-        return False
+    def is_awaited(self, record: Record, task_id: bytes, root: bytes, generation: int) -> bool:
+        return super().is_awaited(record, task_id, root, generation + 1)
 
 
 @mutant("a final time limit stores no error", final_time_limit=1, redelivery=1)
@@ -248,8 +325,11 @@ class LeavesNoLimit(Protocol):
 
 @mutant("a final time limit does not count as a death", tasks=2, final_time_limit=1)
 class CountsNoLimit(Protocol):
-    def prepend_error(self, record: Record, error: Error) -> Record:
-        return super().prepend_error(record, error)._replace(attempt=0)
+    def abandon(self, record: Record | None, clock: Clock, **arguments: Any) -> Result:
+        result = super().abandon(record, clock, **arguments)
+        if result.case != "ok" or result.after is None or not arguments["error"]:
+            return result
+        return result._replace(after=result.after._replace(attempt=0))
 
 
 @mutant("there is no grace period for the child to be killed", tasks=2, final_time_limit=1)

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tests.labs.verification.environment import Environment
+from tests.labs.verification.model import FAILED, SETTLED
 from tests.labs.verification.state import (
     LETTERS,
     NO_RESULT,
@@ -172,6 +173,11 @@ def format_counterexample(counterexample: Counterexample) -> Iterator[str]:
 
 def _describe(state: State) -> str:
     parts = [_describe_record(state)]
+    for number, entry in enumerate(state.entries, 1):
+        if entry is not None:
+            what = "an error" if SETTLED[entry.state] == FAILED else "a duplicate"
+            sent = f"sends, for {entry.until}" if entry.sending else "has sent"
+            parts.append(f"entry of T{number}: {what}; {entry.owner.decode()} {sent}")
     for number, result in enumerate(state.results, 1):
         if result != NO_RESULT:
             text = {NO_SUCCESS: "no SUCCESS", UNRECORDED: "a SUCCESS without a record"}
@@ -186,11 +192,9 @@ def _describe_record(state: State) -> str:
     execution = record.worker.decode().removeprefix("w") or "nobody"
     task = record.task_id.decode()
     lease = f"for {record.at}" if record.at > 0 else "expired"
-    errors = ", ".join(error.task_id.decode() for error in record.errors)
     return {
         "R": f"RESERVED for {task}, {lease}",
-        "E": f"absent, except for the errors of {errors}",
         "S": f"STARTED by {execution} ({task}), attempt {record.attempt}, {lease}",
         "C": f"COMPLETED by {record.body.decode()}",
-        "D": f"COMPLETED by {record.body.decode()}, continued",
+        "P": f"COMPLETED by {record.body.decode()}, {record.owner.decode()} sends what follows",
     }.get(record.state, f"FAILED: {record.body.decode()}")

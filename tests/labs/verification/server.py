@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.labs.verification.model import RESERVED, STARTED, Clock, Protocol, Record, Result
+from tests.labs.verification.model import (
+    RESERVED,
+    STARTED,
+    UNCHANGED,
+    WITH_ENTRY,
+    Clock,
+    Protocol,
+    Record,
+    Result,
+)
 from tests.labs.verification.state import (
     EVENTS,
     HOLD,
@@ -22,7 +31,10 @@ from tests.labs.verification.state import (
     Violation,
     is_success,
     microsecond,
+    new_execution_id,
+    put_entry,
     put_result,
+    remaining,
     result_of,
     worker_of,
 )
@@ -45,6 +57,7 @@ class Server:
         reserves: whether publishers reserve the key first.
         on_conflict: "retry" or "ignore", as the option.
         continues: whether each task has a continuation, so that sending it is marked.
+        same_id: whether all tasks are publishes of one task id.
         max_attempts: as the option.
         exclusive: whether to check that at most one execution trusts its lease; None: where that
             can hold.
@@ -64,6 +77,7 @@ class Server:
         reserves: bool = False,
         on_conflict: str = "retry",
         continues: bool = False,
+        same_id: bool = False,
         max_attempts: int = 3,
         exclusive: bool | None = None,
         tokens_grow: bool | None = None,
@@ -79,6 +93,7 @@ class Server:
         self.reserves = reserves
         self.on_conflict = on_conflict
         self.continues = continues
+        self.same_id = same_id
         self.max_attempts = max_attempts
         # Tasks with a continuation have no fused completion.
         assert not (fused and continues)
@@ -91,6 +106,9 @@ class Server:
         # A single message without copies: a delivery that takes over from one without a reply
         # knows that it got none.
         copies = ("redelivery", "late copy", "crash", "time limit", "final time limit")
+        #: A continuation may be sent once more for each of these.
+        self.slips = ("crash", "freeze", "time limit", "final time limit", "clock forward")
+        self.allowed = allowed
         self.single_message = tasks == 1 and not any(map(allowed.get, copies))
         #: Of the last reply.
         self.case = ""
@@ -103,18 +121,21 @@ class Server:
         """Executes a script with the arguments of a delivery."""
         token = {"token": delivery.token}
         retention = {"retention_ms": RETENTION}
+        sends = {"lease_ms": LEASE if self.continues else ""}
+        root = {"root": delivery.task}
         no_error = {
             "generation": delivery.retries, "format": b"", "error": b"", "error_ms": RETENTION
         }  # fmt: skip
-        release = {**token, "hold_ms": 0, **retention, **no_error}
+        release = {**token, "hold_ms": 0, **retention, **no_error, **sends}
         lease = {"lease_ms": LEASE, "ttl_ms": LEASE + RETENTION}
-        outcome = {**token, "format": b"", "body": delivery.execution_id, **retention}
+        outcome = {**token, "format": b"", "body": delivery.execution_id, **retention, **sends}
         arguments: dict[str, dict[str, Any]] = {
             "begin": {
                 "execution_id": delivery.execution_id, "unanswered_ids": delivery.unanswered_ids,
-                "task_id": delivery.task, "generation": delivery.retries, "fingerprint": b"",
-                "worker": worker_of(delivery.execution_id), **lease,
+                "task_id": self.id_of(delivery.task), **root, "generation": delivery.retries,
+                "fingerprint": b"", "worker": worker_of(delivery.execution_id), **lease,
                 "max_attempts": self.max_attempts, "error_ms": RETENTION,
+                "continues": int(self.continues),
             },
             "complete": outcome,
             "fused_complete": outcome,
@@ -126,13 +147,18 @@ class Server:
             "hold": {**release, "hold_ms": HOLD, "generation": delivery.retries + 1},
             "extend": {**token, **lease},
             "save_step": {**token, "entry": b"1", **lease},
-            "mark_continued": {"task_id": delivery.task},
+            "mark": {"execution_id": delivery.execution_id, "lease_ms": ""},
         }  # fmt: skip
         if script in ("fused_complete", "write_result"):
+            arguments[script].pop("lease_ms")
             return self._execute_fused_complete(state, script, delivery, arguments[script])
         name = "release" if script in ("hold", "stop", "exit") else script
+        name = "continuation" if script == "mark" else name
         check = getattr(self, f"_check_{name}", self._check_others)
-        return self.execute(state, name, lambda *seen: check(*seen, delivery), **arguments[script])
+        return self.execute(
+            state, name, lambda *seen: check(*seen, delivery), task=delivery.task,
+            **arguments[script],
+        )  # fmt: skip
 
     def _execute_fused_complete(
         self, state: State, script: str, delivery: Delivery, outcome: dict[str, Any]
@@ -154,7 +180,14 @@ class Server:
             return history
 
         result, after = self.execute(
-            state, "fused_complete", check, **outcome, meta=meta, expires=0, backend=_meta(before)
+            state,
+            "fused_complete",
+            check,
+            task=delivery.task,
+            **outcome,
+            meta=meta,
+            expires=0,
+            backend=_meta(before),
         )
         if result.backend == _meta(before):
             return result, after
@@ -180,40 +213,50 @@ class Server:
             history = history._replace(holder=b"")
             return history.with_ended(task, retries, error) if error else history
 
+        parent = new_execution_id(state)
         arguments = {
-            "task_id": task, "worker": worker, "grace_ms": grace, "generation": retries,
-            "format": b"", "error": error, "error_ms": RETENTION,
+            "task_id": self.id_of(task), "root": task, "worker": worker, "grace_ms": grace,
+            "generation": retries, "format": b"", "error": error, "error_ms": RETENTION,
+            "execution_id": parent, "lease_ms": LEASE if self.continues else "",
         }  # fmt: skip
-        return self.execute(state, "abandon", check, **arguments)[1]
+        result, state = self.execute(state, "abandon", check, task=task, **arguments)
+        if error and result.case == "ok" and self.continues:
+            state = self.note_sent(state, task)
+            mark = {"execution_id": parent, "lease_ms": ""}
+            _, state = self.execute(state, "continuation", task=task, **mark)
+        return state
 
     def execute(
         self, state: State, name: str,
         check: Callable[[History, Record | None, Result], History] = lambda history, *_: history, /,
-        **arguments: Any,
+        task: bytes = b"", **arguments: Any,
     ) -> tuple[Result, State]:  # fmt: skip
         """Executes a script, checks the invariants and that a resend gets the same reply."""
         script = getattr(self.protocol, name)
         clock = Clock(0, microsecond(state))
+        if name in WITH_ENTRY:
+            arguments["entry"] = state.entries[self.tasks.index(task)]
         result = script(state.record, clock, **arguments)
         self.case = result.case
         if name == "fused_complete":
             arguments["backend"] = result.backend
+        if result.entry is not UNCHANGED:
+            arguments["entry"] = result.entry
+            state = put_entry(state, task, arguments["entry"])
         resent = script(result.after, Clock(0, clock.us + 1), **arguments)
         if resent.case != result.case and name != "forget":
             raise Violation(f"a resend changes the reply: {result.case}, then {resent.case}")
         if result.case == "begun" and resent.replied != result.replied:
             raise Violation("a resend of begin begins another execution")
-        self._check_record(state, name, result)
+        self._check_record(state, name, task, result)
         history = check(state.history, state.record, result)
         deleted = result.after is None and state.record is not None
         state = state._replace(record=result.after, history=history)
-        # An operator forgets everything; a release keeps which task ids have ended.
-        ended = () if name == "forget" else history.ended
-        return result, self.remove_record(state, ended) if deleted else state
+        return result, self.remove_record(state) if deleted else state
 
     # The invariants
 
-    def _check_record(self, state: State, name: str, result: Result) -> None:
+    def _check_record(self, state: State, name: str, task: bytes, result: Result) -> None:
         before, after = state.record, result.after
         if after is not None:
             if not 0 < (after.expires or 10**9) <= LEASE + HOLD + RETENTION + LEASE:
@@ -225,40 +268,48 @@ class Server:
         ):  # fmt: skip
             raise Violation(f"{name} overwrites an outcome")
         replied = result.replied
-        if replied is not None and replied.finished:
-            stored = after and (after if after.finished else after.error_of(replied.task_id))
-            if not stored or stored.body != replied.body:
-                raise Violation("a reply has an outcome that is not stored")
-            first = state.history.outcome or (POISONED if name == "begin" else b"")
-            if stored is not after:
-                errors = (
-                    error for task, _, error in state.history.ended if task == replied.task_id
-                )
-                first = next(errors, b"")
-            if replied.body != first:
-                raise Violation("a reply has another outcome than the first")
+        if replied is None or not replied.finished or result.case == "held":
+            return
+        entry = state.entries[self.tasks.index(task)] if task else None
+        is_error = entry is not None and replied == entry
+        if not is_error and (after is None or after.body != replied.body):
+            raise Violation("a reply has an outcome that is not stored")
+        first = state.history.outcome or (POISONED if name == "begin" else b"")
+        if is_error:
+            errors = (error for ended, _, error in state.history.ended if ended == task)
+            first = next(errors, b"")
+        if replied.body != first:
+            raise Violation("a reply has another outcome than the first")
 
     def _check_begin(
         self, history: History, before: Record | None, result: Result, delivery: Delivery
     ) -> History:
-        replied, after = result.replied, result.after
-        if result.case == "finished" and not history.outcome:
+        replied = result.replied
+        own_end = next((end for end in history.ended if end[0] == delivery.task), None)
+        has_ended = own_end is not None and delivery.retries <= own_end[1]
+        if result.case in ("finished", "sent"):
             assert replied is not None
-            if after is not None and not after.finished:
+            if has_ended:
+                if own_end is not None and replied.body != own_end[2]:
+                    raise Violation("a copy of a message that ended in an error gets an outcome")
+                return history
+            if history.outcome:
                 return history
             if history.begun < self.max_attempts:
                 raise Violation("the task is poisoned before its attempts are used up")
-            return History(outcome=replied.body, token=replied.token)
-        if result.case == "held" and before is not None and before.at <= 0:
+            return History(
+                outcome=replied.body, token=replied.token, ended=history.ended, sent=history.sent
+            )
+        if (
+            result.case == "held" and before is not None and not before.finished and before.at <= 0
+            and replied == before
+        ):  # fmt: skip
             raise Violation("begin replies held after the lease has expired")
         if result.case != "begun" or replied is None:
             return history
         if history.outcome:
             raise Violation("an execution begins though there is an outcome")
-        if any(
-            task == delivery.task and delivery.retries <= retries
-            for task, retries, _ in history.ended
-        ):
+        if has_ended:
             raise Violation("a copy of a message that ended in an error runs again")
         is_reserved = before is not None and before.state == RESERVED and before.at > 0
         task, retries = history.awaited or (b"", 0)
@@ -266,7 +317,8 @@ class Server:
             raise Violation("a copy of an earlier message runs while its retry is awaited")
         if replied.body != history.steps:
             raise Violation("begin returns other steps than those that were saved")
-        if before is not None and is_reserved and before.task_id not in (delivery.task, b""):
+        own_id = self.id_of(delivery.task)
+        if before is not None and is_reserved and before.task_id not in (own_id, b""):
             raise Violation("an execution begins over another task's reservation")
         if history.holder == delivery.execution_id:
             if replied.token != history.token:
@@ -283,7 +335,6 @@ class Server:
         return history._replace(
             holder=delivery.execution_id, last=delivery.execution_id, died=died,
             begun=history.begun + 1, token=replied.token, given_up=False, awaited=None,
-            ended=tuple(ended for ended in history.ended if ended[0] != delivery.task),
         )  # fmt: skip
 
     def _check_complete(
@@ -297,7 +348,10 @@ class Server:
             return history
         if history.holder != delivery.execution_id:
             raise Violation("the completion of a stale token is accepted")
-        return History(outcome=delivery.execution_id, token=history.token)
+        return History(
+            outcome=delivery.execution_id, token=history.token, ended=history.ended,
+            sent=history.sent,
+        )  # fmt: skip
 
     _check_fail = _check_complete
 
@@ -308,7 +362,9 @@ class Server:
             return self._check_others(history, before, result, delivery)
         if history.holder != delivery.execution_id:
             raise Violation("the release of a stale token is accepted")
-        released = History(token=history.token, steps=history.steps, ended=history.ended)
+        released = History(
+            token=history.token, steps=history.steps, ended=history.ended, sent=history.sent
+        )
         if delivery.script == "release":
             return released.with_ended(delivery.task, delivery.retries, delivery.execution_id)
         if delivery.script == "hold":
@@ -328,12 +384,48 @@ class Server:
             return history._replace(steps=result.after.body)
         return history
 
-    def remove_record(
-        self, state: State, ended: tuple[tuple[bytes, int, bytes], ...] = ()
-    ) -> State:
-        token = state.history.token if self.tokens_grow else NO_TOKEN
-        state = state._replace(record=None, history=History(token=token, ended=ended))
+    def _check_continuation(
+        self, history: History, before: Record | None, result: Result, delivery: Delivery
+    ) -> History:
+        if result.after is not before and (before is None or not before.finished):
+            raise Violation("a continuation changes an execution")
+        return history
+
+    def remove_record(self, state: State) -> State:
+        """Returns the state without the record; the entries stay."""
+        history = state.history
+        ended = {task for task, _, _ in history.ended}
+        state = state._replace(record=None, history=History(
+            token=history.token if self.tokens_grow else NO_TOKEN, ended=history.ended,
+            sent=tuple(task for task in history.sent if task in ended),
+        ))  # fmt: skip
         return self._without_record(state) if self.fused else state
+
+    def remove_entry(self, state: State, task: bytes) -> State:
+        history = state.history
+        ended = tuple(end for end in history.ended if end[0] != task)
+        sent = tuple(each for each in history.sent if each != task)
+        state = state._replace(history=history._replace(ended=ended, sent=sent))
+        return put_entry(state, task, None)
+
+    def id_of(self, task: bytes) -> bytes:
+        """Returns the task id of a publish."""
+        return self.tasks[0] if self.same_id else task
+
+    def note_sent(self, state: State, task: bytes) -> State:
+        """Notes that a continuation is sent."""
+        sent = tuple(sorted((*state.history.sent, task)))
+        slips = sum(self.allowed.get(event, 0) - remaining(state, event) for event in self.slips)
+        if sent.count(task) > 1 + slips:
+            raise Violation("a continuation is sent twice")
+        ever_sent = list(state.ever_sent)
+        ever_sent[self.tasks.index(task)] = True
+        return state._replace(history=state.history._replace(sent=sent), ever_sent=tuple(ever_sent))
+
+    def check_sent(self, state: State, task: bytes) -> None:
+        """Checks that a continuation is not lost with the message."""
+        if self.continues and not state.ever_sent[self.tasks.index(task)]:
+            raise Violation("a message is acknowledged before its continuation is sent")
 
     def _without_record(self, state: State) -> State:
         """The outcome that the record had is no longer the key's."""

@@ -50,8 +50,8 @@ class Reply(NamedTuple):
     case: str
     #: Of the record in the reply, if there is one.
     state: str = ""
+    #: The task id.
     task: bytes = b""
-    continuation_sent: bool = False
 
 
 class Delivery(NamedTuple):
@@ -112,8 +112,10 @@ class History(NamedTuple):
     token: int = 0
     #: Finished steps.
     steps: bytes = b""
-    #: Task ids that ended in an error, each with the retries before and the error.
+    #: Publishes that ended in an error, each with the retries before and the error.
     ended: tuple[tuple[bytes, int, bytes], ...] = ()
+    #: The publishes whose continuation was sent since there is the record, once for each time.
+    sent: tuple[bytes, ...] = ()
     #: The retry for which the key is held: its task id and its number.
     awaited: tuple[bytes, int] | None = None
 
@@ -142,6 +144,10 @@ class State(NamedTuple):
     displayed: tuple[int, str] | None = None
     #: By task: what the result backend has. Only with fused completion.
     results: tuple[bytes, ...] = ()
+    #: By task, as the root of its messages: the entries beside the record.
+    entries: tuple[Record | None, ...] = ()
+    #: By task: whether its continuation was ever sent.
+    ever_sent: tuple[bool, ...] = ()
 
 
 #: What an action does to a state.
@@ -236,6 +242,13 @@ def result_of(state: State, task: bytes) -> bytes:
     return state.results[int(task[1:]) - 1]
 
 
+def put_entry(state: State, task: bytes, entry: Record | None) -> State:
+    """Returns the state with another entry of the task's messages."""
+    entries = list(state.entries)
+    entries[int(task[1:]) - 1] = entry
+    return state._replace(entries=tuple(entries))
+
+
 def put_result(state: State, task: bytes, result: bytes) -> State:
     results = list(state.results)
     results[int(task[1:]) - 1] = result
@@ -260,10 +273,9 @@ def new_execution_id(state: State) -> bytes:
         used.update(worker)
     for _, _, error in state.history.ended:
         used.update(error)
-    if state.record:
-        used.update(state.record.owner + state.record.worker + state.record.body)
-        for stored in state.record.errors:
-            used.update(stored.body)
+    for record in (state.record, *state.entries):
+        if record:
+            used.update(record.owner + record.worker + record.body)
     return next(bytes([letter]) for letter in LETTERS if letter not in used)
 
 

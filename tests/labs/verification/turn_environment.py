@@ -10,9 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tests.labs.verification.model import RESERVED, STARTED, Clock, Record
+from tests.labs.verification.model import (
+    RESERVED,
+    STARTED,
+    UNCHANGED,
+    WITH_ENTRY,
+    Clock,
+    Record,
+)
 from tests.labs.verification.state import LEASE, RETENTION, TICK_US, Transition, Violation
-from tests.labs.verification.turn_model import WAITING, TurnProtocol, TurnResult
+from tests.labs.verification.turn_model import TurnProtocol, TurnResult
 from tests.labs.verification.turn_state import (
     EVENTS,
     HOLD,
@@ -43,26 +50,27 @@ class TurnEnvironment:
         tasks: messages with ids of their own.
         dedupes: whether publishers reserve first.
         expires: whether reservations age.
+        same_id: whether all tasks are publishes of one task id.
     """
 
     def __init__(
         self, protocol: TurnProtocol | None = None, *, until: str = "finished", tasks: int = 2,
         workers: int = 2, dedupes: bool = False, on_conflict: str = "retry",
-        expires: bool = False, allowed: Mapping[str, int] | None = None,
+        expires: bool = False, same_id: bool = False, allowed: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         allowed = allowed or {}
         assert not set(allowed) - set(EVENTS)
         self.protocol = protocol or TurnProtocol()
         self.collapses = until == "started"
         self.tasks, self.workers, self.dedupes = tasks, workers, dedupes
-        self.on_conflict, self.expires = on_conflict, expires
+        self.on_conflict, self.expires, self.same_id = on_conflict, expires, same_id
         self.remaining = tuple(allowed.get(name, 0) for name in EVENTS)
         self.case = ""
 
     def start(self) -> TurnState:
         each = range(self.tasks)
         return TurnState(
-            turn=None, records=(None,) * self.tasks,
+            turn=None, records=(None,) * self.tasks, entries=(None,) * self.tasks,
             messages=() if self.dedupes else tuple(Message(task, 0, -1) for task in each),
             deliveries=(None,) * self.workers,
             publishers=("reserving" if self.dedupes else "sent",) * self.tasks,
@@ -142,7 +150,7 @@ class TurnEnvironment:
     # Publishers
 
     def _reserve(self, state: TurnState, task: int) -> TurnState:
-        arguments = {"task_id": name_of(task), "fingerprint": b"", "hold_ms": RESERVATION}
+        arguments = {"task_id": self.id_of(task), "fingerprint": b"", "hold_ms": RESERVATION}
         result, state = self._execute(
             state, task, "reserve_turn", **arguments, waits=int(self.collapses)
         )
@@ -174,7 +182,8 @@ class TurnEnvironment:
         execution_id = new_execution_id(state)
         result, state = self._execute(
             state, task, "begin", execution_id=execution_id, unanswered_ids=b"",
-            task_id=name_of(task), generation=message.retries, fingerprint=b"",
+            task_id=self.id_of(task), root=name_of(task), generation=message.retries,
+            fingerprint=b"", continues=0,
             worker=b"w" + execution_id, lease_ms=LEASE, ttl_ms=LEASE + RETENTION, max_attempts=99,
             error_ms=RETENTION, wait_ms=RESERVATION if self.collapses else 0,
         )  # fmt: skip
@@ -182,7 +191,7 @@ class TurnEnvironment:
             assert result.replied is not None
             state = self._begun(state, task, message.retries, execution_id, result.replied.token)
             return put(state, slot, Delivery(taken, execution_id, result.replied.token))
-        if result.case == "finished":
+        if result.case in ("finished", "sent"):
             assert result.replied is not None
             self._check_replay(state, task, result.replied)
             return self._acknowledge(state, taken, OUTCOME)
@@ -231,9 +240,11 @@ class TurnEnvironment:
         delivery = state.deliveries[slot]
         assert delivery is not None
         message, token = delivery.message, {"token": delivery.token}
-        body = {"format": b"", "body": delivery.execution_id, "retention_ms": RETENTION}
+        body = {
+            "format": b"", "body": delivery.execution_id, "retention_ms": RETENTION, "lease_ms": "",
+        }  # fmt: skip
         release = {
-            "retention_ms": RETENTION, "format": b"", "error_ms": RETENTION,
+            "retention_ms": RETENTION, "format": b"", "error_ms": RETENTION, "lease_ms": "",
         }  # fmt: skip
         arguments: dict[str, Any] = {
             "complete": body,
@@ -299,9 +310,10 @@ class TurnEnvironment:
         delivery = state.deliveries[slot]
         assert delivery is not None
         _, state = self._execute(
-            state, delivery.message.task, "abandon", task_id=name_of(delivery.message.task),
-            worker=b"w" + delivery.execution_id, grace_ms=0, generation=0, format=b"", error=b"",
-            error_ms=RETENTION,
+            state, delivery.message.task, "abandon", task_id=self.id_of(delivery.message.task),
+            root=name_of(delivery.message.task), worker=b"w" + delivery.execution_id, grace_ms=0,
+            generation=0, format=b"", error=b"", error_ms=RETENTION, execution_id=b"",
+            lease_ms="",
         )  # fmt: skip
         return state
 
@@ -312,8 +324,15 @@ class TurnEnvironment:
     ) -> tuple[TurnResult, TurnState]:
         script = getattr(self.protocol, name)
         clock = Clock(0, microsecond(state))
-        before = state.turn
-        result: TurnResult = script(state.records[task], before, clock, **arguments)
+        before, own = state.turn, 0 if self.same_id else task
+        if name in WITH_ENTRY:
+            arguments["entry"] = state.entries[task]
+        result: TurnResult = script(state.records[own], before, clock, **arguments)
+        if result.moved is not None:
+            state = replace(state, "entries", task_of(result.moved.root), result.moved)
+        if result.entry is not UNCHANGED:
+            arguments["entry"] = result.entry
+            state = replace(state, "entries", task, result.entry)
         again = script(result.after, result.turn, Clock(0, clock.us + 1), **arguments)
         if again.case != result.case:
             raise Violation(f"a resend changes the reply: {result.case}, then {again.case}")
@@ -321,11 +340,15 @@ class TurnEnvironment:
             if record is not None and not 0 < record.expires <= 2 * LEASE + RESERVATION + RETENTION:
                 raise Violation(f"a record that {name} stores does not expire in time")
         if result.case == "begun" and before is not None and before.at > 0:
-            reserved = before.state == RESERVED and before.task_id != name_of(task)
+            reserved = before.state == RESERVED and before.task_id != self.id_of(task)
             if reserved or (before.state == STARTED and before.token == state.token):
                 raise Violation("an execution begins during the turn of another message")
-        records = (*state.records[:task], result.after, *state.records[task + 1 :])
+        records = (*state.records[:own], result.after, *state.records[own + 1 :])
         return result, state._replace(records=records, turn=result.turn)
+
+    def id_of(self, task: int) -> bytes:
+        """Returns the task id of a publish, whose root is its name."""
+        return name_of(0 if self.same_id else task)
 
     def _tick(self, state: TurnState) -> TurnState:
         deliveries = tuple(
@@ -344,17 +367,16 @@ class TurnEnvironment:
         if record is None:
             return None
         by = 1 if self.expires or record.state != RESERVED or record.owner else 0
-        errors = tuple(
-            error._replace(at=max(-1, error.at - self.expires)) if error.state == WAITING else error
-            for error in record.errors
+        waiting = tuple(
+            each._replace(at=max(-1, each.at - self.expires)) for each in record.waiting
         )
         at = record.at if record.finished else max(-1, record.at - by)
-        return record._replace(at=at, errors=errors, token=record.token - TICK_US)
+        return record._replace(at=at, waiting=waiting, token=record.token - TICK_US)
 
     def _aged_turn(self, turn: Record | None) -> Record | None:
         """Returns the turn after a tick; Redis forgets a reservation at its end."""
         aged = self._aged(turn)
-        if aged is not None and aged.state == RESERVED and aged.at <= 0 and not aged.errors:
+        if aged is not None and aged.state == RESERVED and aged.at <= 0 and not aged.waiting:
             return None
         return aged
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tests.labs.verification.model import STARTED, Clock, Error, Record
+from tests.labs.verification.model import STARTED, Clock, Record, Waiting
 from tests.labs.verification.search import SearchResult, search
 from tests.labs.verification.turn_environment import TurnEnvironment
 from tests.labs.verification.turn_model import TurnProtocol, TurnResult
@@ -23,6 +23,9 @@ SHORT: dict[str, dict[str, Any]] = {
     },
     "one at a time, published once": {
         "tasks": 3, "dedupes": True, "allowed": {"seen crash": 1},
+    },
+    "one at a time, published anew": {
+        "same_id": True, "allowed": {"error": 1, "redelivery": 1},
     },
     "a burst": _BURST,
     "a burst, a crash": {**_BURST, "allowed": {"crash": 1}},
@@ -121,7 +124,7 @@ class ForgetsErrors(TurnProtocol):
 
 @mutant("a turn that ended answers every message", "one at a time")
 class AnswersEveryMessage(TurnProtocol):
-    def has_ended(self, turn: Record, task_id: bytes) -> bool:
+    def has_ended(self, turn: Record, task_id: bytes, root: bytes) -> bool:
         return turn.finished
 
 
@@ -157,12 +160,12 @@ class TakeoverForgetsWaiting(TurnProtocol):
         result = super().begin(record, turn, clock, **arguments)
         if result.case != "begun" or result.turn is None:
             return result
-        return result._replace(turn=result.turn._replace(errors=()))
+        return result._replace(turn=result.turn._replace(waiting=()))
 
 
 @mutant("every message of a burst waits", "a burst")
 class EveryoneWaits(TurnProtocol):
-    def waiting(self, turn: Record | None, clock: Clock) -> Error | None:
+    def waiting(self, turn: Record | None, clock: Clock) -> Waiting | None:
         return None
 
 
@@ -172,7 +175,7 @@ class AbandonForgetsWaiting(TurnProtocol):
         self, record: Record | None, turn: Record | None, clock: Clock, **arguments: Any
     ) -> TurnResult:
         result = super().abandon(record, turn, clock, **arguments)
-        return result._replace(turn=result.turn and result.turn._replace(errors=()))
+        return result._replace(turn=result.turn and result.turn._replace(waiting=()))
 
 
 @mutant("a waiting message is ignored", "a burst, ignored")

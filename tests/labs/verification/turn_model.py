@@ -1,8 +1,8 @@
 """The contract of the scripts for a key that may run again: a message's record, and the turn.
 
-The message's part is that of :class:`Protocol`: only copies of one message meet its record. The
-turn is a record, too; the message that waits for the next one is its first error, with the letter W
-and the fingerprint in the place of the format.
+The message's part is that of :class:`Protocol`: only messages with its task id meet its record. One
+that is published anew under that id runs, and the outcome before becomes an entry. The turn is a
+record, too; its body is the message that waits for the next one.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from tests.labs.verification.model import (
+    COMPLETED,
     NOBODY,
-    RELEASED,
     RESERVED,
+    SETTLED,
     STARTED,
+    UNCHANGED,
     Clock,
-    Error,
     Protocol,
     Record,
+    Waiting,
 )
-
-WAITING = "W"
 
 
 class TurnResult(NamedTuple):
@@ -32,6 +32,10 @@ class TurnResult(NamedTuple):
     #: The message's record, and that of the turn, afterwards.
     after: Record | None
     turn: Record | None
+    #: The message's entry afterwards.
+    entry: Any = UNCHANGED
+    #: The outcome that became the entry of the message before, whose root it has.
+    moved: Record | None = None
 
 
 class _Message(Protocol):
@@ -50,35 +54,64 @@ class TurnProtocol:
 
     def begin(
         self, record: Record | None, turn: Record | None, clock: Clock, *, wait_ms: int,
-        **arguments: Any,
+        entry: Record | None, **arguments: Any,
     ) -> TurnResult:  # fmt: skip
-        task_id = arguments["task_id"]
+        result = self._begin(record, turn, clock, wait_ms, entry, arguments)
+        is_anew = record is not None and self.is_anew(record, arguments["root"])
+        if is_anew and result.entry is UNCHANGED:
+            result = result._replace(moved=record)
+            if result.after is None:
+                result = result._replace(after=record)
+        return result
+
+    def _begin(
+        self, record: Record | None, turn: Record | None, clock: Clock, wait_ms: int,
+        entry: Record | None, arguments: dict[str, Any],
+    ) -> TurnResult:  # fmt: skip
+        task_id, root = arguments["task_id"], arguments["root"]
         message = _Message()
+        if entry is not None and (
+            SETTLED[entry.state] == COMPLETED or message.has_error(entry, arguments["generation"])
+        ):
+            ids = arguments["execution_id"], arguments["unanswered_ids"]
+            until = clock.ms + arguments["lease_ms"]
+            claim = {
+                "root": root, "owner": ids[0], "worker": arguments["worker"], "until": until,
+            }  # fmt: skip
+            case, claimed = message.claim(entry, clock, ids, claim)
+            return TurnResult(case, claimed, record, turn, claimed)
+        if record is not None and self.is_anew(record, root):
+            record = None
+        if record is not None and record.finished and record.root != root:
+            differs = message.differ(record.fingerprint, arguments["fingerprint"])
+            return TurnResult("reused" if differs else "finished", record, record, turn)
         message.has_turn = self.is_same(record, turn)
-        result = message.begin(record, self.later_clock(clock, turn), **arguments)
-        poisoned = result.after is not record
-        if result.case == "reused" or (result.case == "finished" and not poisoned):
-            return TurnResult(result.case, result.replied, record, turn)
+        result = message.begin(
+            record, self.later_clock(clock, turn), entry=None, keeps_root=True, **arguments
+        )
+        if result.case == "reused" or (
+            record is not None and record.finished and result.case != "begun"
+        ):
+            return TurnResult(result.case, result.replied, result.after, turn)
         waiting = self.waiting(turn, clock)
         if turn is not None and self.blocks(turn, record, task_id, clock):
             waits = waiting is not None and waiting.task_id == task_id
             if self.may_wait(turn, waiting, task_id) and wait_ms:
-                entry = Error(
-                    task_id, WAITING, 0, clock.ms + wait_ms, arguments["fingerprint"], b""
-                )
-                waits, turn_after = True, turn._replace(errors=(entry,), body=b"")
+                waits = True
+                will_wait = Waiting(task_id, clock.ms + wait_ms, arguments["fingerprint"])
+                turn_after = turn._replace(waiting=(will_wait,), body=b"")
             else:
                 turn_after = turn
             case = "later" if record is not None or waits else "busy"
             return TurnResult(case, turn, record, turn_after)
-        if turn is not None and record is None and self.has_ended(turn, task_id):
+        if turn is not None and record is None and self.has_ended(turn, task_id, root):
             return TurnResult("finished", turn, record, turn)
         if result.case != "begun":
             return TurnResult(result.case, result.replied, result.after, turn)
         assert result.after is not None
         kept = () if waiting is None or waiting.task_id == task_id else (waiting,)
         return TurnResult(
-            "begun", result.replied, result.after, result.after._replace(errors=kept, body=b"")
+            "begun", result.replied, result.after, result.after._replace(waiting=kept, body=b"")
         )
 
     def complete(
@@ -104,11 +137,12 @@ class TurnProtocol:
         runs = record is not None and record.state == STARTED
         if runs and not self.holds(turn, token):
             return TurnResult("lost", turn and record, record, turn)
-        result = getattr(self.message, script)(record, clock, **arguments)
+        result = getattr(self.message, script)(record, clock, keeps_root=True, **arguments)
         if result.case == "lost":
             return TurnResult("lost", turn and record, record, turn)
         if runs:
-            turn = self.end_turn(turn, clock, result.after, clock.ms + retention_ms)
+            last = result.after._replace(state=SETTLED[result.after.state], until=0)
+            turn = self.end_turn(turn, clock, last, clock.ms + retention_ms)
         return TurnResult(result.case, result.replied, result.after, turn)
 
     def release(
@@ -125,18 +159,19 @@ class TurnProtocol:
         result = self.message.release(record, clock, **arguments)
         after = result.after
         if not runs and (record is not None or not holds):
-            return TurnResult(result.case, result.replied, after, turn)
+            return TurnResult(result.case, result.replied, after, turn, result.entry)
         if not runs or not hold_ms:
-            return TurnResult(result.case, None, after, self.end_turn(turn, clock, None, 0))
+            turn = self.end_turn(turn, clock, None, 0)
+            return TurnResult(result.case, None, after, turn, result.entry)
         assert after is not None
-        if not after.body and not after.errors:
+        if not after.body:
             # A retry that comes late has begun before.
             after = after._replace(expires=clock.ms + hold_ms + arguments["retention_ms"])
         waiting = self.waiting(turn, clock)
         expires = max(clock.ms + hold_ms, waiting.at if waiting else clock.ms)
         kept = () if waiting is None else (waiting,)
-        turn = after._replace(errors=kept, body=b"", expires=expires)
-        return TurnResult(result.case, None, after, turn)
+        turn = after._replace(waiting=kept, body=b"", expires=expires)
+        return TurnResult(result.case, None, after, turn, result.entry)
 
     def extend(
         self, record: Record | None, turn: Record | None, clock: Clock, **arguments: Any
@@ -167,8 +202,8 @@ class TurnProtocol:
         if runs and turn is not None and self.holds(turn, record.token):
             waiting = self.waiting(turn, clock)
             kept = () if waiting is None else (waiting,)
-            turn = result.after._replace(errors=kept, body=b"", expires=turn.expires)
-        return TurnResult(result.case, result.replied, result.after, turn)
+            turn = result.after._replace(waiting=kept, body=b"", expires=turn.expires)
+        return TurnResult(result.case, result.replied, result.after, turn, result.entry)
 
     def reserve_turn(
         self, record: Record | None, turn: Record | None, clock: Clock, *, task_id: bytes,
@@ -177,35 +212,31 @@ class TurnProtocol:
         waiting = self.waiting(turn, clock)
         if not hold_ms:
             if turn is not None and waiting is not None and waiting.task_id == task_id:
-                turn = turn._replace(errors=(), body=b"")
+                turn = turn._replace(waiting=(), body=b"")
             elif turn is not None and turn.state == RESERVED and turn.task_id == task_id:
                 turn = self.end_turn(turn, clock, None, 0)
             return TurnResult("reserved", None, record, turn)
-        if record is not None and record.finished:
-            return TurnResult("finished", record, record, turn)
         token = clock.us
         if turn is not None:
             token = self.message.next_token(turn, clock)
         if turn is not None and not turn.finished:
             if waiting is not None and waiting.task_id != task_id:
-                differ = self.message.differ(waiting.format, fingerprint)
+                differ = self.message.differ(waiting.fingerprint, fingerprint)
                 replied = self.reserved(turn, waiting)
                 return TurnResult("reused" if differ else "held", replied, record, turn)
             active = self.message.is_active(turn, clock)
             other = turn.task_id != task_id
             dying = turn.owner == NOBODY and active
             if (turn.state == STARTED and waits and other) or dying:
-                entry = Error(task_id, WAITING, 0, clock.ms + hold_ms, fingerprint, b"")
+                will_wait = Waiting(task_id, clock.ms + hold_ms, fingerprint)
                 return TurnResult(
-                    "reserved", None, record, turn._replace(errors=(entry,), body=b"")
+                    "reserved", None, record, turn._replace(waiting=(will_wait,), body=b"")
                 )
             if active and (turn.state == STARTED or (turn.state == RESERVED and other)):
                 differ = self.message.differ(turn.fingerprint, fingerprint)
                 return TurnResult("reused" if differ else "held", turn, record, turn)
             if turn.state == STARTED:
                 return TurnResult("expired", turn, record, turn)
-        if record is not None and record.state == RELEASED:
-            record = None
         expires = clock.ms + hold_ms
         reserved = Record(
             RESERVED, 0, token, expires, fingerprint, task_id, b"", b"", b"", b"", expires
@@ -229,20 +260,29 @@ class TurnProtocol:
         is_reserved = turn.state == RESERVED and turn.task_id == task_id
         return not is_reserved and not self.is_same(record, turn)
 
-    def may_wait(self, turn: Record, waiting: Error | None, task_id: bytes) -> bool:
+    def may_wait(self, turn: Record, waiting: Waiting | None, task_id: bytes) -> bool:
         """Whether the next turn is free for a message that meets a run."""
         return turn.state == STARTED and (waiting is None or waiting.task_id == task_id)
 
-    def has_ended(self, turn: Record, task_id: bytes) -> bool:
-        """Whether the turn is the outcome of a message that ended before the option changed."""
-        return turn.finished and turn.task_id == task_id and not turn.format.startswith(b"=")
+    def is_anew(self, record: Record, root: bytes) -> bool:
+        """Whether a message is published anew whose task id has ended before."""
+        return (
+            record.finished
+            and record.root not in (b"", root)
+            and not record.format.startswith(b"=")
+        )
 
-    def waiting(self, turn: Record | None, clock: Clock) -> Error | None:
+    def has_ended(self, turn: Record, task_id: bytes, root: bytes) -> bool:
+        """Whether the turn is the outcome of a message that ended before the option changed."""
+        is_its = turn.task_id == task_id and turn.root in (b"", root)
+        return turn.finished and is_its and not turn.format.startswith(b"=")
+
+    def waiting(self, turn: Record | None, clock: Clock) -> Waiting | None:
         """Returns the message that waits for the next turn."""
-        if turn is None or turn.finished or not turn.errors:
+        if turn is None or turn.finished or not turn.waiting:
             return None
-        first = turn.errors[0]
-        return first if first.state == WAITING and first.at > clock.ms else None
+        first = turn.waiting[0]
+        return first if first.at > clock.ms else None
 
     def later_clock(self, clock: Clock, turn: Record | None) -> Clock:
         """Returns a clock whose tokens are higher than that of the turn."""
@@ -258,9 +298,9 @@ class TurnProtocol:
             return self.reserved(turn, waiting)
         return last and last._replace(expires=expires)
 
-    def reserved(self, turn: Record, waiting: Error) -> Record:
+    def reserved(self, turn: Record, waiting: Waiting) -> Record:
         """Returns the turn, reserved for the message that waits."""
         return Record(
-            RESERVED, 0, turn.token, waiting.at, waiting.format, waiting.task_id, b"", b"", b"",
-            b"", waiting.at,
+            RESERVED, 0, turn.token, waiting.at, waiting.fingerprint, waiting.task_id, b"", b"",
+            b"", b"", waiting.at,
         )  # fmt: skip

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from tests.labs.verification.model import Record
 from tests.labs.verification.state import LEASE, LETTERS, TICK_US
-from tests.labs.verification.turn_model import WAITING
 
 #: Ticks that a retry is held, and a reservation; the latter does not age unless it is to expire.
 HOLD, RESERVATION = 2, 4
@@ -39,8 +38,9 @@ class Delivery(NamedTuple):
 
 class TurnState(NamedTuple):
     turn: Record | None
-    #: By task: the record of its messages.
+    #: By task: the record of its messages, and their entry.
     records: tuple[Record | None, ...]
+    entries: tuple[Record | None, ...]
     messages: tuple[Message, ...]
     deliveries: tuple[Delivery | None, ...]
     #: By task: "reserving", "reserved", "sent", or the number of the task whose result it gets.
@@ -74,10 +74,9 @@ def canonical_state(state: TurnState) -> tuple[TurnState, bytes]:
     letters = state.holder
     for delivery in state.deliveries:
         letters += delivery.execution_id if delivery else b""
-    for record in (state.turn, *state.records):
+    for record in (state.turn, *state.records, *state.entries):
         if record is not None:
             letters += record.owner + record.worker + record.body
-            letters += b"".join(error.body for error in record.errors)
     for end in state.ended:
         letters += end[1] if end else b""
     renamed = bytes(dict.fromkeys(letter for letter in letters if letter in LETTERS))
@@ -89,13 +88,6 @@ def canonical_state(state: TurnState) -> tuple[TurnState, bytes]:
         return record and record._replace(
             token=order[record.token], owner=record.owner.translate(names), format=b"",
             worker=record.worker.translate(names), body=record.body.translate(names),
-            errors=tuple(
-                error._replace(
-                    body=error.body.translate(names),
-                    at=error.at if error.state == WAITING else 0,
-                )
-                for error in record.errors
-            ),
             attempt=min(record.attempt, 1),
         )  # fmt: skip
 
@@ -104,6 +96,14 @@ def canonical_state(state: TurnState) -> tuple[TurnState, bytes]:
 
     canonical = state._replace(
         turn=record_of(state.turn), records=tuple(map(record_of, state.records)),
+        entries=tuple(
+            entry and entry._replace(
+                at=0, token=entry.token if entry.token < 10 else 10,
+                owner=entry.owner.translate(names), worker=entry.worker.translate(names),
+                body=entry.body.translate(names),
+            )
+            for entry in state.entries
+        ),
         messages=tuple(sorted(map(message_of, state.messages))),
         deliveries=tuple(
             each and each._replace(
@@ -149,10 +149,9 @@ def new_execution_id(state: TurnState) -> bytes:
     used = set(state.holder)
     for delivery in state.deliveries:
         used.update(delivery.execution_id if delivery else b"")
-    for record in (state.turn, *state.records):
+    for record in (state.turn, *state.records, *state.entries):
         if record is not None:
             used.update(record.owner + record.worker + record.body)
-            used.update(b"".join(error.body for error in record.errors))
     for end in state.ended:
         used.update(end[1] if end else b"")
     return next(bytes([letter]) for letter in LETTERS if letter not in used)

@@ -15,9 +15,26 @@ import redis
 
 from celery_idempotent.store import scripts
 from tests.labs.verification import table
-from tests.labs.verification.model import NOBODY, Clock, Error, Record
-from tests.labs.verification.turn_model import WAITING, TurnProtocol, TurnResult
-from tests.labs.verification.wire import MOMENT, TOLERANCE_MS, encode, entry, microsecond
+from tests.labs.verification.model import (
+    NOBODY,
+    UNCHANGED,
+    WITH_ENTRY,
+    Clock,
+    Record,
+    Waiting,
+)
+from tests.labs.verification.turn_model import TurnProtocol, TurnResult
+from tests.labs.verification.wire import (
+    MOMENT,
+    TIMES_FROM_NOW,
+    TOLERANCE_MS,
+    at,
+    encode,
+    entry,
+    microsecond,
+    timeless,
+    times_of,
+)
 from tests.store.record_harness import HOLD_MS, KEY, LEASE_MS, OTHER_ARGUMENTS, RETENTION_MS
 
 #: Calls of each script.
@@ -38,7 +55,7 @@ ARGUMENTS: dict[str, dict[str, list[Any]]] = {
     # `table` has what the result backend may hold before.
     "fused_complete": {
         **table.ARGUMENTS["fused_complete"],
-        **table.ARGUMENTS["complete"],
+        "token": table.ARGUMENTS["complete"]["token"],
         "backend": [None],
     },
     "reserve_turn": {**table.ARGUMENTS["reserve"], "waits": [0, 1]},
@@ -46,30 +63,18 @@ ARGUMENTS: dict[str, dict[str, list[Any]]] = {
 ARGUMENTS["begin"] = {**ARGUMENTS["begin"], "wait_ms": [0, HOLD_MS, HOLD_MS]}
 ARGUMENTS["reserve_turn"] |= {"task_id": _TASKS}
 
-#: Precedes a script: sets times to the server's time minus some milliseconds, as the last argument
-#: lists them: number of the key, position, milliseconds.
-_AT_THE_MOMENT = """
-do
-  local clock = redis.call('TIME')
-  local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-  for key, position, ms in string.gmatch(ARGV[#ARGV], '(%d+) (%d+) (-?%d+)') do
-    redis.call('SETRANGE', KEYS[tonumber(key)], position, struct.pack('>I6', now - ms))
-  end
-  redis.call('SET', KEYS[1] .. ':moment', now, 'PX', 60000)
-end
-"""
-
 
 class Case(NamedTuple):
     record: Record | None
     turn: Record | None
+    entry: Record | None
     arguments: dict[str, Any]
 
 
 def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[str]:
     """Yields a description of each call whose effect differs from the model's."""
     script = scripts.load(name)
-    sha = client.script_load(_AT_THE_MOMENT + script.source)
+    sha = client.script_load(TIMES_FROM_NOW + script.source)
     seconds, _ = client.time()
     drawn = _cases(random.Random(f"turn of {name}"), name, cases, seconds * 1000)
     while batch := list(islice(drawn, _PIPELINED)):
@@ -78,8 +83,8 @@ def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[s
             _queue(pipeline, script, sha, f"idem:turns:{number}", case)
         results = iter(pipeline.execute(raise_on_error=False))
         for case in batch:
-            replies = [next(results) for _ in range(10)]
-            mismatch = _compare(script, case, *replies[2:9])
+            replies = [next(results) for _ in range(15)]
+            mismatch = _compare(script, case, *replies[3:14])
             if mismatch:
                 yield f"{name}: {mismatch}: {case}"
 
@@ -87,12 +92,17 @@ def mismatches(client: redis.Redis, name: str, cases: int = CASES) -> Iterator[s
 def _cases(rng: random.Random, name: str, limit: int, now_ms: int) -> Iterator[Case]:
     lists = ARGUMENTS[name]
     for _ in range(limit):
-        record = _record(rng, now_ms)
+        record = None if name == "reserve_turn" else _record(rng, now_ms)
         arguments = {argument: rng.choice(values) for argument, values in lists.items()}
         turn = _turn(rng, record, now_ms)
         if turn is not None and "token" in arguments and rng.random() < 0.7:
             arguments["token"] = turn.token
-        yield Case(record, turn, arguments)
+        beside = None
+        if name in WITH_ENTRY and rng.random() < 0.2:
+            beside = rng.choice(table.all_entries()[1:])
+            root = arguments.get("root", table.ROOTS[0])
+            beside = beside._replace(expires=beside.expires + now_ms, root=root)
+        yield Case(record, turn, beside, arguments)
 
 
 def _record(rng: random.Random, now_ms: int) -> Record | None:
@@ -100,7 +110,7 @@ def _record(rng: random.Random, now_ms: int) -> Record | None:
     if rng.random() < 0.2:
         return None
     while True:
-        record, _ = rng.choice(table.all_records())
+        record = rng.choice(table.all_records())
         if isinstance(record, Record):
             break
     ahead = table.AHEAD + now_ms * 1000 if record.token > table.TOKEN else 0
@@ -111,7 +121,7 @@ def _turn(rng: random.Random, record: Record | None, now_ms: int) -> Record | No
     """Returns a record of the turn: often that of the same execution."""
     if rng.random() < 0.12:
         return None
-    state = rng.choice("SSSSSRREC")
+    state = rng.choice("SSSSSRRC")
     same = record is not None and rng.random() < 0.6
     token = record.token if same and record is not None else table.TOKEN + rng.choice([-9, 9])
     if rng.random() < 0.1:
@@ -121,97 +131,93 @@ def _turn(rng: random.Random, record: Record | None, now_ms: int) -> Record | No
         form, body = rng.choice(
             [(b"json", b"1"), (b"=task", b"1"), (b"", b""), (b"json", _entry())]
         )
+        root, owner = rng.choice([(b"", b""), *((root, b"12345678") for root in table.ROOTS)])
         return Record(
-            rng.choice("CDFG"), 1, token, -LEASE_MS, fingerprint, rng.choice(_TASKS), b"w", b"",
-            form, body, now_ms + _TURN_MS,
+            rng.choice("CF"), 1, token, -LEASE_MS, fingerprint, rng.choice(_TASKS), b"w", owner,
+            form, body, now_ms + _TURN_MS, root,
         )  # fmt: skip
-    owner = {"S": rng.choice([b"", b"1" * 16]), "R": rng.choice([b"", b"1", NOBODY])}.get(
-        state, NOBODY
-    )
-    errors = rng.choice([(), (), _waiting(rng), _waiting(rng), _waiting(rng), _waiting(rng)])
-    if state == "S" and rng.random() < 0.05:
-        errors = (Error(_SECOND, "F", 1, now_ms, b"json", b"{}"),)
+    owners = {"S": [b"", b"1" * 8], "R": [b"", b"1", NOBODY]}
+    owner = rng.choice(owners[state])
+    waiting = rng.choice([(), (), _waiting(rng), _waiting(rng), _waiting(rng), _waiting(rng)])
     attempt = rng.choice([1, 2])
+    root = table.ROOTS[0] if owner not in (b"", NOBODY) else b""
     return Record(
         state, attempt, token, rng.choice(_TIMES), fingerprint, rng.choice(_TASKS), b"w", owner,
         b"17" if attempt == 2 else b"", rng.choice([b"", b"", table.ENTRY]), now_ms + _TURN_MS,
-        errors,
+        root, 0, waiting,
     )  # fmt: skip
 
 
-def _waiting(rng: random.Random) -> tuple[Error, ...]:
-    at = rng.choice([-1, 0, 1, HOLD_MS, 3 * RETENTION_MS, 3 * RETENTION_MS, -HOLD_MS])
+def _waiting(rng: random.Random) -> tuple[Waiting, ...]:
+    at_ms = rng.choice([-1, 0, 1, HOLD_MS, 3 * RETENTION_MS, 3 * RETENTION_MS, -HOLD_MS])
     fingerprint = rng.choice([KEY.fingerprint, OTHER_ARGUMENTS.fingerprint, b""])
-    return (Error(rng.choice(_TASKS), WAITING, 0, at, fingerprint, b""),)
+    return (Waiting(rng.choice(_TASKS), at_ms, fingerprint),)
 
 
 def _entry() -> bytes:
     """Returns an outcome with the bytes of an entry of a waiting message."""
-    return entry(Error(_SECOND, WAITING, 0, 2**46, b"", b""))
+    return entry(Waiting(_SECOND, 2**46, b""))
 
 
 def _queue(pipeline: Any, script: scripts.Script, sha: str, name: str, case: Case) -> None:
     values = [case.arguments.get(argument, 0) for argument in script.argv]
     times = []
+    beside = f"{name}:{case.arguments.get('root', table.ROOTS[0]).hex()}"
+    other = f"{name}:{table.ROOTS[0].hex()}"
     turn = f"{name}:t"
-    names = [name, f"{name}:b", turn] if "backend" in case.arguments else [name, turn]
-    for number, key, record in ((1, name, case.record), (len(names), turn, case.turn)):
+    names = [name, turn]
+    if "backend" in case.arguments:
+        names.insert(1, f"{name}:b")
+    elif script.name in WITH_ENTRY:
+        names.insert(1, beside)
+    if script.name == "reserve_turn":
+        names = [turn]
+    everything = ((1, name, case.record), (len(names), turn, case.turn), (2, beside, case.entry))
+    for number, key, record in everything:
         if record is None:
             pipeline.delete(key)
             continue
-        # The bytes hold zeros where the script writes the times.
-        errors = tuple(
-            error._replace(at=0) if error.state == WAITING else error for error in record.errors
-        )
-        zeros = record._replace(at=0, errors=errors)
-        raw = encode(zeros) or b""
-        pipeline.set(key, raw, pxat=record.expires)
-        times.append(f"{number} 9 {-record.at}")
-        if errors and errors[0].state == WAITING:
-            head = len(encode(zeros._replace(errors=(), body=b"")) or b"")
-            times.append(f"{number} {head + 14} {-record.errors[0].at}")
+        pipeline.set(key, timeless(record), pxat=record.expires)
+        times += times_of(number, record)
     pipeline.evalsha(sha, len(names), *names, *values, ";".join(times))
-    pipeline.get(name + MOMENT).get(name).pttl(name).get(turn).pttl(turn)
-    pipeline.time().delete(*names)
-
-
-def _at(record: Record | None, moment: int) -> Record | None:
-    """Returns the record with the times that the script has met."""
-    if record is None:
-        return None
-    errors = tuple(
-        error._replace(at=error.at + moment) if error.state == WAITING else error
-        for error in record.errors
-    )
-    return record._replace(at=record.at + moment, errors=errors)
+    pipeline.get(names[0] + MOMENT)
+    for key in (name, turn, beside, other):
+        pipeline.get(key).pttl(key)
+    pipeline.time().delete(*names, beside, other)
 
 
 def _compare(
     script: scripts.Script, case: Case, raw_reply: Any, moment: bytes, raw: Any, ttl_ms: int,
-    turn_raw: Any, turn_ttl_ms: int, time: tuple[int, int],
+    turn_raw: Any, turn_ttl_ms: int, entry_raw: Any, entry_ttl_ms: int, other_raw: Any,
+    other_ttl_ms: int, time: tuple[int, int],
 ) -> str:  # fmt: skip
     """Returns how the call differs from the model, or ""."""
     if not isinstance(raw_reply, bytes):
         return f"replies {raw_reply!r}"
     reply = script.reply(raw_reply)
-    record, turn = _at(case.record, int(moment)), _at(case.turn, int(moment))
+    record, turn = at(case.record, int(moment)), at(case.turn, int(moment))
+    beside = at(case.entry, int(moment))
     now_ms = reply.now_ms or int(moment)
     microseconds = {microsecond(now_ms, raw), microsecond(now_ms, turn_raw)}
     clock = Clock(now_ms, max(microseconds))
-    expected: TurnResult = getattr(TurnProtocol(), script.name)(
-        record, turn, clock, **case.arguments
-    )
+    arguments = case.arguments | ({"entry": beside} if script.name in WITH_ENTRY else {})
+    expected: TurnResult = getattr(TurnProtocol(), script.name)(record, turn, clock, **arguments)
     if reply.case != expected.case:
         return f"replies {reply.case}, not {expected.case}"
     if reply.raw != (encode(expected.replied) or b""):
         return f"replies {reply.raw!r}, not {encode(expected.replied)!r}"
-    for what, stored, left_ms, after in (
+    after_entry = beside if expected.entry is UNCHANGED else expected.entry
+    stored = [
         ("record", raw, ttl_ms, expected.after), ("turn", turn_raw, turn_ttl_ms, expected.turn),
-    ):  # fmt: skip
+        ("entry", entry_raw, entry_ttl_ms, after_entry),
+    ]  # fmt: skip
+    if case.arguments.get("root") not in (None, table.ROOTS[0]):
+        stored.append(("other entry", other_raw, other_ttl_ms, expected.moved))
+    for what, value, left_ms, after in stored:
         if after is not None and after.expires <= now_ms + 1:
             continue  # the server may have forgotten it already
-        if stored != encode(after):
-            return f"stores the {what} {stored!r}, not {encode(after)!r}"
+        if value != encode(after):
+            return f"stores the {what} {value!r}, not {encode(after)!r}"
         if after is not None:
             expires = time[0] * 1000 + left_ms
             if left_ms < 0 or abs(expires - after.expires) > TOLERANCE_MS:

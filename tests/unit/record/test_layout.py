@@ -55,28 +55,31 @@ def test_an_outcome_is_read_with_its_format() -> None:
 
 
 @pytest.mark.parametrize(
-    ("letter", "state", "continuation_sent"),
+    ("letter", "state", "sending"),
     [
         (b"R", State.RESERVED, False),
-        (b"E", State.RESERVED, False),
         (b"S", State.STARTED, False),
         (b"C", State.COMPLETED, False),
-        (b"D", State.COMPLETED, True),
+        (b"P", State.COMPLETED, True),
         (b"F", State.FAILED, False),
-        (b"G", State.FAILED, True),
+        (b"Q", State.FAILED, True),
     ],
 )
-def test_the_letter_determines_the_state(
-    letter: bytes, state: State, continuation_sent: bool
-) -> None:
-    record = read(raw_record(letter))
+def test_the_letter_determines_the_state(letter: bytes, state: State, sending: bool) -> None:
+    record = read(raw_record(letter, execution_id=b"x" * 22))
 
     assert record.state is state
-    assert record.continuation_sent is continuation_sent
+    assert record.sending is sending
+
+
+@pytest.mark.parametrize("letter", [b"P", b"Q"])
+def test_a_continuation_without_its_deadline_is_corrupt(letter: bytes) -> None:
+    with pytest.raises(CorruptRecordError):
+        read(raw_record(letter, execution_id=b"x" * 21))
 
 
 def test_every_other_letter_belongs_to_a_newer_version() -> None:
-    for letter in set(range(256)) - set(b"RSCDFGE"):
+    for letter in set(range(256)) - set(b"RSCFPQ"):
         with pytest.raises(CorruptRecordError, match="shop.charge:digest .*newer version"):
             read(raw_record(bytes([letter])))
 

@@ -17,7 +17,8 @@ AT = datetime(2025, 11, 21, 12, 1, 0, 123000, tzinfo=timezone.utc)
 
 
 def record(letter: bytes) -> Record:
-    return layout.read(raw_record(letter), "k", "t", decode=lambda record: record.body + b"!")
+    raw = raw_record(letter, execution_id=b"x" * 22)
+    return layout.read(raw, "k", "t", decode=lambda record: record.body + b"!")
 
 
 @pytest.mark.parametrize(
@@ -26,9 +27,9 @@ def record(letter: bytes) -> Record:
         (b"R", None, AT, None),
         (b"S", BEGUN, AT, None),
         (b"C", BEGUN, None, AT),
-        (b"D", BEGUN, None, AT),
+        (b"P", BEGUN, None, AT),
         (b"F", BEGUN, None, AT),
-        (b"G", BEGUN, None, AT),
+        (b"Q", BEGUN, None, AT),
     ],
 )
 def test_each_state_has_its_times(

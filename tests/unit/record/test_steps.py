@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.record import steps
-from tests.labs.verification.model import Error
+from tests.labs.verification.model import Waiting
 from tests.labs.verification.wire import entry
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
@@ -58,21 +58,18 @@ def test_a_name_may_have_a_thousand_bytes() -> None:
     assert steps.read(steps.write("x" * 1000, "json", b"1"), "k") == {"x" * 1000: ("json", b"1")}
 
 
-class TestErrorsOfEndedTaskIds:
-    """They precede the steps."""
+class TestMessageThatWaits:
+    """The body of a turn."""
 
-    ENTRY = Error(b"\0" + b"an id, 16 bytes!", "F", 2, 1_700_000_000_000, b"json 00-trace", b"{}")
+    BODY = entry(Waiting(b"\0" + b"an id, 16 bytes!", 1_700_000_000_000, b"8 bytes!"))
 
-    def test_errors_are_read_without_their_traceparents(self) -> None:
-        other = self.ENTRY._replace(state="G", format=b"", body=b"too large")
-        body = entry(self.ENTRY) + entry(other) + steps.write("book", "json", b"1")
+    def test_is_read_and_is_no_step(self) -> None:
+        task_id, until_ms = steps.waiting(self.BODY, "key") or (b"", 0)
 
-        assert steps.errors(body, "key") == [("json", b"{}"), ("", b"too large")]
-        assert steps.read(body, "key") == {"book": ("json", b"1")}
+        assert (task_id, until_ms) == (b"\0" + b"an id, 16 bytes!", 1_700_000_000_000)
+        assert steps.read(self.BODY, "key") == {}
 
-    def test_errors_cut_short_are_corrupt(self) -> None:
-        body = entry(self.ENTRY)
-
-        for length in range(6, len(body)):
-            with pytest.raises(CorruptRecordError, match="the errors of key"):
-                steps.errors(body[:length], "key")
+    def test_cut_short_is_corrupt(self) -> None:
+        for length in range(7, len(self.BODY)):
+            with pytest.raises(CorruptRecordError, match="the turn of key"):
+                steps.waiting(self.BODY[:length], "key")

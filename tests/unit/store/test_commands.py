@@ -18,6 +18,7 @@ MESSAGE = KEY.of_message("t")
 
 BEGIN = {
     "execution_id": b"e", "unanswered_ids": b"u", "generation": 3, "max_attempts": 5, "error_ms": 6,
+    "root": b"root", "continues": True,
 }  # fmt: skip
 NO_ERROR = {"generation": 0, "format": "", "error": b"", "error_ms": 0}
 AN_ERROR = {"generation": 2, "format": "yaml", "error": b"error", "error_ms": 9}
@@ -64,7 +65,9 @@ COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
     (
         "complete",
         commands.complete(KEY, 17, RESULT, 200),
-        {"token": 17, "format": "json", "body": b"result", "retention_ms": 200},
+        {
+            "token": 17, "format": "json", "body": b"result", "retention_ms": 200, "lease_ms": "",
+        },
     ),
     (
         "fused_complete",
@@ -85,35 +88,68 @@ COMMANDS: list[tuple[str, Command, dict[str, Any]]] = [
     (
         "fail",
         commands.fail(KEY, 17, ERROR, 200),
-        {"token": 17, "format": "yaml", "body": b"error", "retention_ms": 200},
+        {
+            "token": 17, "format": "yaml", "body": b"error", "retention_ms": 200, "lease_ms": "",
+        },
+    ),
+    (
+        "fail",
+        commands.fail(KEY, 17, ERROR, 200, sending_ms=10),
+        {
+            "token": 17, "format": "yaml", "body": b"error", "retention_ms": 200, "lease_ms": 10,
+        },
     ),
     (
         "release",
-        commands.release(KEY, 17, hold_ms=10, retention_ms=200),
-        {"token": 17, "hold_ms": 10, "retention_ms": 200, **NO_ERROR},
+        commands.release(KEY, 17, hold_ms=10, retention_ms=200, root=b"r"),
+        {"token": 17, "hold_ms": 10, "retention_ms": 200, **NO_ERROR, "lease_ms": ""},
     ),
     (
         "release",
         commands.release(
-            KEY, 17, hold_ms=0, retention_ms=200, generation=2, error=ERROR, error_ms=9
+            KEY, 17, hold_ms=0, retention_ms=200, root=b"r", generation=2, error=ERROR, error_ms=9,
+            sending_ms=10,
         ),
-        {"token": 17, "hold_ms": 0, "retention_ms": 200, **AN_ERROR},
+        {"token": 17, "hold_ms": 0, "retention_ms": 200, **AN_ERROR, "lease_ms": 10},
     ),
     (
         "save_step",
         commands.save_step(KEY, 17, b"entry", lease_ms=10, retention_ms=200),
         {"token": 17, "entry": b"entry", "lease_ms": 10, "ttl_ms": 210},
     ),
-    ("mark_continued", commands.mark_continued(KEY, "t"), {"task_id": b"t"}),
     (
-        "abandon",
-        commands.abandon(KEY, "t", "w", grace_ms=10),
-        {"task_id": b"t", "worker": b"w", "grace_ms": 10, **NO_ERROR},
+        "continuation",
+        commands.mark_continued(KEY, b"r", b"e"),
+        {"execution_id": b"e", "lease_ms": ""},
+    ),
+    (
+        "continuation",
+        commands.extend(Extension(KEY, 0, 10, 200, b"r", b"e")),
+        {"execution_id": b"e", "lease_ms": 10},
+    ),
+    (
+        "continuation",
+        commands.stop_sending(KEY, b"r", b"e"),
+        {"execution_id": b"e", "lease_ms": 0},
     ),
     (
         "abandon",
-        commands.abandon(KEY, "t", "w", grace_ms=10, generation=2, error=ERROR, error_ms=9),
-        {"task_id": b"t", "worker": b"w", "grace_ms": 10, **AN_ERROR},
+        commands.abandon(KEY, "t", "w", root=b"r", grace_ms=10),
+        {
+            "task_id": b"t", "root": b"r", "worker": b"w", "grace_ms": 10, **NO_ERROR,
+            "execution_id": b"", "lease_ms": "",
+        },
+    ),
+    (
+        "abandon",
+        commands.abandon(
+            KEY, "t", "w", root=b"r", grace_ms=10, generation=2, error=ERROR, error_ms=9,
+            execution_id=b"e", sending_ms=20,
+        ),
+        {
+            "task_id": b"t", "root": b"r", "worker": b"w", "grace_ms": 10, **AN_ERROR,
+            "execution_id": b"e", "lease_ms": 20,
+        },
     ),
     (
         "reserve",
@@ -152,7 +188,7 @@ def test_a_shown_record_is_named_by_its_state_and_token() -> None:
 
 
 def test_the_end_of_a_long_worker_name_is_kept() -> None:
-    command = commands.abandon(KEY, "t", "ä" * 200 + "/4711", grace_ms=0)
+    command = commands.abandon(KEY, "t", "ä" * 200 + "/4711", root=b"r", grace_ms=0)
 
     worker = command.arguments[command.script.argv.index("worker")]
     assert len(worker) <= 255

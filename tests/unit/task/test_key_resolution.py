@@ -10,9 +10,14 @@ from celery.app.task import Context
 
 from celery_idempotent import TASK_ID, IdempotentTask
 from celery_idempotent.errors import KeyRuleError
-from celery_idempotent.key.key import Key
+from celery_idempotent.key.key import Key, default_root
 from celery_idempotent.task import message_headers
-from celery_idempotent.task.canvas import REPLACED_HEADER, commit_mark, required_generation
+from celery_idempotent.task.canvas import (
+    REPLACED_HEADER,
+    commit_mark,
+    identity_of,
+    required_generation,
+)
 from celery_idempotent.task.key_resolution import resolve_key
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
@@ -46,7 +51,7 @@ def test_without_headers_the_rule_derives_the_key() -> None:
 
 
 def test_the_key_in_the_message_wins_over_the_rule() -> None:
-    headers = message_headers.with_derived_key(None, KEY, ID, requeue_count=3)
+    headers = message_headers.with_derived_key(None, KEY, ID, bytes(8), requeue_count=3)
 
     key, parsed = resolve_key(task_with().idempotency_configuration, ID, headers, (1,), {})
 
@@ -65,12 +70,14 @@ def test_an_explicit_key_wins_over_the_rule() -> None:
 
 
 def test_the_key_of_another_message_is_ignored() -> None:
-    headers = message_headers.with_derived_key(None, KEY, "another id")
+    headers = message_headers.with_derived_key(None, KEY, "another id", bytes(8))
 
     assert key_of(task_with(), 1, headers=headers) == key_of(task_with(), 1)
 
 
-@pytest.mark.parametrize("headers", [None, message_headers.with_derived_key(None, KEY, ID)])
+@pytest.mark.parametrize(
+    "headers", [None, message_headers.with_derived_key(None, KEY, ID, bytes(8))]
+)
 def test_a_disabled_task_has_no_key(headers: dict[str, Any] | None) -> None:
     assert key_of(task_with(idempotency_enabled=False), 1, headers=headers) is None
 
@@ -100,7 +107,9 @@ def test_in_a_replacement_only_the_successor_continues_under_the_key(
     mark = "" if result_ttl is None else commit_mark(10**9, result_ttl)
     task = task_with(idempotency_key="order:{order}")
     key = task.idempotency_key_of(1)
-    headers = {REPLACED_HEADER: {str(key): f"{key.fingerprint.hex()}{mark}.{successor_id}"}}
+    headers = {
+        REPLACED_HEADER: {str(key): f"{key.fingerprint.hex()}:726f6f74{mark}.{successor_id}"}
+    }
     request = Context(id=ID, headers=headers, replaced_task_nesting=1)
 
     resolved = key_of(task, 1, headers=headers, request=request)
@@ -109,6 +118,8 @@ def test_in_a_replacement_only_the_successor_continues_under_the_key(
     assert resolved == (key.part(ID) if is_part else key)
     expected = 10**9 if result_ttl == 600 and not is_part else 0
     assert required_generation(key, request, ID) == expected
+    root = default_root(ID) if is_part else b"root"
+    assert identity_of(key, request, ID) == (root, 10**9)
 
 
 def test_arguments_without_a_canonical_form_are_an_error() -> None:
@@ -118,7 +129,7 @@ def test_arguments_without_a_canonical_form_are_an_error() -> None:
 
 def test_items_of_map_ignore_the_key_in_their_message() -> None:
     task = task_with()
-    headers = message_headers.with_derived_key(None, KEY, ID)
+    headers = message_headers.with_derived_key(None, KEY, ID, bytes(8))
 
     keys = [key_of(task, n, headers=headers, item_id=f"{ID}/{n}") for n in (1, 2)]
 

@@ -16,6 +16,7 @@ from celery_idempotent.task.message_headers import MessageHeaders, bind
 
 KEY = Key("shop.charge", "PN0MlSPt3FmEwTzQ5dHvBQ", b"8 bytes!")
 ID = "8416e7e8-c045-46d0-9617-5bdf6316b681"
+ROOT = b"8 bytes."
 ANOTHER = "0d2f8a0e-9f6c-4a3e-8d61-3b1c6d1f2a77"
 
 
@@ -42,7 +43,7 @@ def for_retry(headers: Any, given: Any) -> dict[str, Any]:
 def with_derived_key(
     headers: Any, key: Key, *, requeue_count: int = 0, unanswered_ids: bytes = b""
 ) -> dict[str, Any]:
-    return message_headers.with_derived_key(headers, key, ID, requeue_count, unanswered_ids)
+    return message_headers.with_derived_key(headers, key, ID, ROOT, requeue_count, unanswered_ids)
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"other": 1}], ids=repr)
@@ -55,14 +56,25 @@ def test_a_message_published_again_carries_its_key_as_json() -> None:
 
     parsed = read(json.loads(json.dumps(headers)))
 
-    assert parsed == MessageHeaders(key=KEY, requeue_count=3, unanswered_ids=b"\xff" * 16)
+    assert parsed == MessageHeaders(
+        root=ROOT, key=KEY, requeue_count=3, unanswered_ids=b"\xff" * 16
+    )
     assert headers["other"] == 1
 
 
 def test_a_message_published_again_counts_its_rollbacks() -> None:
-    headers = message_headers.with_derived_key(None, KEY, ID, 3, b"", 2)
+    headers = message_headers.with_derived_key(None, KEY, ID, ROOT, 3, b"", 2)
 
-    assert read(headers) == MessageHeaders(key=KEY, requeue_count=3, rollback_count=2)
+    assert read(headers) == MessageHeaders(root=ROOT, key=KEY, requeue_count=3, rollback_count=2)
+
+
+def test_a_publish_draws_a_root_once() -> None:
+    headers = message_headers.with_root("shop.charge", ID, {"other": 1}, lambda: ROOT)
+    again = message_headers.with_root("shop.charge", ID, headers, lambda: b"another!")
+
+    assert again == headers
+    assert read(headers) == MessageHeaders(root=ROOT)
+    assert read(for_retry(headers, {"mine": 2})) == MessageHeaders(root=ROOT)
 
 
 def test_a_message_published_again_carries_the_derived_form_of_an_explicit_key() -> None:
@@ -70,7 +82,7 @@ def test_a_message_published_again_carries_the_derived_form_of_an_explicit_key()
 
     parsed = read(json.loads(json.dumps(with_derived_key(None, key))))
 
-    assert parsed == MessageHeaders(key=key)
+    assert parsed == MessageHeaders(root=ROOT, key=key)
     assert parsed.key is not None
     assert parsed.key.explicit
 
@@ -78,7 +90,7 @@ def test_a_message_published_again_carries_the_derived_form_of_an_explicit_key()
 def test_a_message_published_again_keeps_its_explicit_key() -> None:
     headers = with_derived_key(with_explicit_key(None, "req-7"), KEY)
 
-    assert read(headers) == MessageHeaders("req-7", key=KEY)
+    assert read(headers) == MessageHeaders("req-7", root=ROOT, key=KEY)
 
 
 def test_a_retry_keeps_the_explicit_key_whatever_its_headers_are() -> None:
@@ -202,10 +214,11 @@ class TestAnotherMessagesHeaders:
             with_derived_key({"other": 1}, KEY, requeue_count=3, unanswered_ids=b"\xff" * 16),
             with_derived_key(with_explicit_key({"other": 1}, "req-7"), KEY),
             bind("shop.charge", ID, {"other": 1, "idempotency_key": "req-7"}),
+            message_headers.with_root("shop.charge", ID, {"other": 1}, lambda: ROOT),
         ],
         ids=[
             *("explicit key", "unprotected", "explicit tuple", "derived key"),
-            *("derived and explicit key", "by name"),
+            *("derived and explicit key", "by name", "root"),
         ],
     )
     def headers(self, request: pytest.FixtureRequest) -> dict[str, Any]:
@@ -224,9 +237,9 @@ class TestAnotherMessagesHeaders:
     def test_are_left_out_when_the_message_is_published_again(
         self, headers: dict[str, Any]
     ) -> None:
-        republished = message_headers.with_derived_key(headers, KEY, ANOTHER)
+        republished = message_headers.with_derived_key(headers, KEY, ANOTHER, ROOT)
 
-        assert read(republished, task_id=ANOTHER) == MessageHeaders(key=KEY)
+        assert read(republished, task_id=ANOTHER) == MessageHeaders(root=ROOT, key=KEY)
         assert message_headers.for_retry("shop.charge", ANOTHER, headers, None) == {"other": 1}
 
     def test_may_get_another_explicit_key(self, headers: dict[str, Any]) -> None:

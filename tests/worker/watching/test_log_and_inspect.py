@@ -123,7 +123,11 @@ class TestInspect:
         key = pack.idempotency_key_of(order)
         store = pack.idempotency_configuration.executor.store
         record = pack.idempotency_record(order)
-        run_sync(store.execute(commands.abandon(key, record.task_id, record.worker, grace_ms=0)))
+        run_sync(
+            store.execute(
+                commands.abandon(key, record.task_id, record.worker, root=bytes(8), grace_ms=0)
+            )
+        )
 
         lease = lease_of(shop, result.id)
 

@@ -1,0 +1,86 @@
+"""The continuation of a call: callbacks, the rest of a chain, a chord's count or errbacks.
+
+Something else sends it, after the flow of the call has ended: Celery's tracer. Until that is
+marked, the heartbeat renews a lease in the record, or in the message's entry, so that no redelivery
+sends it at the same time. If the process dies, the lease expires, or its parent ends it, and the
+next delivery sends the continuation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.events import table
+from celery_idempotent.events.report import report
+from celery_idempotent.key.canonical import canonical, digest
+from celery_idempotent.key.key import ROOT_BYTES
+from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.lease import Lease
+from celery_idempotent.store import commands
+from celery_idempotent.store.commands import Extension
+from celery_idempotent.store.run_sync import run_sync
+
+if TYPE_CHECKING:
+    from celery_idempotent.executor.call import ExecutorCall
+    from celery_idempotent.executor.runtime.runtime import Runtime
+
+
+class Continuation:
+    """The right of one delivery to send what follows its call; for code that blocks."""
+
+    def __init__(self, call: ExecutorCall, runtime: Runtime, execution_id: bytes) -> None:
+        #: Whether the call has returned a value; else it has raised an error.
+        self.follows_value = False
+        self._call = call
+        self._runtime = runtime
+        self._delivery = call.key, call.root, execution_id
+        settings = call.settings
+        extension = Extension(
+            call.key, 0, settings.lease_ms, settings.result_ms, call.root, execution_id
+        )
+        self._lease = Lease(runtime.store, extension, monotonic(), self._lost)
+        self._renewed = False
+        #: Publishes so far, by task and task id.
+        self._published: Counter[tuple[str, str]] = Counter()
+
+    def draw_root(self, task: str, task_id: str) -> bytes:
+        """Returns the root of the next message that it publishes under this task id.
+
+        It is the same when the continuation is sent again, so that the message is a copy then.
+        """
+        self._published[task, task_id] += 1
+        _, root, _ = self._delivery
+        message = (root, task, task_id, self._published[task, task_id])
+        return digest(b"continuation" + canonical(message), ROOT_BYTES)
+
+    def start(self) -> None:
+        """Renews the lease from now on."""
+        self._renewed = True
+        self._runtime.start_renewal(self._lease)
+
+    def sent(self) -> None:
+        """Notes in Redis that everything was sent."""
+        try:
+            self._stop()
+            run_sync(self._runtime.execute(commands.mark_continued(*self._delivery)))
+        except IdempotencyError as error:
+            report(table.MAY_CONTINUE_AGAIN, self._call, error=error)
+
+    def end(self) -> None:
+        """Lets another delivery send it, if it was not sent."""
+        if not self._renewed:
+            return
+        try:
+            self._stop()
+            run_sync(self._runtime.execute(commands.stop_sending(*self._delivery)))
+        except IdempotencyError as error:
+            report(table.NOT_CONTINUED, self._call, error=error)
+
+    def _stop(self) -> None:
+        self._renewed = False
+        self._runtime.stop_renewal(self._lease)
+
+    def _lost(self, raw: bytes) -> None:
+        report(table.CONTINUATION_LOST, self._call)
