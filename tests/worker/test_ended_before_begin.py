@@ -31,10 +31,10 @@ MODES = pytest.mark.parametrize(
 
 
 @task_prerun.connect
-def hang(sender: Any, args: Any, **_: Any) -> None:
-    """Waits before the body while it is held."""
+def hang(sender: Any, task_id: str, **_: Any) -> None:
+    """Waits before the body while the message is held."""
     if sender.name == "shop.new" or sender.name.startswith("shop.new_"):
-        Ledger.of(sender.app).wait_for_release(f"before {args[0]}")
+        Ledger.of(sender.app).wait_for_release(task_id)
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +52,9 @@ def meets_an_old_worker(task: Any, shop: Shop, order: str) -> AsyncResult:
 
 
 def reaches_its_hard_limit(task: Any, shop: Shop, order: str) -> AsyncResult:
-    shop.ledger.hold(f"before {order}")
-    result: AsyncResult = task.apply_async((order,), time_limit=1)
+    shop.ledger.hold(f"id of {order}")
+    result: AsyncResult = task.apply_async((order,), task_id=f"id of {order}", time_limit=1)
     eventually(lambda: result.state == "FAILURE", "the message has ended")
-    shop.ledger.release(f"before {order}")
     return result
 
 
