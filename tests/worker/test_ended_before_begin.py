@@ -19,12 +19,12 @@ from tests.worker.tasks import handle, task_of
 pytestmark = pytest.mark.worker
 
 #: Tasks of this module, which only the worker of the new version has.
-new = task_of(handle, "new")
-new_in_turn = task_of(handle, "new_in_turn", idempotency_until="finished")
-new_burst = task_of(handle, "new_burst", idempotency_until="started")
-ignoring_burst = task_of(
-    handle, "ignoring_burst", idempotency_until="started", idempotency_on_conflict="ignore"
-)
+RESERVED: dict[str, Any] = {"idempotency_dedupe_publish": True}
+BURST: dict[str, Any] = {**RESERVED, "idempotency_until": "started"}
+new = task_of(handle, "new", **RESERVED)
+new_in_turn = task_of(handle, "new_in_turn", idempotency_until="finished", **RESERVED)
+new_burst = task_of(handle, "new_burst", **BURST)
+ignoring_burst = task_of(handle, "ignoring_burst", idempotency_on_conflict="ignore", **BURST)
 MODES = pytest.mark.parametrize(
     "task", [new, new_in_turn, new_burst], ids=["expired", "finished", "started"]
 )
@@ -39,7 +39,7 @@ def hang(sender: Any, task_id: str, **_: Any) -> None:
 
 @pytest.fixture(scope="module")
 def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    with open_shop(idempotency_dedupe_publish=True) as shop:
+    with open_shop() as shop:
         shop.start_worker("-Q", "old version", concurrency=1)
         shop.start_worker("-I", __name__, concurrency=2)
         yield shop
