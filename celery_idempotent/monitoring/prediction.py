@@ -50,7 +50,7 @@ def _predict(key: Key, settings: Settings, view: RecordView | None) -> Predictio
         )
     if settings.runs_again:
         return _predict_turn(key, settings, record, view.now)
-    if replacement.error_of(record, settings):
+    if replacement.error_of(record, settings) is not None:
         return Prediction("run", f"runs: what replaced task {record.task_id} has failed")
     if key.fingerprint and record.fingerprint and key.fingerprint != record.fingerprint:
         return Prediction(

@@ -190,6 +190,8 @@ class TaskCall:
 
         It would be taken for the end of the task that replaces this one, and free the key.
         """
+        if self._request.is_eager:
+            return
         try:
             if self.sender.AsyncResult(self.task_id).state in PROPAGATE_STATES:
                 self.sender.backend.forget(self.task_id)

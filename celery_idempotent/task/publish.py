@@ -138,14 +138,13 @@ def _reserve(
     reserved = reservation.read(record, reply.raw)
     if reserved and is_stale(task, reserved):
         _delete_reservation(task, reserved.task_id, key.with_fingerprint(record.fingerprint))
-    elif error := replacement.error_of(record, settings):
-        codec = configuration.executor.codec
-        encoded = codec.encode_error(error, settings, key=str(key), token=record.token)
-        configuration.execute(
-            replacement.release(key, record, reply.raw, settings, run_sync(encoded))
-        )
-    else:
+        return configuration.execute(reserve)
+    error = None if settings.runs_again else replacement.error_of(record, settings)
+    if error is None:
         return reply
+    codec = configuration.executor.codec
+    payload = run_sync(codec.encode_error(error, settings, key=str(key), token=record.token))
+    configuration.execute(replacement.release(key, record, reply.raw, settings, payload))
     return configuration.execute(reserve)
 
 

@@ -382,15 +382,16 @@ class IdempotentTask(BackendResultTask):
         call = TaskCall.of(self.request)
         if call is None:
             return super().replace(sig)
-        mark = ""
-        if call.settings.transaction is not None and not self.idempotency_configuration.in_shadow:
+        mark, in_shadow = "", self.idempotency_configuration.in_shadow
+        if call.settings.transaction is not None and not in_shadow:
             mark = canvas.commit_mark(call.replacement_generation, call.settings.result_ttl)
         canvas.mark_replaced(sig, call.key, call.root, self.request, mark)
         last = canvas.last_signature(sig)
         reports_result = (
             last is None or not canvas.ignores_result(last) or completes_key(self, last, call.key)
         )
-        call.forget_earlier_error()
+        if not in_shadow:
+            call.forget_earlier_error()
         try:
             return super().replace(sig)
         except Ignore as ignore:

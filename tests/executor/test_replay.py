@@ -35,7 +35,7 @@ def test_an_error_of_the_replacement_is_raised_unchanged(
         raise AssertionError
 
     app.conf.task_store_eager_result = True
-    charge = task(body)
+    charge = task(body, replay_errors=(type(error),))
     complete_by_replacement(charge, "1")
     app.backend.mark_as_failure("another", error)
 

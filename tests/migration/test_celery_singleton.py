@@ -15,6 +15,7 @@ from kombu.exceptions import OperationalError
 from redis import Redis
 
 from celery_idempotent import State
+from celery_idempotent.task.result import RecordResult
 from tests.migration.conftest import NO_WORKER, make_app, make_task
 from tests.migration.migrated_tasks import (
     ONE_AT_A_TIME,
@@ -96,10 +97,20 @@ class TestRaiseOnDuplicate:
     def test_the_id_of_the_duplicate_is_that_of_the_first_call(
         self, shop: Shop, order: str
     ) -> None:
-        """Differs: nothing is raised; the id shows which call the result belongs to."""
-        task_id = str(uuid4())
+        """Differs: nothing is raised; the type shows that the result belongs to another call."""
         first = single.apply_async((order,), queue=NO_WORKER)
-        assert single.apply_async((order,), task_id=task_id, queue=NO_WORKER).id == first.id
+        duplicate = single.apply_async((order,), queue=NO_WORKER)
+
+        assert duplicate.id == first.id
+        assert not isinstance(first, RecordResult)
+        assert isinstance(duplicate, RecordResult)
+
+    def test_a_call_with_a_task_id_of_its_own_is_published(self, shop: Shop, order: str) -> None:
+        """Differs: others may wait for that id."""
+        single.apply_async((order,), queue=NO_WORKER)
+        task_id = str(uuid4())
+
+        assert single.apply_async((order,), task_id=task_id, queue=NO_WORKER).id == task_id
 
 
 class TestClearLocks:

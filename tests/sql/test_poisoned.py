@@ -150,12 +150,11 @@ def test_a_poisoned_key_is_published_under_dedupe_publish(server: RedisServer) -
         return charge
 
     for charge, expected in (
-        (task("plain"), {"dead"}),
-        (task("sql", idempotency_transaction=sa.create_engine("sqlite://")), {"1", "2"}),
+        (task("plain"), (True, 1)),
+        (task("sql", idempotency_transaction=sa.create_engine("sqlite://")), (False, 2)),
     ):
         key = charge.idempotency_key_of("order")
         poison(charge.idempotency_configuration.executor, key)
-        published = {charge.apply_async(("order",), task_id=number).id for number in "12"}
-        assert published - {"1", "2"} == expected - {"1", "2"}
-        assert published == expected
+        published = {charge.delay("order").id for _ in range(2)}
+        assert ("dead" in published, len(published)) == expected
     app.close()

@@ -19,27 +19,27 @@ from tests.worker.tasks import handle, task_of
 pytestmark = pytest.mark.worker
 
 #: Tasks of this module, which only the worker of the new version has.
-new = task_of(handle, "new")
-new_in_turn = task_of(handle, "new_in_turn", idempotency_until="finished")
-new_burst = task_of(handle, "new_burst", idempotency_until="started")
-ignoring_burst = task_of(
-    handle, "ignoring_burst", idempotency_until="started", idempotency_on_conflict="ignore"
-)
+RESERVED: dict[str, Any] = {"idempotency_dedupe_publish": True}
+BURST: dict[str, Any] = {**RESERVED, "idempotency_until": "started"}
+new = task_of(handle, "new", **RESERVED)
+new_in_turn = task_of(handle, "new_in_turn", idempotency_until="finished", **RESERVED)
+new_burst = task_of(handle, "new_burst", **BURST)
+ignoring_burst = task_of(handle, "ignoring_burst", idempotency_on_conflict="ignore", **BURST)
 MODES = pytest.mark.parametrize(
     "task", [new, new_in_turn, new_burst], ids=["expired", "finished", "started"]
 )
 
 
 @task_prerun.connect
-def hang(sender: Any, args: Any, **_: Any) -> None:
-    """Waits before the body while it is held."""
+def hang(sender: Any, task_id: str, **_: Any) -> None:
+    """Waits before the body while the message is held."""
     if sender.name == "shop.new" or sender.name.startswith("shop.new_"):
-        Ledger.of(sender.app).wait_for_release(f"before {args[0]}")
+        Ledger.of(sender.app).wait_for_release(task_id)
 
 
 @pytest.fixture(scope="module")
 def shared_shop(open_shop: Callable[..., Shop]) -> Iterator[Shop]:
-    with open_shop(idempotency_dedupe_publish=True) as shop:
+    with open_shop() as shop:
         shop.start_worker("-Q", "old version", concurrency=1)
         shop.start_worker("-I", __name__, concurrency=2)
         yield shop
@@ -52,10 +52,9 @@ def meets_an_old_worker(task: Any, shop: Shop, order: str) -> AsyncResult:
 
 
 def reaches_its_hard_limit(task: Any, shop: Shop, order: str) -> AsyncResult:
-    shop.ledger.hold(f"before {order}")
-    result: AsyncResult = task.apply_async((order,), time_limit=1)
+    shop.ledger.hold(f"id of {order}")
+    result: AsyncResult = task.apply_async((order,), task_id=f"id of {order}", time_limit=1)
     eventually(lambda: result.state == "FAILURE", "the message has ended")
-    shop.ledger.release(f"before {order}")
     return result
 
 

@@ -12,6 +12,8 @@ from celery.result import AsyncResult
 from celery.states import PENDING
 
 from celery_idempotent import ResultNotStoredError, State
+from celery_idempotent.monitoring.prediction import predict
+from celery_idempotent.store.inspection.record_query import read_view
 from tests.waiting import SOON, eventually
 from tests.worker.canvas_tasks import hand_over, report
 from tests.worker.failing_tasks import OutOfStockError
@@ -248,6 +250,14 @@ class TestReplacementThatFails:
         assert [result.get(timeout=SOON) for result in results] == ["done"] * 8
         assert len(ledger.runs(order)) == 2
         assert ledger.notes(order) == ["stumble"] * 2
+
+    def test_explain_predicts_it(self, shop: Shop, order: str) -> None:
+        error_of(handing_on.delay(order))
+        configuration = handing_on.idempotency_configuration
+        key = handing_on.idempotency_key_of(order, amount=2)
+        view = read_view(configuration.executor.store, key)
+
+        assert predict(key, configuration.settings, view).case == "run"
 
     def test_those_that_meet_it_while_it_runs(self, ledger: Ledger, order: str) -> None:
         ledger.hold(f"stumble of {order}")

@@ -23,6 +23,7 @@ from celery import Celery
 from celery.states import READY_STATES
 from redis.exceptions import RedisError
 
+from celery_idempotent.task.result import RecordResult
 from celery_idempotent.testing.process import ServerError
 from celery_idempotent.testing.server import RedisServer
 from tests.labs.chaos import schedule
@@ -245,11 +246,11 @@ class _Run:
     def _publish_call(self, task: Any, call: Call) -> None:
         """Publishes a call, again until the broker accepts it."""
         called_at = time.time()
+        # A call with a task id of its caller is never collapsed.
+        task_id = None if getattr(task, "idempotency_dedupe_publish", None) else call.task_id
         while not self._ended.is_set():
             try:
-                result = task.apply_async(
-                    (call.order, call.seconds, call.ending), task_id=call.task_id
-                )
+                result = task.apply_async((call.order, call.seconds, call.ending), task_id=task_id)
             except Exception as error:
                 if type(error).__name__ == "AlreadyQueued":
                     self._rejected += 1
@@ -258,7 +259,7 @@ class _Run:
             else:
                 unit = unit_of(call.order, result.id, self._config.contestant)
                 self._ledger.write("called", order=unit, task_id=result.id)
-                if unit != call.order and result.id != call.task_id:
+                if isinstance(result, RecordResult):
                     self._collapsed.append({"order": unit, "at": called_at})
                 else:
                     self._waiting[result.id] = called_at, unit
