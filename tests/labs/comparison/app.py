@@ -17,7 +17,13 @@ from typing import Any
 from uuid import uuid4
 
 from celery import Celery
-from celery.signals import task_failure, task_postrun, task_success, worker_init, worker_process_init
+from celery.signals import (
+    task_failure,
+    task_postrun,
+    task_success,
+    worker_init,
+    worker_process_init,
+)
 
 from tests.labs.comparison.contestants import OURS, find_contestant
 from tests.labs.comparison.ledger import Ledger
