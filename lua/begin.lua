@@ -76,7 +76,8 @@ if raw and not state then
 elseif state and is_finished(state) and continues == '0' and not entry_raw and not turn
     and string.sub(stored_format, 1, 1) ~= '=' then
   -- Most replays. They end here, before the functions below.
-  return reply(differ(stored_fingerprint, fingerprint) and 'reused' or 'finished', raw)
+  local differs = differ(stored_fingerprint, fingerprint)
+  return reply(differs and 'reused' or 'finished', raw)
 end
 
 -- Whether another delivery is sending the continuation.
