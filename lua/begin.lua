@@ -143,7 +143,7 @@ if raw then
     end)
     redis.call('SET', former, raw, 'PX', math.max(redis.call('PTTL', record), 1))
     raw, stored_token = nil, nil
-  elseif is_its and first_generation and first_generation <= generation then
+  elseif first_generation and first_generation <= generation and stored_task_id == task_id then
     is_replacement, stored_attempt, position = true, 0, steps
   end
   if not raw then
