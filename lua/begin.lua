@@ -76,10 +76,8 @@ if raw and not state then
 elseif state and is_finished(state) and continues == '0' and not entry_raw and not turn
     and string.sub(stored_format, 1, 1) ~= '=' then
   -- Most replays. They end here, before the functions below.
-  if differ(stored_fingerprint, fingerprint) then
-    return reply('reused', raw)
-  end
-  return reply('finished', raw)
+  local differs = differ(stored_fingerprint, fingerprint)
+  return reply(differs and 'reused' or 'finished', raw)
 end
 
 -- Whether another delivery is sending the continuation.
@@ -145,7 +143,7 @@ if raw then
     end)
     redis.call('SET', former, raw, 'PX', math.max(redis.call('PTTL', record), 1))
     raw, stored_token = nil, nil
-  elseif is_its and first_generation and first_generation <= generation then
+  elseif first_generation and first_generation <= generation and stored_task_id == task_id then
     is_replacement, stored_attempt, position = true, 0, steps
   end
   if not raw then

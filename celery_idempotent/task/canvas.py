@@ -110,6 +110,10 @@ def with_root(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dic
     A message that is published again has its root already. What a continuation publishes gets the
     same one each time that the continuation is sent.
     """
+    request = getattr(current_task, "request_stack", None) and current_task.request_stack.top
+    if request is not None and request.id == task_id and (replaced := _replaced_keys(request)):
+        # A plain task of the canvas is replaced in its turn.
+        headers = {REPLACED_HEADER: replaced, **(headers or {})}
     continuation = _continuation_of(current_task)
     if continuation is None:
         draw = partial(os.urandom, ROOT_BYTES)

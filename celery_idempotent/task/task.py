@@ -305,7 +305,8 @@ class IdempotentTask(BackendResultTask):
             if not self.idempotency_configuration.in_shadow:
                 raise
             headers = shadow_message.mark(headers, shadow_message.REFUSED, task_id)
-        return {**options, "headers": headers} if headers else options
+        # Also without any: headers that were forwarded, and belong to another message, are dropped.
+        return {**options, "headers": headers} if headers or options.get("headers") else options
 
     def retry(self, *args: Any, **options: Any) -> Any:
         """Retries the task, as Celery does, without losing it if the retry cannot be published.

@@ -145,7 +145,7 @@ LONG: dict[str, dict[str, Any]] = {
         "fused": True, "keeps_success": False, "allowed": {"freeze": 1, "redelivery": 1},
     },
     "fused, error and redelivery": {
-        "fused": True, "keeps_success": False, "allowed": {"error": 1, "redelivery": 1},
+        "fused": True, "allowed": {"error": 1, "redelivery": 1},
     },
     "fused, error and crash": {"fused": True, "allowed": {"error": 1, "crash": 1}},
     "fused, late copy and freeze": {"fused": True, "allowed": {"late copy": 1, "freeze": 1}},
@@ -184,10 +184,6 @@ LIMITS: dict[str, tuple[dict[str, Any], str]] = {
         "T2 waits for a message that was never sent",
     ),
     # Celery reads the result, then writes it. In between, a copy of the message has written one.
-    "Celery writes a FAILURE over a SUCCESS": (
-        {"fused": True, "allowed": {"error": 1, "redelivery": 1}},
-        "Celery replaces a SUCCESS",
-    ),
     "Celery writes a result that is not stored over one that is": (
         {"fused": True, "tasks": 1, "allowed": {"freeze": 1, "redelivery": 1}},
         "Celery replaces a SUCCESS",

@@ -131,7 +131,7 @@ class Protocol:
         if record is not None:
             if self.differ(record.fingerprint, fingerprint) and not self.is_absent(record, clock):
                 return Result("reused", record, record)
-            is_replacement = record.finished and self.is_replacement(record, root, generation)
+            is_replacement = record.finished and self.is_replacement(record, task_id, generation)
             if is_replacement:
                 record = record._replace(attempt=0, body=record.replacement[1])
             elif record.finished and not continues:
@@ -415,10 +415,13 @@ class Protocol:
         """Whether that delivery sends the continuation, or has sent it."""
         return outcome.finished and outcome.owner == execution_id
 
-    def is_replacement(self, record: Record, root: bytes, generation: int) -> bool:
-        """Whether the task replaced itself and this message continues it under the key."""
+    def is_replacement(self, record: Record, task_id: bytes, generation: int) -> bool:
+        """Whether the task replaced itself and this message continues it under the key.
+
+        By the task id: a process that does not know the task publishes it without a root.
+        """
         replacement = record.replacement
-        return bool(replacement and self.is_of(record, root) and replacement[0] <= generation)
+        return bool(replacement and record.task_id == task_id and replacement[0] <= generation)
 
     def is_held_by(self, record: Record | None, token: int) -> bool:
         return record is not None and record.state == STARTED and record.token == token

@@ -255,8 +255,12 @@ class TurnEnvironment:
             "hold": {**release, "hold_ms": HOLD, "error": b"", "generation": message.retries + 1},
         }[script]  # fmt: skip
         name = "complete" if script == "complete" else "release"
+        before = state.turn, state.records
         result, state = self._execute(state, message.task, name, **token, **arguments)
         state = put(state, slot, None)
+        if name == "release" and result.case == "ok" and (state.turn, state.records) == before:
+            # There was no record any more: the key is free.
+            return self._acknowledge(state, message, "" if script == "hold" else OUTCOME)
         if result.case == "ok":
             if state.holder != delivery.execution_id:
                 raise Violation(f"the {name} of a stale execution is accepted")

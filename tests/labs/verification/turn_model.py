@@ -82,7 +82,10 @@ class TurnProtocol:
             return TurnResult(case, claimed, record, turn, claimed)
         if record is not None and self.is_anew(record, root):
             record = None
-        if record is not None and record.finished and record.root != root:
+        continues = record is not None and message.is_replacement(
+            record, task_id, arguments["generation"]
+        )
+        if record is not None and record.finished and record.root != root and not continues:
             differs = message.differ(record.fingerprint, arguments["fingerprint"])
             return TurnResult("reused" if differs else "finished", record, record, turn)
         message.has_turn = self.is_same(record, turn)
