@@ -42,7 +42,7 @@ if not raw then
   return reply('ok')
 end
 local state, _, stored_token, _, fingerprint, task_id, worker, owner, stored_format, position = unpack_record(raw)
-if error ~= '' and not turn and state and is_finished(state) then
+if error ~= '' and not turn and state == 'C' then
   local _, steps = read_replacement(raw, stored_format, position)
   state, position = steps and 'S' or state, steps or position
 end

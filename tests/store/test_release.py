@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from celery_idempotent.key.key import default_root
 from celery_idempotent.record import layout
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record, State
@@ -117,24 +118,18 @@ class TestLost:
 class TestReplacementThatFailed:
     """The outcome of a task that replaced itself, released with the error of its replacement."""
 
-    @pytest.mark.parametrize("continued", [False, True])
-    def test_frees_the_key_and_keeps_the_error(
-        self, harness: RecordHarness, continued: bool
-    ) -> None:
+    def test_frees_the_key_and_keeps_the_error(self, harness: RecordHarness) -> None:
         replaced = self._replaced(harness)
-        if continued:
-            harness.mark_continued()
 
         reply = self._release(harness, replaced.token)
 
-        copy = harness.begin(generation=4).stored
-        assert reply.case == "ok"
-        assert (copy.state, copy.body) == (State.FAILED, ERROR.body)
-        assert copy.continuation_sent
+        copy = harness.begin(generation=4)
+        assert (reply.case, copy.case) == ("ok", "sent")
+        assert (copy.stored.state, copy.stored.body) == (State.FAILED, ERROR.body)
         begun = harness.begin(key=OTHER_ARGUMENTS, task_id=SECOND)
         assert begun.case == "begun"
         assert begun.token > replaced.token
-        assert harness.begin(generation=4).case == "finished"
+        assert harness.begin(generation=4).case == "sent"
 
     def test_the_same_reply_is_returned_again(self, harness: RecordHarness) -> None:
         replaced = self._replaced(harness)
@@ -158,7 +153,7 @@ class TestReplacementThatFailed:
 
     def _replaced(self, harness: RecordHarness) -> Record:
         body = layout.write_replacement(5, FIRST, b"")
-        harness.complete(harness.started().token, Payload("=task", body))
+        harness.complete(harness.started().token, Payload("=task", body), sending_ms=0)
         return harness.record()
 
     def _release(self, harness: RecordHarness, token: int) -> Reply:
@@ -169,6 +164,7 @@ class TestReplacementThatFailed:
                     token,
                     hold_ms=0,
                     retention_ms=RETENTION_MS,
+                    root=default_root(FIRST),
                     generation=4,
                     error=ERROR,
                     error_ms=ERROR_MS,

@@ -244,7 +244,7 @@ class Protocol:
     ) -> Result:  # fmt: skip
         if record is None:
             return Result("ok", None, None)
-        replacement = record.finished and record.replacement
+        replacement = record.state == COMPLETED and record.replacement
         if error and replacement and record.token == token:
             # Its replacement has failed, and has sent the continuation.
             record = record._replace(body=replacement[1])
