@@ -376,7 +376,7 @@ class IdempotentTask(BackendResultTask):
     def idempotency_forget(self, *args: Any, **kwargs: Any) -> bool:
         """Deletes the record of a call with these arguments; returns whether there was one.
 
-        The next call runs. So do copies of messages whose errors are stored for the key. Its row
+        The next call runs. Copies of messages that have ended in an error still get that. Its row
         is deleted, too. A running execution is not stopped; its outcome will be rejected.
 
         Raises:
