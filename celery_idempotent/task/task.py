@@ -418,7 +418,7 @@ class IdempotentTask(BackendResultTask):
     def idempotency_forget(self, *args: Any, **kwargs: Any) -> bool:
         """Deletes the record of a call with these arguments; returns whether there was one.
 
-        The next call runs. So do copies of messages whose errors are stored for the key. Its row
+        The next call runs. Copies of messages that have ended in an error still get that. Its row
         is deleted, too, and those of its steps in every database that a task of the app names, or
         a step has used in this process. A running execution is not stopped; its outcome will be
         rejected.

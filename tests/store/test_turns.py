@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.key.key import default_root
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
@@ -78,7 +79,7 @@ def test_copies_get_the_error_that_ended_their_message(turn: Turn, generation: i
     assert turn.state is None
     for older in range(generation + 1):
         copy = turn.first.begin(generation=older)
-        assert (copy.case, copy.stored.body) == ("finished", ERROR.body)
+        assert (copy.case, copy.stored.body) == ("sent", ERROR.body)
     assert turn.first.begin(generation=generation + 1).case == "begun"
     assert turn.second.begin().case == "busy"
 
@@ -211,7 +212,7 @@ class TestAbandon:
         assert turn.second.begin().case == "busy"
         assert turn.third.publish().case == "reserved"
         assert turn.third.begin().case == "later"
-        assert turn.first.begin().case == "finished"
+        assert turn.first.begin().case == "sent"
 
     def test_leaves_a_turn_alone_that_another_message_has(self, turn: Turn) -> None:
         turn.first.expired()
@@ -301,19 +302,24 @@ class TestPublishing:
 
         assert turn.second.publish().case == "expired"
 
-    def test_of_a_task_id_that_has_ended_is_answered(self, turn: Turn) -> None:
+    def test_of_a_task_id_that_has_ended_runs_anew(self, turn: Turn) -> None:
         outcome = turn.first.completed()
 
-        reply = turn.first.publish()
+        assert turn.first.publish().case == "reserved"
+        anew = turn.first.begin(root=b"another!")
+        assert anew.case == "begun"
+        copy = turn.first.begin()
+        assert (copy.case, copy.stored.token) == ("sent", outcome.token)
+        assert turn.first.complete(anew.token, Payload("json", b"2")).case == "ok"
+        assert turn.first.begin(root=b"another!").stored.body == b"2"
+        assert turn.first.begin().stored.body == outcome.body
 
-        assert (reply.case, reply.record) == ("finished", outcome)
-        assert turn.second.begin().case == "begun"
-
-    def test_of_a_task_id_that_ended_in_an_error_runs_again(self, turn: Turn) -> None:
+    def test_of_a_task_id_that_ended_in_an_error_runs_anew(self, turn: Turn) -> None:
         turn.first.end_with_error(turn.first.started().token)
 
         assert turn.first.publish().case == "reserved"
-        assert turn.first.begin().case == "begun"
+        assert turn.first.begin().case == "sent"
+        assert turn.first.begin(root=b"another!").case == "begun"
 
     def test_a_reservation_that_is_given_back_is_free(self, turn: Turn) -> None:
         turn.first.publish()
@@ -373,7 +379,8 @@ class TestDamage:
         assert turn.first.raw is None
 
 
-def test_error_records_expire(turn: Turn) -> None:
+def test_entries_expire(turn: Turn) -> None:
     turn.first.end_with_error(turn.first.started().token)
 
-    assert ERROR_MS - 5000 < turn.first.left_ms() <= ERROR_MS
+    name = turn.first.store.name(turn.first.key.entry(default_root(FIRST)))
+    assert ERROR_MS - 5000 < turn.first.client.pttl(name) <= ERROR_MS
