@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.app.task import Context
 from celery.canvas import Signature
+from celery.utils import uuid
 
 from celery_idempotent.errors import IdempotencyError, KeyRuleError
 from celery_idempotent.key.key import Key
@@ -66,7 +67,9 @@ def resolve_key(
             "its arguments"
         )
     call_id = item_id or task_id
-    key = configuration.rule.derive(args, kwargs, task_id=call_id, explicit=parsed.explicit)
+    # Celery gives all links of an eager chain one id, and no eager call has copies.
+    id_in_key = uuid() if request is not None and request.is_eager else call_id
+    key = configuration.rule.derive(args, kwargs, task_id=id_in_key, explicit=parsed.explicit)
     if request is not None and request.headers:
         key = canvas.key_in_canvas(key, request, call_id)
     return key, parsed
