@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from celery import Celery, chain
 
-from celery_idempotent import ConflictError, IdempotentTask, State
+from celery_idempotent import TASK_ID, ConflictError, IdempotentTask, State
 
 
 def test_the_second_call_gets_the_first_one_s_result(task: Callable[..., IdempotentTask]) -> None:
