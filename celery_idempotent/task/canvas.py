@@ -105,7 +105,7 @@ def identity_of(
 
 
 def with_root(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the headers of a publish, with a root that tells it from others under its task id.
+    """Returns the headers of a publish, with a root that names it among those of its task id.
 
     A message that is published again has its root already. What a continuation publishes gets the
     same one each time that the continuation is sent.

@@ -170,7 +170,7 @@ class TestAnotherDeliveryIsSendingIt:
             eventually(lambda: pack.idempotency_record(order).state.finished, "its body has ended")
             shop.start_worker("-Q", "copies", **faketime(clock))
             shop.redis.lpush("copies", message)
-            shop.ledger.wait_for_signal(order, "conflicted")
+            deliver_put_back(shop, order, 1)
             shop.ledger.release(f"continuation of {order}")
 
             eventually(lambda: shop.ledger.notes(order), "the continuation has run")
@@ -192,7 +192,8 @@ class TestAnotherDeliveryIsSendingIt:
             shop.ledger.wait_for_run(order)
             shop.start_worker("-Q", "copies")
             shop.redis.lpush("copies", message)
-            shop.ledger.wait_for_signal(order, "conflicted", 5)
+            for number in range(1, 5):
+                deliver_put_back(shop, order, number)
             shop.ledger.release(f"continuation of {order}")
 
             eventually(lambda: shop.ledger.notes(order), "the continuation has run")
@@ -205,6 +206,13 @@ def publish_kept(shop: Shop, order: str) -> None:
     """Publishes a call with a callback to a queue that nobody consumes."""
     callback = report.s(order)
     pack.apply_async((order,), task_id=order, queue="kept", link=callback)
+
+
+def deliver_put_back(shop: Shop, order: str, number: int) -> None:
+    """Waits until the copy is put back for the `number`-th time, and delivers it again."""
+    shop.ledger.wait_for_signal(order, "conflicted", number)
+    message = eventually(lambda: shop.redis.lpop("kept"), "the copy is put back")
+    shop.redis.lpush("copies", message)
 
 
 def faketime(clock: Clock) -> dict[str, str]:
