@@ -66,7 +66,10 @@ def test_an_error_frees_the_key_for_the_next_call(task: Callable[..., Idempotent
 @pytest.mark.parametrize("until", ["expired", "finished"])
 def test_links_of_an_eager_chain_share_an_id_and_no_key(app: Celery, until: str) -> None:
     options = {"idempotency_key": TASK_ID, "idempotency_until": until}
-    add = app.task(base=IdempotentTask, name=f"add {until}", **options)(lambda x, y: x + y)
+
+    @app.task(base=IdempotentTask, name=f"add {until}", **options)
+    def add(x: int, y: int) -> int:
+        return x + y
 
     result = chain(add.s(1), add.s(1)).apply_async((1,), task_id="of both")
 

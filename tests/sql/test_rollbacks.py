@@ -11,6 +11,7 @@ from celery import Celery
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.executor.transaction import MAX_ROLLBACKS
+from celery_idempotent.key.key import default_root
 from celery_idempotent.task import message_headers
 from celery_idempotent.testing.server import RedisServer
 from tests.executor.deliveries import Deliveries, End
@@ -43,7 +44,7 @@ class Shop:
     def deliver_all(self, order: str, requeues: int) -> End:
         """Publishes a message that was requeued so often because of conflicts; returns its end."""
         headers = message_headers.with_derived_key(
-            None, self.charge.idempotency_key_of(order), order, requeues
+            None, self.charge.idempotency_key_of(order), order, default_root(order), requeues
         )
         message: Any = self.deliveries.publish(order, task_id=order, headers=headers)
         while message is not None:
