@@ -200,7 +200,7 @@ def test_too_few_replicas_are_an_error(harness: RecordHarness, server: RedisServ
             await store.execute(begin())
 
     harness.client.script_flush()
-    run_story(run, server.url, wait_replicas=1, wait_timeout=0.05)
+    run_story(run, server.url, wait_replicas=1, timeout=1.2)
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_a_connection_to_the_old_master_is_replaced(
 def test_a_begin_returns_when_the_replica_has_it(
     site: Site, client: Any, trio: SentinelServers
 ) -> None:
-    careful = RecordHarness(store_at(**site.how, wait_replicas=1, wait_timeout=0.3), client)
+    careful = RecordHarness(store_at(**site.how, wait_replicas=1), client)
     done = careful.completed()
     careful.forget()
 

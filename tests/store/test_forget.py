@@ -127,15 +127,15 @@ def test_a_record_that_replaced_a_damaged_one_is_not_deleted(harness: RecordHarn
 
 
 class TestErrorsOfEndedTaskIds:
-    """All but copies of their messages find no record."""
+    """They are entries beside the record, which only copies of their messages find."""
 
-    def test_are_deleted_but_reported_as_absent(self, harness: RecordHarness) -> None:
+    def test_stay(self, harness: RecordHarness) -> None:
         harness.end_with_error(harness.started().token)
-        assert harness.begin().case == "finished"
+        assert harness.begin().case == "sent"
 
         assert harness.forget().case == "absent"
-        assert harness.raw is None
-        assert harness.begin().case == "begun"
+        assert harness.begin().case == "sent"
+        assert harness.begin(task_id=SECOND).case == "begun"
 
     def test_do_not_count_as_the_shown_record(self, harness: RecordHarness) -> None:
         running = harness.started()
@@ -143,7 +143,7 @@ class TestErrorsOfEndedTaskIds:
 
         assert harness.forget(running).case == "absent"
         assert harness.forget(UNREADABLE).case == "absent"
-        assert harness.begin().case == "finished"
+        assert harness.begin().case == "sent"
 
 
 def test_an_unreadable_record_is_deleted(harness: RecordHarness) -> None:
