@@ -190,8 +190,8 @@ class TestDamaged:
         harness.put(raw)
 
         begin = run_sync(harness.store.execute(commands.begin(
-            harness.key, execution_id=b"o", unanswered_ids=b"", task_id="a", worker="w",
-            lease_ms=LEASE_MS,
+            harness.key, execution_id=b"o", unanswered_ids=b"", root=ROOT, task_id="a",
+            worker="w", lease_ms=LEASE_MS,
             retention_ms=RETENTION_MS, max_attempts=5, error_ms=1000,
         )))  # fmt: skip
         reserve = run_sync(harness.store.execute(commands.reserve(harness.key, "a", HOLD_MS)))

@@ -25,6 +25,7 @@ _TASK_ID = b"\x00\x11" + b"\x00" + bytes.fromhex("111111111111411181111111111111
 _SECOND_TASK_ID = b"\x00\x11" + b"\x00" + bytes.fromhex("22222222222242228222222222222222")
 _WORKER = b"\x10celery@host/4711"
 _ROOT = bytes.fromhex("77b26070e92029c5")
+_OWNER = b"\x10" + _ROOT + b"8 bytes."
 
 #: The record's bytes for each state and its history, without token and time.
 RECORDS: dict[str, tuple[Callable[[RecordHarness], object], bytes]] = {
@@ -179,8 +180,7 @@ def test_a_script_takes_no_other_commands(
 ) -> None:
     given, call, commands = COMMANDS[script]
     call(harness, given(harness))  # loads the script
-    harness.forget()
-    harness.client.delete(BACKEND_RESULT.name)
+    harness.client.flushdb()
     token = given(harness)
     harness.client.config_resetstat()
 
@@ -193,7 +193,7 @@ def test_a_script_takes_no_other_commands(
 
 
 def _begun_and_published(turn: Turn) -> int:
-    token = turn.first.started().token
+    token = turn.first.started(execution_id=OWNER).token
     turn.second.publish()
     return token
 
@@ -240,12 +240,12 @@ TURN_COMMANDS: dict[
     "publish": (
         lambda turn: None,
         lambda turn, _: turn.first.publish(),
-        {"get": 2, "time": 1, "set": 1},
+        {"get": 1, "time": 1, "set": 1},
     ),
     "publish while one runs": (
         lambda turn: turn.first.started(),
         lambda turn, _: turn.second.publish(),
-        {"get": 2, "time": 1, "set": 1},
+        {"get": 1, "time": 1, "set": 1},
     ),
 }
 
@@ -276,13 +276,31 @@ TURNS: dict[str, tuple[Callable[[Turn], object], bytes, bytes]] = {
         b"S\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b"\x10" + _ROOT + b"8 bytes.\x00",
     ),
     "completed": (
-        lambda turn: turn.first.completed(),
-        b"C\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b'\x00\x04json"charged"',
-        b"C\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b'\x00\x04json"charged"',
+        lambda turn: turn.first.completed(execution_id=OWNER),
+        b"C\x01"
+        + _FINGERPRINT
+        + _TASK_ID
+        + _WORKER
+        + b"\x10"
+        + _ROOT
+        + b'8 bytes.\x04json"charged"',
+        b"C\x01"
+        + _FINGERPRINT
+        + _TASK_ID
+        + _WORKER
+        + b"\x10"
+        + _ROOT
+        + b'8 bytes.\x04json"charged"',
     ),
     "completed, and the next one is reserved": (
         lambda turn: turn.first.complete(_begun_and_published(turn)),
-        b"C\x01" + _FINGERPRINT + _TASK_ID + _WORKER + b'\x00\x04json"charged"',
+        b"C\x01"
+        + _FINGERPRINT
+        + _TASK_ID
+        + _WORKER
+        + b"\x10"
+        + _ROOT
+        + b'8 bytes.\x04json"charged"',
         b"R\x00" + _FINGERPRINT + _SECOND_TASK_ID + b"\x00\x00\x00",
     ),
 }

@@ -139,7 +139,11 @@ class TestWriting:
         self, harness: RecordHarness, server: RedisServer, client: Redis
     ) -> None:
         client.acl_setuser(
-            "narrow", enabled=True, nopass=True, keys=["idem:shop*"], commands=["+@all"]
+            "narrow",
+            enabled=True,
+            nopass=True,
+            keys=["idem:shop*", "idem:{idem:shop*"],
+            commands=["+@all"],
         )
         narrow = RecordHarness(
             store_at(server.url, options={"username": "narrow", "password": "any"}), client
