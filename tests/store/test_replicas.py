@@ -111,7 +111,7 @@ class TestFrozenReplica:
     def test_begin_is_granted_to_the_message_that_is_retried(
         self, harness: RecordHarness, hasty: RecordHarness, replica: RedisServer
     ) -> None:
-        execution_id = os.urandom(16)
+        execution_id = os.urandom(8)
         replica.pause()
         with pytest.raises(StoreUnavailableError):
             hasty.begin(execution_id=execution_id)
@@ -175,7 +175,7 @@ class TestFrozenReplica:
 
     def test_does_not_open_the_breaker(self, hasty: RecordHarness, replica: RedisServer) -> None:
         replica.pause()
-        execution_id = os.urandom(16)
+        execution_id = os.urandom(8)
         for _ in range(hasty.store.config.breaker_threshold + 1):
             with pytest.raises(StoreUnavailableError, match=TOO_FEW):
                 hasty.begin(execution_id=execution_id)
