@@ -190,7 +190,7 @@ class TestDamaged:
         harness.put(raw)
 
         begin = run_sync(harness.store.execute(commands.begin(
-            harness.key, execution_id=b"o", unanswered_ids=b"", task_id="a", root=b"the root",
+            harness.key, execution_id=b"o", unanswered_ids=b"", root=ROOT, task_id="a",
             worker="w", lease_ms=LEASE_MS,
             retention_ms=RETENTION_MS, max_attempts=5, error_ms=1000,
         )))  # fmt: skip

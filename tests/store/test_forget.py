@@ -12,7 +12,7 @@ from celery_idempotent.record.record import Record, State
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import UNREADABLE
 from celery_idempotent.store.run_sync import run_sync
-from tests.store.record_harness import FIRST, SECOND, WORKER, RecordHarness
+from tests.store.record_harness import ERROR, FIRST, SECOND, WORKER, RecordHarness
 from tests.unit.record.raw import raw_record
 
 
@@ -126,24 +126,26 @@ def test_a_record_that_replaced_a_damaged_one_is_not_deleted(harness: RecordHarn
     assert harness.record() == done
 
 
-class TestErrorsOfEndedTaskIds:
-    """They are entries beside the record, which only copies of their messages find."""
+class TestEntries:
+    """Of messages that have ended: an operator does not reach them."""
 
-    def test_stay(self, harness: RecordHarness) -> None:
-        harness.end_with_error(harness.started().token)
-        assert harness.begin().case == "sent"
-
-        assert harness.forget().case == "absent"
-        assert harness.begin().case == "sent"
-        assert harness.begin(task_id=SECOND).case == "begun"
-
-    def test_do_not_count_as_the_shown_record(self, harness: RecordHarness) -> None:
+    def test_stay_after_the_key_is_forgotten(self, harness: RecordHarness) -> None:
         running = harness.started()
         harness.end_with_error(running.token)
 
+        assert harness.forget().case == "absent"
         assert harness.forget(running).case == "absent"
-        assert harness.forget(UNREADABLE).case == "absent"
         assert harness.begin().case == "sent"
+
+
+def test_attempts_of_a_death_are_deleted_but_reported_as_absent(harness: RecordHarness) -> None:
+    running = harness.started()
+    harness.abandon(error=ERROR)
+
+    assert harness.forget(running).case == harness.forget(UNREADABLE).case == "absent"
+    assert harness.raw is not None
+    assert harness.forget().case == "absent"
+    assert harness.raw is None
 
 
 def test_an_unreadable_record_is_deleted(harness: RecordHarness) -> None:

@@ -51,8 +51,8 @@ def test_an_error_that_ends_the_message_is_kept_for_its_copies(harness: RecordHa
     meet(harness)
     harness.end_with_error(running.token)
 
-    entry = harness.store.name(harness.key.entry(default_root(FIRST)))
-    assert KEEP_MS - 5000 < harness.client.pttl(entry) <= KEEP_MS
+    name = harness.store.name(harness.key.entry(default_root(FIRST)))
+    assert KEEP_MS - 5000 < harness.client.pttl(name) <= KEEP_MS
 
 
 def test_a_longer_retention_stays(harness: RecordHarness) -> None:

@@ -138,8 +138,13 @@ class TestWriting:
     def test_an_error_reply_is_ignored(
         self, harness: RecordHarness, server: RedisServer, client: Redis
     ) -> None:
-        keys = ["idem:shop*", "idem:{idem:shop*"]  # records and entries
-        client.acl_setuser("narrow", enabled=True, nopass=True, keys=keys, commands=["+@all"])
+        client.acl_setuser(
+            "narrow",
+            enabled=True,
+            nopass=True,
+            keys=["idem:shop*", "idem:{idem:shop*"],
+            commands=["+@all"],
+        )
         narrow = RecordHarness(
             store_at(server.url, options={"username": "narrow", "password": "any"}), client
         )
