@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
 from celery.states import FAILURE, PROPAGATE_STATES, SUCCESS
-from celery.utils import uuid
 from celery.utils.nodenames import gethostname
 
 from celery_idempotent.clock import monotonic
@@ -79,8 +78,7 @@ class TaskCall:
         self.sender = task
         self.task_id = task_id
         self.worker = worker_name(request.hostname, os.getpid())
-        message_id = uuid() if request.is_eager else task_id  # as in the key rule TASK_ID
-        self.key = key.of_message(message_id) if settings.runs_again else key
+        self.key = key.of_message(task_id) if settings.runs_again else key
         self.settings = settings
         if headers.result_ttl is not None:
             self.settings = replace(settings, result_ttl=headers.result_ttl)
