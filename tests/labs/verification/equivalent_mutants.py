@@ -7,6 +7,8 @@ from __future__ import annotations
 
 _BY_REASON = {
     "nil cannot be unpacked, just as any string that is not a record": """
+continuation: local state, attempt, token, at, fingerprint, task_id, worker, owner, format, position = unpack_record(raw or '')  ⟶  raw or '' becomes raw
+continuation: local state, attempt, token, at, fingerprint, task_id, worker, owner, format, position = unpack_record(raw or '')  ⟶  '' becomes '?'
 abandon: unpack_record(raw or '')  ⟶  raw or '' becomes raw
 abandon: unpack_record(raw or '')  ⟶  '' becomes '?'
 save_step: local state, _, stored_token = unpack_record(raw or '')  ⟶  raw or '' becomes raw
@@ -23,6 +25,7 @@ reserve_turn: local differs = differ(stored_fingerprint, fingerprint)  ⟶  stor
 prelude: if fingerprint == '' or other == '' or fingerprint == other then  ⟶  fingerprint == '' or other == '' or fingerprint == other becomes fingerprint == '' or other == ''
 """,
     "Lua treats position 0, or none, as the first position": """
+continuation: owner = string.sub(owner, 1, 2 * ID)  ⟶  1 becomes 0
 prelude: fingerprint, other = string.sub(fingerprint, 1, 8), string.sub(other, 1, 8)  ⟶  1 becomes 0
 begin: redis.call('SET', turn, string.sub(turn_raw, 1, turn_position - 1)  ⟶  1 becomes 0
 begin: redis.call('SET', turn, string.sub(started, 1, #started - #body) .. (waiting or ''), 'PX', ttl_ms)  ⟶  1 becomes 0
