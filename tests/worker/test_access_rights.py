@@ -54,7 +54,7 @@ def limited(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def shop(server: RedisServer, limited: Shop) -> Iterator[Shop]:
-    """The shop. Afterwards the server has refused nothing but what redis-py tells of itself."""
+    """The shop. Afterwards the server has refused nothing but the name of redis-py."""
     limited.app.set_current()
     with server.client() as admin:
         admin.acl_log_reset()
