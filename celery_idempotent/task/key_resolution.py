@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from celery.app.task import Context
 from celery.canvas import Signature
-from celery.utils import uuid
 
 from celery_idempotent.errors import IdempotencyError, KeyRuleError
 from celery_idempotent.key.key import Key
@@ -67,8 +66,10 @@ def resolve_key(
             "its arguments"
         )
     call_id = item_id or task_id
-    # Celery gives all links of an eager chain one id, and no eager call has copies.
-    id_in_key = uuid() if request is not None and request.is_eager else call_id
+    id_in_key = call_id
+    if request is not None and request.is_eager:
+        # Celery gives all links of an eager chain one id. They differ in their arguments.
+        id_in_key = f"{call_id} {args!r} {kwargs!r}"
     key = configuration.rule.derive(args, kwargs, task_id=id_in_key, explicit=parsed.explicit)
     if request is not None and request.headers:
         key = canvas.key_in_canvas(key, request, call_id)

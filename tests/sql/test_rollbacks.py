@@ -56,8 +56,11 @@ class Shop:
 @pytest.fixture
 def shop(server: RedisServer, database: TestDatabase) -> Iterator[Shop]:
     shop = Shop(server.url, database)
+    channel = shop.app.connection_for_read().default_channel
+    # All apps of a process share the messages in memory.
+    channel.queue_purge("celery")
     yield shop
-    shop.app.connection_for_read().default_channel.queue_purge("celery")
+    channel.queue_purge("celery")
     shop.app.close()
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery_idempotent.lease.interrupt import Interrupt
 
-from celery_idempotent.errors import LeaseLostError
 from celery_idempotent.lease.heartbeat import Heartbeat
 from celery_idempotent.store.record_store import RecordStore
 from tests.executor.deliveries import PACKAGE, SignalAtLine
@@ -138,32 +135,3 @@ def test_a_thread_that_is_stuck_is_replaced(
     assert "s late; another thread goes on with" in record.message
     free.set()
     heart.stop_renewal(first.lease)
-
-
-def test_a_signal_at_any_line_of_an_interrupts_end_does_not_stop_the_heartbeat(
-    site: Any,
-) -> None:
-    at = 0
-    while True:
-        at += 1
-        interrupt = Interrupt(LeaseLostError)
-        where = interrupt_at(at, interrupt.disarm)
-        go: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-        def trigger(go: Any = go, interrupt: Interrupt = interrupt) -> None:
-            go.get()
-            interrupt.trigger()
-
-        trigger_thread = threading.Thread(target=trigger, daemon=True)
-        trigger_thread.start()  # before: the error must not be raised inside it
-        try:
-            go.put(None)
-            trigger_thread.join(5)
-            interrupt.disarm()
-        except LeaseLostError:
-            assert where, "it is over, and was not interrupted"
-        trigger_thread.join(5)  # the error may have interrupted the first join
-        assert not trigger_thread.is_alive(), f"interrupted at {where}"
-        if not where:
-            break
-    assert at > 2
