@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import celery.exceptions
+from billiard.exceptions import WorkerLostError
 from celery import Celery
 from celery.result import ResultBase
 from celery.states import EXCEPTION_STATES, PENDING, READY_STATES
@@ -67,7 +68,7 @@ class BackendResultCodec:
         if state not in READY_STATES:
             raise NotReadyError(task_id)
         if state in EXCEPTION_STATES:
-            if not is_storable(type(value)):
+            if not is_storable(type(value)) or isinstance(value, WorkerLostError):
                 raise ResultNotStoredError(
                     f"{task} replaced this one, and has failed with {type(value).__name__}, which "
                     "is not raised again: it would act upon the worker"

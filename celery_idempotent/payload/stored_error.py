@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from billiard.exceptions import Terminated, WorkerLostError
+from billiard.exceptions import Terminated
 from celery.exceptions import TaskPredicate
 from celery.utils.serialization import ensure_serializable
 from kombu.utils.json import dumps
 
-#: Exceptions by which code controls Celery or its pool. A MemoryError ends a worker of prefork.
-_CONTROL_FLOW = (TaskPredicate, Terminated, WorkerLostError, MemoryError)
+#: Exceptions by which code controls Celery or its pool. A MemoryError ends a worker of prefork; a
+#: WorkerLostError is stored for copies of a lost message, and Celery requeues one for it only once.
+_CONTROL_FLOW = (TaskPredicate, Terminated, MemoryError)
 
 
 def is_storable(cls: object) -> bool:

@@ -116,13 +116,16 @@ def test_after_its_end_every_version_can_queue_it_again(
 
 
 def test_a_copy_of_the_running_message_is_put_back_in_spite_of_its_lock(
-    in_transition: Any, ledger: Ledger, order: str
+    shop: Shop, in_transition: Any, ledger: Ledger, order: str
 ) -> None:
     ledger.hold(order)
-    first = in_transition.delay(order)
+    first = in_transition.apply_async((order,), queue="kept")
+    message = eventually(lambda: shop.redis.lpop("kept"), "it is published")
+    message = message.replace(b'"routing_key": "kept"', b'"routing_key": "celery"')
+    shop.redis.lpush("celery", message)
     ledger.wait_for_run(order)
 
-    in_transition.app.send_task(in_transition.name, (order,), task_id=first.id)
+    shop.redis.lpush("celery", message)
     ledger.wait_for_signal(first.id, "conflicted")
     ledger.release(order)
 

@@ -210,11 +210,11 @@ class TestCopyOfARunningMessage:
     def test_does_not_change_the_error_of_a_failed_execution(
         self, shop: Shop, ledger: Ledger, order: str
     ) -> None:
-        result = flaky.apply_async((order,), expires=EXPIRES)
+        result, message = publish(shop, flaky, order, expires=EXPIRES)
         with pytest.raises(OutOfStockError):
             result.get(timeout=SOON)
-        # Like a redelivery: the same message, which has expired.
-        flaky.apply_async((order,), task_id=result.id, expires=-1)
+        wait_for_expiry(EXPIRES)
+        shop.redis.lpush("celery", message)
         ledger.wait_for_signal(result.id, "replayed")
         shop.wait_until_empty()
 

@@ -147,7 +147,7 @@ class UnrestorableError(Exception):
 CONTROL_FLOW = [
     *(SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, BaseException),
     *(Ignore, Reject, Retry, TaskPredicate, WorkerShutdown, WorkerTerminate),
-    *(Terminated, WorkerLostError, MemoryError),
+    *(Terminated, MemoryError),
 ]
 both_codecs = pytest.mark.parametrize(
     "result_codec", [BackendResultCodec(app), PlainResultCodec()], ids=["app", "plain"]

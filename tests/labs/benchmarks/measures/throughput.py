@@ -93,7 +93,9 @@ class Throughput(Measure):
         def script(name: str, prefix: str, arguments: Sequence[object]) -> list[str]:
             bench.client.script_load(scripts.load(name).source)
             record_name = f"{prefix}:{TASK}:{RANDOM_NUMBER}0000000000"
-            return ["EVALSHA", scripts.load(name).sha, "1", record_name, *map(str, arguments)]
+            names = [record_name, f"{prefix}:{{{record_name}}}:root"][: 1 + (name == "begin")]
+            sha = scripts.load(name).sha
+            return ["EVALSHA", sha, str(len(names)), *names, *map(str, arguments)]
 
         key = next(bench.new_keys)
         begin = _printable(begin_command(key))
