@@ -45,7 +45,6 @@ reserved = task_of(handle, "reserved", idempotency_dedupe_publish=True)
 silent = task_of(handle, "silent", ignore_result=True)
 forgetful = task_of(handle, "forgetful", idempotency_store_result=False)
 thrifty = task_of(handle, "thrifty", idempotency_max_result_size=10)
-in_turn = task_of(handle, "in_turn", idempotency_until="finished")
 unguarded = task_of(handle, "unguarded", idempotency_on_store_error="run")
 strict = task_of(handle, "strict", idempotency_on_store_error="raise")
 #: Each with a store of its own; a worker's environment names them.

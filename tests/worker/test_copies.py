@@ -33,7 +33,7 @@ from tests.worker.failing_tasks import (
     report_failure,
 )
 from tests.worker.harness import FAST_REDELIVERY, Shop
-from tests.worker.tasks import in_turn
+from tests.worker.wishes import in_turn
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.worker]
 

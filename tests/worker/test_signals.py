@@ -30,7 +30,7 @@ def test_begun(ledger: Ledger, order: str) -> None:
     result = pack.delay(order)
 
     signal = received(ledger, result, "begun")
-    (run,) = ledger.runs(order)
+    run = ledger.wait_for_run(order)  # the signal is sent before the body runs
     assert signal.sender == "shop.pack"
     assert signal.details == {
         "task_id": result.id,
