@@ -66,12 +66,12 @@ def report(event: Event, call: Reported | About, execution: Any = None, **fields
         _log(event, call, execution, fields)
     signal = event.signal
     if signal is not None and signal.receivers:
-        details = dict.fromkeys(signal.providing_args)
         if execution is not None:
             fields |= {"token": execution.token, "attempt": execution.attempt}
         fields |= {"task_id": call.task_id, "key": str(call.key), "label": call.label}
         fields.setdefault("decision", event.decision)
-        signal.send(sender=call.sender, **{name: fields.get(name) for name in details})
+        details = {name: fields.get(name) for name in signal.providing_args}
+        signal.send(sender=call.sender, **details)
 
 
 def decide(event: Event, call: Reported | About) -> None:
