@@ -3,44 +3,32 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Callable, Coroutine
-from typing import Any
 
-from celery_idempotent.executor.runtime.asyncio import AsyncioRuntime
-
-Flow = Coroutine[Any, Any, Any]
+from celery_idempotent.flow.aio import AsyncioRuntime
+from celery_idempotent.flow.lockstep import Lockstep
+from celery_idempotent.functions.decision import NotCompletedError
 
 
-async def drive_begin(
-    runtime: AsyncioRuntime,
-    begin: Flow,
-    end: Callable[[BaseException], Flow],
-    stop_renewal: Callable[[], None],
-) -> None:
-    """Drives `begin`; if that fails or is cancelled, ends whatever has begun.
-
-    Args:
-        end: makes the flow that ends it, from the error.
-        stop_renewal: stops the renewal of its leases.
-    """
+async def drive_begin(runtime: AsyncioRuntime, flows: Lockstep) -> None:
+    """Runs `flows` to their bodies; if that fails or is cancelled, ends whatever has begun."""
     try:
-        await runtime.drive(begin)
+        await runtime.drive(flows.begin())
     except BaseException as error:
-        await drive_end(runtime, end(error), stop_renewal, error)
+        await drive_end(runtime, flows, error)
         raise
 
 
-async def drive_end(
-    runtime: AsyncioRuntime,
-    end: Flow,
-    stop_renewal: Callable[[], None],
-    error: BaseException | None,
-) -> None:
-    """Drives `end` after the caller's code has ended with `error`, or without one."""
+async def drive_end(runtime: AsyncioRuntime, flows: Lockstep, error: BaseException | None) -> None:
+    """Ends the flows whose bodies have not completed.
+
+    Args:
+        error: with which the caller's code has ended, if with any.
+    """
     if isinstance(error, GeneratorExit):
-        end.close()  # nothing can be awaited: the event loop is closed
-        stop_renewal()
-    elif isinstance(error, CancelledError):
+        flows.close()  # nothing can be awaited: the event loop is closed
+        return
+    end = flows.end_all(error or NotCompletedError("the block or batch has ended"))
+    if isinstance(error, CancelledError):
         await runtime.abandon(end)
     else:
         await runtime.drive(end)

@@ -6,29 +6,46 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from celery import Celery
+
 from celery_idempotent.errors import (
     ConflictError,
     IdempotencyError,
     KeyReusedError,
     KeyRuleError,
+    LeaseLostError,
+    StoreUnavailableError,
     TransactionError,
 )
-from celery_idempotent.executor.active_execution import ActiveExecution
-from celery_idempotent.executor.async_executor import AsyncExecutor
-from celery_idempotent.executor.batch import Admission, begin_many, complete_many, release_many
-from celery_idempotent.executor.batch_transaction import claim_many
-from celery_idempotent.executor.call import ExecutorCall
-from celery_idempotent.executor.execution import BaseExecution
-from celery_idempotent.executor.executor import Executor
-from celery_idempotent.executor.runtime.asyncio import AsyncioRuntime
-from celery_idempotent.executor.runtime.run_flow import run_flow
-from celery_idempotent.executor.runtime.runtime import Runtime
+from celery_idempotent.events import table
+from celery_idempotent.events.report import refuse, report
+from celery_idempotent.extensions.steps import Steps
+from celery_idempotent.extensions.transaction import (
+    CLAIM,
+    COMMIT,
+    SharedTransaction,
+    claim_together,
+    commit_together,
+)
+from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.aio import AsyncioRuntime
+from celery_idempotent.flow.call import Answer, Call, End, Requeue
+from celery_idempotent.flow.execution import BaseExecution
+from celery_idempotent.flow.executor import AsyncExecutor, Executor
+from celery_idempotent.flow.extension import Extension, Plan
+from celery_idempotent.flow.flow import Admission, Finished
+from celery_idempotent.flow.lockstep import STORE, Lockstep, SteppedRuntime
+from celery_idempotent.flow.outcome import Failure, Outcome, Result
+from celery_idempotent.flow.runtime import Runtime
+from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.functions.asyncio_flow import drive_begin, drive_end
 from celery_idempotent.functions.decision import Decision
+from celery_idempotent.functions.direct_call import DirectHost
 from celery_idempotent.payload.codec import PayloadCodec
+from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
-from celery_idempotent.sql.batch_transaction import BatchTransaction
 from celery_idempotent.sql.database import Database
+from celery_idempotent.sql.transaction import Transaction
 
 
 class Entry:
@@ -43,23 +60,50 @@ class Entry:
         self.error: IdempotencyError | None = None
         #: The finished record under REPLAY.
         self.record: Record | None = None
-        self.active: ActiveExecution | None = None
-        self._execution: BaseExecution | None = None
+        #: None for a duplicate, and if the key cannot be used.
+        self.call: ActiveCall | None = None
+        #: Of its flow.
+        self.number = -1
 
-    def apply(self, admission: Admission) -> None:
-        """Sets the decision from what the executor returned for the key."""
-        self.active = self._execution = None
-        if isinstance(admission, ActiveExecution):
-            self.decision, self.active = Decision.RUN, admission
-            self._execution = admission.execution
-        elif isinstance(admission, BaseExecution):
-            self.decision, self._execution = Decision.RUN, admission
-        elif isinstance(admission, IdempotencyError):
-            self.error = admission
-            conflict = isinstance(admission, ConflictError)
-            self.decision = Decision.CONFLICT if conflict else Decision.REJECTED
+    def refuse(self, error: Exception) -> None:
+        """Sets the decision of a key that cannot be used."""
+        if not isinstance(error, IdempotencyError):
+            raise error
+        conflict = isinstance(error, ConflictError)
+        self.decision, self.error = Decision.CONFLICT if conflict else Decision.REJECTED, error
+
+    def begun(self, end: End | BaseException | None) -> None:
+        """Sets the decision from how its flow has ended; None: it is at its body."""
+        if end is None:
+            self.decision = Decision.RUN
+        elif isinstance(end, Answer) and end.replayed and not end.refused:
+            self.decision, self.record = Decision.REPLAY, end.record
         else:
-            self.decision, self.record = Decision.REPLAY, admission
+            self.refuse(_error_in(end))
+
+    def error_of(self, end: End | BaseException) -> IdempotencyError | None:
+        """Returns why the record of a completed key does not have the value that it should have."""
+        call = self.call
+        assert call is not None
+        if not call.protected:
+            return None
+        if isinstance(end, Answer) and isinstance(end.outcome, Result):
+            if call.unsaved is not None:
+                return call.unsaved
+            if end.is_own:
+                return call.not_stored()
+            return LeaseLostError(f"{call.key}: another execution has taken over")
+        error = _error_in(end)
+        if isinstance(error, LeaseLostError) or not isinstance(error, IdempotencyError):
+            return LeaseLostError(f"{call.key}: another execution has taken over")
+        return error
+
+    @property
+    def execution(self) -> BaseExecution:
+        """The execution under RUN."""
+        assert self.call is not None
+        assert self.call.execution is not None
+        return self.call.execution
 
     @property
     def replay(self) -> Any:
@@ -74,12 +118,39 @@ class Entry:
     @property
     def token(self) -> int:
         """The fencing token under RUN, else 0."""
-        return 0 if self._execution is None else self._execution.token
+        return self.execution.token if self.decision is Decision.RUN else 0
 
     @property
     def attempt(self) -> int:
         """Under RUN 1, plus 1 for each execution that died before; else 0."""
-        return 0 if self._execution is None else self._execution.attempt
+        return self.execution.attempt if self.decision is Decision.RUN else 0
+
+
+def _error_in(end: End | BaseException) -> Exception:
+    if isinstance(end, Answer):
+        assert isinstance(end.outcome, Failure)
+        end = end.outcome.error
+    elif not isinstance(end, BaseException):
+        assert isinstance(end, Requeue)
+        end = end.reason
+    if not isinstance(end, Exception):
+        raise end
+    return end
+
+
+class LeaveRecord(Extension):
+    """Leaves a finished record to the caller of a batch, who may not need the value."""
+
+    async def admitted(self, admission: Admission) -> Admission:
+        """Answers with the record, and without its value."""
+        if not isinstance(admission, Finished):
+            return admission
+        record = admission.record
+        if layout.is_poisoned(record):
+            error = refuse(self.call, record.outcome())
+            return Answer(Failure(error), record, replayed=True, refused=True)
+        report(table.REPLAYED, self.call, record=record)
+        return Answer(Result(None), record, replayed=True)
 
 
 class BaseBatch(Sequence[Entry]):
@@ -90,15 +161,59 @@ class BaseBatch(Sequence[Entry]):
         runtime: Runtime,
         codec: PayloadCodec,
         keys: Sequence[Hashable],
-        calls: Sequence[ExecutorCall | IdempotencyError],
+        calls: Sequence[Call | IdempotencyError],
+        app: Celery | None = None,
         database: Database | None = None,
     ) -> None:
-        self._runtime = runtime
-        self._codec = codec
         self._entries = [Entry(key) for key in keys]
-        self._calls = calls
         self._pending: dict[Hashable, Entry] = {}
-        self._transaction = None if database is None else BatchTransaction(database)
+        self._transaction = None if database is None else Transaction(database)
+        self._flows = self._make_flows(runtime)
+        self._begun: dict[str, Entry] = {}
+        digests: dict[Hashable, str] = {}
+        for entry, call in zip(self._entries, calls, strict=True):
+            if isinstance(call, IdempotencyError):
+                entry.refuse(call)
+                continue
+            if digests.setdefault(entry.key, call.key.digest) != call.key.digest:
+                # complete_many could not tell them apart.
+                entry.refuse(
+                    KeyRuleError(
+                        f"{call.key}: the key equals an earlier key of the batch of another type, "
+                        "such as 1 and 1.0; pass keys of one type"
+                    )
+                )
+                continue
+            first = self._begun.get(call.key.digest)
+            if first is None:
+                self._begun[call.key.digest] = entry
+                # A batch does not wait for a key that is held.
+                call = call._replace(wait_timeout=0.0)
+                stepped = SteppedRuntime(runtime, together=True)
+                entry.call = ActiveCall(
+                    call, DirectHost(call, app=app), stepped, codec, self._plan()
+                )
+                entry.number = self._flows.add(entry.call)
+            elif first.call is not None and first.call.key.fingerprint != call.key.fingerprint:
+                entry.refuse(
+                    KeyReusedError(f"{call.key} appears earlier in the batch with other arguments")
+                )
+
+    def _make_flows(self, runtime: Runtime) -> Lockstep:
+        if self._transaction is None:
+            return Lockstep(runtime)
+        return Lockstep(
+            runtime,
+            {
+                CLAIM: partial(claim_together, self._transaction),
+                COMMIT: partial(commit_together, self._transaction),
+            },
+        )
+
+    def _plan(self) -> Plan:
+        if self._transaction is None:
+            return Plan(Steps, (LeaveRecord,))
+        return Plan(Steps, (partial(SharedTransaction, self._transaction), LeaveRecord))
 
     def __getitem__(self, index: Any) -> Any:
         return self._entries[index]
@@ -121,80 +236,20 @@ class BaseBatch(Sequence[Entry]):
             LeaseLostError: naming the first key that another execution may have taken over.
         """
         for entry in self._pending.values():
-            if entry.active is not None:
-                entry.active.execution.check()
+            entry.execution.check()
 
-    async def _begin(self) -> None:
-        first_uses: dict[str, tuple[Entry, ExecutorCall]] = {}
-        digests: dict[Hashable, str] = {}
-        for entry, call in zip(self._entries, self._calls, strict=True):
-            if isinstance(call, IdempotencyError):
-                entry.apply(call)
-                continue
-            if digests.setdefault(entry.key, call.key.digest) != call.key.digest:
-                # complete_many could not tell them apart.
-                entry.apply(
-                    KeyRuleError(
-                        f"{call.key}: the key equals an earlier key of the batch of another type, "
-                        "such as 1 and 1.0; pass keys of one type"
-                    )
-                )
-                continue
-            _, first_call = first_uses.setdefault(call.key.digest, (entry, call))
-            if first_call.key.fingerprint != call.key.fingerprint:
-                entry.apply(
-                    KeyReusedError(f"{call.key} appears earlier in the batch with other arguments")
-                )
-        calls = [call for _, call in first_uses.values()]
-        admissions = await begin_many(calls, self._runtime, self._codec)
-        for (entry, _), admission in zip(first_uses.values(), admissions, strict=True):
-            entry.apply(admission)
+    def _set_decisions(self) -> None:
+        """Sets the decisions of all entries, after their begin."""
+        flows = self._flows
+        if CLAIM in flows.errors:
+            raise flows.errors[CLAIM]
+        ends = flows.ends.values()
+        if STORE in flows.errors and all(isinstance(end, StoreUnavailableError) for end in ends):
+            raise flows.errors[STORE]
+        for entry in self._begun.values():
+            entry.begun(flows.ends.get(entry.number))
             if entry.decision is Decision.RUN:
                 self._pending[entry.key] = entry
-            if entry.active is not None:
-                entry.active.start()
-        if self._transaction is not None and self._pending:
-            granted = [
-                (call, admission)
-                for call, admission in zip(calls, admissions, strict=True)
-                if isinstance(admission, (ActiveExecution, BaseExecution))
-            ]
-            claimed = await claim_many(granted, self._transaction, self._runtime, self._codec)
-            for entry, admission in zip(list(self._pending.values()), claimed, strict=True):
-                entry.apply(admission)
-                if entry.decision is not Decision.RUN:
-                    del self._pending[entry.key]
-
-    async def _complete(self, values: Mapping[Hashable, Any] | None) -> dict[Hashable, Any]:
-        if values is None:
-            values = dict.fromkeys(self._pending)
-        if self._transaction is not None and (rest := self._pending.keys() - values.keys()):
-            raise IdempotencyError(
-                f"complete_many commits the transaction of the batch, and {len(rest)} of its keys "
-                "are pending; complete them with the others, or release them first"
-            )
-        protected = [entry for entry in self._take(values) if entry.active]
-        try:
-            errors = await complete_many(
-                [(entry.active, values[entry.key]) for entry in protected if entry.active],
-                self._runtime,
-                self._transaction,
-            )
-        except BaseException:
-            # Nothing has been sent for these: they can be completed or released.
-            self._pending.update((e.key, e) for e in protected if e.active and e.active.renewed)
-            raise
-        for entry, error in zip(protected, errors, strict=True):
-            entry.error = error
-        return {entry.key: entry.error for entry in protected if entry.error}
-
-    async def _release(self, keys: Iterable[Hashable] | None = None) -> None:
-        entries = self._take(self.pending if keys is None else keys)
-        if self._transaction is not None and not self._pending:
-            self._transaction.rollback()
-        if active := [entry.active for entry in entries if entry.active]:
-            reason = IdempotencyError("the batch released the key without completing it")
-            await release_many(active, self._runtime, reason)
 
     def _take(self, keys: Iterable[Hashable]) -> list[Entry]:
         """Removes the entries of `keys` from the pending ones, and returns them."""
@@ -207,28 +262,53 @@ class BaseBatch(Sequence[Entry]):
                 )
         return [self._pending.pop(key) for key in keys]
 
-    def _stop_renewal(self) -> None:
-        for entry in self._pending.values():
-            if entry.active is not None:
-                entry.active.finish()
+    def _completions(self, values: Mapping[Hashable, Any] | None) -> dict[int, Outcome]:
+        if values is None:
+            values = dict.fromkeys(self._pending)
+        if self._transaction is not None and (rest := self._pending.keys() - values.keys()):
+            raise IdempotencyError(
+                f"complete_many commits the transaction of the batch, and {len(rest)} of its keys "
+                "are pending; complete them with the others, or release them first"
+            )
+        return {entry.number: Result(values[entry.key]) for entry in self._take(values)}
+
+    def _errors(self, completed: Iterable[int]) -> dict[Hashable, Any]:
+        if COMMIT in self._flows.errors:
+            raise self._flows.errors[COMMIT]
+        entries = [entry for entry in self._begun.values() if entry.number in completed]
+        for entry in entries:
+            entry.error = entry.error_of(self._flows.ends[entry.number])
+        return {entry.key: entry.error for entry in entries if entry.error}
+
+    def _releases(self, keys: Iterable[Hashable] | None) -> dict[int, Outcome]:
+        entries = self._take(self.pending if keys is None else keys)
+        if self._transaction is not None and not self._pending:
+            self._transaction.rollback()
+        error = IdempotencyError("the batch released the key without completing it")
+        return {entry.number: Failure(error) for entry in entries}
 
 
 class Batch(BaseBatch):
     """A batch for blocking code. As a context manager it releases the pending keys at its end."""
 
     @classmethod
-    def _begun(
+    def begin(
         cls,
         executor: Executor,
         keys: Sequence[Hashable],
-        calls: Sequence[ExecutorCall | IdempotencyError],
-        database: Database | None = None,
+        calls: Sequence[Call | IdempotencyError],
+        app: Celery | None,
+        database: Database | None,
     ) -> Batch:
-        batch = cls(executor.runtime, executor.codec, keys, calls, database)
+        """Returns a batch that has begun."""
+        batch = cls(executor.runtime, executor.codec, keys, calls, app, database)
         try:
-            run_flow(batch._begin)
-        except BaseException:
-            batch.release_many()
+            run_flow(batch._flows.begin)
+            batch._set_decisions()
+        except BaseException as error:
+            if batch._transaction is not None:
+                batch._transaction.rollback(discard=not isinstance(error, Exception))
+            run_flow(partial(batch._flows.end_all, error))
             raise
         return batch
 
@@ -256,11 +336,13 @@ class Batch(BaseBatch):
             unavailable until the lease expired, ResultNotStoredError if the value cannot be
             serialized or is too large (the key has completed without it).
         """
-        return run_flow(partial(self._complete, values))
+        completions = self._completions(values)
+        run_flow(partial(self._flows.end, completions))
+        return self._errors(completions)
 
     def release_many(self, keys: Iterable[Hashable] | None = None) -> None:
         """Releases these keys, by default all pending ones; the next caller may run them."""
-        run_flow(partial(self._release, keys))
+        run_flow(partial(self._flows.end, self._releases(keys)))
 
     def __enter__(self) -> Batch:
         return self
@@ -275,29 +357,35 @@ class AsyncBatch(BaseBatch):
     _runtime: AsyncioRuntime
 
     @classmethod
-    async def _begun(
+    async def begin(
         cls,
         executor: AsyncExecutor,
         keys: Sequence[Hashable],
-        calls: Sequence[ExecutorCall | IdempotencyError],
+        calls: Sequence[Call | IdempotencyError],
     ) -> AsyncBatch:
+        """Returns a batch that has begun."""
         runtime = AsyncioRuntime(executor.store)
         batch = cls(runtime, executor.codec, keys, calls)
-        await drive_begin(runtime, batch._begin(), lambda _: batch._release(), batch._stop_renewal)
+        batch._runtime = runtime
+        await drive_begin(runtime, batch._flows)
+        batch._set_decisions()
         return batch
 
     async def complete_many(
         self, values: Mapping[Hashable, Any] | None = None
     ) -> dict[Hashable, Any]:
         """As :meth:`Batch.complete_many`."""
-        return await self._runtime.drive(self._complete(values))
+        completions = self._completions(values)
+        await self._runtime.drive(self._flows.end(completions))
+        return self._errors(completions)
 
     async def release_many(self, keys: Iterable[Hashable] | None = None) -> None:
         """As :meth:`Batch.release_many`."""
-        await self._runtime.drive(self._release(keys))
+        await self._runtime.drive(self._flows.end(self._releases(keys)))
 
     async def __aenter__(self) -> AsyncBatch:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        await drive_end(self._runtime, self._release(), self._stop_renewal, error)
+        self._pending.clear()
+        await drive_end(self._runtime, self._flows, error)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from celery_idempotent.errors import ConflictError, IdempotencyError, LeaseLostError, SettingsError
-from celery_idempotent.events.report import decide_by
-from celery_idempotent.executor.active_execution import ActiveExecution
-from celery_idempotent.executor.execution import AsyncExecution, BaseExecution, Execution
-from celery_idempotent.executor.executor import BeginRequest, begin, begin_transaction
-from celery_idempotent.executor.outcome import Failure, Outcome, Result
-from celery_idempotent.executor.returned import without_record
-from celery_idempotent.executor.runtime.asyncio import AsyncioRuntime
-from celery_idempotent.executor.runtime.run_flow import run_flow
-from celery_idempotent.executor.runtime.runtime import Runtime
-from celery_idempotent.executor.settle import settle
+from celery_idempotent.errors import ConflictError, IdempotencyError, SettingsError
+from celery_idempotent.extensions.plan import plan_for
+from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.aio import AsyncioRuntime
+from celery_idempotent.flow.call import Answer, Call
+from celery_idempotent.flow.execution import AsyncExecution, BaseExecution, Execution
+from celery_idempotent.flow.lockstep import Lockstep, SteppedRuntime
+from celery_idempotent.flow.outcome import Failure, Outcome, Result
+from celery_idempotent.flow.runtime import Runtime
+from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.functions.asyncio_flow import drive_begin, drive_end
 from celery_idempotent.functions.decision import Decision, NotCompletedError
-from celery_idempotent.functions.direct_call import DirectCall, current_execution
+from celery_idempotent.functions.direct_call import (
+    DirectHost,
+    current_execution,
+    direct_call,
+    outcome_of,
+)
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.settings import Settings
@@ -34,16 +37,16 @@ T = TypeVar("T")
 class BaseContextExecution:
     """The execution of a block: its decision and, if the block is to run, its token and steps."""
 
-    def __init__(self, call: DirectCall, runtime: Runtime, codec: PayloadCodec) -> None:
+    def __init__(self, data: Call, host: DirectHost, runtime: Runtime, codec: PayloadCodec) -> None:
+        stepped = SteppedRuntime(runtime, together=False)
         #: ``name:digest``, as in the record.
-        self.key = str(call.key)
+        self.key = str(data.key)
         self.decision = Decision.CONFLICT
         #: Names the execution that holds the key, under CONFLICT.
         self.conflict: ConflictError | None = None
-        self._call = call
-        self._runtime = runtime
-        self._codec = codec
-        self._active: ActiveExecution | None = None
+        self._call = ActiveCall(data, host, stepped, codec, plan_for(data.settings))
+        self._flows = Lockstep(runtime)
+        self._flows.add(self._call)
         self._execution: BaseExecution | None = None
         self._outcome: Outcome | None = None
         self._outer_execution: BaseExecution | None = None
@@ -94,61 +97,35 @@ class BaseContextExecution:
             raise IdempotencyError(f"{self.key} is not to be run: the decision is {self.decision}")
         return self._execution
 
-    async def _begin(self) -> None:
-        request = BeginRequest(self._call, self._runtime, self._codec)
-        try:
-            admission = await begin(request)
-            if self._call.settings.transaction is not None and not isinstance(
-                admission, (Result, Failure)
-            ):
-                admission = await begin_transaction(request, admission)
-        except ConflictError as error:
-            self.conflict = error
+    def _begun(self) -> None:
+        """Sets the decision, after the begin."""
+        if self._flows.at_body:
+            self.decision, self._execution = Decision.RUN, self._call.execution
             return
-        except GeneratorExit:
-            raise  # nothing can be awaited: the event loop is closed
-        except BaseException as error:
-            decide_by(self._call, error)
-            await request.give_back()
-            raise
-        if isinstance(admission, ActiveExecution):
-            self.decision, self._execution = Decision.RUN, admission.execution
-            self._active = admission
-        elif isinstance(admission, BaseExecution):
-            self.decision, self._execution = Decision.RUN, admission
-        else:
-            self.decision, self._outcome = Decision.REPLAY, admission
+        end = self._flows.ends[0]
+        if isinstance(end, BaseException):
+            raise end
+        outcome = outcome_of(self._call, end)
+        if isinstance(end, Answer) and not end.refused:
+            self.decision, self._outcome = Decision.REPLAY, outcome
+            return
+        assert isinstance(outcome, Failure)
+        if not isinstance(outcome.error, ConflictError):
+            raise outcome.error
+        self.conflict = outcome.error
 
-    async def _complete(self, value: Any) -> Outcome:
+    def _check_completable(self) -> None:
         _ = self._running  # the block is to run
         if self._outcome is not None:
             raise IdempotencyError(f"{self.key} is already completed; complete it only once")
-        outcome: Outcome = Result(value)
-        if self._active is not None:
-            outcome = await self._settle(outcome)
-        else:
-            outcome = without_record(self._call, outcome, self._codec)
-        self._outcome = outcome
-        return outcome
 
-    async def _end(self, error: BaseException | None) -> None:
-        """Releases the key, or stores `error`, unless the block has completed."""
-        if self._active is not None:
-            with contextlib.suppress(LeaseLostError):
-                await self._settle(Failure(error or NotCompletedError(self.key)))
-
-    async def _settle(self, outcome: Outcome) -> Outcome:
-        active, self._active = self._active, None
-        assert active is not None
-        try:
-            return await settle(active, outcome)
-        finally:
-            active.finish()
-            active.roll_back(discard=True)
-
-    def _stop_renewal(self) -> None:
-        if self._active is not None:
-            self._active.finish()
+    def _completed(self) -> Any:
+        """Returns or raises the outcome of the key."""
+        end = self._flows.ends[0]
+        if isinstance(end, BaseException):
+            raise end
+        self._outcome = outcome_of(self._call, end)
+        return self._outcome.get()
 
     def _enter_block(self) -> None:
         self._outer_execution = current_execution.get()
@@ -172,7 +149,9 @@ class ContextExecution(BaseContextExecution):
             LeaseLostError: if another execution has taken over and is running.
             IdempotencyError: if the block is not to run, or has already completed.
         """
-        return run_flow(partial(self._complete, value)).get()
+        self._check_completable()
+        run_flow(partial(self._flows.end, {0: Result(value)}))
+        return self._completed()
 
     def step(self, name: str, func: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """As :meth:`Execution.step`."""
@@ -182,29 +161,35 @@ class ContextExecution(BaseContextExecution):
 
     def __enter__(self) -> ContextExecution:
         try:
-            run_flow(self._begin)
+            run_flow(self._flows.begin)
+            self._begun()
             self._enter_block()
             return self
         except BaseException as error:
             if current_execution.get() is self._execution:
                 self._leave_block()
-            run_flow(partial(self._end, error))
+            run_flow(partial(self._flows.end_all, error))
             raise
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._leave_block()
-        run_flow(partial(self._end, error))
+        run_flow(partial(self._flows.end_all, error or NotCompletedError(self.key)))
 
 
 class AsyncContextExecution(BaseContextExecution):
     """The execution of an ``async with`` block."""
 
-    _runtime: AsyncioRuntime
+    def __init__(
+        self, data: Call, host: DirectHost, runtime: AsyncioRuntime, codec: PayloadCodec
+    ) -> None:
+        super().__init__(data, host, runtime, codec)
+        self._runtime = runtime
 
     async def complete(self, value: Any = None) -> Any:
         """As :meth:`ContextExecution.complete`."""
-        outcome = await self._runtime.drive(self._complete(value))
-        return outcome.get()
+        self._check_completable()
+        await self._runtime.drive(self._flows.end({0: Result(value)}))
+        return self._completed()
 
     @overload
     async def step(
@@ -221,13 +206,14 @@ class AsyncContextExecution(BaseContextExecution):
         return await execution.step(name, func, *args, **kwargs)
 
     async def __aenter__(self) -> AsyncContextExecution:
-        await drive_begin(self._runtime, self._begin(), self._end, self._stop_renewal)
+        await drive_begin(self._runtime, self._flows)
+        self._begun()
         self._enter_block()
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._leave_block()
-        await drive_end(self._runtime, self._end(error), self._stop_renewal, error)
+        await drive_end(self._runtime, self._flows, error)
 
 
 class ExecutionContext:
@@ -238,26 +224,29 @@ class ExecutionContext:
 
     def __init__(self, engine: Idempotency, key: Key, settings: Settings, label: str = "") -> None:
         self._engine = engine
-        self._call = DirectCall(engine, key, settings, label=label, app=engine._app)  # noqa: SLF001
+        self._data = direct_call(engine, key, settings, label)
+        self._host = DirectHost(self._data, app=engine._app)  # noqa: SLF001
         self._execution: Any = None
 
     def __enter__(self) -> ContextExecution:
         executor = self._engine.executor
-        self._execution = ContextExecution(self._call, executor.runtime, executor.codec)
+        self._execution = ContextExecution(
+            self._data, self._host, executor.runtime, executor.codec
+        )
         return self._execution.__enter__()  # type: ignore[no-any-return]
 
     def __exit__(self, *error: object) -> None:
         self._execution.__exit__(*error)
 
     async def __aenter__(self) -> AsyncContextExecution:
-        if self._call.settings.transaction is not None:
+        if self._data.settings.transaction is not None:
             raise SettingsError(
                 f"{self._engine.name}: idempotency_transaction needs `with`, not `async with`, "
                 "since its connection blocks"
             )
         executor = self._engine.async_executor
         runtime = AsyncioRuntime(executor.store)
-        self._execution = AsyncContextExecution(self._call, runtime, executor.codec)
+        self._execution = AsyncContextExecution(self._data, self._host, runtime, executor.codec)
         return await self._execution.__aenter__()  # type: ignore[no-any-return]
 
     async def __aexit__(self, *error: object) -> None:

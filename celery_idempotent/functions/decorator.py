@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from celery_idempotent.events.report import About, refuse
-from celery_idempotent.executor import returned
-from celery_idempotent.executor.execution import unprotected
-from celery_idempotent.executor.transaction import run_plain
-from celery_idempotent.functions.direct_call import AsyncDirectCall, DirectCall, run_as_current
-from celery_idempotent.key.key import Key
+from celery_idempotent.extensions.plan import plan_for
+from celery_idempotent.extensions.transaction import run_plain
+from celery_idempotent.flow import round_trip
+from celery_idempotent.flow.call import Call
+from celery_idempotent.flow.execution import unprotected
+from celery_idempotent.functions.direct_call import (
+    AsyncDirectHost,
+    DirectHost,
+    direct_call,
+    outcome_of,
+    run_as_current,
+)
 from celery_idempotent.key.label import Label
 from celery_idempotent.key.rule import TASK_ID, KeyRule
 from celery_idempotent.payload.value_codec import ValueCodec
@@ -54,26 +61,29 @@ def idempotent_function(
     # No serializer changes the arguments between the caller and the function.
     rule = KeyRule(name, key, inspect.signature(func), lambda args, kwargs: (args, kwargs))
     labels = None if label is None else Label(rule, label)
+    plan = plan_for(settings)
 
     def restored(value: Any) -> Any:
         """Returns what a call with a record would return."""
-        _, outcome = returned.restored(value, settings, values, key=name)
+        _, outcome = round_trip.restored(value, settings, values, key=name)
         return outcome.get()
 
-    def derive(args: Any, kwargs: Any) -> Key:
+    def new_call(args: Any, kwargs: Any) -> Call:
+        label = labels.of(args, kwargs) if labels else ""
         try:
-            return rule.derive(args, kwargs)
+            key = rule.derive(args, kwargs)
         except KeyRuleError as error:
             refuse(About(func, name, ""), error)
             raise
+        return direct_call(func, key, settings, label)
 
     async def call_async(*args: Any, **kwargs: Any) -> Any:
         if not settings.enabled:
             return restored(await func(*args, **kwargs))
         work = functools.partial(func, *args, **kwargs)
-        label = labels.of(args, kwargs) if labels else ""
-        call = AsyncDirectCall(func, derive(args, kwargs), settings, work, label)
-        return await engine.async_executor.enter(call)
+        data, executor = new_call(args, kwargs), engine.async_executor
+        call = executor.new_call(data, AsyncDirectHost(data, work), plan)
+        return outcome_of(call, await executor.enter(call)).get()
 
     def call_blocking(*args: Any, **kwargs: Any) -> Any:
         if not settings.enabled:
@@ -81,11 +91,11 @@ def idempotent_function(
             work = functools.partial(func, *args, **kwargs)
             work = functools.partial(run_as_current, execution, work)
             return restored(run_plain(settings, execution, work))
+        data, executor = new_call(args, kwargs), engine.executor
         work = functools.partial(func, *args, **kwargs)
-        label = labels.of(args, kwargs) if labels else ""
-        app = engine._app  # noqa: SLF001
-        call = DirectCall(func, derive(args, kwargs), settings, work, label, app)
-        return engine.executor.enter(call)
+        host = DirectHost(data, work, engine._app)  # noqa: SLF001
+        call = executor.new_call(data, host, plan)
+        return outcome_of(call, executor.enter(call)).get()
 
     wrapper: Any = call_async if inspect.iscoroutinefunction(func) else call_blocking
     wrapper = functools.wraps(func)(wrapper)

@@ -17,13 +17,13 @@ from celery_idempotent.configuration import app_tasks, configuration
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
 from celery_idempotent.events.report import About, refuse
-from celery_idempotent.executor.async_executor import AsyncExecutor
-from celery_idempotent.executor.execution import BaseExecution, unprotected
-from celery_idempotent.executor.executor import Executor
+from celery_idempotent.flow.call import Call
+from celery_idempotent.flow.execution import BaseExecution, unprotected
+from celery_idempotent.flow.executor import AsyncExecutor, Executor
 from celery_idempotent.functions.batch import AsyncBatch, Batch
 from celery_idempotent.functions.context import ExecutionContext
 from celery_idempotent.functions.decorator import idempotent_function
-from celery_idempotent.functions.direct_call import DirectCall, current_execution
+from celery_idempotent.functions.direct_call import current_execution, direct_call
 from celery_idempotent.key.canonical import NotCanonicalError, canonical
 from celery_idempotent.key.key import Key, fingerprint_of
 from celery_idempotent.key.rule import KeyRule
@@ -196,7 +196,7 @@ class Idempotency:
         """
         calls = self._calls(keys, fingerprints)
         database = self.settings.transaction
-        return Batch._begun(self.executor, keys, calls, database)  # noqa: SLF001
+        return Batch.begin(self.executor, keys, calls, self._app, database)
 
     async def abegin_many(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None
@@ -208,11 +208,11 @@ class Idempotency:
                 "abegin_many, since its connection blocks"
             )
         calls = self._calls(keys, fingerprints)
-        return await AsyncBatch._begun(self.async_executor, keys, calls)  # noqa: SLF001
+        return await AsyncBatch.begin(self.async_executor, keys, calls)
 
     def _calls(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None
-    ) -> list[DirectCall | IdempotencyError]:
+    ) -> list[Call | IdempotencyError]:
         if self.settings.wait_replicas:
             raise SettingsError(
                 f"Idempotency {self.name!r}: a batch does not wait for replicas; remove "
@@ -232,7 +232,7 @@ class Idempotency:
 
     def _call(
         self, key: Hashable, fingerprint: Any, batch_settings: Settings
-    ) -> DirectCall | IdempotencyError:
+    ) -> Call | IdempotencyError:
         try:
             hash(key)
         except Exception:
@@ -241,7 +241,7 @@ class Idempotency:
                 "hashed; it must be text, a number, a UUID or a tuple of these"
             )
         try:
-            return DirectCall(self, self.key_of(key, fingerprint), batch_settings, app=self._app)
+            return direct_call(self, self.key_of(key, fingerprint), batch_settings)
         except KeyRuleError as error:
             return error
 

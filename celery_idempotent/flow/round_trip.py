@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_idempotent.executor.call import ExecutorCall
-from celery_idempotent.executor.outcome import Failure, Outcome, Result
-from celery_idempotent.payload.codec import NOT_STORED, PayloadCodec, not_stored
+from celery_idempotent.flow.outcome import Failure, Outcome, Result
+from celery_idempotent.payload.codec import NOT_STORED, not_stored
 from celery_idempotent.payload.fields import RESULT, step_field
 from celery_idempotent.payload.value_codec import ValueCodec
 from celery_idempotent.record.payload import Payload
@@ -36,13 +35,6 @@ def restored(
         remedy += ", or idempotency_store_result=False"
     error.args = (f"{error}; {remedy}",)
     return payload, Failure(error)
-
-
-def without_record(call: ExecutorCall, outcome: Outcome, codec: PayloadCodec) -> Outcome:
-    """What the caller of an execution without a record gets: the same as with one."""
-    if isinstance(outcome, Result) and call.returns_restored:
-        _, outcome = restored(outcome.value, call.settings, codec.values, key=str(call.key))
-    return outcome
 
 
 def restore_step(settings: Settings, values: ValueCodec, key: str, name: str, value: Any) -> Any:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.executor.execution import AsyncExecution
-from celery_idempotent.executor.outcome import Failure, Outcome, Result
+from celery_idempotent.flow.execution import AsyncExecution
+from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.asyncio_heartbeat import AsyncioHeartbeat, asyncio_heartbeat
 from celery_idempotent.lease.lease import Lease

@@ -1,4 +1,4 @@
-"""The runtime of code that blocks: tasks, functions, consumers."""
+"""Runs flows in a thread: for tasks, functions and consumers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from celery_idempotent.executor.execution import Execution
-from celery_idempotent.executor.outcome import Failure, Outcome, Result
-from celery_idempotent.executor.runtime.run_flow import run_flow
-from celery_idempotent.executor.soft_limit import BODY, FLOW, WAIT, Interrupted, innermost
+from celery_idempotent.flow.execution import Execution
+from celery_idempotent.flow.outcome import Failure, Outcome, Result
+from celery_idempotent.flow.soft_limit import (
+    BODY,
+    FLOW,
+    WAIT,
+    Interrupted,
+    SoftLimit,
+    innermost,
+)
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.heartbeat import heartbeat
 from celery_idempotent.store.commands import Command
@@ -84,3 +90,31 @@ class BlockingRuntime:
     def drive_step(self, start: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
         """The outcome of the flow that `start` creates, a step of the current execution."""
         return run_flow(start)
+
+
+def run_flow(start: Callable[[], Coroutine[Any, Any, T]], limit: SoftLimit | None = None) -> T:
+    """Runs a flow, which must not be suspended, and returns its value.
+
+    Args:
+        start: creates the flow. No signal handler can raise between that and its first line.
+        limit: of the message that the flow belongs to. If it is still pending at the end it is
+            dropped, since the message has ended. Without one, a soft time limit belongs to a call
+            around this one, and is raised at the end.
+    """
+    own = SoftLimit() if limit is None else limit
+    try:
+        own.enter()
+        flow = start()
+        flow.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    except Interrupted as interrupted:
+        own.take()
+        raise interrupted.error from None
+    finally:
+        own.leave()
+        if limit is None and (error := own.error) is not None:
+            raise error
+    flow.close()
+    raise RuntimeError("a flow in a thread has awaited something of an event loop")

@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.executor.execution import BaseExecution
-from celery_idempotent.executor.outcome import Outcome
+from celery_idempotent.flow.execution import BaseExecution
+from celery_idempotent.flow.outcome import Outcome
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.store.commands import Command

@@ -2,7 +2,7 @@
 
 Celery's prefork pool raises SoftTimeLimitExceeded in a handler of SIGUSR1: in the main thread,
 between any two bytecodes. It could interrupt a begin whose reply is then lost, or the storing of a
-result. The executor wraps the installed handler. The wrapper always calls it at once; an error that
+result. The flow wraps the installed handler. The wrapper always calls it at once; an error that
 it raises outside the body is kept until the flow has a place for it.
 """
 
@@ -104,7 +104,7 @@ def at_row(work: Callable[[], T]) -> T:
         limit.phase = FLOW
 
 
-#: Returns the limit of the current message, for a task that is not in the executor. Set by the
+#: Returns the limit of the current message, for a task that is not in the flow. Set by the
 #: task's room.
 of_message: Callable[[], SoftLimit | None] | None = None
 

@@ -23,24 +23,23 @@ from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.run_sync import run_sync
 
 if TYPE_CHECKING:
-    from celery_idempotent.executor.call import ExecutorCall
-    from celery_idempotent.executor.runtime.runtime import Runtime
+    from celery_idempotent.flow.active_call import ActiveCall
 
 
 class Continuation:
     """The right of one delivery to send what follows its call; for code that blocks."""
 
-    def __init__(self, call: ExecutorCall, runtime: Runtime, execution_id: bytes) -> None:
+    def __init__(self, call: ActiveCall, execution_id: bytes) -> None:
         #: Whether the call has returned a value; else it has raised an error.
         self.follows_value = False
         self._call = call
-        self._runtime = runtime
-        self._delivery = call.key, call.root, execution_id
-        settings = call.settings
+        self._runtime = call.runtime
+        root, settings = call.data.root, call.settings
+        self._delivery = call.key, root, execution_id
         extension = Extension(
-            call.key, 0, settings.lease_ms, settings.result_ms, call.root, execution_id
+            call.key, 0, settings.lease_ms, settings.result_ms, root, execution_id
         )
-        self._lease = Lease(runtime.store, extension, monotonic(), self._lost)
+        self._lease = Lease(call.runtime.store, extension, monotonic(), self._lost)
         self._renewed = False
         #: Publishes so far, by task and task id.
         self._published: Counter[tuple[str, str]] = Counter()

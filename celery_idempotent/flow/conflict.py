@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import NoReturn
 
 from celery_idempotent.errors import ConflictError, KeyReusedError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
-from celery_idempotent.executor.call import ExecutorCall
+from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.call import Answer, Drop, End, Reject, Requeue
+from celery_idempotent.flow.outcome import Failure
 from celery_idempotent.printable import one_line
 from celery_idempotent.record.record import Record
 
@@ -17,8 +17,10 @@ from celery_idempotent.record.record import Record
 FIRST_REQUEUE_DELAY = 1.0
 
 
-def refuse(call: ExecutorCall, record: Record, *, returns: bool = False) -> NoReturn:
-    """Requeues, ignores or rejects the duplicate `call`, or raises ConflictError, by its policy.
+def apply_policy(
+    call: ActiveCall, record: Record, *, returns: bool = False, unanswered_ids: bytes | None = None
+) -> End:
+    """How the duplicate `call` ends by its policy.
 
     A copy of the message that runs is requeued under every policy. It has the same task id, so a
     state of its own would overwrite the running one's, and a broker may take its acknowledgement
@@ -27,14 +29,26 @@ def refuse(call: ExecutorCall, record: Record, *, returns: bool = False) -> NoRe
     Args:
         returns: requeue it under every policy. It has begun before, or waits for its turn, and
             publishers rely on that.
+        unanswered_ids: as for :func:`requeue`.
     """
-    call.blocked(record)
     policy = policy_for(call, record, returns=returns)
     report(table.CONFLICTED, call, record=record, policy=policy)
-    _POLICIES[policy](call, record)
+    error = held(call, record)
+    if policy == "raise":
+        report(table.RAISES_CONFLICT, call, reason=error)
+        return Answer(Failure(error), record, refused=True)
+    if policy == "ignore":
+        report(table.IGNORED, call, reason=error)
+        return Drop(record)
+    if policy == "reject":
+        report(table.REJECTED, call, reason=error)
+        return Reject(str(error), record)
+    # ``retry``, or ``wait`` when its time is up
+    requeued = requeue(call, error, unanswered_ids or call.data.unanswered_ids)
+    return requeued._replace(record=record)
 
 
-def policy_for(call: ExecutorCall, record: Record, *, returns: bool = False) -> str:
+def policy_for(call: ActiveCall, record: Record, *, returns: bool = False) -> str:
     """What happens to `call` while `record` is held."""
     is_copy = record.task_id == call.task_id
     return "retry" if is_copy or returns else call.settings.on_conflict
@@ -49,16 +63,28 @@ def reused(record: Record) -> KeyReusedError:
     )
 
 
-def held(call: ExecutorCall, record: Record) -> ConflictError:
+def held(call: ActiveCall, record: Record) -> ConflictError:
     """The error of a call whose key another one holds."""
     where = f" on {record.worker}" if record.worker else ", which has not begun yet"
     return ConflictError(one_line(f"{call.key} is held by task {record.task_id}{where}"))
 
 
-def requeue(call: ExecutorCall, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
-    """Requeues `call`, with a delay that grows each time."""
-    delay = requeue_delay(call.requeue_count, call.settings.lease)
-    call.requeue(delay, unanswered_ids, reason)
+def requeue(
+    call: ActiveCall,
+    reason: BaseException,
+    unanswered_ids: bytes | None = None,
+    longest: float | None = None,
+) -> Requeue:
+    """Lets `call` come again, after a delay that grows each time.
+
+    Args:
+        unanswered_ids: of begins that the next delivery is to recognise; by default all.
+        longest: seconds; by default the lease.
+    """
+    data = call.data
+    seconds = requeue_delay(data.requeue_count, longest or call.settings.lease)
+    ids = call.unanswered_ids if unanswered_ids is None else unanswered_ids
+    return Requeue(seconds, reason, ids, data.rollback_count)
 
 
 def requeue_delay(requeue_count: int, longest: float) -> float:
@@ -70,34 +96,3 @@ def requeue_delay(requeue_count: int, longest: float) -> float:
         FIRST_REQUEUE_DELAY * 2 ** min(requeue_count, 30), max(longest, FIRST_REQUEUE_DELAY)
     )
     return delay * random.uniform(0.75, 1.0)
-
-
-def _requeue(call: ExecutorCall, record: Record) -> NoReturn:
-    requeue(call, call.unanswered_ids, held(call, record))
-
-
-def _raise(call: ExecutorCall, record: Record) -> NoReturn:
-    error = held(call, record)
-    report(table.RAISES_CONFLICT, call, reason=error)
-    raise error
-
-
-def _ignore(call: ExecutorCall, record: Record) -> NoReturn:
-    report(table.IGNORED, call, reason=held(call, record))
-    call.ignore()
-
-
-def _reject(call: ExecutorCall, record: Record) -> NoReturn:
-    error = held(call, record)
-    report(table.REJECTED, call, reason=error)
-    call.reject(str(error))
-
-
-#: ``wait`` is refused when its time is up, and is then requeued like ``retry``.
-_POLICIES: dict[str, Callable[[ExecutorCall, Record], NoReturn]] = {
-    "retry": _requeue,
-    "wait": _requeue,
-    "raise": _raise,
-    "ignore": _ignore,
-    "reject": _reject,
-}

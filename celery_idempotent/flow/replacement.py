@@ -9,9 +9,8 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.key.key import Key
-from celery_idempotent.payload.codec import DELEGATED
+from celery_idempotent.payload.codec import DELEGATED, PayloadCodec
 from celery_idempotent.record import layout
-from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record
 from celery_idempotent.settings import Settings
 from celery_idempotent.store import commands
@@ -35,12 +34,22 @@ def error_of(record: Record, settings: Settings) -> Exception | None:
     return None
 
 
-def release(key: Key, record: Record, raw: bytes, settings: Settings, error: Payload) -> Command:
-    """Releases the key of a task whose replacement has failed; its copies get `error`.
+async def release(
+    key: Key,
+    record: Record,
+    raw: bytes,
+    settings: Settings,
+    codec: PayloadCodec,
+    error: Exception,
+) -> Command:
+    """The command that releases `key` of a task whose replacement has failed with `error`.
+
+    Copies of that task get the error.
 
     Args:
         raw: the bytes of `record`.
     """
+    payload = await codec.encode_error(error, settings, key=str(key), token=record.token)
     return commands.release(
         key,
         record.token,
@@ -48,6 +57,6 @@ def release(key: Key, record: Record, raw: bytes, settings: Settings, error: Pay
         retention_ms=settings.result_ms,
         root=layout.owner(raw)[: layout.ID_BYTES],
         generation=layout.read_awaited(record.body) - 1,
-        error=error,
+        error=payload,
         error_ms=settings.error_ms,
     )

@@ -1,1 +1,0 @@
-"""What the flow runs on: a thread that blocks, or an event loop."""

@@ -1,0 +1,160 @@
+"""The outbox: messages that a body publishes on commit, stored in the row of its outcome.
+
+A process that dies between the COMMIT and the functions of Django's ``on_commit`` would lose them:
+the next execution finds the row, and does not run the body. Therefore the messages are committed
+in the row, published, and then removed from it. An execution that finds a row with messages
+publishes them again, under the same task ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, cast
+
+from celery_idempotent.errors import IdempotencyError, StoreUnavailableError, TransactionError
+from celery_idempotent.events import table
+from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.soft_limit import at_row
+from celery_idempotent.payload.fields import OUTBOX
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.sql.database import Database
+from celery_idempotent.sql.outcomes import Claim, Ended, Row
+from celery_idempotent.sql.transaction import Found, Transaction
+
+
+class OutboxHost(Protocol):
+    """What the host of a call with a transaction does."""
+
+    def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
+        """The messages that `functions`, which the body has registered, publish: as JSON.
+
+        Raises:
+            TransactionError: if one of them does something else, or cannot be stored.
+        """
+
+    def publish_messages(self, messages: Any) -> None:
+        """Publishes what `store_messages` returned, decoded.
+
+        Raises:
+            Exception: of the broker.
+        """
+
+
+def host_of(call: ActiveCall) -> OutboxHost:
+    """The host of a call with a transaction."""
+    return cast("OutboxHost", call.host)
+
+
+def claim_of(call: ActiveCall, step: str | None = None) -> Claim:
+    """Claims the row of the key, or of a step, for the execution of `call`."""
+    prefix, attempt = call.runtime.store.config.prefix, call.execution.attempt if call.execution else 0
+    return Claim(call.key, prefix, call.task_id, call.data.worker, call.token, attempt, step)
+
+
+async def begin_at_rows(
+    calls: Sequence[ActiveCall], transaction: Transaction, claims: Sequence[Claim]
+) -> list[Found | None]:
+    """Begins `transaction`, after what earlier ones have left to be published is.
+
+    Returns:
+        As :meth:`Transaction.begin`.
+
+    Raises:
+        Interrupted: if a soft time limit was reached while another transaction had a row.
+        StoreUnavailableError: if the broker or the database is unavailable.
+        TransactionError: inside a transaction of the caller.
+    """
+    while True:
+        found = at_row(partial(transaction.begin, claims))
+        left = [
+            (call, row)
+            for call, row in zip(calls, found, strict=True)
+            if isinstance(row, Row) and row.outbox is not None
+        ]
+        if not left:
+            return found
+        transaction.rollback()
+        for call, row in left:
+            await publish_found(call, transaction.database, row)
+
+
+async def commit_with_outbox(
+    call: ActiveCall, transaction: Transaction, outcomes: Mapping[str, Ended]
+) -> Row | None:
+    """As :meth:`Transaction.commit`, with what the body publishes on commit in the row of `call`.
+
+    Raises:
+        TransactionError: also if what the body has registered for the commit is refused.
+        StoreUnavailableError: also if the messages are committed, and not published.
+    """
+    if transaction.outbox is None:
+        transaction.outbox = await outbox_of(call, transaction.on_commit)
+    key, outbox = str(call.key), transaction.outbox
+    row = transaction.commit({**outcomes, key: outcomes[key]._replace(outbox=outbox)})
+    if row is None and outbox is not None:
+        claim = next(claim for claim in transaction.claims if str(claim.key) == key)
+        await publish_outbox(call, transaction.database, claim, outbox)
+    return row
+
+
+async def publish_found(call: ActiveCall, database: Database, row: Row) -> Row:
+    """Publishes what another execution has committed and may not have published; returns the row.
+
+    Raises:
+        As :func:`publish_outbox`.
+    """
+    if row.outbox is None:
+        return row
+    call.report(table.OUTBOX_FOUND)
+    await publish_outbox(call, database, row, row.outbox)
+    return row._replace(outbox=None)
+
+
+async def outbox_of(
+    call: ActiveCall, functions: Sequence[Callable[[], Any]]
+) -> bytes | None:
+    """The outbox of the messages that `functions` publish; None if there are none.
+
+    Raises:
+        TransactionError: if one of them does something else, or its message cannot be stored.
+    """
+    if not functions:
+        return None
+    key = str(call.key)
+    payload = Payload("json", host_of(call).store_messages(functions))
+    payload = await call.codec.protect(
+        payload, call.settings, key=key, token=call.token, field=OUTBOX
+    )
+    if not payload.has_value:
+        raise TransactionError(
+            f"{key}: the messages that it publishes on commit cannot be stored with its "
+            f"outcome: {payload.body.decode()}"
+        )
+    return payload.format.encode() + b"\n" + payload.body
+
+
+async def publish_outbox(
+    call: ActiveCall, database: Database, row: Row | Claim, outbox: bytes
+) -> None:
+    """Publishes the messages that are committed in `row`, and removes them from it.
+
+    Raises:
+        StoreUnavailableError: if the broker or the database is unavailable.
+        CorruptRecordError: if the messages cannot be decoded.
+    """
+    key = str(call.key)
+    form, _, body = outbox.partition(b"\n")
+    payload = Payload(form.decode(), body)
+    messages = await call.codec.decode_outbox(payload, key)
+    try:
+        host_of(call).publish_messages(messages)
+    except IdempotencyError:
+        raise
+    except Exception as error:
+        raise StoreUnavailableError(
+            f"{key} is committed, and the broker does not take the messages that it publishes on "
+            f"commit: {type(error).__name__}"
+        ) from error
+    database.clear_outbox(row)
+    await call.codec.delete_object(payload, key, OUTBOX)

@@ -1,0 +1,336 @@
+"""Executions in a database transaction: ``idempotency_transaction``.
+
+The row of the key is claimed before the body runs; its outcome is committed with the effects, then
+stored in Redis. From the commit on, the row decides: whatever Redis holds, every caller gets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, cast
+
+from celery_idempotent.errors import CorruptRecordError, IdempotencyError, StoreUnavailableError
+from celery_idempotent.events import table
+from celery_idempotent.events.report import decide, refuse, report
+from celery_idempotent.extensions.outbox import (
+    begin_at_rows,
+    claim_of,
+    commit_with_outbox,
+    publish_found,
+)
+from celery_idempotent.flow import conflict, flow, replacement
+from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.call import Answer, Complete, Drop, End, Fail, Release, Requeue
+from celery_idempotent.flow.execution import BaseExecution
+from celery_idempotent.flow.extension import Extension
+from celery_idempotent.flow.flow import AGAIN, GRANTED, Admission, Finished, Settlement
+from celery_idempotent.flow.lockstep import await_effect
+from celery_idempotent.flow.outcome import Failure, is_asynchronous
+from celery_idempotent.flow.replay import replay_or_requeue
+from celery_idempotent.flow.soft_limit import at_row
+from celery_idempotent.record import layout
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.record import Record, State
+from celery_idempotent.record.traceparent import append_traceparent
+from celery_idempotent.settings import Settings
+from celery_idempotent.sql.database import Database
+from celery_idempotent.sql.errors import is_transient
+from celery_idempotent.sql.outcomes import Ended, Row
+from celery_idempotent.sql.transaction import Found, Transaction, only
+from celery_idempotent.store import commands
+from celery_idempotent.store.scripts import Reply
+
+#: What calls of a batch await, see `SharedTransaction`.
+CLAIM, COMMIT = "claim", "commit"
+
+#: A message that was requeued so often for such errors of the database ends with the next one.
+MAX_ROLLBACKS = 20
+
+
+class TransactionHost(Protocol):
+    """What the host of a call with a transaction knows."""
+
+    @property
+    def required_generation(self) -> int:
+        """What the row awaits at least once the task that this message replaces is committed.
+
+        0 if it replaces none, or none with a transaction.
+        """
+
+
+def run_plain(settings: Settings, execution: BaseExecution, work: Callable[[], Any]) -> Any:
+    """Runs `work` without protection, in a transaction without an outcome if there is to be one."""
+    if settings.transaction is None:
+        return work()
+    with settings.transaction.plain_transaction() as session:
+        execution._transaction = session  # noqa: SLF001 - the body reads its connection
+        return work()
+
+
+class RowTransaction(Extension):
+    """Claims the row of the key, runs the body in the transaction, and commits it."""
+
+    def __init__(self, call: ActiveCall) -> None:
+        super().__init__(call)
+        self.database: Database = call.settings.transaction
+        self.transaction = Transaction(
+            self.database, lambda row: self._continues(row) or self._has_failed(row)
+        )
+
+    async def before_begin(self) -> End | None:
+        """Drops a message of a task that has replaced itself and was rolled back.
+
+        The replaced task runs again, and publishes another one. This one would run without its
+        effects.
+        """
+        call = self.call
+        generation = cast("TransactionHost", call.host).required_generation
+        if not generation:
+            return None
+        try:
+            row = self._find()
+        except StoreUnavailableError as error:
+            return self._requeue_undetermined(error)
+        if row is not None and row.delegates:
+            committed = self._awaited(row) >= generation
+        else:
+            committed = row is not None and not row.expired
+        if committed:
+            return None
+        report(table.REPLACED_ROLLED_BACK, call)
+        return Drop()
+
+    async def admitted(self, admission: Admission) -> Admission:
+        """Claims the row for a call that may run; or returns its end, which the row has."""
+        if admission is GRANTED:
+            return await self._claim()
+        if isinstance(admission, Finished) and layout.is_poisoned(admission.record):
+            return await self._reopen(admission)
+        return admission
+
+    async def _claim(self) -> Admission:
+        call = self.call
+        assert call.execution is not None
+        call.protected = True  # by the row, if there is no record
+        call.execution._transaction = self.transaction  # noqa: SLF001 - the body reads its connection
+        try:
+            row = await self.begin_at_row()
+        except StoreUnavailableError as error:
+            call.report(table.ROW_UNAVAILABLE, error=error)
+            return await self._requeue(error)
+        return GRANTED if row is None else await self._adopt(row)
+
+    async def begin_at_row(self) -> Row | None:
+        """Begins the transaction: None if the row is claimed, else the row with its outcome."""
+        return only(await begin_at_rows([self.call], self.transaction, [claim_of(self.call)]))
+
+    async def _reopen(self, poisoned: Finished) -> Admission:
+        """Deletes the record of a key whose executions have died, if one of them has committed.
+
+        The next begin is granted then, and returns the outcome of the row.
+        """
+        call = self.call
+        try:
+            row = self._find()
+            # A task that has replaced itself has not ended with its row.
+            if row is None or row.expired or row.delegates:
+                return poisoned
+            await call.runtime.execute(commands.forget(call.key, poisoned.record))
+        except StoreUnavailableError as error:
+            return self._requeue_undetermined(error)
+        report(table.ROW_FOUND, call)
+        return AGAIN
+
+    def _find(self) -> Row | None:
+        return at_row(partial(Transaction(self.database).find, claim_of(self.call)))
+
+    def _requeue_undetermined(self, error: StoreUnavailableError) -> Requeue:
+        report(table.ROW_UNKNOWN, self.call, error=error)
+        decide(table.STORE_UNAVAILABLE, self.call)
+        return conflict.requeue(self.call, error)
+
+    def _continues(self, row: Row) -> bool:
+        """Whether the call is a message of the task that has replaced itself, which goes on."""
+        return 0 < self._awaited(row) <= self.call.data.generation
+
+    def _has_failed(self, row: Row) -> bool:
+        """Whether another task that has replaced itself has the row, and its replacement failed."""
+        if row.task_id == self.call.task_id:
+            return False
+        record = row.record(self.call.key, self.call.codec.decode)
+        return replacement.error_of(record, self.call.settings) is not None
+
+    def _awaited(self, row: Row) -> int:
+        """The generation that continues the task; 0 if that has not replaced itself."""
+        if not row.delegates or row.task_id != self.call.task_id:
+            return 0
+        return layout.read_awaited(row.body)
+
+    async def settling(self, settlement: Settlement) -> Settlement | End:
+        """Commits the outcome, or rolls back before the key is released."""
+        call, transaction, error = self.call, self.transaction, settlement.error
+        disposition = settlement.disposition
+        if isinstance(disposition, Release):
+            transaction.rollback(discard=error is not None and is_asynchronous(error))
+            if error is not None and not disposition.hold and self._should_retry(error):
+                return await self._retry(error)
+            return settlement
+        try:
+            row = None
+            if isinstance(disposition, Fail) and not transaction.committed:
+                # The effects; the row of the error is claimed anew.
+                transaction.rollback(discard=error is not None and is_asynchronous(error))
+                row = only(transaction.begin(transaction.claims))
+            if row is None:
+                outcomes = {str(call.key): ended_of(settlement)}
+                row = await commit_with_outbox(call, transaction, outcomes)
+            if row is not None:
+                row = await publish_found(call, self.database, row)
+        except Exception as raised:
+            transaction.rollback()
+            if isinstance(raised, StoreUnavailableError):
+                return await self._requeue(raised)
+            if self._should_retry(raised):
+                return await self._retry(raised)
+            failure = Failure(raised)
+            if isinstance(disposition, Complete):
+                return await self.settling(await flow.settlement_of(call, failure))
+            return Settlement(Release(), failure)
+        if row is not None:
+            return await self._adopt(row)
+        # A later call can store an outcome that is committed.
+        call.writes_once = True
+        settlement.committed, settlement.unsaved = True, table.COMMITTED_ONLY
+        return settlement
+
+    def ended(self) -> None:
+        """Rolls back what is not committed."""
+        self.transaction.rollback(discard=True)
+
+    def _should_retry(self, error: BaseException) -> bool:
+        """Whether the call is requeued for this error of the database, instead of failing."""
+        return self.call.data.rollback_count < MAX_ROLLBACKS and is_transient(error)
+
+    async def _retry(self, error: BaseException) -> Requeue:
+        """Requeues the call, whose transaction the database has rolled back."""
+        self.call.report(table.ROLLED_BACK, error=error)
+        requeued = await self._requeue(error)
+        return requeued._replace(rollback_count=requeued.rollback_count + 1)
+
+    async def _requeue(self, error: BaseException) -> Requeue:
+        call = self.call
+        decide(table.STORE_UNAVAILABLE, call)
+        await self._release()
+        return conflict.requeue(call, error, call.data.unanswered_ids)
+
+    async def _release(self) -> None:
+        self.transaction.rollback()
+        await self._give_back()
+
+    async def _give_back(self) -> None:
+        self.call.stop_renewal()
+        try:
+            await self.call.release()
+        except IdempotencyError as error:
+            self.call.report(table.NOT_RELEASED, error=error)
+
+    async def _adopt(self, row: Row) -> End:
+        """The outcome of a row that another execution has committed. Stores it in Redis, too."""
+        call = self.call
+        record = row.record(call.key, call.codec.decode)
+        fingerprint = call.key.fingerprint
+        if fingerprint and record.fingerprint and record.fingerprint != fingerprint:
+            await self._release()
+            return Answer(Failure(refuse(call, conflict.reused(record))), record, refused=True)
+        if row.delegates and row.task_id != call.task_id:
+            # In a record of this task, the one that has replaced the other would not continue.
+            await self._release()
+            return await replay_or_requeue(call, record)
+        continuation = None
+        try:
+            reply = await self._repeat(row, record)
+            if reply.case == "ok" and not row.delegates:
+                continuation = call.continuation()
+        except (StoreUnavailableError, CorruptRecordError) as error:
+            call.report(table.ROW_NOT_REPEATED, error=error)
+        call.settled = True
+        call.stop_renewal()
+        end = await replay_or_requeue(call, record)
+        return end._replace(continuation=continuation) if isinstance(end, Answer) else end
+
+    async def _repeat(self, row: Row, record: Record) -> Reply:
+        """Stores the outcome of `row` in Redis."""
+        store = commands.fail if record.state is State.FAILED else commands.complete
+        # The message that continues one which has replaced itself sends what follows.
+        sending_ms = 0 if row.delegates else self.call.sending_ms
+        payload = Payload(record.format, record.body)
+        return await self.call.write(
+            store(self.call.key, self.call.token, payload, row.remaining_ms, sending_ms=sending_ms)
+        )
+
+
+class SharedTransaction(RowTransaction):
+    """One of the calls whose rows are claimed and committed together, in the transaction of a batch.
+
+    Args:
+        transaction: begun and committed by the handlers of the batch; see :class:`Lockstep`.
+    """
+
+    def __init__(self, transaction: Transaction, call: ActiveCall) -> None:
+        super().__init__(call)
+        self.transaction = transaction
+
+    async def begin_at_row(self) -> Row | None:
+        """As of one; a row without an outcome is raised."""
+        row: Row | None = await await_effect(CLAIM, self.call)
+        return row
+
+    async def settling(self, settlement: Settlement) -> Settlement | End:
+        """Commits the outcome with those of the batch."""
+        if isinstance(settlement.disposition, Release):
+            return settlement
+        try:
+            await await_effect(COMMIT, (self.call, settlement))
+        except Exception as error:
+            return Settlement(Release(), Failure(error))
+        self.call.writes_once = True
+        settlement.committed, settlement.unsaved = True, table.COMMITTED_ONLY
+        return settlement
+
+    def ended(self) -> None:
+        """The batch ends its transaction."""
+
+    async def _release(self) -> None:
+        await self._give_back()
+
+
+async def claim_together(
+    transaction: Transaction, calls: Sequence[ActiveCall]
+) -> list[Found | None]:
+    """Claims the rows of `calls`: None for each that is claimed, else its row or an error."""
+    return await begin_at_rows(calls, transaction, [claim_of(call) for call in calls])
+
+
+async def commit_together(
+    transaction: Transaction, settlements: Sequence[tuple[ActiveCall, Settlement]]
+) -> list[None]:
+    """Commits the outcomes. The first row has what the batch publishes on commit."""
+    outcomes = {str(call.key): ended_of(settlement) for call, settlement in settlements}
+    try:
+        row = await commit_with_outbox(settlements[0][0], transaction, outcomes)
+        if row is not None:
+            raise StoreUnavailableError(f"{row.id}: another execution has committed first")
+    except BaseException as error:
+        transaction.rollback(discard=not isinstance(error, Exception))
+        raise
+    return [None] * len(settlements)
+
+
+def ended_of(settlement: Settlement) -> Ended:
+    """The outcome for the row."""
+    payload = settlement.payload
+    assert payload is not None
+    state = State.FAILED if isinstance(settlement.disposition, Fail) else State.COMPLETED
+    format_ = append_traceparent(payload.format)
+    return Ended(state, format_, payload.body, settlement.retention_ms)

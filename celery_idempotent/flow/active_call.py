@@ -1,0 +1,327 @@
+"""A call in the flow: what it has sent, what it was granted, and how to give that back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    IdempotencyError,
+    ResultNotStoredError,
+    StoreUnavailableError,
+)
+from celery_idempotent.events import table
+from celery_idempotent.events.report import decide, report
+from celery_idempotent.events.table import Event
+from celery_idempotent.flow.call import Call, Host, Release
+from celery_idempotent.flow.continuation import Continuation
+from celery_idempotent.flow.execution import BaseExecution
+from celery_idempotent.flow.extension import Plan
+from celery_idempotent.flow.runtime import Runtime
+from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.lease import Lease
+from celery_idempotent.payload.codec import PayloadCodec, not_stored
+from celery_idempotent.record import layout
+from celery_idempotent.record.layout import Begun
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.store import commands
+from celery_idempotent.store.commands import Command
+from celery_idempotent.store.commands import Extension as LeaseExtension
+from celery_idempotent.store.scripts import Reply
+
+EXECUTION_ID_BYTES = layout.ID_BYTES
+#: Begins without a reply that a message remembers.
+MAX_UNANSWERED_IDS = 8
+#: Seconds between two attempts to write while Redis is unavailable.
+WRITE_RETRY_INTERVAL = 0.25
+#: Frees the key at once and leaves nothing.
+FREE = Release()
+
+
+class ActiveCall:
+    """One pass of a call through the flow.
+
+    Args:
+        data: the call, as its caller has handed it in.
+        codec: of the runtime.
+        plan: what the call's options add to the flow.
+    """
+
+    def __init__(
+        self,
+        data: Call,
+        host: Host,
+        runtime: Runtime,
+        codec: PayloadCodec,
+        plan: Plan,
+    ) -> None:
+        self.data = data
+        self.host = host
+        self.runtime = runtime
+        self.codec = codec
+        self.sender = data.sender
+        self.settings = data.settings
+        self.task_id = data.task_id
+        #: Without a fingerprint, and `label` empty, for a task that has replaced itself.
+        self.key = data.key
+        self.label = data.label
+        #: What was decided about this pass; set when that is reported.
+        self.decision = ""
+        self.execution_id = os.urandom(EXECUTION_ID_BYTES)
+        #: A begin was sent, and its reply has not been processed.
+        self.unanswered = False
+        #: Of the last lease that had expired before its reply came.
+        self.expired_token = 0
+        #: The last message whose reservation was ended.
+        self.stale_task_id = ""
+        #: None if nothing was granted, or there is no record.
+        self.lease: Lease[Any] | None = None
+        #: What the body sees, once the call may run.
+        self.execution: BaseExecution | None = None
+        #: There is an outcome to store; else the body runs without protection.
+        self.protected = False
+        #: What is being stored as the outcome, and in which field of the record.
+        self.stored: tuple[Payload, str] | None = None
+        #: Why the outcome is not stored.
+        self.unsaved: StoreUnavailableError | None = None
+        #: The record has the outcome, or is not held any more, or cannot be written.
+        self.settled = False
+        #: Write once, without waiting for Redis: the process is about to end, or a later call can
+        #: store the outcome.
+        self.writes_once = False
+        #: The finished steps, as the record has them.
+        self.steps_body = b""
+        self._begun: Begun | None = None
+        self._renewed = False
+        self._loss_reported = False
+        self._plan = plan
+        self.extensions = [extension(self) for extension in plan.extensions]
+
+    @property
+    def unanswered_ids(self) -> bytes:
+        """The ids by which the next delivery of the message recognises begins without a reply."""
+        ids = self.data.unanswered_ids + self.execution_id
+        return ids[-MAX_UNANSWERED_IDS * EXECUTION_ID_BYTES :]
+
+    @property
+    def sending_ms(self) -> int | None:
+        """How long sending what follows may take without a heartbeat; None if nothing does."""
+        return self.settings.lease_ms if self.data.continues else None
+
+    async def send_begin(self) -> Reply:
+        """Sends the begin; if it is granted, `lease` and `execution` are set."""
+        sent_at = monotonic()
+        self.unanswered = True
+        try:
+            reply = await self.runtime.execute_interruptible(begin_command(self))
+        except IdempotencyError:
+            self.unanswered = False
+            raise
+        if reply.case == "begun":
+            self._grant(layout.begun(reply.raw), sent_at)
+        self.unanswered = False
+        outage = self.runtime.store.outage
+        if outage.failed_calls:
+            outage.end()
+        if table.BEGIN_REPLIED.signal.receivers:
+            report(table.BEGIN_REPLIED, self, case=reply.case, seconds=monotonic() - sent_at)
+        return reply
+
+    def _grant(self, begun: Begun, sent_at: float) -> None:
+        settings = self.settings
+        extension = LeaseExtension(self.key, begun.token, settings.lease_ms, settings.result_ms)
+        lease = Lease(self.runtime.store, extension, sent_at, self.report_lease_lost)
+        self.execution = self.runtime.execution(str(self.key), begun.token, begun.attempt, self)
+        self._begun = begun
+        self.steps_body = begun.body
+        self.settled, self.protected, self.lease = False, True, lease
+
+    def run_unprotected(self, execution: BaseExecution) -> None:
+        """Lets the body run without a record."""
+        self.execution, self.lease, self.protected = execution, None, False
+
+    def start_renewal(self) -> None:
+        """Renews the lease from now on, and reports the begin, once."""
+        assert self._begun is not None
+        assert self.lease is not None
+        self._renewed = True
+        self.runtime.start_renewal(self.lease)
+        if self._begun.token != self.expired_token:
+            self.report(table.BEGUN)
+            if self._begun.attempt > 1:
+                self.report(table.TAKEN_OVER, orphaned_seconds=self._begun.orphaned_seconds)
+
+    def stop_renewal(self) -> None:
+        """Stops renewing. May be called again after a signal handler has raised in it."""
+        if self._renewed and self.lease is not None:
+            self.runtime.stop_renewal(self.lease)
+            self._renewed = False
+
+    def decide_run(self) -> None:
+        """Counts the decision: the call runs."""
+        assert self.execution is not None
+        decide(table.TAKEOVER if self.execution.attempt > 1 else table.RUN, self)
+        if self.steps_body:
+            _ = self.steps  # they take part in the end of the execution
+
+    @property
+    def token(self) -> int:
+        """The fencing token; 0 without a record."""
+        return self.execution.token if self.execution is not None else 0
+
+    def end_extensions(self) -> None:
+        """Tells the extensions that the flow has ended; may be called again."""
+        for extension in self.extensions:
+            extension.ended()
+
+    async def give_back(self) -> None:
+        """Releases the key if it is still held, because a signal handler has raised.
+
+        The handler can have interrupted any line of the flow, so `lease` may not be set yet.
+        """
+        try:
+            if self.unanswered:
+                await self.send_begin()
+            if self.lease is not None and not self.settled:
+                self.stop_renewal()
+                await self.release()
+        except IdempotencyError as error:
+            report(table.NOT_RELEASED, self, error=error)
+
+    async def release(self, disposition: Release = FREE, error: Payload | None = None) -> Reply:
+        """Gives the key back; `error` stays for copies of the message.
+
+        Raises:
+            StoreUnavailableError: if Redis is unavailable. The lease expires then.
+        """
+        reply = Reply("ok", b"", 0)
+        try:
+            if self.lease is not None:
+                command = release_command(self, self.lease.token, disposition, error)
+                reply = await self.runtime.execute(command)
+        except IdempotencyError:
+            self.settled = True
+            raise
+        self.settled = True
+        return reply
+
+    async def write(self, command: Command) -> Reply:
+        """Writes to the record, if there is one; repeats while Redis is unavailable.
+
+        For the length of a lease, even if this one has expired: while Redis is unavailable to all,
+        no other execution can begin. If one has begun, Redis refuses the write.
+
+        Raises:
+            StoreUnavailableError: if Redis stays unavailable.
+        """
+        lease = self.lease
+        if lease is None:
+            return Reply("ok", b"", 0)
+        since = monotonic()
+        while True:
+            try:
+                return await self.runtime.execute(command)
+            except StoreUnavailableError:
+                expired = not lease.trusted and monotonic() >= since + lease.seconds
+                if self.writes_once or expired:
+                    raise
+                await self.runtime.sleep(WRITE_RETRY_INTERVAL)
+            except CorruptRecordError:
+                # Another program has written to the key: the record does not exist any more.
+                return Reply("lost", b"", 0)
+
+    async def discard_stored(self) -> None:
+        """Deletes the offloaded value of an outcome that was refused."""
+        if self.stored is not None:
+            payload, field = self.stored
+            await self.codec.delete_object(payload, str(self.key), field)
+
+    def not_stored(self) -> ResultNotStoredError | None:
+        """The error of duplicates, if the record has completed without the value."""
+        if self.stored is None or not self.settings.store_result:
+            return None
+        payload, field = self.stored
+        return None if payload.has_value else not_stored(payload, str(self.key), field)
+
+    def continuation(self) -> Continuation | None:
+        """The right to send what follows, with the stored outcome; None if nothing does."""
+        if not self.data.continues:
+            return None
+        execution_id = self._begun.execution_id if self._begun else self.execution_id
+        return Continuation(self, execution_id)
+
+    @property
+    def steps(self) -> Any:
+        """The steps of the execution."""
+        steps = vars(self).get("_steps")
+        if steps is None:
+            # Atomic, since threads of the body can run their first steps at the same time.
+            steps = vars(self).setdefault("_steps", self._plan.steps(self))
+            self.extensions.append(steps)
+        return steps
+
+    def step(self, name: str, func: Callable[[], Any], transaction: Any = None) -> Any:
+        """The outcome of a step; on an event loop an awaitable of it."""
+        return self.runtime.drive_step(partial(self.steps.run, name, func, transaction))
+
+    def report_lease_lost(self, raw: bytes) -> None:
+        """Reports it once; only logs if no other execution has begun.
+
+        Args:
+            raw: the record that Redis has replied with.
+        """
+        assert self.lease is not None
+        if layout.is_abandoned(raw, self.lease.token, self.data.worker):
+            self.lease.lost = True
+            self.report(table.ENDED_BY_WORKER)
+        elif not self._loss_reported:
+            self._loss_reported = True
+            self.lease.lost = True
+            self.report(table.LEASE_LOST)
+
+    def report(self, event: Event, **fields: Any) -> None:
+        """Reports that `event` has happened to the execution."""
+        report(event, self, self.execution, **fields)
+
+
+def begin_command(call: ActiveCall) -> Command:
+    """The command that begins an execution of `call`."""
+    settings, data = call.settings, call.data
+    return commands.begin(
+        call.key,
+        label=call.label,
+        execution_id=call.execution_id,
+        unanswered_ids=data.unanswered_ids,
+        task_id=call.task_id,
+        root=data.root,
+        generation=data.generation,
+        worker=data.worker,
+        lease_ms=settings.lease_ms,
+        retention_ms=settings.result_ms,
+        max_attempts=settings.max_attempts,
+        error_ms=settings.error_ms,
+        continues=data.continues,
+        wait_ms=data.wait_ms,
+        keep_ms=settings.keep_ms,
+    )
+
+
+def release_command(
+    call: ActiveCall, token: int, disposition: Release = FREE, error: Payload | None = None
+) -> Command:
+    """The command by which the execution of `call` under `token` gives its key back."""
+    settings, data = call.settings, call.data
+    return commands.release(
+        call.key,
+        token,
+        hold_ms=round(disposition.hold * 1000),
+        retention_ms=settings.result_ms,
+        root=data.root,
+        generation=data.generation if error else disposition.awaited,
+        error=error,
+        error_ms=settings.error_ms,
+        sending_ms=call.sending_ms,
+    )

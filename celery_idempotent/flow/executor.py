@@ -1,0 +1,104 @@
+"""Runs calls through the flow, for code that blocks and for code on an event loop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from functools import partial
+
+from celery_idempotent.errors import CorruptRecordError
+from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.aio import AsyncioRuntime
+from celery_idempotent.flow.call import Call, End, Host
+from celery_idempotent.flow.extension import Plan
+from celery_idempotent.flow.flow import execute
+from celery_idempotent.flow.thread import BlockingRuntime, run_flow
+from celery_idempotent.key.key import Key
+from celery_idempotent.payload.codec import PayloadCodec
+from celery_idempotent.record.record import Record
+from celery_idempotent.sql.database import Database, forget_rows
+from celery_idempotent.store import commands
+from celery_idempotent.store.record_store import RecordStore
+from celery_idempotent.store.run_sync import run_sync
+
+
+class Executor:
+    """Executes calls once for each key; for code that blocks."""
+
+    def __init__(self, store: RecordStore, codec: PayloadCodec) -> None:
+        self.store = store
+        self.codec = codec
+        self.runtime = BlockingRuntime(store)
+
+    def new_call(self, data: Call, host: Host, plan: Plan) -> ActiveCall:
+        """A call that has not begun."""
+        return ActiveCall(data, host, self.runtime, self.codec, plan)
+
+    def enter(self, call: ActiveCall) -> End:
+        """Runs `call` through the flow; raises as :func:`.flow.execute`."""
+        return run_flow(partial(execute, call), call.data.soft_limit)
+
+    def forget(
+        self,
+        key: Key,
+        shown: Record | str | None = None,
+        database: Database | None = None,
+        owner: str = "",
+        step_rows_in: Iterable[Database] = (),
+    ) -> str:
+        """Deletes the record of `key`, its offloaded values, its row and those of its steps.
+
+        The transaction that deletes the rows is committed when the record is deleted: if one of the
+        two is unavailable, nothing is forgotten. A process that dies in between leaves the row,
+        which duplicates get.
+
+        Args:
+            shown: as for :func:`commands.forget`.
+            database: which has the row, if the task has a transaction.
+            owner: as for :meth:`Database.forget`.
+            step_rows_in: may have rows of steps, as may those that steps have used in this process.
+
+        Returns:
+            ``ok``, ``absent`` or ``changed``: a reply of lua/forget.lua.
+
+        Raises:
+            StoreUnavailableError: if Redis or the database is unavailable.
+        """
+        cases = []
+
+        def forget_record() -> bool:
+            cases.append(self._forget_record(key, shown))
+            return cases != ["changed"]
+
+        prefix = self.store.config.prefix
+        had_rows = forget_rows(database, step_rows_in, prefix, key, owner, forget_record)
+        if had_rows is None:
+            return "changed"
+        return "ok" if had_rows else cases[0]
+
+    def _forget_record(self, key: Key, shown: Record | str | None) -> str:
+        record = None
+        if self.codec.offloads:
+            with contextlib.suppress(CorruptRecordError):
+                record = run_sync(self.store.get(key))
+        case = run_sync(self.store.execute(commands.forget(key, shown))).case
+        if record is not None and case == "ok":
+            run_sync(self.codec.delete_record_objects(record))
+        return case
+
+
+class AsyncExecutor:
+    """As `Executor`, awaited; for any number of event loops."""
+
+    def __init__(self, store: RecordStore, codec: PayloadCodec) -> None:
+        self.store = store
+        self.codec = codec.for_asyncio()
+
+    def new_call(self, data: Call, host: Host, plan: Plan) -> ActiveCall:
+        """A call that has not begun."""
+        return ActiveCall(data, host, AsyncioRuntime(self.store), self.codec, plan)
+
+    async def enter(self, call: ActiveCall) -> End:
+        """Runs `call` through the flow. If it is cancelled, the key is released."""
+        assert isinstance(call.runtime, AsyncioRuntime)
+        return await call.runtime.drive(execute(call))

@@ -1,0 +1,489 @@
+"""The flow: begin, then run, replay or refuse, then settle."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    IdempotencyError,
+    LeaseLostError,
+    NotReadyError,
+    StoreUnavailableError,
+)
+from celery_idempotent.events import table
+from celery_idempotent.events.report import decide, decide_by, refuse, report
+from celery_idempotent.events.table import Event
+from celery_idempotent.flow import conflict, replacement
+from celery_idempotent.flow.active_call import FREE, ActiveCall
+from celery_idempotent.flow.call import (
+    Answer,
+    Complete,
+    Delegate,
+    Disposition,
+    Drop,
+    End,
+    Fail,
+    Reject,
+    Release,
+    Requeue,
+)
+from celery_idempotent.flow.outcome import Failure, Outcome, Result
+from celery_idempotent.flow.replay import replay, replay_or_requeue
+from celery_idempotent.flow.round_trip import restore_step, restored
+from celery_idempotent.flow.soft_limit import Interrupted
+from celery_idempotent.key.key import Key
+from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.payload.codec import DELEGATED, RESULT_IGNORED
+from celery_idempotent.payload.fields import ERROR, RESULT
+from celery_idempotent.record import layout, reservation
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.record import Record
+from celery_idempotent.store import breaker, commands
+from celery_idempotent.store.commands import BackendResult, Command
+from celery_idempotent.store.scripts import Reply
+
+#: Seconds after which ``on_conflict="wait"`` sends another begin without an invalidation: when the
+#: lease ends, within these limits.
+MIN_WAIT_INTERVAL, MAX_WAIT_INTERVAL = 0.01, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The call may run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Another begin is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The key has an outcome."""
+
+    record: Record
+    #: Whether what follows the call was sent before.
+    sent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Another execution or message holds the key."""
+
+    record: Record
+    reply: Reply
+    #: Its record is the one that the reply has.
+    key: Key
+
+
+GRANTED, AGAIN = Granted(), Again()
+
+#: What a begin has resulted in.
+Admission = Granted | Again | Finished | Held | End
+
+
+@dataclass(slots=True)
+class Settlement:
+    """How an execution is to end: what is stored, and what its caller gets."""
+
+    disposition: Disposition
+    outcome: Outcome
+    payload: Payload | None = None
+    retention_ms: int = 0
+    #: As for `commands.complete`.
+    sending_ms: int | None = None
+    #: Is written together with the outcome.
+    backend_result: BackendResult | None = None
+    #: The outcome counts, whatever Redis replies.
+    committed: bool = False
+    #: Is reported if it cannot be stored.
+    unsaved: Event = table.OUTCOME_UNSAVED
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the body raised."""
+        return self.outcome.error if isinstance(self.outcome, Failure) else None
+
+
+async def execute(call: ActiveCall) -> End:
+    """How `call` ends.
+
+    Raises:
+        KeyReusedError: if the key has a record of other arguments.
+        CorruptRecordError: if the record cannot be read.
+        StoreUnavailableError: if Redis is unavailable, and the policy is ``raise``.
+        BaseException: what a signal handler has raised outside the body.
+    """
+    try:
+        for extension in call.extensions:
+            if (end := await extension.before_begin()) is not None:
+                return end
+        if (end := await begin(call)) is not None:
+            return end
+        assert call.execution is not None
+        outcome = await call.runtime.run(partial(call.host.run, call.execution))
+        return await settle(call, outcome)
+    except Interrupted as interrupted:
+        call.unanswered = False  # a begin that Redis has granted is recognised by its id
+        await give_back(call, interrupted)
+        return conflict.requeue(call, interrupted.error)
+    except GeneratorExit:
+        raise  # the event loop is closed: nothing can be awaited
+    except BaseException as error:
+        await give_back(call, error)
+        raise
+    finally:
+        call.end_extensions()
+        call.stop_renewal()
+
+
+async def give_back(call: ActiveCall, error: BaseException) -> None:
+    """Ends whatever `call` has begun, because of `error`."""
+    call.end_extensions()
+    decide_by(call, error)
+    await call.give_back()
+
+
+async def begin(call: ActiveCall) -> End | None:
+    """Begins until the call may run, which is None, or ends."""
+    since = monotonic()
+    while True:
+        admission = await admit(call)
+        for extension in call.extensions:
+            admission = await extension.admitted(admission)
+        if admission is GRANTED:
+            call.decide_run()
+            return None
+        if isinstance(admission, Finished):
+            return await replay_or_requeue(call, admission.record, sent=admission.sent)
+        if isinstance(admission, Held):
+            waits = call.settings.on_conflict == "wait"
+            left = since + call.data.wait_timeout - monotonic() if waits else 0.0
+            record, reply = admission.record, admission.reply
+            if left <= 0:
+                return conflict.apply_policy(call, record, returns=reply.case == "later")
+            interval = min(left, _wait_interval(record, reply.now_ms))
+            await call.runtime.wait_for_change(admission.key, reply.raw, interval)
+        elif isinstance(admission, (Answer, Requeue, Drop, Reject)):
+            return admission
+
+
+async def admit(call: ActiveCall) -> Admission:
+    """Sends one begin, and returns what its reply allows."""
+    try:
+        reply = await call.send_begin()
+    except StoreUnavailableError as error:
+        return without_store(call, error)
+    if reply.case == "begun":
+        return await _start(call)
+    try:
+        if reply.case == "corrupt":
+            raise layout.corrupt(str(call.key))
+        record = call.runtime.store.record(call.key, reply.raw)
+    except CorruptRecordError as error:
+        raise refuse(call, error) from None
+    reserved = reservation.read(record, reply.raw)
+    if reserved and reserved.task_id != call.stale_task_id and call.host.is_stale(reserved):
+        call.stale_task_id = reserved.task_id
+        await _end_reservation(call, record, reserved.task_id)
+        return AGAIN
+    if record.task_id != call.task_id and await _release_replaced(call, record, reply.raw):
+        return AGAIN
+    if reply.case in ("finished", "sent"):
+        return Finished(record, sent=reply.case == "sent")
+    if reply.case == "reused":
+        if call.data.generation and record.task_id == call.task_id:
+            # A task that has replaced itself has other arguments under the same key.
+            call.key, call.label = call.key.with_fingerprint(b""), ""
+            return AGAIN
+        return Answer(Failure(refuse(call, conflict.reused(record))), record, refused=True)
+    # The reply has the record of the key's turn, unless another delivery of this message runs.
+    return Held(record, reply, call.key if reply.case == "held" else call.key.turn)
+
+
+async def _start(call: ActiveCall) -> Admission:
+    lease = call.lease
+    assert lease is not None
+    call.start_renewal()
+    if lease.trusted:
+        return GRANTED
+    if lease.token == call.expired_token:
+        await call.give_back()
+        late = StoreUnavailableError("Redis replies later than idempotency_lease allows")
+        return without_store(call, late)
+    # The process was suspended. A begin with the same id returns the state of the key.
+    call.report(table.BEGINS_AGAIN)
+    call.stop_renewal()
+    call.expired_token, call.lease = lease.token, None
+    return AGAIN
+
+
+async def _end_reservation(call: ActiveCall, record: Record, task_id: str) -> None:
+    """Ends the reservation of a message that has ended itself."""
+    key = call.key
+    key = key.of_message(task_id) if key.message else key.with_fingerprint(record.fingerprint)
+    with contextlib.suppress(StoreUnavailableError):  # the next begin raises it, too
+        await call.runtime.execute(commands.reserve(key, task_id, hold_ms=0))
+
+
+async def _release_replaced(call: ActiveCall, record: Record, raw: bytes) -> bool:
+    """Releases the key of another task whose replacement has failed; returns whether it has."""
+    error = replacement.error_of(record, call.settings)
+    if error is None:
+        return False
+    report(table.REPLACEMENT_FAILED, call, record=record, error=error)
+    command = await replacement.release(call.key, record, raw, call.settings, call.codec, error)
+    with contextlib.suppress(StoreUnavailableError):  # the next begin raises it, too
+        await call.runtime.execute(command)
+    return True
+
+
+def _wait_interval(record: Record, now_ms: int) -> float:
+    """Seconds until the next begin: a lease that expires causes no invalidation."""
+    if record.deadline is None:
+        return MAX_WAIT_INTERVAL
+    left = record.deadline.timestamp() - now_ms / 1000
+    return min(max(left, MIN_WAIT_INTERVAL), MAX_WAIT_INTERVAL)
+
+
+def without_store(call: ActiveCall, error: StoreUnavailableError) -> Granted | Requeue:
+    """Applies ``on_store_error``: the call runs without protection, is requeued, or raises."""
+    policy = call.settings.on_store_error
+    if call.runtime.store.outage.another_call():
+        # An error for the first call of an outage only: one for each would hide all other lines.
+        report(table.CANNOT_BEGIN, call, error=error)
+    report(table.BEGIN_FAILED, call, error=error, policy=policy)
+    if policy == "run":
+        report(table.UNPROTECTED, call, error=error)
+        key = str(call.key)
+        restore = partial(restore_step, call.settings, call.codec.values, key)
+        call.run_unprotected(call.runtime.execution(key, _restore_step=restore))
+        return GRANTED
+    if policy == "raise":
+        raise refuse(call, error)
+    decide(table.STORE_UNAVAILABLE, call)
+    return conflict.requeue(call, error, longest=breaker.MAX_DELAY)
+
+
+async def settle(call: ActiveCall, outcome: Outcome) -> End:
+    """Stores `outcome`, or releases the key. Returns the end that counts."""
+    try:
+        return await _settle(call, outcome)
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        if call.settled or not call.protected:
+            raise
+        # Raised by a signal handler. The body has ended, so its outcome is still to be stored.
+        exiting = not isinstance(error, Exception)
+        call.writes_once |= exiting
+        try:
+            end = await _settle(call, outcome)
+        except Exception as second:
+            if not call.settled and isinstance(outcome, Result):
+                call.report(table.OUTCOME_UNSAVED, error=second)
+            raise
+        if exiting:
+            raise
+        call.report(table.ENDED_LATE, error=error)
+        return end
+
+
+async def _settle(call: ActiveCall, outcome: Outcome) -> End:
+    if not call.protected:
+        if isinstance(outcome, Result) and call.host.returns_restored:
+            _, outcome = restored(
+                outcome.value, call.settings, call.codec.values, key=str(call.key)
+            )
+        return Answer(outcome)
+    lease = call.lease
+    if isinstance(outcome, Failure) and isinstance(outcome.error, LeaseLostError):
+        if lease is not None and not lease.trusted:
+            return await _abort(call, outcome)
+    settlement: Settlement | End = await settlement_of(call, outcome)
+    for extension in call.extensions:
+        settlement = await extension.settling(settlement)
+        if not isinstance(settlement, Settlement):
+            return settlement
+    assert isinstance(settlement, Settlement)
+    if isinstance(settlement.disposition, Release):
+        return await _release(call, settlement, settlement.disposition)
+    return await _store(call, settlement)
+
+
+async def settlement_of(call: ActiveCall, outcome: Outcome) -> Settlement:
+    """What the end of the body means, with its outcome encoded."""
+    outcome, disposition = call.host.meaning(outcome)
+    settings, key = call.settings, str(call.key)
+    protect: Any = {"key": key, "token": call.token}
+    settlement = Settlement(disposition, outcome, retention_ms=settings.result_ms)
+    if isinstance(disposition, Complete):
+        assert isinstance(outcome, Result)
+        if call.host.returns_restored:
+            payload, settlement.outcome = restored(
+                outcome.value, settings, call.codec.values, key=key
+            )
+            payload = await call.codec.protect(payload, settings, **protect)
+        else:
+            payload = await call.codec.encode_result(outcome.value, settings, **protect)
+        settlement.payload = payload
+        settlement.sending_ms = call.sending_ms if disposition.continues else 0
+        call.stored = payload, RESULT
+    elif isinstance(disposition, Delegate):
+        # That task has the continuation, so this one has none to send. A caller that waits for a
+        # result which never comes runs when the record expires.
+        body = layout.write_replacement(disposition.awaited, call.task_id, call.steps_body)
+        format_ = DELEGATED if disposition.stores_result else RESULT_IGNORED
+        settlement.payload, settlement.sending_ms = Payload(format_, body), 0
+    elif isinstance(disposition, Fail) or (disposition.final and settlement.error is not None):
+        assert isinstance(outcome, Failure)
+        payload = await call.codec.encode_error(outcome.error, settings, **protect)
+        settlement.payload, settlement.retention_ms = payload, settings.error_ms
+        settlement.sending_ms = call.sending_ms
+        call.stored = payload, ERROR
+    return settlement
+
+
+def store_command(call: ActiveCall, settlement: Settlement) -> Command:
+    """The command that stores an outcome."""
+    token = call.token
+    payload, sending_ms = settlement.payload, settlement.sending_ms
+    assert payload is not None
+    if isinstance(settlement.disposition, Fail):
+        return commands.fail(
+            call.key, token, payload, settlement.retention_ms, sending_ms=sending_ms
+        )
+    return commands.complete(
+        call.key,
+        token,
+        payload,
+        settlement.retention_ms,
+        settlement.backend_result,
+        sending_ms=sending_ms,
+    )
+
+
+async def _store(call: ActiveCall, settlement: Settlement) -> End:
+    """Stores the outcome of the key."""
+    try:
+        reply = await call.write(store_command(call, settlement))
+    except StoreUnavailableError as error:
+        call.report(settlement.unsaved, error=error)
+        call.unsaved = None if settlement.committed else error
+        reply = None
+    call.settled = True
+    call.stop_renewal()
+    if reply is None:
+        return Answer(settlement.outcome)
+    delegates = isinstance(settlement.disposition, Delegate)
+    if reply.case == "lost" and not settlement.committed:
+        if delegates:
+            return Answer(settlement.outcome)
+        await call.discard_stored()
+        return await _resolve_lost_lease(call, reply, settlement.outcome)
+    _report_stored(call, settlement)
+    for extension in call.extensions:
+        await extension.settled(settlement, reply)
+    if delegates:
+        return Answer(settlement.outcome)
+    # 0: the body has removed what was to follow.
+    continuation = call.continuation() if settlement.sending_ms != 0 else None
+    return Answer(
+        settlement.outcome,
+        is_own=True,
+        continuation=continuation,
+        result_written=reply.case == "written",
+    )
+
+
+def _report_stored(call: ActiveCall, settlement: Settlement) -> None:
+    payload, error = settlement.payload, settlement.error
+    assert payload is not None
+    if isinstance(settlement.disposition, Delegate):
+        end = "it has replaced itself and gets the outcome of that"
+        call.report(table.COMPLETED, end=end)
+        return
+    failed = isinstance(settlement.disposition, Fail)
+    if not payload.has_value and (failed or call.settings.store_result):
+        ran = f"ran and raised {type(error).__name__}" if failed else "ran"
+        call.report(table.NOT_STORED, end=ran, reason=payload.body.decode())
+    if failed:
+        gets = "this error" if payload.has_value else "ResultNotStoredError"
+        call.report(table.FAILED, error=error, outcome=gets)
+    else:
+        kept = "its result is stored" if payload.has_value else "its result is not kept"
+        call.report(table.COMPLETED, end=kept)
+
+
+async def _release(call: ActiveCall, settlement: Settlement, disposition: Release) -> End:
+    """Frees the key, or reserves it for a retry."""
+    outcome, error = settlement.outcome, settlement.error
+    # First, so that the heartbeat does not take the released key for a lost lease.
+    call.stop_renewal()
+    try:
+        reply = await call.release(disposition, settlement.payload)
+    except (StoreUnavailableError, CorruptRecordError) as failure:
+        call.report(table.NOT_RELEASED, error=failure)
+        return Answer(outcome)
+    if reply.case == "ok":
+        hold = disposition.hold
+        call.report(
+            table.RELEASED,
+            end=f"ran and raised {type(error).__name__}" if error else "ran",
+            key_is=f"stays reserved for its retry for {hold:.1f} s" if hold else "is free",
+            error=error,
+            reserved_seconds=hold or None,
+        )
+        continuation = None if settlement.payload is None else call.continuation()
+        return Answer(outcome, is_own=disposition.final, continuation=continuation)
+    await call.discard_stored()
+    if disposition.hold or not isinstance(error, Exception):
+        # The retry is published already, or the process is about to exit.
+        call.report_lease_lost(reply.raw)
+        return Answer(outcome)
+    return await _resolve_lost_lease(call, reply, outcome)
+
+
+async def _abort(call: ActiveCall, outcome: Outcome) -> End:
+    """The body was stopped because its lease is lost: return what another execution stores."""
+    call.end_extensions()
+    try:
+        reply = await call.release()
+    except (StoreUnavailableError, CorruptRecordError):
+        return _requeue_lost(call)
+    if reply.case == "ok":
+        return _requeue_lost(call)
+    return await _resolve_lost_lease(call, reply, outcome)
+
+
+async def _resolve_lost_lease(call: ActiveCall, reply: Reply, outcome: Outcome) -> End:
+    """The outcome was refused: return the other execution's, or requeue until there is one."""
+    call.report_lease_lost(reply.raw)
+    record = _winning_record(call, reply)
+    if record is None:
+        call.report(table.RECORD_GONE)
+        return Answer(outcome)
+    # Only begin can tell whether this call has to send what follows it.
+    if record.state.finished and not call.data.continues:
+        # A task that has replaced the other one may still run; the offload storage may be down.
+        with contextlib.suppress(NotReadyError, StoreUnavailableError):
+            return await replay(call, record)
+    return _requeue_lost(call)
+
+
+def _winning_record(call: ActiveCall, reply: Reply) -> Record | None:
+    try:
+        if not reply.raw or layout.is_absent(reply.raw):
+            return None
+        return call.runtime.store.record(call.key, reply.raw)
+    except CorruptRecordError:
+        return None
+
+
+def _requeue_lost(call: ActiveCall) -> Requeue:
+    lost = LeaseLostError(f"{call.key}: another execution may run")
+    return conflict.requeue(call, lost, unanswered_ids=call.data.unanswered_ids)

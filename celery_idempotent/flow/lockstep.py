@@ -1,0 +1,211 @@
+"""Runs the flows of many calls in step, and hands their bodies to the caller.
+
+Each flow runs until it awaits something; what they await of one kind is then sent together: one
+round trip begins all keys of a batch, and one completes them. A flow that has come to its body
+rests there until the caller has run that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from types import coroutine
+from typing import Any, NamedTuple
+
+from celery_idempotent.flow.call import End
+from celery_idempotent.flow.execution import BaseExecution
+from celery_idempotent.flow.flow import execute
+from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.outcome import Failure, Outcome
+from celery_idempotent.flow.runtime import Runtime
+from celery_idempotent.key.key import Key
+from celery_idempotent.store.commands import Command
+from celery_idempotent.store.scripts import Reply
+
+BODY, STORE, SLEEP = "body", "store", "sleep"
+
+#: Serves what flows await of one kind: returns a reply, or an error, for each.
+Handler = Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
+
+
+class Effect(NamedTuple):
+    """What a flow awaits."""
+
+    kind: str
+    value: Any
+
+
+@coroutine
+def await_effect(kind: str, value: Any) -> Generator[Effect, Any, Any]:
+    """Suspends the flow until the reply comes."""
+    return (yield Effect(kind, value))
+
+
+@coroutine
+def _await_in_loop(future: Any) -> Generator[Any, Any, Any]:
+    """Suspends all flows for what one of them awaits of an event loop."""
+    return (yield future)
+
+
+class SteppedRuntime:
+    """The runtime of one flow in step with others. Its body, and steps in it, use the real one.
+
+    Args:
+        together: what the flow sends waits for what the others send.
+    """
+
+    def __init__(self, runtime: Runtime, *, together: bool) -> None:
+        self._runtime = runtime
+        self._together = together
+        #: The caller runs the body.
+        self._at_body = False
+        self.store = runtime.store
+        self.execution: Callable[..., BaseExecution] = runtime.execution
+        self.drive_step = runtime.drive_step
+        self.start_renewal = runtime.start_renewal
+        self.stop_renewal = runtime.stop_renewal
+
+    async def execute(self, command: Command) -> Reply:
+        """The reply of the store."""
+        if self._together and not self._at_body:
+            return await await_effect(STORE, command)  # type: ignore[no-any-return]
+        return await self._runtime.execute(command)
+
+    async def execute_interruptible(self, command: Command) -> Reply:
+        """As `execute`; a soft time limit ends the wait for a begin that is sent alone."""
+        if self._together:
+            return await self.execute(command)
+        return await self._runtime.execute_interruptible(command)
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits."""
+        if self._together and not self._at_body:
+            await await_effect(SLEEP, seconds)
+        else:
+            await self._runtime.sleep(seconds)
+
+    async def wait_for_change(self, key: Key, seen: bytes, seconds: float) -> None:
+        """Waits for a change."""
+        await self._runtime.wait_for_change(key, seen, seconds)
+
+    async def run(self, func: Callable[[], Any]) -> Outcome:
+        """How the body has ended, which the caller runs; or how `func` ends, a step of it."""
+        if self._at_body:
+            return await self._runtime.run(func)
+        self._at_body = True
+        try:
+            return await await_effect(BODY, None)  # type: ignore[no-any-return]
+        finally:
+            self._at_body = False
+
+
+class Lockstep:
+    """A number of flows, by their numbers from 0 on.
+
+    Args:
+        handlers: of further kinds of effects; they are served last, when no flow has anything else
+            to send.
+    """
+
+    def __init__(self, runtime: Runtime, handlers: Mapping[str, Handler] | None = None) -> None:
+        self._runtime = runtime
+        self._handlers: dict[str, Handler] = {STORE: self._send, SLEEP: self._sleep}
+        self._handlers |= handlers or {}
+        self._flows: list[Coroutine[Any, Any, End]] = []
+        #: What the flows await.
+        self._waiting: dict[int, Effect] = {}
+        #: The flows that rest at their bodies.
+        self.at_body: set[int] = set()
+        #: How the others have ended, or what they have raised.
+        self.ends: dict[int, End | BaseException] = {}
+        #: The last error of each handler.
+        self.errors: dict[str, Exception] = {}
+
+    def add(self, call: ActiveCall) -> int:
+        """Adds the flow of a call, which has a `SteppedRuntime`, and returns its number."""
+        self._flows.append(execute(call))
+        return len(self._flows) - 1
+
+    async def begin(self) -> None:
+        """Runs all flows until each has ended, or is at its body."""
+        await self._run(dict.fromkeys(range(len(self._flows))))
+
+    async def end(self, outcomes: Mapping[int, Outcome]) -> None:
+        """Runs these flows to their ends; their bodies have ended with `outcomes`."""
+        self.at_body -= outcomes.keys()
+        await self._run(outcomes)
+
+    async def end_all(self, error: BaseException) -> None:
+        """Runs all flows that are at their bodies to their ends, as if these had raised `error`."""
+        await self.end(dict.fromkeys(tuple(self.at_body), Failure(error)))
+
+    def close(self) -> None:
+        """Ends the flows without awaiting anything, since their event loop is closed."""
+        for flow in self._flows:
+            flow.close()
+
+    async def _run(self, values: Mapping[int, Any]) -> None:
+        try:
+            for number, value in values.items():
+                await self._step(number, self._flows[number].send, value)
+            await self._serve()
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            # Raised by a signal handler: each flow gives back what it has.
+            for number in values.keys() - self.ends.keys() - self.at_body:
+                self._waiting.pop(number, None)
+                await self._step(number, self._flows[number].throw, error)
+            await self._serve()
+            raise
+        for number in values:
+            end = self.ends.get(number)
+            if isinstance(end, BaseException) and not isinstance(end, Exception):
+                raise end
+
+    async def _serve(self) -> None:
+        while self._waiting:
+            kinds = {effect.kind for effect in self._waiting.values()}
+            kind = next(kind for kind in self._handlers if kind in kinds)
+            waiting = {n: each.value for n, each in self._waiting.items() if each.kind == kind}
+            replies: Sequence[Any]
+            try:
+                replies = await self._handlers[kind]([*waiting.values()])
+            except Exception as error:
+                self.errors[kind] = error
+                replies = [error] * len(waiting)
+            for number, reply in zip(waiting, replies, strict=True):
+                del self._waiting[number]
+                flow = self._flows[number]
+                resume = flow.throw if isinstance(reply, BaseException) else flow.send
+                await self._step(number, resume, reply)
+
+    async def _step(self, number: int, resume: Callable[[Any], Any], value: Any) -> None:
+        """Runs a flow until it awaits something of the others, or ends."""
+        flow = self._flows[number]
+        try:
+            effect = resume(value)
+            while not isinstance(effect, Effect):
+                try:
+                    value = await _await_in_loop(effect)
+                except Exception as error:
+                    effect = flow.throw(error)
+                else:
+                    effect = flow.send(value)
+        except StopIteration as end:
+            self.ends[number] = end.value
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self.ends[number] = error
+        else:
+            if effect.kind == BODY:
+                self.at_body.add(number)
+            else:
+                self._waiting[number] = effect
+
+    async def _send(self, commands: Sequence[Command]) -> Sequence[Any]:
+        return await self._runtime.execute_all(commands)
+
+    async def _sleep(self, seconds: Sequence[float]) -> Sequence[None]:
+        await self._runtime.sleep(max(seconds))
+        return [None] * len(seconds)

@@ -1,0 +1,77 @@
+"""Answering a call from the record of an earlier one."""
+
+from __future__ import annotations
+
+from celery_idempotent.errors import (
+    CorruptRecordError,
+    NotReadyError,
+    ResultDiscardedError,
+    ResultNotStoredError,
+    StoreUnavailableError,
+)
+from celery_idempotent.events import table
+from celery_idempotent.events.report import decide, refuse, report
+from celery_idempotent.flow import conflict
+from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.call import Answer, End
+from celery_idempotent.flow.continuation import Continuation
+from celery_idempotent.flow.outcome import Failure, Result
+from celery_idempotent.record import layout
+from celery_idempotent.record.record import Record
+
+
+async def replay(call: ActiveCall, record: Record) -> Answer:
+    """Answers `call` with the outcome that a finished `record` holds.
+
+    Raises:
+        StoreUnavailableError: if the value is offloaded and its storage is unavailable.
+        NotReadyError: if another task gives the result and has not ended.
+    """
+    try:
+        outcome, failed = await call.codec.decode_outcome(record)
+        if isinstance(outcome, ResultNotStoredError) and record.task_id == call.task_id:
+            raise outcome
+    except (ResultNotStoredError, CorruptRecordError) as error:
+        try:
+            outcome, failed = call.host.recover_result(record, error), False
+        except (ResultNotStoredError, CorruptRecordError) as refusal:
+            if isinstance(refusal, ResultDiscardedError):
+                report(table.REPLAYED, call, record=record)
+            else:
+                refuse(call, refusal)
+            return Answer(Failure(refusal), record, replayed=True, refused=True)
+        except Exception as recovered:
+            outcome, failed = recovered, True
+    if failed and layout.is_poisoned(record):
+        refuse(call, outcome)
+    else:
+        report(table.REPLAYED, call, record=record)
+    return Answer(Failure(outcome) if failed else Result(outcome), record, replayed=True)
+
+
+async def replay_or_requeue(
+    call: ActiveCall, record: Record, *, sent: bool | None = None
+) -> End:
+    """As :func:`replay`; applies the policies if the outcome is not available yet.
+
+    Args:
+        sent: whether what follows the call was sent; if not, this delivery has the right to. None:
+            not known.
+    """
+    # If the outcome is not available yet, the next delivery goes on with this one's right.
+    sends = call.data.continues and sent is False
+    unanswered_ids = call.unanswered_ids if sends else call.data.unanswered_ids
+    try:
+        answer = await replay(call, record)
+    except NotReadyError:
+        return conflict.apply_policy(call, record, unanswered_ids=unanswered_ids)
+    except StoreUnavailableError as error:
+        # The outcome exists and cannot be fetched: requeue or fail, but never run.
+        report(table.OUTCOME_UNAVAILABLE, call, error=error)
+        if call.settings.on_store_error == "raise":
+            raise refuse(call, error) from None
+        decide(table.STORE_UNAVAILABLE, call)
+        return conflict.requeue(call, error, unanswered_ids=unanswered_ids)
+    if not sends:
+        return answer._replace(continuation_sent=bool(sent))
+    return answer._replace(continuation=Continuation(call, call.execution_id))
