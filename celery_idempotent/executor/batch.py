@@ -40,7 +40,7 @@ from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.payload.codec import PayloadCodec, not_stored
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
-from celery_idempotent.sql.batch_transaction import BatchTransaction
+from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
 
@@ -183,7 +183,7 @@ def _poisoned(record: Record) -> PoisonedTaskError | None:
 async def complete_many(
     values: Sequence[tuple[ActiveExecution, Any]],
     runtime: Runtime,
-    transaction: BatchTransaction | None = None,
+    transaction: Transaction | None = None,
 ) -> list[IdempotencyError | None]:
     """Stores each value. Returns None for each that is stored, else the error.
 

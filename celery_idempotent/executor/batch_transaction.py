@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
-from celery_idempotent.errors import KeyReusedError, TransactionError
+from celery_idempotent.errors import KeyReusedError, StoreUnavailableError, TransactionError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import decide_by, refuse, report
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.execution import BaseExecution
-from celery_idempotent.executor.outbox import outbox_of, publish_found, publish_outbox
+from celery_idempotent.executor.outbox import begin_at_rows, outbox_of, publish_outbox
 from celery_idempotent.executor.runtime.runtime import Runtime
-from celery_idempotent.executor.soft_limit import at_row
 from celery_idempotent.executor.transaction import (
     UnrecordedExecution,
     adopt_record,
@@ -21,14 +19,13 @@ from celery_idempotent.executor.transaction import (
 )
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record.record import Record
-from celery_idempotent.sql.batch_transaction import BatchTransaction, Found
-from celery_idempotent.sql.outcomes import Claim, Row
+from celery_idempotent.sql.transaction import Found, Transaction
 from celery_idempotent.store.commands import Command
 
 
 async def claim_many(
     granted: Sequence[tuple[ExecutorCall, ActiveExecution | BaseExecution]],
-    transaction: BatchTransaction,
+    transaction: Transaction,
     runtime: Runtime,
     codec: PayloadCodec,
 ) -> list[ActiveExecution | Record | KeyReusedError | TransactionError]:
@@ -47,30 +44,12 @@ async def claim_many(
     ]
     try:
         claims = [active.claim() for active in executions]
-        found = await _begin(executions, claims, transaction)
+        found = await begin_at_rows(executions, transaction, claims)
     except BaseException as error:
         for call, _ in granted:
             decide_by(call, error)
         raise
     return [await _admission(active, row) for active, row in zip(executions, found, strict=True)]
-
-
-async def _begin(
-    executions: Sequence[ActiveExecution], claims: Sequence[Claim], transaction: BatchTransaction
-) -> Sequence[Found | None]:
-    """Begins the transaction, after what earlier ones have left to be published is."""
-    while True:
-        found = at_row(partial(transaction.begin, claims))
-        left = [
-            (active, claim, row)
-            for active, claim, row in zip(executions, claims, found, strict=True)
-            if isinstance(row, Row) and row.outbox is not None
-        ]
-        if not left:
-            return found
-        transaction.rollback()
-        for active, claim, row in left:
-            await publish_found(active, transaction.database, claim, row)
 
 
 async def _admission(
@@ -95,7 +74,7 @@ async def _admission(
 async def commit_many(
     executions: Sequence[ActiveExecution],
     commands: Sequence[Command],
-    transaction: BatchTransaction,
+    transaction: Transaction,
 ) -> None:
     """Commits the outcomes that `commands` store in Redis, or rolls back and raises.
 
@@ -113,11 +92,13 @@ async def commit_many(
         }
         key = first.execution.key
         outcomes[key] = outcomes[key]._replace(outbox=outbox)
-        transaction.commit(outcomes)
+        if transaction.commit(outcomes) is not None:
+            raise StoreUnavailableError(
+                f"{key}: the commit was lost, and another execution has committed"
+            )
         if outbox is not None:
-            claim = first.claim()
-            owner = transaction.owner(claim)
-            await publish_outbox(first, transaction.database, claim, owner, outbox)
+            claim = next(claim for claim in transaction.claims if str(claim.key) == key)
+            await publish_outbox(first, transaction.database, claim, outbox)
     except BaseException as error:
         transaction.rollback(discard=not isinstance(error, Exception))
         raise

@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeVar, overload
 from celery_idempotent.errors import LeaseLostError, TransactionError
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.sql.database import Database
-from celery_idempotent.sql.transaction import PlainTransaction, Transaction
+from celery_idempotent.sql.session import Session
+from celery_idempotent.sql.transaction import Transaction
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ class BaseExecution:
     #: Makes of a step's name and value what an execution with a record returns.
     _restore_step: Callable[[str, Any], Any] | None = field(default=None, repr=False)
     #: The database transaction of the body.
-    _transaction: Transaction | PlainTransaction | None = field(default=None, repr=False)
+    _transaction: Transaction | Session | None = field(default=None, repr=False)
 
     @property
     def recovered(self) -> bool:
@@ -82,9 +83,7 @@ class BaseExecution:
             raise LeaseLostError(f"{self.key}: another execution has taken over")
         raise LeaseLostError(f"{self.key}: the lease could not be extended in time")
 
-    def _with_connection(
-        self, transaction: Transaction | PlainTransaction, work: Callable[[], T]
-    ) -> T:
+    def _with_connection(self, transaction: Transaction | Session, work: Callable[[], T]) -> T:
         """Runs `work`, whose effects belong to `transaction`."""
         outer, self._transaction = self._transaction, transaction
         try:
@@ -147,7 +146,7 @@ class Execution(BaseExecution):
     def _run_plain(self, work: Callable[[], T], transaction: Any) -> T:
         if transaction in (None, True):
             return work()
-        with PlainTransaction(Database(transaction)) as plain:
+        with Database(transaction).plain_transaction() as plain:
             return self._with_connection(plain, work)
 
 

@@ -9,6 +9,7 @@ publishes them again, under the same task ids.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError, TransactionError
@@ -18,30 +19,34 @@ from celery_idempotent.payload.fields import OUTBOX
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.outcomes import Claim, Ended, Row
-from celery_idempotent.sql.transaction import Transaction
+from celery_idempotent.sql.transaction import Found, Transaction
 
 if TYPE_CHECKING:
     from celery_idempotent.executor.active_execution import ActiveExecution
 
 
-async def begin_at_row(active: ActiveExecution, transaction: Transaction) -> Row | None:
-    """Begins `transaction`, after what an earlier one has left to be published is.
-
-    Returns:
-        None if the row is claimed, else the row with its outcome.
+async def begin_at_rows(
+    executions: Sequence[ActiveExecution], transaction: Transaction, claims: Sequence[Claim]
+) -> list[Found | None]:
+    """As :meth:`Transaction.begin`, after what earlier ones have left to be published is.
 
     Raises:
-        Interrupted: if a soft time limit was reached while another transaction had the row.
+        Interrupted: if a soft time limit was reached while another transaction had a row.
         StoreUnavailableError: if the broker or the database is unavailable.
         TransactionError: inside a transaction of the caller.
     """
     while True:
-        row = at_row(transaction.begin)
-        if row is None or row.outbox is None:
-            return row
-        row = await publish_found(active, transaction.database, transaction.claim, row)
-        if not transaction.may_replace(row):
-            return row
+        found = at_row(partial(transaction.begin, claims))
+        left = [
+            (active, row)
+            for active, row in zip(executions, found, strict=True)
+            if isinstance(row, Row) and row.outbox is not None
+        ]
+        if not left:
+            return found
+        transaction.rollback()
+        for active, row in left:
+            await publish_found(active, transaction.database, row)
 
 
 async def commit_with_outbox(
@@ -55,15 +60,14 @@ async def commit_with_outbox(
     """
     if transaction.outbox is None:
         transaction.outbox = await outbox_of(active, transaction.on_commit)
-    row = transaction.commit(ended._replace(outbox=transaction.outbox))
+    (claim,) = transaction.claims
+    row = transaction.commit({str(claim.key): ended._replace(outbox=transaction.outbox)})
     if row is None and transaction.outbox is not None:
-        await publish_outbox(
-            active, transaction.database, transaction.claim, transaction.owner, transaction.outbox
-        )
+        await publish_outbox(active, transaction.database, claim, transaction.outbox)
     return row
 
 
-async def publish_found(active: ActiveExecution, database: Database, claim: Claim, row: Row) -> Row:
+async def publish_found(active: ActiveExecution, database: Database, row: Row) -> Row:
     """Publishes what another execution has committed and may not have published; returns the row.
 
     Raises:
@@ -72,7 +76,7 @@ async def publish_found(active: ActiveExecution, database: Database, claim: Clai
     if row.outbox is None:
         return row
     active.report(table.OUTBOX_FOUND)
-    await publish_outbox(active, database, claim, row.owner, row.outbox)
+    await publish_outbox(active, database, row, row.outbox)
     return row._replace(outbox=None)
 
 
@@ -100,12 +104,9 @@ async def outbox_of(
 
 
 async def publish_outbox(
-    active: ActiveExecution, database: Database, claim: Claim, owner: str, outbox: bytes
+    active: ActiveExecution, database: Database, row: Row | Claim, outbox: bytes
 ) -> None:
-    """Publishes the messages that are committed in the row of `claim`, and removes them from it.
-
-    Args:
-        owner: of the row.
+    """Publishes the messages that are committed in `row`, and removes them from it.
 
     Raises:
         StoreUnavailableError: if the broker or the database is unavailable.
@@ -124,5 +125,5 @@ async def publish_outbox(
             f"{key} is committed, and the broker does not take the messages that it publishes on "
             f"commit: {type(error).__name__}"
         ) from error
-    database.clear_outbox(claim, owner)
+    database.clear_outbox(row)
     await active.codec.delete_object(payload, key, OUTBOX)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_idempotent.errors import LeaseLostError, StoreUnavailableError, TransactionError
 from celery_idempotent.events import table
-from celery_idempotent.executor.outbox import begin_at_row, commit_with_outbox, publish_found
+from celery_idempotent.executor.outbox import begin_at_rows, commit_with_outbox, publish_found
 from celery_idempotent.executor.outcome import Failure, Outcome, Result, is_asynchronous
 from celery_idempotent.executor.returned import restored
 from celery_idempotent.payload.fields import step_field
@@ -17,6 +17,7 @@ from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import State
 from celery_idempotent.sql.database import Database, step_databases
 from celery_idempotent.sql.outcomes import Ended
+from celery_idempotent.sql.transaction import Transaction, only
 from celery_idempotent.store import commands
 
 if TYPE_CHECKING:
@@ -69,10 +70,10 @@ class Steps:
     ) -> Outcome:
         """As `run`; the effects of `func` and its value are one transaction of `database`."""
         active = self._active
-        transaction = database.transaction(active.claim(name), lambda row: False)
+        transaction = Transaction(database)
         work = partial(active.execution._with_connection, transaction, func)  # noqa: SLF001
         try:
-            row = await begin_at_row(active, transaction)
+            row = only(await begin_at_rows([active], transaction, [active.claim(name)]))
             self._remember(database)
             if row is None:
                 outcome = await active.runtime.run(work)
@@ -87,7 +88,7 @@ class Steps:
                 if row is None:
                     await self._save(name, stored)
                     return outcome
-                row = await publish_found(active, database, transaction.claim, row)
+                row = await publish_found(active, database, row)
         finally:
             transaction.rollback(discard=True)
         stored = Payload(row.format, row.body)

@@ -21,7 +21,7 @@ from celery_idempotent.executor import conflict, replacement
 from celery_idempotent.executor.active_execution import ActiveExecution
 from celery_idempotent.executor.call import ExecutorCall
 from celery_idempotent.executor.execution import BaseExecution
-from celery_idempotent.executor.outbox import begin_at_row, commit_with_outbox, publish_found
+from celery_idempotent.executor.outbox import begin_at_rows, commit_with_outbox, publish_found
 from celery_idempotent.executor.outcome import Failure, Outcome
 from celery_idempotent.executor.replay import replay_or_refuse
 from celery_idempotent.executor.runtime.runtime import Runtime
@@ -36,7 +36,7 @@ from celery_idempotent.settings import Settings
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.errors import is_transient
 from celery_idempotent.sql.outcomes import Claim, Ended, Row
-from celery_idempotent.sql.transaction import PlainTransaction
+from celery_idempotent.sql.transaction import Transaction, only
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
@@ -73,7 +73,7 @@ def run_plain(settings: Settings, execution: BaseExecution, work: Callable[[], A
     """Runs `work` without protection, in a transaction without an outcome if there is to be one."""
     if settings.transaction is None:
         return work()
-    with PlainTransaction(settings.transaction) as transaction:
+    with settings.transaction.plain_transaction() as transaction:
         execution._transaction = transaction  # noqa: SLF001 - the body reads its connection
         return work()
 
@@ -87,13 +87,13 @@ async def claim(active: ActiveExecution) -> Row | None:
     """
     call, execution = active.call, active.execution
     database: Database = call.settings.transaction
-    transaction = database.transaction(
-        active.claim(), lambda row: _continues(row, call) or _has_failed(row, active)
+    transaction = Transaction(
+        database, lambda row: _continues(row, call) or _has_failed(row, active)
     )
     active.transaction = transaction
     execution._transaction = transaction  # noqa: SLF001 - the body reads its connection
     try:
-        return await begin_at_row(active, transaction)
+        return only(await begin_at_rows([active], transaction, [active.claim()]))
     except StoreUnavailableError as error:
         active.report(table.ROW_UNAVAILABLE, error=error)
         await _requeue(active, error)
@@ -151,7 +151,7 @@ def _find(request: BeginRequest) -> Row | None:
     call, prefix = request.call, request.runtime.store.config.prefix
     database: Database = call.settings.transaction
     claim = Claim(call.key, prefix, call.task_id, call.worker, 0, 0)
-    return at_row(database.transaction(claim, lambda row: False).find)
+    return at_row(partial(Transaction(database).find, claim))
 
 
 def _requeue_undetermined(request: BeginRequest, error: StoreUnavailableError) -> NoReturn:
@@ -200,11 +200,11 @@ async def commit(active: ActiveExecution, command: Command) -> Outcome | None:
         row = None
         if ended.state is State.FAILED and not transaction.committed:
             transaction.rollback()  # the effects; the row of the error is claimed anew
-            row = transaction.begin()
+            row = only(transaction.begin(transaction.claims))
         if row is None:
             row = await commit_with_outbox(active, transaction, ended)
         if row is not None:
-            row = await publish_found(active, database, transaction.claim, row)
+            row = await publish_found(active, database, row)
     except Exception as error:
         transaction.rollback()
         if isinstance(error, StoreUnavailableError):

@@ -27,8 +27,8 @@ from celery_idempotent.functions.asyncio_flow import drive_begin, drive_end
 from celery_idempotent.functions.decision import Decision
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.record.record import Record
-from celery_idempotent.sql.batch_transaction import BatchTransaction
 from celery_idempotent.sql.database import Database
+from celery_idempotent.sql.transaction import Transaction
 
 
 class Entry:
@@ -98,7 +98,7 @@ class BaseBatch(Sequence[Entry]):
         self._entries = [Entry(key) for key in keys]
         self._calls = calls
         self._pending: dict[Hashable, Entry] = {}
-        self._transaction = None if database is None else BatchTransaction(database)
+        self._transaction = None if database is None else Transaction(database)
 
     def __getitem__(self, index: Any) -> Any:
         return self._entries[index]

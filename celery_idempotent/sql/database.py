@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -12,18 +13,8 @@ from kombu.utils.imports import symbol_by_name
 from celery_idempotent.errors import SettingsError, StoreUnavailableError
 from celery_idempotent.key.key import Key
 from celery_idempotent.sql.errors import is_transient
-from celery_idempotent.sql.outcomes import (
-    CLAIMED,
-    TABLE,
-    Claim,
-    Row,
-    Statements,
-    row_id,
-    rows_of,
-    statements,
-)
-from celery_idempotent.sql.session import Engine
-from celery_idempotent.sql.transaction import Transaction
+from celery_idempotent.sql.outcomes import TABLE, Claim, Row, Statements, row_id, rows_of
+from celery_idempotent.sql.session import Engine, Session
 
 #: The databases that steps have used in this process. No option of a task names them.
 step_databases: set[Database] = set()
@@ -84,66 +75,67 @@ class Database:
         Raises:
             SettingsError: if the dialect is not supported.
         """
-        return statements(self.engine.dialect)
+        return Statements(self.engine.dialect)
 
-    def transaction(self, claim: Claim, may_replace: Callable[[Row], bool]) -> Transaction:
-        """Returns a transaction, which has not begun yet."""
-        return Transaction(self, claim, may_replace)
+    @contextmanager
+    def plain_transaction(self, *, durable: bool = False) -> Iterator[Session]:
+        """A transaction without an outcome: commits at its end, or rolls back.
 
-    def forget(
-        self,
-        prefix: str,
-        key: Key,
-        owner: str = "",
-        before_commit: Callable[[], bool] = lambda: True,
-    ) -> bool | None:
+        Args:
+            durable: refuses to begin inside a transaction of the caller, instead of being a part of
+                that.
+        """
+        session = self.engine.session()
+        try:
+            session.begin(durable=durable)
+            yield session
+            session.commit()
+        except BaseException:
+            session.rollback()
+            raise
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Session]:
+        """A transaction of its own; what the driver raises in it is a StoreUnavailableError."""
+        engine = self.engine
+        try:
+            with self.plain_transaction(durable=True) as session:
+                yield session
+        except engine.error as error:
+            raise self.unavailable(error) from error
+
+    @contextmanager
+    def forgetting(self, prefix: str, key: Key, owner: str = "") -> Iterator[bool | None]:
         """Deletes the row of `key`, and those of its steps, in one transaction.
 
         Other transactions that claim the row wait for the end of this one.
 
         Args:
             owner: of the row that was shown: nothing is deleted if it is another one now.
-            before_commit: is called when the rows are deleted; returns whether to commit that.
 
-        Returns:
-            Whether there were rows; None if they are kept.
+        Yields:
+            Whether there were rows; None if another one is kept. Commits afterwards.
 
         Raises:
             StoreUnavailableError: if the database is unavailable.
         """
-        rows, session, statements = rows_of(prefix, key), self.engine.session(), self.statements
-        try:
-            session.begin()
+        rows, statements = rows_of(prefix, key), self.statements
+        with self._transaction() as session:
             deleted = 0
             if owner:
-                shown = {"id": rows["id"], "owner": owner}
-                deleted = session.execute(statements.forget_shown, shown).changed
-                if not deleted and session.execute(statements.find, {"id": rows["id"]}).rows:
-                    session.rollback()
-                    return None
-            deleted += session.execute(statements.forget, rows).changed
-            if not before_commit():
-                session.rollback()
-                return None
-            session.commit()
-        except self.engine.error as error:
-            session.rollback()
-            raise self.unavailable(error) from error
-        except BaseException:
-            session.rollback()
-            raise
-        return deleted > 0
+                deleted = session.execute(statements.forget_shown, {**rows, "owner": owner}).changed
+                if not deleted and session.execute(statements.find, rows).rows:
+                    yield None
+                    return
+            yield deleted + session.execute(statements.forget, rows).changed > 0
 
-    def clear_outbox(self, claim: Claim, owner: str) -> None:
-        """Notes that the messages of a row were published.
-
-        Args:
-            owner: of the row; if it is another one now, nothing is done.
+    def clear_outbox(self, row: Row | Claim) -> None:
+        """Notes that the messages of a row were published, unless it is another one now.
 
         Raises:
             StoreUnavailableError: if the database is unavailable.
         """
-        self._execute(self.statements.clear_outbox, {"id": claim.id, "owner": owner})
+        self._execute(self.statements.clear_outbox, {"id": row.id, "owner": row.owner})
 
     def limit_steps(self, prefix: str, key: Key, retention_ms: int) -> None:
         """Lets the rows of the steps of `key` expire in `retention_ms` at the latest.
@@ -170,9 +162,7 @@ class Database:
         Raises:
             StoreUnavailableError: if the database is unavailable.
         """
-        session = self.engine.session()
-        try:
-            session.begin()
+        with self._transaction() as session:
             if self.statements.purge_begin:
                 session.execute(self.statements.purge_begin, {})
             rows = session.execute(self.statements.expired, {"limit": limit, "after": after}).rows
@@ -180,10 +170,6 @@ class Database:
                 ids = {f"id{number}": row[0] for number, row in enumerate(rows)}
                 names = ", ".join(f":{name}" for name in ids)
                 session.execute(f"{self.statements.purge}({names})", ids)
-            session.commit()
-        except self.engine.error as error:
-            session.rollback()
-            raise self.unavailable(error) from error
         return len(rows), rows[-1][1] if rows else after
 
     def find(self, prefix: str, key: Key) -> Row | None:
@@ -193,7 +179,7 @@ class Database:
             StoreUnavailableError: if the database is unavailable.
         """
         rows = self._execute(self.statements.find, {"id": row_id(prefix, key)})
-        return Row.read_any(rows[0]) if rows else None
+        return Row.read(rows[0]) if rows else None
 
     def count(self) -> tuple[int, int]:
         """Returns the number of rows, and of those that have expired. Reads the whole table.
@@ -213,15 +199,8 @@ class Database:
         return bool(self._execute(self.statements.overdue, {"age_ms": round(seconds * 1000)}))
 
     def _execute(self, statement: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-        session = self.engine.session()
-        try:
-            session.begin()
-            rows = session.execute(statement, values).rows
-            session.commit()
-        except self.engine.error as error:
-            session.rollback()
-            raise self.unavailable(error) from error
-        return rows
+        with self._transaction() as session:
+            return session.execute(statement, values).rows
 
     def unavailable(self, error: Exception) -> StoreUnavailableError:
         """Returns the error for a database that cannot be used, without the driver's message.
@@ -243,19 +222,14 @@ class Database:
             StoreUnavailableError: if the database is unavailable.
         """
         engine, session = self.engine, self.engine.session()
-        probe = os.urandom(16).hex()
-        values: dict[str, Any] = {"id": probe, "owner": probe, "state": CLAIMED}
-        values |= dict.fromkeys(("record_key", "task_id", "worker", "fingerprint"), "")
-        values |= {"turn": None, "token": 0, "attempt": 0, "body": b""}
+        claim = Claim(Key("check", os.urandom(16).hex()), "", "", "", 0, 0)
+        rows = rows_of(claim.prefix, claim.key)
         try:
             session.begin()
-            session.execute(self.statements.claim, values)
+            session.execute(self.statements.claim, claim.values)
             session.rollback()
-            session.begin()
-            kept = session.execute(self.statements.find, {"id": probe}).rows
-            if kept:
-                session.execute(self.statements.forget, {"id": probe, "end": probe + "g"})
-            session.commit()
+            with self.plain_transaction(durable=True) as session:
+                kept = session.execute(self.statements.forget, rows).changed
         except engine.error as error:
             session.rollback()
             if is_transient(error):
@@ -273,6 +247,10 @@ class Database:
             )
 
 
+class _Kept(Exception):
+    """Rolls back what `forget_rows` has deleted."""
+
+
 def forget_rows(
     database: Database | None,
     step_rows_in: Iterable[Database],
@@ -281,25 +259,34 @@ def forget_rows(
     owner: str,
     before_commit: Callable[[], bool],
 ) -> bool | None:
-    """As :meth:`Database.forget`, in all databases that may have rows of `key`.
+    """Deletes the rows of `key` and its steps in all databases that may have some.
 
     Args:
         database: may have the row of the key itself.
         step_rows_in: have rows of steps, as may those that steps have used in this process.
-        owner: of the row that was shown.
+        owner: of the row that was shown: nothing is deleted if it is another one now.
+        before_commit: is called when the rows are deleted; returns whether to commit that.
+
+    Returns:
+        Whether there were rows; None if they are kept.
+
+    Raises:
+        StoreUnavailableError: if a database is unavailable; all rows are kept.
     """
     own = [] if database is None else [database]
     # Each once: a path and an engine may name the same.
     named = {each.engine: each for each in (*own, *step_databases, *step_rows_in)}
     had_rows = False
-
-    def forget(databases: Sequence[Database], owner: str) -> bool:
-        """Returns whether to commit."""
-        nonlocal had_rows
-        if not databases:
-            return before_commit()
-        deleted = databases[0].forget(prefix, key, owner, lambda: forget(databases[1:], ""))
-        had_rows |= bool(deleted)
-        return deleted is not None
-
-    return had_rows if forget([*named.values()], owner) else None
+    try:
+        with ExitStack() as transactions:
+            for each in named.values():
+                deleted = transactions.enter_context(each.forgetting(prefix, key, owner))
+                owner = ""  # of the first database
+                if deleted is None:
+                    raise _Kept
+                had_rows |= deleted
+            if not before_commit():
+                raise _Kept
+    except _Kept:
+        return None
+    return had_rows

@@ -1,57 +1,56 @@
-"""The transaction of one execution: claims the row, and commits it with the outcome."""
+"""The transaction of one or many executions: claims their rows, commits them with the outcomes."""
 
 from __future__ import annotations
 
 import logging
 import random
 import time
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError, TransactionError
+from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.errors import is_transient
 from celery_idempotent.sql.outcomes import (
+    CLAIMED,
     Claim,
     Ended,
     Row,
     committed_without_outcome,
 )
 
-if TYPE_CHECKING:
-    from celery_idempotent.sql.database import Database
-    from celery_idempotent.sql.session import Session
-
-T = TypeVar("T")
-
 #: Claims that a deadlock or a lost connection has ended are repeated so often, with these pauses.
 CLAIM_ATTEMPTS = 8
 MIN_PAUSE, MAX_PAUSE = 0.01, 1.0
-#: How often a row may be removed, or taken over by another execution, before it is claimed.
+#: How often rows may be removed, or taken over by other executions, before they are claimed.
 MAX_RACES = 50
 
 logger = logging.getLogger(__name__)
 
 CLOSED, OPEN, COMMITTING, COMMITTED = "closed", "open", "committing", "committed"
 
+#: A row that was committed before, or the error for one that has no outcome.
+Found = Row | TransactionError
+
 
 class Transaction:
-    """Claims the row of a key, and commits it together with the effects of the body.
+    """Claims the row of each key that is to run, and commits them together with the effects.
 
     Args:
-        may_replace: whether the execution may run although the row has an outcome.
+        may_replace: whether an execution may run although its row has this outcome. An expired one
+            is always replaced.
     """
 
     def __init__(
-        self, database: Database, claim: Claim, may_replace: Callable[[Row], bool]
+        self, database: Database, may_replace: Callable[[Row], bool] = lambda row: False
     ) -> None:
         self.database = database
-        self.claim = claim
         self._may_replace = may_replace
         self._session = database.engine.session()
         self._statements = database.statements
-        self._id = ""
-        self._owner = ""
+        #: Those of the last `begin`.
+        self.claims: Sequence[Claim] = ()
+        self._claimed: Sequence[Claim] = ()
         #: The messages that are committed with the outcome.
         self.outbox: bytes | None = None
         self.phase = CLOSED
@@ -60,109 +59,147 @@ class Transaction:
     def connection(self) -> Any:
         """The connection of the open transaction."""
         if self.phase is not OPEN:
-            raise TransactionError(f"{self.claim.key}: the transaction has ended")
+            raise TransactionError(
+                "there is no open transaction: it has ended, or no key is to run any more"
+            )
         return self._session.connection
 
     @property
     def committed(self) -> bool:
-        """Whether the outcome is in the database."""
+        """Whether the outcomes are in the database."""
         return self.phase is COMMITTED
-
-    @property
-    def owner(self) -> str:
-        """The random id of the row that this transaction has claimed."""
-        return self._owner
 
     @property
     def on_commit(self) -> list[Callable[[], Any]]:
         """The functions that the body has registered for the commit."""
         return self._session.on_commit if self.phase is OPEN else []
 
-    def begin(self, *, resolving: bool = False) -> Row | None:
-        """Begins the transaction and claims the row, after the end of another one that has it.
-
-        Args:
-            resolving: replaces no row, and limits the time to wait for the other transaction.
+    def begin(self, claims: Sequence[Claim]) -> list[Found | None]:
+        """Begins the transaction and claims the rows, after the end of others that have them.
 
         Returns:
-            None if the row is claimed: the transaction is open. Else the row with its outcome;
-            also one that may be replaced, if its messages are still to be published.
+            For each claim None if its row is claimed, else what was committed before: also a row
+            that may be replaced, if its messages are still to be published. The transaction is open
+            if a row is claimed.
 
         Raises:
             StoreUnavailableError: if the database is unavailable, or has no table.
             TransactionError: inside a transaction of the caller.
         """
-        work = partial(self._claim_row, resolving=resolving)
-        owner, row = claim_repeatedly(self.database, self._session, work)
-        if owner and not resolving:
-            self._owner, self.outbox, self.phase = owner, None, OPEN
-        return row
+        self.claims, self.outbox = claims, None
+        found = self._claim(claims)
+        self.phase = OPEN if len(found) < len(claims) else CLOSED
+        self._claimed = [claim for claim in claims if claim.id not in found]
+        return [found.get(claim.id) for claim in claims]
 
-    def _claim_row(self, *, resolving: bool) -> tuple[str, Row | None]:
-        """Returns the random owner of the claimed row; or "" and the row with an outcome."""
-        values = self.claim.values
-        owner: str = values["owner"]
-        self._id = values["id"]
-        for _ in range(MAX_RACES):
-            self._session.begin()
-            if resolving and self._statements.limit_wait:
-                self._session.execute(self._statements.limit_wait, {})
-            try:
-                self._session.execute(self._statements.claim, values)
-                return owner, None
-            except self.database.engine.integrity_error:
-                self._session.rollback()
-            row = self._find()
-            if row is None:
-                continue  # purged or forgotten in the meantime
-            if resolving or row.outbox is not None or not self.may_replace(row):
-                return "", row
-            self._session.begin()
-            taken = {name: value for name, value in values.items() if name != "record_key"}
-            answer = self._session.execute(self._statements.take_over, {**taken, "seen": row.owner})
-            if answer.changed == 1:
-                return owner, None
-            self._session.rollback()
-        raise committed_without_outcome()
-
-    def find(self) -> Row | None:
+    def find(self, claim: Claim) -> Row | None:
         """Returns the row with its outcome, after the end of another transaction that has it.
 
+        The time to wait is limited.
+
         Raises:
-            As :meth:`begin`.
+            StoreUnavailableError: if the database is unavailable, or has no table.
+            TransactionError: if the row has no outcome, or inside a transaction of the caller.
         """
-        row = self.begin(resolving=True)
+        found = self._claim([claim], resolving=True)
         self._session.rollback()
-        return row
+        return only([found.get(claim.id)])
 
-    def _find(self) -> Row | None:
+    def _claim(self, claims: Sequence[Claim], *, resolving: bool = False) -> dict[str, Found]:
+        """As `_claim_rows`; again after a deadlock or a lost connection."""
+        # In one order, so that two batches never wait for each other.
+        values = [claim.values for claim in claims]
+        values.sort(key=lambda each: str(each["turn"] or each["id"]))
+        for attempt in range(CLAIM_ATTEMPTS):
+            try:
+                return self._claim_rows(values, resolving=resolving)
+            except IdempotencyError:
+                self._session.rollback()
+                raise
+            except Exception as error:
+                self._session.rollback()
+                if attempt + 1 == CLAIM_ATTEMPTS or not is_transient(error):
+                    raise self.database.unavailable(error) from error
+            except BaseException:
+                self._session.discard()
+                raise
+            time.sleep(random.uniform(0.5, 1.0) * min(MIN_PAUSE * 2**attempt, MAX_PAUSE))
+        raise AssertionError  # the last attempt returns or raises
+
+    def _claim_rows(
+        self, pending: Sequence[dict[str, Any]], *, resolving: bool
+    ) -> dict[str, Found]:
+        """Returns what was committed before, by the id of the row; claims all others."""
+        found: dict[str, Found] = {}
+        replaced: dict[str, str] = {}
+        for _ in range(MAX_RACES + len(pending)):
+            if not pending or self._claim_all(pending, replaced, resolving=resolving):
+                return found
+            self._session.rollback()
+            replaced = {}
+            for row in self._find_all(pending):
+                if row.state == CLAIMED:
+                    found[row.id] = committed_without_outcome()
+                elif resolving or row.outbox is not None or not self._replaces(row):
+                    found[row.id] = row
+                else:
+                    replaced[row.id] = row.owner
+            pending = [values for values in pending if values["id"] not in found]
+        raise committed_without_outcome()
+
+    def _claim_all(
+        self, pending: Sequence[dict[str, Any]], replaced: Mapping[str, str], *, resolving: bool
+    ) -> bool:
+        """Returns whether all rows are claimed; if not, nothing of the transaction counts."""
         self._session.begin()
-        answer = self._session.execute(self._statements.find, {"id": self._id})
+        if resolving and self._statements.limit_wait:
+            self._session.execute(self._statements.limit_wait, {})
+        for values in pending:
+            seen = replaced.get(values["id"])
+            statement = self._statements.take_over if seen else self._statements.claim
+            try:
+                answer = self._session.execute(statement, {**values, "seen": seen})
+            except self.database.engine.integrity_error:
+                return False
+            if seen and answer.changed != 1:
+                return False
+        return True
+
+    def _find_all(self, pending: Sequence[dict[str, Any]]) -> list[Row]:
+        self._session.begin()
+        answers = [self._session.execute(self._statements.find, values) for values in pending]
         self._session.rollback()
-        return Row.read(answer.rows[0]) if answer.rows else None
+        return [Row.read(row) for answer in answers for row in answer.rows]
 
-    def commit(self, ended: Ended) -> Row | None:
-        """Writes the outcome into the row and commits; the outbox replaces `on_commit`.
+    def _replaces(self, row: Row) -> bool:
+        return row.expired or self._may_replace(row)
 
-        If the reply to the commit is lost, the row is claimed again: that waits for the end of the
-        lost transaction, and returns its row if it was committed. Called again after a signal
-        handler has raised in it, it does the same.
+    def commit(self, outcomes: Mapping[str, Ended]) -> Row | None:
+        """Writes the outcomes, removes the rows of all other keys, and commits.
+
+        Outboxes replace `on_commit`.
+
+        If the reply to the commit is lost, a row is claimed again: that waits for the end of the
+        lost transaction, and shows whether it was committed. Called again after a signal handler
+        has raised in it, it does the same.
+
+        Args:
+            outcomes: by the key.
 
         Returns:
-            None if the outcome is committed. Else the row of another execution.
+            None if the outcomes are committed. Else the row of another execution.
 
         Raises:
             TransactionError: if the body has ended the transaction.
-            StoreUnavailableError: if it cannot be determined whether the outcome is committed.
+            StoreUnavailableError: if it cannot be determined whether they are committed.
             Exception: of the driver; nothing is committed.
         """
         if self.phase is COMMITTED:
             return None
-        if self.phase is CLOSED:
-            raise ended_by_body(self.claim.key)
         error: BaseException | None = None
-        if self.phase is OPEN:
-            self._finish(ended)
+        if self.phase is not COMMITTING:
+            for claim in self._claimed:
+                self._finish(claim, outcomes.get(str(claim.key)))
             self._session.drop_on_commit()
             self.phase = COMMITTING
             try:
@@ -172,34 +209,39 @@ class Transaction:
             else:
                 self.phase = COMMITTED
                 return None
-        return self._resolve(error)
+        # Any of the rows shows it for all.
+        return self._resolve(next(c for c in self._claimed if str(c.key) in outcomes), error)
 
-    def _finish(self, ended: Ended) -> None:
-        if not self._session.active:
-            raise ended_by_body(self.claim.key)
-        values = {**ended._asdict(), "id": self._id, "owner": self._owner}
-        values["state"] = ended.state.value
-        if self._session.execute(self._statements.finish, values).changed != 1:
-            raise ended_by_body(self.claim.key)
+    def _finish(self, claim: Claim, ended: Ended | None) -> None:
+        values: dict[str, Any] = {"id": claim.id, "owner": claim.owner}
+        statement = self._statements.forget_shown
+        if ended is not None:
+            values |= {**ended._asdict(), "state": ended.state.value}
+            statement = self._statements.finish
+        if (
+            self.phase is not OPEN
+            or not self._session.active
+            or self._session.execute(statement, values).changed != 1
+        ):
+            raise TransactionError(
+                f"{claim.key}: the body has ended its transaction, so that its outcome cannot be "
+                "committed with it; use savepoints (begin_nested(), or a nested atomic()) for "
+                "parts that may be rolled back"
+            )
 
-    def _resolve(self, error: BaseException | None) -> Row | None:
+    def _resolve(self, claim: Claim, error: BaseException | None) -> Row | None:
         """Determines whether the commit took effect; raises `error` if it did not."""
         self._session.discard()
-        row = self.begin(resolving=True)
-        if row is not None and row.owner == self._owner:
+        row = self.find(claim)
+        if row is not None and row.owner == claim.owner:
             self.phase = COMMITTED
             if error is not None:
-                logger.warning("%s is committed, but: %r", self.claim.key, error)
+                logger.warning("%s is committed, but: %r", claim.key, error)
             return None
-        self._session.rollback()
         self.phase = CLOSED
-        if row is not None and not self.may_replace(row):
+        if row is not None and not self._replaces(row):
             return row
-        raise error or StoreUnavailableError(f"{self.claim.key}: the commit was interrupted")
-
-    def may_replace(self, row: Row) -> bool:
-        """Whether the execution may take over the row of an earlier one."""
-        return row.expired or self._may_replace(row)
+        raise error or StoreUnavailableError(f"{claim.key}: the commit was interrupted")
 
     def rollback(self, *, discard: bool = False) -> None:
         """Rolls back what is not committed. Never raises.
@@ -218,59 +260,13 @@ class Transaction:
             self._session.rollback()
 
 
-def claim_repeatedly(database: Database, session: Session, claim: Callable[[], T]) -> T:
-    """Calls `claim` again after a deadlock or a lost connection.
+def only(found: Sequence[Found | None]) -> Row | None:
+    """Returns what :meth:`Transaction.begin` has found for its only claim.
 
     Raises:
-        StoreUnavailableError: if the database is unavailable, or has no table.
-        TransactionError: inside a transaction of the caller.
+        TransactionError: if the row has no outcome.
     """
-    for attempt in range(CLAIM_ATTEMPTS):
-        try:
-            return claim()
-        except IdempotencyError:
-            session.rollback()
-            raise
-        except Exception as error:
-            session.rollback()
-            if attempt + 1 == CLAIM_ATTEMPTS or not is_transient(error):
-                raise database.unavailable(error) from error
-        except BaseException:
-            session.discard()
-            raise
-        time.sleep(random.uniform(0.5, 1.0) * min(MIN_PAUSE * 2**attempt, MAX_PAUSE))
-    raise AssertionError  # the last attempt returns or raises
-
-
-def ended_by_body(key: object) -> TransactionError:
-    """Returns the error for a transaction that cannot be committed with the outcome of `key`."""
-    return TransactionError(
-        f"{key}: the body has ended its transaction, so that its outcome cannot be committed with "
-        "it; use savepoints (begin_nested(), or a nested atomic()) for parts that may be rolled "
-        "back"
-    )
-
-
-class PlainTransaction:
-    """A transaction without an outcome, of a call that runs without protection.
-
-    Inside a transaction of the caller, a part of that.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._session = database.engine.session()
-
-    @property
-    def connection(self) -> Any:
-        """The connection of the transaction."""
-        return self._session.connection
-
-    def __enter__(self) -> PlainTransaction:
-        self._session.begin(durable=False)
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is None:
-            self._session.commit()
-        else:
-            self._session.rollback()
+    (row,) = found
+    if isinstance(row, TransactionError):
+        raise row
+    return row

@@ -66,9 +66,9 @@ def _around(cls: Any, name: str, before: str, after: Callable[..., str]) -> None
     """Adds breakpoints before and after a method."""
     method = getattr(cls, name)
 
-    def wrapper(self: Any, *args: Any) -> Any:
+    def wrapper(self: Any, *args: Any, **options: Any) -> Any:
         reach(before)
-        value = method(self, *args)
+        value = method(self, *args, **options)
         reach(after(*args))
         return value
 

@@ -24,6 +24,7 @@ from celery_idempotent.cli import idempotency
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.sql.database import step_databases
 from celery_idempotent.sql.outcomes import Claim
+from celery_idempotent.sql.transaction import Transaction
 from celery_idempotent.testing.server import RedisServer
 from tests.sql.conftest import each_kind
 from tests.sql.databases import TestDatabase, effects
@@ -104,9 +105,9 @@ class TestSteps:
 
         key = ship.idempotency_key_of(order)
         claim = Claim(key, idem.settings.key_prefix, "another", "elsewhere", 1, 1, "book")
-        other = db(database).transaction(claim, lambda row: False)
+        other = Transaction(db(database))
         if database.kind != "sqlite":
-            contextvars.Context().run(other.begin)
+            contextvars.Context().run(other.begin, [claim])
         timer = threading.Timer(SOON / 2, other.rollback)
         timer.start()
         with soft_limit_at_claim(database), pytest.raises(SoftTimeLimitExceeded):

@@ -78,10 +78,10 @@ class TestTwoExecutions:
 
 def hold_row(connection: sa.Connection, prefix: str, key: Any) -> None:
     """Claims the row of `key`, as an execution does."""
-    from celery_idempotent.sql.outcomes import Claim, statements
+    from celery_idempotent.sql.outcomes import Claim, Statements
 
     values = Claim(key, prefix, "a task", "a worker", 1, 1).values
-    connection.execute(sa.text(statements(connection.dialect.name).claim), values)
+    connection.execute(sa.text(Statements(connection.dialect.name).claim), values)
 
 
 class TestKeysThatRunAgain:

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from celery_idempotent import IdempotentTask, State, StoreUnavailableError, signals
 from celery_idempotent.cli import idempotency
 from celery_idempotent.contrib.sqlalchemy import outcomes
+from celery_idempotent.sql.database import forget_rows
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
@@ -156,7 +157,7 @@ def test_a_row_that_has_changed_is_kept(shop: Shop, order: str, with_record: boo
         assert shop.executor.forget(key, None, shop.rows, "another owner") == "changed"
         assert shop.charge.idempotency_record(order).state is State.COMPLETED
     else:
-        assert shop.rows.forget(shop.prefix, key, "another owner") is None
+        assert forget_rows(shop.rows, (), shop.prefix, key, "another owner", lambda: True) is None
     (row,) = shop.database.rows(key)
     assert row.state == "COMPLETED"
 
@@ -179,7 +180,7 @@ def test_without_redis_nothing_is_forgotten(shop: Shop, order: str) -> None:
         raise StoreUnavailableError("Redis")
 
     with pytest.raises(StoreUnavailableError):
-        shop.rows.forget(shop.prefix, shop.key(order), before_commit=unavailable)
+        forget_rows(shop.rows, (), shop.prefix, shop.key(order), "", unavailable)
 
     assert len(shop.database.rows(shop.key(order))) == 1
 
@@ -194,7 +195,7 @@ def test_a_call_meanwhile_waits_for_the_end_and_runs(shop: Shop, order: str) -> 
         eventually(lambda: shop.charge.idempotency_record(order), "the call has begun")
         return True
 
-    assert shop.rows.forget(shop.prefix, shop.key(order), before_commit=forget_record)
+    assert forget_rows(shop.rows, (), shop.prefix, shop.key(order), "", forget_record)
     calling.join(SOON)
 
     assert shop.database.effects(order) == 2

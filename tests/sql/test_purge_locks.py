@@ -8,6 +8,7 @@ from celery_idempotent.contrib.sqlalchemy import outcomes
 from celery_idempotent.key.key import Key
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.outcomes import Claim
+from celery_idempotent.sql.transaction import Found, Transaction
 from tests.sql.conftest import each_server_kind
 from tests.sql.databases import TestDatabase, new_engine
 from tests.sql.test_purge import insert_rows
@@ -20,12 +21,12 @@ def test_passes_by_rows_that_are_taken_over_and_blocks_no_claim(
     insert_rows(database, 5, expires_at=1000)
     engine = new_engine(database.url, isolation_level="SERIALIZABLE")
     claim = Claim(Key("task", order), "", "task", "worker", 1, 1)
-    during: list[None] = []
+    during: list[Found | None] = []
 
     @sa.event.listens_for(engine, "commit")
     def claim_another(_: sa.Connection) -> None:
-        transaction = Database(database.engine).transaction(claim, lambda row: False)
-        during.append(transaction.begin())
+        transaction = Transaction(Database(database.engine))
+        during.extend(transaction.begin([claim]))
         transaction.rollback()
 
     expired = sa.select(outcomes.c.id).where(outcomes.c.expires_at == 1000)

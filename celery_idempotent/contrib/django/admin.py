@@ -72,7 +72,7 @@ def find(outcome: Outcome, idempotent: Iterable[IdempotentTaskLike]) -> SqlOutco
 
 def _row(outcome: Outcome) -> Row:
     values = [getattr(outcome, name) for name in Row._fields[:-1]]
-    return Row.read_any([*values, round(time.time() * 1000)])
+    return Row.read([*values, round(time.time() * 1000)])
 
 
 class BoundedPaginator(Paginator):

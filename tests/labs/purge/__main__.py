@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from celery_idempotent.cli.purge import BATCH
 from celery_idempotent.contrib.sqlalchemy import metadata, outcomes
 from celery_idempotent.sql.database import Database
+from celery_idempotent.sql.transaction import Transaction
 from tests.labs.purge.writer import a_claim, write
 from tests.servers.sql_server import MariaDB, PostgreSQL, SQLServer
 
@@ -116,9 +117,9 @@ def measure(kind: str, rows: int, batch: int, alone: float, *, beside_transactio
         time.sleep(alone)
         print(f"  claims without purge: {_times_of(ours)}")
         database = Database(engine)
-        old = database.transaction(a_claim(), lambda row: False)
+        old = Transaction(database)
         if beside_transaction:
-            old.begin()
+            old.begin([a_claim()])
             # A snapshot, on MariaDB.
             old.connection.execute(sa.select(outcomes.c.id).limit(1))
         started = time.perf_counter()

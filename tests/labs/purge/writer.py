@@ -12,6 +12,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import State
 from celery_idempotent.sql.database import Database
 from celery_idempotent.sql.outcomes import Claim, Ended
+from celery_idempotent.sql.transaction import Transaction
 
 _CLAIMS_PER_SECOND = 100
 
@@ -32,8 +33,9 @@ def write(url: str, pipe: Connection) -> None:
             pipe.send(claims)
             claims = []
         started = time.perf_counter()
-        transaction = database.transaction(a_claim(), lambda row: False)
-        assert transaction.begin() is None
+        transaction, claim = Transaction(database), a_claim()
+        assert transaction.begin([claim]) == [None]
         claims.append((time.perf_counter() - started) * 1000)
-        transaction.commit(Ended(State.COMPLETED, "json", b"1", 86_400_000))
+        ended = Ended(State.COMPLETED, "json", b"1", 86_400_000)
+        transaction.commit({str(claim.key): ended})
         time.sleep(max(0.0, 1 / _CLAIMS_PER_SECOND - (time.perf_counter() - started)))
