@@ -65,9 +65,7 @@ class MapItemCall(TaskCall):
     The result backend has no result under this id, only that of the message under the message's.
     """
 
-    has_own_soft_limit = False
-    #: The continuation of the message follows all items.
-    may_continue = False
+    is_whole_message = False
 
     def run(self, execution: Execution) -> Any:
         """Runs the item under a request of its own, as Celery does for a plain call."""

@@ -12,13 +12,10 @@ import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from celery import Task
-    from celery.app.task import Context
-
-    from celery_idempotent.task.task import IdempotentTask
+from celery import Task
+from celery.app.task import Context
 
 
 class _OwnCall(NamedTuple):
@@ -32,42 +29,32 @@ class _OwnCall(NamedTuple):
 _running: ContextVar[_OwnCall | None] = ContextVar("idempotent_own_call", default=None)
 
 
-def wrap_call(task: type[IdempotentTask], base: type[IdempotentTask]) -> None:
+def wrap_call(task: type[Task], base: type[Task]) -> None:
     """Wraps the ``__call__`` that `task` defines or inherits from a class other than `base`."""
     own = inspect.getattr_static(task, "__call__")
     if own in (vars(base)["__call__"], task._wrapped_call):  # noqa: SLF001
         return
 
     @wraps(own)
-    def call(self: IdempotentTask, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Task, *args: Any, **kwargs: Any) -> Any:
         if _current(self) is not None:  # as super().__call__ of a subclass
             return own.__get__(self, type(self))(*args, **kwargs)
         return base.__call__(self, *args, **kwargs)
 
     task._own_call, task._wrapped_call = own, call  # noqa: SLF001
-    task.__call__ = call  # type: ignore[method-assign]
+    task.__call__ = call
 
 
-def run(
-    task: IdempotentTask, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def run(task: Task, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls `body`, through the ``__call__`` of the task's class if it has its own."""
     own = type(task)._own_call  # noqa: SLF001
-    return _run_own(own, task, body, args, kwargs) if own else body(*args, **kwargs)
-
-
-def _run_own(
-    own: Any,
-    task: IdempotentTask,
-    body: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+    if not own:
+        return body(*args, **kwargs)
     running = _OwnCall(task, task.request_stack.top, body)
     return _run(running, own.__get__(task, type(task)), args, kwargs)
 
 
-def body_of(task: IdempotentTask) -> Callable[..., Any] | None:
+def body_of(task: Task) -> Callable[..., Any] | None:
     """Returns what ``super().__call__`` has to call; None if no own ``__call__`` of `task` runs."""
     running = _current(task)
     # A call of the task in its body is one of its own.
@@ -82,10 +69,7 @@ def _current(task: Task) -> _OwnCall | None:
 
 
 def _run(
-    running: _OwnCall | None,
-    work: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    running: _OwnCall | None, work: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     outer = _running.get()
     try:

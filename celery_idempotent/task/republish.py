@@ -119,18 +119,14 @@ def _celery_repr(arguments: Any, app: Celery) -> str:
 
 
 def adapt_to_delayed_delivery(
-    app: Celery, delivery_info: Any, options: Mapping[str, Any]
+    app: Celery, request: Context, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns `options` in a form that Celery's delayed delivery accepts.
-
-    Args:
-        delivery_info: of the received message.
-    """
+    """Returns `options`, of the message of `request`, in a form that delayed delivery accepts."""
     adapted = dict(options)
     if quorum_queues(app):
         if 0 < seconds_until(options.get("eta") or options.get("countdown")) < 1:
             adapted |= {"eta": None, "countdown": 1}
-        if not options.get("queue") and (queue := _source_queue(app, delivery_info or {})):
+        if not options.get("queue") and (queue := _source_queue(app, request.delivery_info or {})):
             adapted["queue"] = queue.name
     return adapted
 

@@ -27,6 +27,7 @@ from celery_idempotent.task.message_headers import (
     DERIVED_KEY_HEADER,
     EXPLICIT_KEY_HEADER,
     RESULT_TTL_HEADER,
+    SHADOW_HEADER,
 )
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,6 @@ RESULT_TTL_OPTION = "idempotency_result_ttl"
 CALL_OPTIONS = (KEY_OPTION, RESULT_TTL_OPTION)
 #: Names the options that the publisher has misplaced.
 MISPLACED_HEADER = "idempotency_misplaced"
-#: What the publisher of a call in shadow has found out.
-SHADOW_HEADER = "idempotency_shadow"
 
 _HEADERS = (
     *(EXPLICIT_KEY_HEADER, RESULT_TTL_HEADER, DERIVED_KEY_HEADER, REPLACED_HEADER),
