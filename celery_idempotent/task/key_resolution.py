@@ -15,9 +15,8 @@ from celery.canvas import Signature
 from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import IdempotencyError, KeyRuleError
 from celery_idempotent.key.key import Key
-from celery_idempotent.task import canvas, message_headers
+from celery_idempotent.task import call_options, canvas, message_headers
 from celery_idempotent.task.message_headers import NO_HEADERS, MessageHeaders
-from celery_idempotent.task.options import call_options
 
 
 def resolve_key(

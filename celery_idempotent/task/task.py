@@ -34,6 +34,7 @@ from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.record.record import Record
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import (
+    call_options,
     canvas,
     current_call,
     handlers,
@@ -48,7 +49,6 @@ from celery_idempotent.task.backend_result import BackendResultTask
 from celery_idempotent.task.call import TaskCall
 from celery_idempotent.task.key_resolution import resolve_received_key
 from celery_idempotent.task.message_headers import DEDUPLICATED, MessageHeaders
-from celery_idempotent.task.options import call_options, signatures
 from celery_idempotent.task.requeue import RequeuePause
 
 logger = logging.getLogger(__name__)
@@ -346,21 +346,21 @@ class IdempotentTask(BackendResultTask):
 
     def signature(self, args: Any = None, *starargs: Any, **starkwargs: Any) -> Signature:
         """Returns the signature of a call, as Celery does, which rejects unknown options."""
-        return signatures.CallSignature(self, args, *starargs, **{"app": self.app, **starkwargs})
+        return call_options.CallSignature(self, args, *starargs, **{"app": self.app, **starkwargs})
 
     subtask = signature
 
     def map(self, it: Any) -> Signature:
         """Returns a message with a call for each item, as Celery does."""
-        return signatures.MapSignature(self.s(), it, app=self.app)
+        return call_options.MapSignature(self.s(), it, app=self.app)
 
     def starmap(self, it: Any) -> Signature:
         """Returns a message with a call for each tuple of arguments, as Celery does."""
-        return signatures.StarmapSignature(self.s(), it, app=self.app)
+        return call_options.StarmapSignature(self.s(), it, app=self.app)
 
     def chunks(self, it: Any, n: int) -> Signature:
         """Returns messages with `n` calls each, as Celery does."""
-        return signatures.ChunksSignature(self.s(), it, n, app=self.app)
+        return call_options.ChunksSignature(self.s(), it, n, app=self.app)
 
     def replace(self, sig: Signature) -> Any:
         """Replaces the task by `sig`, as Celery does; the key gets the outcome of `sig`."""
