@@ -41,7 +41,7 @@ from celery_idempotent.task.backend_result import encode_result
 from celery_idempotent.task.key_resolution import completes_key
 from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.publish import is_stale
-from celery_idempotent.task.requeue import RequeuePause, hold_for, longest_wait, seconds_until
+from celery_idempotent.task.republish import RequeuePause, hold_for, longest_wait, seconds_until
 from celery_idempotent.task.time_limits import soft_limit_of, wait_within_time_limits
 
 

@@ -25,7 +25,7 @@ from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.task import message_headers
 from celery_idempotent.task.key_resolution import resolve_key
-from celery_idempotent.task.requeue import hold_for
+from celery_idempotent.task.republish import hold_for
 from celery_idempotent.task.result import RecordResult
 
 logger = logging.getLogger(__name__)

@@ -37,8 +37,7 @@ from celery_idempotent.task import canvas
 from celery_idempotent.task.call import acknowledged, worker_name
 from celery_idempotent.task.key_resolution import resolve_key
 from celery_idempotent.task.message_headers import MessageHeaders
-from celery_idempotent.task.republish import CONTENT_TYPE
-from celery_idempotent.task.requeue import seconds_until
+from celery_idempotent.task.republish import CONTENT_TYPE, seconds_until
 
 #: Seconds that Celery may take to kill a child after `on_timeout`.
 KILL_GRACE = 1.0

@@ -49,7 +49,7 @@ from celery_idempotent.task.backend_result import BackendResultTask
 from celery_idempotent.task.call import TaskCall
 from celery_idempotent.task.key_resolution import resolve_received_key
 from celery_idempotent.task.message_headers import DEDUPLICATED, MessageHeaders
-from celery_idempotent.task.requeue import RequeuePause
+from celery_idempotent.task.republish import RequeuePause
 
 logger = logging.getLogger(__name__)
 
