@@ -20,6 +20,7 @@ from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject, Retry
 from celery.states import FAILURE, PROPAGATE_STATES, SUCCESS
 from celery.utils.nodenames import gethostname
+from kombu.utils.encoding import bytes_to_str
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration.configuration import TaskConfiguration
@@ -36,8 +37,7 @@ from celery_idempotent.payload.stored_error import is_storable
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.store.commands import BackendResult
-from celery_idempotent.task import canvas, message_headers, outbox, own_call, republish
-from celery_idempotent.task.backend_result import encode_result
+from celery_idempotent.task import canvas, message_headers, outbox, overrides, republish
 from celery_idempotent.task.key_resolution import completes_key
 from celery_idempotent.task.message_headers import MessageHeaders
 from celery_idempotent.task.publish import is_stale
@@ -130,7 +130,7 @@ class TaskCall:
         self._request.idempotency_call = self
         self._request.idempotency_without_body = False
         self.sender.before_start(self.task_id, self._args, self._kwargs)
-        return own_call.run(self.sender, self.sender.run, self._args, self._kwargs)
+        return overrides.run(self.sender, self.sender.run, self._args, self._kwargs)
 
     def backend_result(self, value: Any) -> BackendResult | None:
         """Returns the result for the record's script to write, where Celery would do no more."""
@@ -143,7 +143,7 @@ class TaskCall:
             or self._configuration.fusion_obstacle
         ):
             return None
-        return encode_result(self.sender.backend, value, request, self.settings.max_result_size)
+        return _encode_result(self.sender.backend, value, request, self.settings.max_result_size)
 
     @property
     def dropped_continuation(self) -> bool:
@@ -336,6 +336,28 @@ class TaskCall:
         """Rejects the message without requeueing it, for the broker's dead-letter queue."""
         self._request.idempotency_end_logged = True
         raise Reject(reason, requeue=False)
+
+
+def _encode_result(
+    backend: Any, value: Any, request: Context, max_size: int
+) -> BackendResult | None:
+    """Returns what `backend` stores for the `value` of a task, as its ``store_result()`` does.
+
+    Returns:
+        None if it cannot be encoded, which Celery will report, or takes more than `max_size` bytes.
+    """
+    try:
+        meta = backend._get_result_meta(  # noqa: SLF001 - no public method returns it
+            result=backend.encode_result(value, SUCCESS),
+            state=SUCCESS,
+            traceback=None,
+            request=request,
+        )
+        meta["task_id"] = bytes_to_str(request.id)
+        name, encoded = backend.get_key_for_task(request.id), backend.encode(meta)
+    except Exception:
+        return None
+    return BackendResult(name, encoded, backend.expires or 0) if len(encoded) <= max_size else None
 
 
 def acknowledged(task: Task, after: str) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from celery import Celery
+from celery import Celery, Task
 from celery.app.task import Context
 from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject, Retry
@@ -37,15 +38,13 @@ from celery_idempotent.task import (
     call_options,
     canvas,
     current_call,
-    handlers,
     map_item,
     message_headers,
-    own_call,
+    overrides,
     publish,
     republish,
     time_limits,
 )
-from celery_idempotent.task.backend_result import BackendResultTask
 from celery_idempotent.task.call import TaskCall
 from celery_idempotent.task.key_resolution import resolve_received_key
 from celery_idempotent.task.message_headers import DEDUPLICATED, MessageHeaders
@@ -54,7 +53,28 @@ from celery_idempotent.task.republish import RequeuePause
 logger = logging.getLogger(__name__)
 
 
-class IdempotentTask(BackendResultTask):
+class _WrittenBackend:
+    """A result backend that has the result of the current task: fused completion has written it.
+
+    Celery's tracer calls ``task.backend.mark_as_done()`` with the value of the body, also if the
+    result is there already. Its built-in ways to skip this write do not work here: ``Ignore``
+    suppresses ``task_success``, and a request with ``ignore_result`` looks different to handlers
+    and signals. So the task's ``backend``, a public property, returns this stand-in once. If
+    anything else reads the property before, the tracer gets the real backend, which finds the
+    result and leaves it as it is.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def mark_as_done(self, *_: Any, **__: Any) -> None:
+        """Does nothing."""
+
+
+class IdempotentTask(Task):
     """A task whose duplicates get the outcome of the first execution instead of one of their own.
 
     ``@app.task(base=IdempotentTask, idempotency_key="order:{order_id}")``. Every option is an
@@ -104,7 +124,10 @@ class IdempotentTask(BackendResultTask):
     idempotency_wait_replicas: int | None = None
     idempotency_label: str | None = None
 
-    #: The ``__call__`` of a subclass, and the one that has taken its place: see own_call.py.
+    _configuration: TaskConfiguration | None = None
+    #: Whether a subclass replaces `backend`, so that its result is written by Celery alone.
+    _replaces_backend = False
+    #: The ``__call__`` of a subclass, and the one that has taken its place: see overrides.py.
     _own_call: Any = None
     _wrapped_call: Any = None
 
@@ -120,18 +143,20 @@ class IdempotentTask(BackendResultTask):
     def on_bound(cls, app: Celery) -> None:
         """Raises an error for invalid options when the task is registered."""
         super().on_bound(app)
+        own_backend = inspect.getattr_static(cls, "backend")
+        cls._replaces_backend = own_backend is not vars(IdempotentTask)["backend"]
         cls._configuration = None
         if cls.name is not None:
             TaskConfiguration(cls, app)  # only validates: the app may still be configured
-        handlers.wrap_handlers(cls)
-        own_call.wrap_call(cls, IdempotentTask)
+        overrides.wrap_handlers(cls)
+        overrides.wrap_call(cls, IdempotentTask)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a message of a worker through the executor; anything else is a function call.
 
         A ``__call__`` of a subclass runs inside the execution, and calls the body here.
         """
-        body = own_call.body_of(self)
+        body = overrides.body_of(self)
         if body is not None:
             return body(*args, **kwargs)
         request = self.request_stack.top
@@ -187,11 +212,11 @@ class IdempotentTask(BackendResultTask):
             return self._run_function(args, kwargs)
         time_limits.stop_deferring_soft_limit(request)
         self.before_start(request.id, args, kwargs)
-        return current_call.run_plain(self, partial(own_call.run, self, self.run, args, kwargs))
+        return current_call.run_plain(self, partial(overrides.run, self, self.run, args, kwargs))
 
     def _run_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the task as a plain function, as Celery does."""
-        work = partial(own_call.run, self, super().__call__, args, kwargs)
+        work = partial(overrides.run, self, super().__call__, args, kwargs)
         return current_call.run_plain(self, work)
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
@@ -201,6 +226,21 @@ class IdempotentTask(BackendResultTask):
 
         type(self).Request = request_class(self)
         return ending_unreadable(self, super().start_strategy(app, consumer, **options))
+
+    @property
+    def backend(self) -> Any:
+        """The task's result backend, as in Celery."""
+        backend = super().backend
+        call = TaskCall.of(self.request_stack.top)
+        if call is not None and call.result_written:
+            call.result_written = False
+            return _WrittenBackend(backend)
+        return backend
+
+    @backend.setter
+    def backend(self, backend: Any) -> None:
+        Task.backend.fset(self, backend)
+        type(self)._configuration = None  # noqa: SLF001 - it depends on the backend
 
     @property
     def idempotency(self) -> Execution:
