@@ -134,7 +134,7 @@ class TaskCall:
 
     def backend_result(self, value: Any) -> BackendResult | None:
         """Returns the result for the record's script to write, where Celery would do no more."""
-        request = self._request
+        request, backend = self._request, self.sender.backend
         if (
             request.is_eager
             or request.ignore_result
@@ -143,12 +143,25 @@ class TaskCall:
             or self._configuration.fusion_obstacle
         ):
             return None
-        return _encode_result(self.sender.backend, value, request, self.settings.max_result_size)
+        try:
+            meta = backend._get_result_meta(  # noqa: SLF001 - no public method returns it
+                result=backend.encode_result(value, SUCCESS),
+                state=SUCCESS,
+                traceback=None,
+                request=request,
+            )
+            meta["task_id"] = bytes_to_str(request.id)
+            name, encoded = backend.get_key_for_task(request.id), backend.encode(meta)
+        except Exception:
+            return None  # it cannot be encoded, which Celery will report
+        fits = len(encoded) <= self.settings.max_result_size
+        return BackendResult(name, encoded, backend.expires or 0) if fits else None
 
     @property
     def dropped_continuation(self) -> bool:
         """Whether the body has removed its continuation, such as the rest of a chain."""
-        return self.continues and not canvas.continues_on_success(self._request)
+        request = self._request
+        return self.continues and not (request.callbacks or request.chain or request.chord)
 
     def disposition(self, error: BaseException) -> Disposition:
         """Returns what an error of the body means for the key.
@@ -336,28 +349,6 @@ class TaskCall:
         """Rejects the message without requeueing it, for the broker's dead-letter queue."""
         self._request.idempotency_end_logged = True
         raise Reject(reason, requeue=False)
-
-
-def _encode_result(
-    backend: Any, value: Any, request: Context, max_size: int
-) -> BackendResult | None:
-    """Returns what `backend` stores for the `value` of a task, as its ``store_result()`` does.
-
-    Returns:
-        None if it cannot be encoded, which Celery will report, or takes more than `max_size` bytes.
-    """
-    try:
-        meta = backend._get_result_meta(  # noqa: SLF001 - no public method returns it
-            result=backend.encode_result(value, SUCCESS),
-            state=SUCCESS,
-            traceback=None,
-            request=request,
-        )
-        meta["task_id"] = bytes_to_str(request.id)
-        name, encoded = backend.get_key_for_task(request.id), backend.encode(meta)
-    except Exception:
-        return None
-    return BackendResult(name, encoded, backend.expires or 0) if len(encoded) <= max_size else None
 
 
 def acknowledged(task: Task, after: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -33,9 +33,8 @@ logger = logging.getLogger(__name__)
 #: Options of a call that something else waits for. It is published even as a duplicate: the worker
 #: replays the outcome and sends the continuation. The last task of a canvas, and the replacement of
 #: a task, have a parent, and others wait for their id already.
-_CANVAS_OPTIONS = (
-    *("link", "link_error", "chain", "chord", "group_id"),
-    *("parent_id", "replaced_task_nesting"),
+_CANVAS_OPTIONS = frozenset(
+    {"link", "link_error", "chain", "chord", "group_id", "parent_id", "replaced_task_nesting"}
 )
 
 #: Reports that a call is not published, and returns the error, which the caller raises.
@@ -70,10 +69,10 @@ def publish(
     settings = configuration.settings
     if not settings.deduplicates or any(map(options.get, _CANVAS_OPTIONS)):
         return send(**options)
-    about, headers = About(task, task.name, task_id), options.get("headers")
-    identify = partial(_identify, configuration, about, headers, args or (), kwargs or {})
+    call = _Publish(task, args or (), kwargs or {}, task_id, options)
+    headers = options.get("headers")
     if configuration.in_shadow:
-        if _is_duplicate_in_shadow(configuration, about, identify, options) and not has_own_id:
+        if call.is_duplicate_in_shadow() and not has_own_id:
             finding = message_headers.DEDUPLICATED
             options = {
                 **options,
@@ -81,18 +80,17 @@ def publish(
             }
         return send(**options)
     try:
-        identified = identify()
+        root = call.identify()
     except KeyRuleError as error:
-        refuse_publish(about, error)
+        refuse_publish(call.about, error)
         raise
-    if identified is None:
+    if root is None:
         return send(**options)
-    about, root = identified
-    key = about.key
+    about, key = call.about, call.about.key
     headers = message_headers.with_derived_key(headers, key, task_id, root)
     options = {**options, "headers": headers}
     try:
-        reply = _reserve(configuration, about, options)
+        reply = call.reserve()
     except StoreUnavailableError as error:
         # The worker begins under the same key, so a duplicate message does not run twice.
         report(table.NOT_RESERVED, about, error=error)
@@ -105,7 +103,7 @@ def publish(
             result = send(**options)
         finally:
             if result is None or isinstance(result, EagerResult):  # no message waits
-                _delete_reservation(configuration, about)
+                call.delete_reservation(about)
         return result
     record = configuration.executor.store.record(key, reply.raw)
     takes_turn = settings.until == "finished" or (settings.runs_again and has_own_id)
@@ -116,85 +114,87 @@ def publish(
     if settings.transaction is not None and layout.is_poisoned(record):
         return send(**options)  # the worker determines whether its row was committed
     report(table.DEDUPLICATED, about, record=record)
-    record_key = _record_key(configuration, key, record.task_id)
+    record_key = call.record_key(key, record.task_id)
     return RecordResult(record.task_id, record_key, task.backend, task.app)
 
 
-def _identify(
-    configuration: TaskConfiguration,
-    about: About,
-    headers: Mapping[str, Any] | None,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-) -> tuple[About, bytes] | None:
-    """Returns the call with its key and label, and its root; None if it is not deduplicated."""
-    key, parsed = resolve_key(configuration, about.task_id, headers, args, kwargs)
-    if key is None or parsed.key is not None:
-        return None
-    label = configuration.label.of(args, kwargs) if configuration.label else ""
-    return about._replace(key=key, label=label), parsed.root
+class _Publish:
+    """A call whose key is reserved before its message is published."""
 
+    def __init__(
+        self, task: Task, args: Any, kwargs: Any, task_id: str, options: dict[str, Any]
+    ) -> None:
+        self.about = About(task, task.name, task_id)
+        self._configuration: TaskConfiguration = task.idempotency_configuration
+        self._args, self._kwargs, self._options = args, kwargs, options
 
-def _is_duplicate_in_shadow(
-    configuration: TaskConfiguration,
-    about: About,
-    identify: Callable[[], tuple[About, bytes] | None],
-    options: dict[str, Any],
-) -> bool:
-    """Reserves the key of a call in shadow; returns whether it would not have been published."""
-    try:
-        identified = identify()
-        reply = identified and _reserve(configuration, identified[0], options)
-        if identified is None or reply is None or reply.case not in ("held", "finished"):
+    def identify(self) -> bytes | None:
+        """Resolves the key; returns the root of the call, None if it is not deduplicated."""
+        configuration, headers = self._configuration, self._options.get("headers")
+        task_id, args, kwargs = self.about.task_id, self._args, self._kwargs
+        key, parsed = resolve_key(configuration, task_id, headers, args, kwargs)
+        if key is None or parsed.key is not None:
+            return None
+        label = configuration.label.of(args, kwargs) if configuration.label else ""
+        self.about = self.about._replace(key=key, label=label)
+        return parsed.root
+
+    def is_duplicate_in_shadow(self) -> bool:
+        """Reserves the key in shadow; returns whether the call would not have been published."""
+        unidentified = self.about
+        try:
+            if self.identify() is None:
+                return False
+            reply = self.reserve()
+            if reply.case not in ("held", "finished"):
+                return False
+            record = self._configuration.executor.store.record(self.about.key, reply.raw)
+        except Exception as error:
+            report(table.PUBLISHED_UNCOUNTED, unidentified, error=error)
             return False
-        record = configuration.executor.store.record(identified[0].key, reply.raw)
-    except Exception as error:
-        report(table.PUBLISHED_UNCOUNTED, about, error=error)
-        return False
-    report(table.PUBLISHED_IN_SHADOW, identified[0], record=record)
-    return True
+        report(table.PUBLISHED_IN_SHADOW, self.about, record=record)
+        return True
 
-
-def _reserve(configuration: TaskConfiguration, about: About, options: dict[str, Any]) -> Reply:
-    """Reserves the key for a message with these options, after a message that has ended."""
-    settings, key = configuration.settings, about.key
-    hold = hold_for({"expires": about.sender.expires, **options}, settings.reservation_ttl)
-    reserve = commands.reserve(
-        _record_key(configuration, key, about.task_id),
-        about.task_id,
-        hold_ms=round(hold * 1000),
-        label=about.label,
-        waits=settings.until == "started",
-    )
-    reply = configuration.execute(reserve)
-    if reply.case not in ("held", "reused", "finished"):
-        return reply
-    record = configuration.executor.store.record(key, reply.raw)
-    reserved = reservation.read(record, reply.raw)
-    if reserved and is_stale(about.sender, reserved):
-        its_key = key.with_fingerprint(record.fingerprint)
-        _delete_reservation(configuration, about._replace(key=its_key, task_id=reserved.task_id))
+    def reserve(self) -> Reply:
+        """Reserves the key for the message, after a message that has ended."""
+        about, configuration = self.about, self._configuration
+        task, key, settings = about.sender, about.key, configuration.settings
+        hold = hold_for({"expires": task.expires, **self._options}, settings.reservation_ttl)
+        reserve = commands.reserve(
+            self.record_key(key, about.task_id),
+            about.task_id,
+            hold_ms=round(hold * 1000),
+            label=about.label,
+            waits=settings.until == "started",
+        )
+        reply = configuration.execute(reserve)
+        if reply.case not in ("held", "reused", "finished"):
+            return reply
+        record = configuration.executor.store.record(key, reply.raw)
+        reserved = reservation.read(record, reply.raw)
+        if reserved and is_stale(task, reserved):
+            key = key.with_fingerprint(record.fingerprint)
+            self.delete_reservation(about._replace(key=key, task_id=reserved.task_id))
+            return configuration.execute(reserve)
+        error = None if settings.runs_again else replacement.error_of(record, settings)
+        if error is None:
+            return reply
+        encode = configuration.executor.codec.encode_error
+        payload = run_sync(encode(error, settings, key=str(key), token=record.token))
+        configuration.execute(replacement.release(key, record, reply.raw, settings, payload))
         return configuration.execute(reserve)
-    error = None if settings.runs_again else replacement.error_of(record, settings)
-    if error is None:
-        return reply
-    codec = configuration.executor.codec
-    payload = run_sync(codec.encode_error(error, settings, key=str(key), token=record.token))
-    configuration.execute(replacement.release(key, record, reply.raw, settings, payload))
-    return configuration.execute(reserve)
 
+    def delete_reservation(self, about: About) -> None:
+        """Deletes the reservation of `about`, which may be an earlier message."""
+        try:
+            key = self.record_key(about.key, about.task_id)
+            self._configuration.execute(commands.reserve(key, about.task_id, hold_ms=0))
+        except IdempotencyError as error:
+            report(table.RESERVATION_KEPT, about, error=error)
 
-def _delete_reservation(configuration: TaskConfiguration, about: About) -> None:
-    try:
-        record_key = _record_key(configuration, about.key, about.task_id)
-        configuration.execute(commands.reserve(record_key, about.task_id, hold_ms=0))
-    except IdempotencyError as error:
-        report(table.RESERVATION_KEPT, about, error=error)
-
-
-def _record_key(configuration: TaskConfiguration, key: Key, task_id: str) -> Key:
-    """Returns the key of the record that holds the outcome of `task_id`."""
-    return key.of_message(task_id) if configuration.settings.runs_again else key
+    def record_key(self, key: Key, task_id: str) -> Key:
+        """Returns the key of the record that holds the outcome of `task_id`."""
+        return key.of_message(task_id) if self._configuration.settings.runs_again else key
 
 
 def is_stale(task: Task, reservation: Reservation) -> bool:
@@ -207,11 +207,7 @@ def is_stale(task: Task, reservation: Reservation) -> bool:
     try:
         state = task.AsyncResult(reservation.task_id).state
     except Exception as error:
-        logger.debug(
-            "Cannot read the state of task %s: %s",
-            one_line(reservation.task_id),
-            error,
-            extra=log_extra(None, task_id=reservation.task_id),
-        )
+        task_id, extra = reservation.task_id, log_extra(None, task_id=reservation.task_id)
+        logger.debug("Cannot read the state of task %s: %s", one_line(task_id), error, extra=extra)
         return False
     return state == REVOKED or (state in READY_STATES and reservation.retry is None)

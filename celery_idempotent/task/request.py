@@ -78,6 +78,7 @@ class IdempotentRequest(Request):
             with _warning(
                 "Cannot delete the reservation of task %s, which is discarded; it will expire: %s",
                 self.id,
+                self.id,
             ):
                 key = self.idempotency_key()
                 if key is not None:
@@ -97,6 +98,7 @@ class IdempotentRequest(Request):
         with _warning(
             "Cannot read the record of task %s, which is expired or revoked: it is discarded, "
             "even if a copy of it is running: %s",
+            self.id,
             self.id,
         ):
             return self._has_begun_by_record(revoked)
@@ -225,6 +227,7 @@ class IdempotentRequest(Request):
         with _warning(
             "Cannot end the lease of task %s, whose worker process died; it will expire: %s",
             self.id,
+            self.id,
         ):
             key, root, generation = self._identity
             if key is None or self.worker_pid is None:
@@ -260,24 +263,25 @@ class IdempotentRequest(Request):
     def _mark_errbacks_sent(self) -> None:
         """Writes into the record that Celery has sent the errbacks, in this process."""
         if canvas.has_continuation(self._context):
-            with _warning("A redelivery of task %s may send its errbacks again: %s", self.id):
+            with _warning(
+                "A redelivery of task %s may send its errbacks again: %s", self.id, self.id
+            ):
                 key, root, _ = self._identity
                 assert key is not None
                 self._configuration.execute(commands.mark_continued(key, root, self._execution_id))
 
 
 @contextmanager
-def _warning(message: str, task_id: str) -> Iterator[None]:
+def _warning(message: str, name: str, task_id: str | None = None) -> Iterator[None]:
     """Logs an error of the block, which the worker has to survive.
 
     Args:
-        message: with places for the task id and the error.
+        message: with places for a `name` and the error.
     """
     try:
         yield
     except Exception as error:
-        extra = log_extra(None, task_id=task_id)
-        logger.warning(message, one_line(task_id), error, extra=extra)
+        logger.warning(message, one_line(name), error, extra=log_extra(None, task_id=task_id))
 
 
 def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., Any]:
@@ -290,28 +294,21 @@ def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., 
         try:
             return receive(message, *args, **kwargs)
         except (ContentDisallowed, DecodeError, InvalidTaskError):
-            _end_reservation(task, message)
+            with _warning(
+                "Cannot end the reservation of a message of %s that cannot be read; it will "
+                "expire: %s",
+                task.name,
+            ):
+                task_id = message.headers["id"]
+                key = MessageHeaders.read(task.name, task_id, message.headers).key
+                if key is not None:
+                    configuration = task.idempotency_configuration
+                    if configuration.settings.runs_again:
+                        key = key.of_message(task_id)
+                    configuration.execute(commands.reserve(key, task_id, hold_ms=0))
             raise
 
     return receive_readable
-
-
-def _end_reservation(task: Task, message: Any) -> None:
-    try:
-        task_id = message.headers["id"]
-        key = MessageHeaders.read(task.name, task_id, message.headers).key
-        if key is not None:
-            configuration = task.idempotency_configuration
-            if configuration.settings.runs_again:
-                key = key.of_message(task_id)
-            configuration.execute(commands.reserve(key, task_id, hold_ms=0))
-    except Exception as error:
-        logger.warning(
-            "Cannot end the reservation of a message of %s that cannot be read; it will expire: %s",
-            task.name,
-            error,
-            extra=log_extra(None),
-        )
 
 
 def request_class(task: Task) -> type[IdempotentRequest]:
