@@ -1,19 +1,29 @@
-"""A message of a task as a call of the executor."""
+"""A message of a task as a call of the executor.
+
+Celery logs a message that was requeued as "ignored", like one that is ignored, and a rejected one
+with a traceback. The package logs what became of either, so Celery's line is left out.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from celery import Task
+from celery._state import get_current_task
+from celery.app.task import Context
+from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject, Retry
 from celery.states import FAILURE, PROPAGATE_STATES, SUCCESS
 from celery.utils.nodenames import gethostname
+from kombu.utils.encoding import bytes_to_str
 
 from celery_idempotent.clock import monotonic
+from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
@@ -26,26 +36,13 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.payload.stored_error import is_storable
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.record.reservation import Reservation
-from celery_idempotent.settings import Settings
 from celery_idempotent.store.commands import BackendResult
-from celery_idempotent.task import (
-    canvas,
-    celery_log,
-    current_call,
-    message_headers,
-    outbox,
-    own_call,
-    republish,
-)
-from celery_idempotent.task.backend_result import encode_result
+from celery_idempotent.task import canvas, message_headers, outbox, overrides, republish
+from celery_idempotent.task.key_resolution import completes_key
 from celery_idempotent.task.message_headers import MessageHeaders
-from celery_idempotent.task.requeue import RequeuePause, hold_for, longest_wait, seconds_until
-from celery_idempotent.task.reservation import is_stale
-
-if TYPE_CHECKING:
-    from celery.app.task import Context
-
-    from celery_idempotent.task.task import IdempotentTask
+from celery_idempotent.task.publish import is_stale
+from celery_idempotent.task.republish import RequeuePause, hold_for, longest_wait, seconds_until
+from celery_idempotent.task.time_limits import soft_limit_of, wait_within_time_limits
 
 
 class TaskCall:
@@ -53,11 +50,9 @@ class TaskCall:
 
     #: The result backend serializes the value for those who read it.
     returns_restored = False
-    #: False if the soft limit of the message covers more than this call.
-    has_own_soft_limit = True
-    #: False if what follows the message does not follow this call.
-    may_continue = True
-    label = ""
+    #: False if the message has more calls: its soft limit covers them, and what follows it follows
+    #: all of them.
+    is_whole_message = True
 
     @staticmethod
     def of(request: Context | None) -> TaskCall | None:
@@ -66,31 +61,32 @@ class TaskCall:
 
     def __init__(
         self,
-        task: IdempotentTask,
+        task: Task,
+        configuration: TaskConfiguration,
         request: Context,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         key: Key,
         headers: MessageHeaders,
-        settings: Settings,
-        task_id: str,
+        item_id: str | None = None,
     ) -> None:
-        self.sender = task
-        self.task_id = task_id
-        self.worker = worker_name(request.hostname, os.getpid())
-        self.key = key.of_message(task_id) if settings.runs_again else key
-        self.settings = settings
+        self.sender, self._configuration, self._request = task, configuration, request
+        self._args, self._kwargs = args, kwargs
+        self.settings = settings = configuration.settings
         if headers.result_ttl is not None:
             self.settings = replace(settings, result_ttl=headers.result_ttl)
+        self.task_id = task_id = item_id or request.id
+        self.worker = worker_name(request.hostname, os.getpid())
+        self.key = key.of_message(task_id) if settings.runs_again else key
+        self.label = configuration.label.of(args, kwargs) if configuration.label else ""
         self.unanswered_ids = headers.unanswered_ids
         self.requeue_count = headers.requeue_count
         self.rollback_count = headers.rollback_count
         self.root, self.generation = canvas.identity_of(key, request, task_id, headers.root)
         self.soft_limit: SoftLimit | None = None
-        if self.has_own_soft_limit and not request.is_eager:
-            self.soft_limit = current_call.soft_limit_of(request)
-        self.own_outcome = False
-        self.result_written = False
+        if self.is_whole_message and not request.is_eager:
+            self.soft_limit = soft_limit_of(request)
+        self.own_outcome = self.result_written = False
         self.decision = ""
         self.rescheduled: Release | None = None
         #: Set if the task has replaced itself: another task has its id and its continuation.
@@ -99,12 +95,9 @@ class TaskCall:
         self.continuation: Continuation | None = None
         self.continuation_sent = False
         #: Read now, because older versions of Celery empty `request.chain` when they send it.
-        self.continues = self.may_continue and canvas.has_continuation(request)
+        self.continues = self.is_whole_message and canvas.has_continuation(request)
         self.execution: Execution | None = None
-        self._request = request
         self.began_at = monotonic()
-        self._args = args
-        self._kwargs = kwargs
 
     @property
     def wait_ms(self) -> int:
@@ -119,7 +112,7 @@ class TaskCall:
     @property
     def wait_timeout(self) -> float:
         """Seconds as configured, but no more than the message's time limits allow."""
-        return min(self.settings.wait_timeout, current_call.wait_within_time_limits(self._request))
+        return min(self.settings.wait_timeout, wait_within_time_limits(self._request))
 
     @property
     def required_generation(self) -> int:
@@ -137,25 +130,38 @@ class TaskCall:
         self._request.idempotency_call = self
         self._request.idempotency_without_body = False
         self.sender.before_start(self.task_id, self._args, self._kwargs)
-        return own_call.run(self.sender, self.sender.run, self._args, self._kwargs)
+        return overrides.run(self.sender, self.sender.run, self._args, self._kwargs)
 
     def backend_result(self, value: Any) -> BackendResult | None:
         """Returns the result for the record's script to write, where Celery would do no more."""
-        request = self._request
+        request, backend = self._request, self.sender.backend
         if (
             request.is_eager
             or request.ignore_result
             or self.continues
             or canvas.has_continuation(request)
-            or self.sender.idempotency_configuration.fusion_obstacle
+            or self._configuration.fusion_obstacle
         ):
             return None
-        return encode_result(self.sender.backend, value, request, self.settings.max_result_size)
+        try:
+            meta = backend._get_result_meta(  # noqa: SLF001 - no public method returns it
+                result=backend.encode_result(value, SUCCESS),
+                state=SUCCESS,
+                traceback=None,
+                request=request,
+            )
+            meta["task_id"] = bytes_to_str(request.id)
+            name, encoded = backend.get_key_for_task(request.id), backend.encode(meta)
+        except Exception:
+            return None  # it cannot be encoded, which Celery will report
+        fits = len(encoded) <= self.settings.max_result_size
+        return BackendResult(name, encoded, backend.expires or 0) if fits else None
 
     @property
     def dropped_continuation(self) -> bool:
         """Whether the body has removed its continuation, such as the rest of a chain."""
-        return self.continues and not canvas.continues_on_success(self._request)
+        request = self._request
+        return self.continues and not (request.callbacks or request.chain or request.chord)
 
     def disposition(self, error: BaseException) -> Disposition:
         """Returns what an error of the body means for the key.
@@ -168,52 +174,48 @@ class TaskCall:
         if self.rescheduled:
             return self.rescheduled
         if isinstance(error, Retry):
-            return self._until(_options_of(error), self.generation + 1)
+            return self._reserved_for(error)
         if isinstance(error, (Ignore, Reject)):
             return Release()
         if isinstance(error, self.settings.replay_errors):
             return Fail()
-        return Release(final=self._ends(error))
-
-    def _ends(self, error: BaseException) -> bool:
-        """Returns whether Celery stores `error` and acknowledges the message."""
+        # Whether Celery stores the error and acknowledges the message.
         stored = isinstance(error, Exception) and not isinstance(error, MemoryError)
-        return stored and not self._request.is_eager and acknowledged(self.sender, "failure")
+        acks = not self._request.is_eager and acknowledged(self.sender, "failure")
+        return Release(final=stored and acks)
 
-    @property
-    def replacement_generation(self) -> int:
-        """Generation of the first message of a task that replaces this one."""
-        return (self.generation // canvas.GENERATIONS + 1) * canvas.GENERATIONS
-
-    def forget_earlier_error(self) -> None:
-        """Lets the result backend forget an earlier end of this task id.
-
-        It would be taken for the end of the task that replaces this one, and free the key.
-        """
-        if self._request.is_eager:
-            return
-        try:
-            if self.sender.AsyncResult(self.task_id).state in PROPAGATE_STATES:
-                self.sender.backend.forget(self.task_id)
-        except Exception as error:
-            report(table.RESULT_UNREADABLE, self, error=error)
-
-    def replaced_by_canvas(self, reports_result: bool) -> None:
-        """Notes that the canvas that replaces the task was published.
-
-        Args:
-            reports_result: whether its outcome can be read under the task's id.
-        """
-        self.replaced = Delegate(self.replacement_generation, reports_result)
+    def replacement(self, sig: Signature) -> Delegate:
+        """Prepares `sig` to replace the task, and returns what follows from that for the key."""
+        in_shadow, request = self._configuration.in_shadow, self._request
+        generation, mark = (self.generation // canvas.GENERATIONS + 1) * canvas.GENERATIONS, ""
+        if self.settings.transaction is not None and not in_shadow:
+            mark = canvas.commit_mark(generation, self.settings.result_ttl)
+        canvas.mark_replaced(sig, self.key, self.root, request, mark)
+        if not in_shadow and not request.is_eager:
+            # An earlier end of this task id would be taken for that of the task that replaces this
+            # one, and free the key.
+            try:
+                if self.sender.AsyncResult(self.task_id).state in PROPAGATE_STATES:
+                    self.sender.backend.forget(self.task_id)
+            except Exception as error:
+                report(table.RESULT_UNREADABLE, self, error=error)
+        last = canvas.last_signature(sig)
+        return Delegate(
+            generation,
+            last is None
+            or not canvas.ignores_result(last)
+            or completes_key(self._configuration, request, last, self.key),
+        )
 
     def retry_published(self, retry: Retry) -> None:
         """Notes that `retry` was published: the key is reserved for it, however this run ends."""
-        held = self._until(_options_of(retry), self.generation + 1)
+        held = self._reserved_for(retry)
         if self.rescheduled is None or held.hold > self.rescheduled.hold:
             self.rescheduled = held
 
-    def _until(self, options: Mapping[str, Any], awaited: int) -> Release:
-        return Release(hold=hold_for(options, self.settings.lease), awaited=awaited)
+    def _reserved_for(self, retry: Retry) -> Release:
+        options = retry.sig.options if retry.sig else {"eta": retry.when}
+        return Release(hold_for(options, self.settings.lease), self.generation + 1)
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Returns or raises the outcome that the result backend has, for a redelivered message.
@@ -269,7 +271,7 @@ class TaskCall:
         keep_ms = self.settings.error_ms if failed else self.settings.result_ms
         if not record.state.finished:
             keep_ms += self.settings.lease_ms
-        store = self.sender.idempotency_configuration.executor.store
+        store = self._configuration.executor.store
         store.refer(self.task_id, record, replayed=replayed, keep_ms=keep_ms)
 
     def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
@@ -316,11 +318,9 @@ class TaskCall:
         }
         while True:
             try:
+                adapted = republish.adapt_to_delayed_delivery(task.app, request, options)
                 signature = task.signature_from_request(
-                    request,
-                    request.args,
-                    request.kwargs,
-                    **republish.adapt_to_delayed_delivery(task.app, request.delivery_info, options),
+                    request, request.args, request.kwargs, **adapted
                 )
                 if task is not self.sender:
                     republish.copy_properties(signature, request, options)
@@ -338,23 +338,17 @@ class TaskCall:
     def _report_end(self, event: Event, **fields: Any) -> None:
         """Logs how this delivery ends, in place of Celery's line, which would not show it."""
         report(event, self, **fields)
-        celery_log.leave_out_end(self._request)
+        self._request.idempotency_end_logged = True
 
     def ignore(self) -> NoReturn:
         """Acknowledges the message; its task id gets no state."""
-        celery_log.leave_out_end(self._request)
+        self._request.idempotency_end_logged = True
         raise Ignore
 
     def reject(self, reason: str) -> NoReturn:
         """Rejects the message without requeueing it, for the broker's dead-letter queue."""
-        celery_log.leave_out_end(self._request)
+        self._request.idempotency_end_logged = True
         raise Reject(reason, requeue=False)
-
-
-def _options_of(retry: Retry) -> Mapping[str, Any]:
-    """Returns the options that the message of `retry` is published with, as far as known."""
-    options: Mapping[str, Any] = retry.sig.options if retry.sig else {"eta": retry.when}
-    return options
 
 
 def acknowledged(task: Task, after: str) -> bool:
@@ -368,3 +362,16 @@ def acknowledged(task: Task, after: str) -> bool:
 def worker_name(nodename: str | None, pid: int) -> str:
     """Returns ``nodename/pid``, the name of a process that runs executions."""
     return f"{nodename or gethostname()}/{pid}"
+
+
+def _is_to_be_logged(record: logging.LogRecord) -> bool:
+    data = getattr(record, "data", None)
+    if not isinstance(data, dict) or data.get("description") not in ("ignored", "rejected"):
+        return True
+    task = get_current_task()
+    request = task.request_stack.top if task is not None else None
+    return not getattr(request, "idempotency_end_logged", False)
+
+
+# The logger of the tracer, by its name in every version of Celery.
+logging.getLogger("celery.app.trace").addFilter(_is_to_be_logged)

@@ -42,32 +42,20 @@ def has_continuation(request: Context) -> bool:
     return bool(request.callbacks or request.chain or request.chord or request.errbacks)
 
 
-def continues_on_success(request: Context) -> bool:
-    """Returns whether anything is sent with the result of the task."""
-    return bool(request.callbacks or request.chain or request.chord)
-
-
 def drop_continuation(request: Context) -> None:
     """Lets Celery send nothing after this task: it was sent before."""
     request.callbacks = request.chain = request.chord = request.errbacks = None
 
 
 @task_success.connect(weak=False)
-def mark_callbacks_sent(sender: Any, **_: Any) -> None:
-    """Writes into the record that what follows a value was sent."""
-    continuation = _continuation_of(sender)
-    if continuation is not None and continuation.follows_value:
-        continuation.sent()
-
-
 @task_failure.connect(weak=False)
-def mark_errbacks_sent(sender: Any, **_: Any) -> None:
-    """Writes into the record that what follows an error was sent.
+def mark_continuation_sent(sender: Any, signal: Any, **_: Any) -> None:
+    """Writes into the record that what follows a value, or an error, was sent.
 
     Celery also fails a task that has returned a value, if its callbacks cannot be published.
     """
     continuation = _continuation_of(sender)
-    if continuation is not None and not continuation.follows_value:
+    if continuation is not None and continuation.follows_value is (signal is task_success):
         continuation.sent()
 
 
@@ -126,8 +114,7 @@ def ignores_result(sig: Signature) -> bool:
     """Returns whether the result of `sig` is not stored."""
     ignores = sig.options.get("ignore_result")
     if ignores is None:
-        task = sig.app.tasks.get(sig.task)
-        ignores = task is not None and task.ignore_result
+        ignores = getattr(sig.app.tasks.get(sig.task), "ignore_result", False)
     return bool(ignores)
 
 
@@ -164,7 +151,9 @@ def mark_replaced(
     value = f"{key.fingerprint.hex()}:{root.hex()}{mark}.{successor_id}"
     replaced = {**_replaced_keys(request), str(key): value}
     nesting = (request.replaced_task_nesting or 0) + 1
-    for sig in _single_tasks(canvas):
+    for sig in signatures(canvas):
+        if getattr(sig, "tasks", None) is not None:
+            continue  # Celery publishes its parts
         headers = sig.options.get("headers") or {}
         # Celery itself sets the level at the first messages of a canvas only.
         sig.set(headers={**headers, REPLACED_HEADER: replaced}, replaced_task_nesting=nesting)
@@ -196,14 +185,12 @@ def last_signature(canvas: Signature) -> Signature | None:
     return last_signature(body) if isinstance(body, Signature) else None
 
 
-def _single_tasks(canvas: Signature) -> Iterator[Signature]:
-    tasks = getattr(canvas, "tasks", None)
-    if tasks is None:
-        yield canvas
-        return
-    for sig in (*tasks, getattr(canvas, "body", None)):
-        if isinstance(sig, Signature):
-            yield from _single_tasks(sig)
+def signatures(sig: Signature) -> Iterator[Signature]:
+    """Iterates over `sig` and those that it consists of."""
+    yield sig
+    for part in (*(getattr(sig, "tasks", None) or ()), getattr(sig, "body", None)):
+        if isinstance(part, Signature):
+            yield from signatures(part)
 
 
 class _Replaced(NamedTuple):

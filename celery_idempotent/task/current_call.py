@@ -1,32 +1,22 @@
-"""The call that runs here, and the soft time limit of its message.
+"""The call that runs here.
 
 Celery keeps the request of a task in its own thread. Code of the task that runs in another thread
 finds its call in the context, if the thread has the context of the body (``asyncio.to_thread``,
 anyio, ``contextvars.copy_context().run``).
-
-Celery's tracer also works before the executor (it may store the state STARTED) and after it (it
-stores the result). A soft time limit that is raised there must not become the outcome, so a message
-has one `SoftLimit` from the start of its task to the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import Task, current_task
-from celery.app.task import Context
 
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.executor import soft_limit
 from celery_idempotent.executor.execution import Execution, unprotected
-from celery_idempotent.executor.soft_limit import BODY, SoftLimit
 from celery_idempotent.executor.transaction import run_plain as run_in_transaction
-
-if TYPE_CHECKING:
-    from celery_idempotent.task.call import TaskCall
-    from celery_idempotent.task.task import IdempotentTask
+from celery_idempotent.task.call import TaskCall
 
 _call_of_context: ContextVar[TaskCall | None] = ContextVar("idempotent_call", default=None)
 _plain_execution: ContextVar[Execution | None] = ContextVar("idempotent_plain", default=None)
@@ -47,7 +37,7 @@ def run_in_executor(enter: Callable[[TaskCall], Any], call: TaskCall, *, eager: 
         _call_of_context.set(outer_call)
 
 
-def run_plain(task: IdempotentTask, work: Callable[[], Any]) -> Any:
+def run_plain(task: Task, work: Callable[[], Any]) -> Any:
     """Runs `work` without protection; with ``idempotency_transaction``, in a transaction.
 
     Inside a body with a transaction in that database, as a part of that.
@@ -86,38 +76,3 @@ def call_in_context(task: Task) -> TaskCall | None:
             "`execution = self.idempotency` in the task's body, and pass that to the thread"
         )
     return None
-
-
-def soft_limit_of(request: Context) -> SoftLimit:
-    """Returns the soft limit of the message of `request`."""
-    limit: SoftLimit = request.__dict__.setdefault("idempotency_soft_limit", SoftLimit())
-    return limit
-
-
-def stop_deferring_soft_limit(request: Context) -> None:
-    """Raises a soft limit that was deferred, and defers no other: the task runs unprotected."""
-    limit = soft_limit_of(request)
-    limit.phase = BODY
-    if limit.error is not None:
-        raise limit.error
-
-
-def wait_within_time_limits(request: Context) -> float:
-    """Returns half of the shortest time limit in seconds: the other half is left for the body."""
-    task_limits = (current_task.time_limit, current_task.soft_time_limit) if current_task else ()
-    limits = (*(request.timelimit or ()), *task_limits)
-    return min((limit / 2 for limit in limits if limit), default=float("inf"))
-
-
-def _soft_limit_of_current_message() -> SoftLimit | None:
-    task = current_task
-    if not task or not hasattr(task, "idempotency_enabled"):
-        return None
-    request = task.request_stack.top
-    # An eager call is under the limit of the message whose task has made it.
-    if request is None or request.called_directly or request.is_eager:
-        return None
-    return soft_limit_of(request)
-
-
-soft_limit.of_message = _soft_limit_of_current_message

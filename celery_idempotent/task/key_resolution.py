@@ -7,20 +7,16 @@ cannot disagree.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery.app.task import Context
 from celery.canvas import Signature
 
+from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import IdempotencyError, KeyRuleError
 from celery_idempotent.key.key import Key
-from celery_idempotent.task import canvas, message_headers, shadow_message
+from celery_idempotent.task import call_options, canvas, message_headers
 from celery_idempotent.task.message_headers import NO_HEADERS, MessageHeaders
-from celery_idempotent.task.options import call_options
-
-if TYPE_CHECKING:
-    from celery_idempotent.configuration.configuration import TaskConfiguration
-    from celery_idempotent.task.task import IdempotentTask
 
 
 def resolve_key(
@@ -86,14 +82,16 @@ def resolve_received_key(
     """As :func:`resolve_key`, for a message that a worker runs; binds its headers.
 
     Raises:
-        KeyRuleError: also if the publisher has put a key where it is not read.
+        KeyRuleError: also if the publisher has put a key where it is not read, or, in shadow, was
+            given an explicit key that cannot be used.
         TypeError: if the arguments do not fit the task's signature.
     """
     task, enabled = configuration.rule.task, configuration.settings.enabled
     if enabled:
         call_options.check_message(configuration.rule, request, kwargs)
-        if configuration.in_shadow:
-            shadow_message.check(task, request)
+        finding = message_headers.finding_of(request.id, request.headers)
+        if configuration.in_shadow and finding == message_headers.REFUSED:
+            raise KeyRuleError(f"{task}: an option of the call cannot be used")
     if request.headers:
         # The body may forward them, and a key that was published by name is not bound yet.
         try:
@@ -102,31 +100,26 @@ def resolve_received_key(
             if enabled:
                 raise
             request.headers = message_headers.without_keys(request.headers)
+    headers = request.headers
     return resolve_key(
-        configuration,
-        request.id,
-        request.headers,
-        args,
-        kwargs,
-        request=request,
-        item_id=item_id,
+        configuration, request.id, headers, args, kwargs, request=request, item_id=item_id
     )
 
 
-def completes_key(task: IdempotentTask, sig: Signature, key: Key) -> bool:
-    """Returns whether `sig`, which replaces the running task under its id, will complete `key`."""
-    if sig.task != task.name:
+def completes_key(
+    configuration: TaskConfiguration, request: Context, sig: Signature, key: Key
+) -> bool:
+    """Returns whether `sig`, which replaces the task of `request`, will complete `key`."""
+    task, task_id = configuration.rule.task, request.id
+    if sig.task != task:
         return False
-    request = task.request
     try:
-        headers = task._bind_headers(request.id, dict(sig.options)).get("headers")  # noqa: SLF001
+        options = message_headers.of_options(
+            task, task_id, sig.options, in_shadow=configuration.in_shadow
+        )
+        headers = options.get("headers")
         sig_key, _ = resolve_key(
-            task.idempotency_configuration,
-            request.id,
-            headers,
-            sig.args,
-            sig.kwargs,
-            request=request,
+            configuration, task_id, headers, sig.args, sig.kwargs, request=request
         )
     except (IdempotencyError, TypeError):
         return False  # its own execution will raise the error

@@ -16,7 +16,7 @@ from celery.app.task import Context
 from celery_idempotent.configuration.app_tasks import MAP_TASKS
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.record.record import Record
-from celery_idempotent.task import own_call
+from celery_idempotent.task import overrides
 from celery_idempotent.task.call import TaskCall
 
 
@@ -65,9 +65,7 @@ class MapItemCall(TaskCall):
     The result backend has no result under this id, only that of the message under the message's.
     """
 
-    has_own_soft_limit = False
-    #: The continuation of the message follows all items.
-    may_continue = False
+    is_whole_message = False
 
     def run(self, execution: Execution) -> Any:
         """Runs the item under a request of its own, as Celery does for a plain call."""
@@ -76,7 +74,7 @@ class MapItemCall(TaskCall):
         self.sender.push_request(args=self._args, kwargs=self._kwargs)
         self.sender.request.idempotency_call = self
         try:
-            return own_call.run(self.sender, self.sender.run, self._args, self._kwargs)
+            return overrides.run(self.sender, self.sender.run, self._args, self._kwargs)
         finally:
             self.sender.pop_request()
             _task_stack.pop()

@@ -13,6 +13,10 @@ A task may forward its headers (``child.apply_async(…, headers=self.request.he
 bound to one message: ``message`` is a digest of the task's name and id, ``explicit`` a digest of
 the explicit key that came with it; a bound ``idempotency_result_ttl`` is ``seconds message``. Any
 other message ignores them, but for an explicit key that was set since.
+
+In shadow (``idempotency_shadow``) the publisher writes into ``idempotency_shadow`` that the message
+would not have been published, or that its explicit key cannot be used. The worker counts that,
+where the counters are.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from celery_idempotent.errors import KeyRuleError
+from celery_idempotent.errors import IdempotencyError, KeyRuleError
 from celery_idempotent.key.canonical import digest
 from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.key import Key
@@ -32,6 +36,9 @@ from celery_idempotent.settings import check_value
 EXPLICIT_KEY_HEADER = "idempotency_key"
 RESULT_TTL_HEADER = "idempotency_result_ttl"
 DERIVED_KEY_HEADER = "idempotency"
+SHADOW_HEADER = "idempotency_shadow"
+#: Findings of the publisher of a message in shadow.
+DEDUPLICATED, REFUSED = "deduplicated", "refused"
 
 _BINDING = re.compile(
     r"([A-Za-z0-9_-]{11})\.((?:[A-Za-z0-9_-]{11})?)\.((?:[0-9a-f]{16})?)(?:\.(.*))?",
@@ -101,6 +108,45 @@ class MessageHeaders:
 
 #: Of a message without any of them.
 NO_HEADERS = MessageHeaders()
+
+
+def of_options(
+    task: str, task_id: str, options: dict[str, Any], *, in_shadow: bool
+) -> dict[str, Any]:
+    """Moves the options of a call into its headers, and binds them to it.
+
+    Raises:
+        KeyRuleError: if the explicit key cannot be used.
+        SettingsError: if ``idempotency_result_ttl`` cannot be used.
+    """
+    options = {**options}
+    key, headers = options.pop(EXPLICIT_KEY_HEADER, None), options.get("headers")
+    result_ttl = options.pop(RESULT_TTL_HEADER, None)
+    try:
+        if result_ttl is not None:
+            check_value(RESULT_TTL_HEADER, result_ttl, task)
+            headers = {**(headers or {}), RESULT_TTL_HEADER: result_ttl}
+        if key is not None:
+            headers = with_explicit_key(task, task_id, headers, key)
+        elif headers:
+            headers = bind(task, task_id, headers)
+    except IdempotencyError:
+        if not in_shadow:
+            raise
+        headers = with_finding(headers, REFUSED, task_id)
+    # Also without any: headers that were forwarded, and belong to another message, are dropped.
+    return {**options, "headers": headers} if headers or options.get("headers") else options
+
+
+def with_finding(headers: Mapping[str, Any] | None, finding: str, task_id: str) -> dict[str, Any]:
+    """Returns `headers` with a finding about the message `task_id`; any other ignores it."""
+    return {**(headers or {}), SHADOW_HEADER: f"{finding} {task_id}"}
+
+
+def finding_of(task_id: str, headers: Mapping[str, Any] | None) -> str:
+    """Returns what the publisher of this message has found out; empty if nothing."""
+    finding, _, found_for = str((headers or {}).get(SHADOW_HEADER)).partition(" ")
+    return finding if found_for == task_id else ""
 
 
 def bind(task: str, task_id: str, headers: Mapping[str, Any] | None) -> dict[str, Any]:

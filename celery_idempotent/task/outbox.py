@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from celery import Celery, Task
@@ -19,13 +19,10 @@ from celery.utils import uuid
 from kombu import serialization
 from kombu.exceptions import OperationalError
 
-from celery_idempotent.errors import (
-    CorruptRecordError,
-    StoreUnavailableError,
-    TransactionError,
-)
+from celery_idempotent.errors import CorruptRecordError, StoreUnavailableError, TransactionError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, report
+from celery_idempotent.task.canvas import signatures
 
 #: The arguments of `Task.apply_async` by position.
 _APPLY_ASYNC = ("args", "kwargs", "task_id", "producer", "link", "link_error", "shadow")
@@ -66,7 +63,7 @@ def _stored(key: str, app: Celery | None, function: Callable[[], Any]) -> list[s
     try:
         # As it will be read: one signature that occurs twice in a canvas gets two ids.
         signature = _load(app, _dump(signature, serializer))
-        for single in _signatures(signature):
+        for single in signatures(signature):
             single.options.setdefault("task_id", uuid())
         return _dump(signature, serializer)
     except Exception as error:
@@ -147,15 +144,6 @@ def _load(app: Celery, message: Sequence[str]) -> Signature:
     accept = serialization.prepare_accept_content(app.conf.accept_content)
     value = serialization.loads(b64decode(data), content_type, encoding, accept=accept)
     return Signature.from_dict(value, app=app)
-
-
-def _signatures(signature: Signature) -> Iterator[Signature]:
-    """Iterates over `signature` and those that it consists of."""
-    yield signature
-    parts = (*(getattr(signature, "tasks", None) or ()), getattr(signature, "body", None))
-    for part in parts:
-        if isinstance(part, Signature):
-            yield from _signatures(part)
 
 
 def _name(function: Any) -> str:

@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
+from celery import Task
 from celery.result import AsyncResult, EagerResult
+from celery.states import READY_STATES, REVOKED
 
+from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, StoreUnavailableError
 from celery_idempotent.events import table
-from celery_idempotent.events.report import About, ErrorT, report
-from celery_idempotent.events.report import refuse as report_refused
+from celery_idempotent.events.report import About, log_extra, refuse, report
 from celery_idempotent.executor import conflict, replacement
 from celery_idempotent.key.key import Key
+from celery_idempotent.printable import one_line
 from celery_idempotent.record import layout, reservation
-from celery_idempotent.settings import Settings
+from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
-from celery_idempotent.task import message_headers, shadow_message
+from celery_idempotent.task import message_headers
 from celery_idempotent.task.key_resolution import resolve_key
-from celery_idempotent.task.requeue import hold_for
-from celery_idempotent.task.reservation import is_stale
+from celery_idempotent.task.republish import hold_for
 from celery_idempotent.task.result import RecordResult
 
-if TYPE_CHECKING:
-    from celery_idempotent.task.task import IdempotentTask
+logger = logging.getLogger(__name__)
 
 #: Options of a call that something else waits for. It is published even as a duplicate: the worker
 #: replays the outcome and sends the continuation. The last task of a canvas, and the replacement of
 #: a task, have a parent, and others wait for their id already.
-_CANVAS_OPTIONS = (
-    *("link", "link_error", "chain", "chord", "group_id"),
-    *("parent_id", "replaced_task_nesting"),
+_CANVAS_OPTIONS = frozenset(
+    {"link", "link_error", "chain", "chord", "group_id", "parent_id", "replaced_task_nesting"}
 )
+
+#: Reports that a call is not published, and returns the error, which the caller raises.
+refuse_publish = partial(refuse, event=table.PUBLISH_REFUSED, at="publish")
 
 
 def publish(
-    task: IdempotentTask,
+    task: Task,
     args: Any,
     kwargs: Any,
     task_id: str,
@@ -61,132 +66,148 @@ def publish(
         CorruptRecordError: if the record of the key cannot be read.
     """
     configuration = task.idempotency_configuration
-    if not configuration.settings.deduplicates or any(map(options.get, _CANVAS_OPTIONS)):
+    settings = configuration.settings
+    if not settings.deduplicates or any(map(options.get, _CANVAS_OPTIONS)):
         return send(**options)
+    call = _Publish(task, args or (), kwargs or {}, task_id, options)
+    headers = options.get("headers")
     if configuration.in_shadow:
-        marked = _marked(task, args, kwargs, task_id, options)
-        return send(**(options if has_own_id else marked))
-    try:
-        key, headers = resolve_key(
-            configuration, task_id, options.get("headers"), args or (), kwargs or {}
-        )
-    except KeyRuleError as error:
-        refuse(task, task_id, "", error)
-        raise
-    if key is None or headers.key is not None:
+        if call.is_duplicate_in_shadow() and not has_own_id:
+            finding = message_headers.DEDUPLICATED
+            options = {
+                **options,
+                "headers": message_headers.with_finding(headers, finding, task_id),
+            }
         return send(**options)
-    options = {
-        **options,
-        "headers": message_headers.with_derived_key(
-            options.get("headers"), key, task_id, headers.root
-        ),
-    }
-    store, settings = configuration.executor.store, configuration.settings
     try:
-        reply = _reserve(task, key, task_id, args, kwargs, options)
+        root = call.identify()
+    except KeyRuleError as error:
+        refuse_publish(call.about, error)
+        raise
+    if root is None:
+        return send(**options)
+    about, key = call.about, call.about.key
+    headers = message_headers.with_derived_key(headers, key, task_id, root)
+    options = {**options, "headers": headers}
+    try:
+        reply = call.reserve()
     except StoreUnavailableError as error:
         # The worker begins under the same key, so a duplicate message does not run twice.
-        report(table.NOT_RESERVED, About(task, task.name, task_id, key), error=error)
+        report(table.NOT_RESERVED, about, error=error)
         return send(**options)
     if reply.case == "corrupt":
-        raise refuse(task, task_id, key, layout.corrupt(str(key)))
+        raise refuse_publish(about, layout.corrupt(str(key)))
     if reply.case == "reserved":
         result = None
         try:
             result = send(**options)
         finally:
             if result is None or isinstance(result, EagerResult):  # no message waits
-                _delete_reservation(task, task_id, key)
+                call.delete_reservation(about)
         return result
-    record = store.record(key, reply.raw)
+    record = configuration.executor.store.record(key, reply.raw)
     takes_turn = settings.until == "finished" or (settings.runs_again and has_own_id)
     if reply.case == "reused" and not takes_turn:
-        raise refuse(task, task_id, key, conflict.reused(record))
+        raise refuse_publish(about, conflict.reused(record))
     if has_own_id or reply.case in ("expired", "reused"):
         return send(**options)
     if settings.transaction is not None and layout.is_poisoned(record):
         return send(**options)  # the worker determines whether its row was committed
-    about = About(task, task.name, task_id, key, _label(task, args, kwargs))
     report(table.DEDUPLICATED, about, record=record)
-    record_key = _record_key(key, record.task_id, settings)
+    record_key = call.record_key(key, record.task_id)
     return RecordResult(record.task_id, record_key, task.backend, task.app)
 
 
-def _label(task: IdempotentTask, args: Any, kwargs: Any) -> str:
-    label = task.idempotency_configuration.label
-    return label.of(args or (), kwargs or {}) if label else ""
+class _Publish:
+    """A call whose key is reserved before its message is published."""
 
+    def __init__(
+        self, task: Task, args: Any, kwargs: Any, task_id: str, options: dict[str, Any]
+    ) -> None:
+        self.about = About(task, task.name, task_id)
+        self._configuration: TaskConfiguration = task.idempotency_configuration
+        self._args, self._kwargs, self._options = args, kwargs, options
 
-def _reserve(
-    task: IdempotentTask, key: Key, task_id: str, args: Any, kwargs: Any, options: dict[str, Any]
-) -> Reply:
-    """Reserves `key` for a message with these options, after a message that has ended."""
-    configuration = task.idempotency_configuration
-    settings = configuration.settings
-    hold = hold_for({"expires": task.expires, **options}, settings.reservation_ttl)
-    reserve = commands.reserve(
-        _record_key(key, task_id, settings),
-        task_id,
-        hold_ms=round(hold * 1000),
-        label=_label(task, args, kwargs),
-        waits=settings.until == "started",
-    )
-    reply = configuration.execute(reserve)
-    if reply.case not in ("held", "reused", "finished"):
-        return reply
-    record = configuration.executor.store.record(key, reply.raw)
-    reserved = reservation.read(record, reply.raw)
-    if reserved and is_stale(task, reserved):
-        _delete_reservation(task, reserved.task_id, key.with_fingerprint(record.fingerprint))
-        return configuration.execute(reserve)
-    error = None if settings.runs_again else replacement.error_of(record, settings)
-    if error is None:
-        return reply
-    codec = configuration.executor.codec
-    payload = run_sync(codec.encode_error(error, settings, key=str(key), token=record.token))
-    configuration.execute(replacement.release(key, record, reply.raw, settings, payload))
-    return configuration.execute(reserve)
-
-
-def _record_key(key: Key, task_id: str, settings: Settings) -> Key:
-    """Returns the key of the record that holds the outcome of `task_id`."""
-    return key.of_message(task_id) if settings.runs_again else key
-
-
-def refuse(task: IdempotentTask, task_id: str, key: str, error: ErrorT) -> ErrorT:
-    """Reports that a call is not published, and returns `error`, which the caller raises."""
-    about = About(task, task.name, task_id, key)
-    return report_refused(about, error, table.PUBLISH_REFUSED, at="publish")
-
-
-def _marked(
-    task: IdempotentTask, args: Any, kwargs: Any, task_id: str, options: dict[str, Any]
-) -> dict[str, Any]:
-    """Returns the options of a message in shadow, marked if it would not have been published."""
-    configuration = task.idempotency_configuration
-    try:
-        key, parsed = resolve_key(
-            configuration, task_id, options.get("headers"), args or (), kwargs or {}
-        )
+    def identify(self) -> bytes | None:
+        """Resolves the key; returns the root of the call, None if it is not deduplicated."""
+        configuration, headers = self._configuration, self._options.get("headers")
+        task_id, args, kwargs = self.about.task_id, self._args, self._kwargs
+        key, parsed = resolve_key(configuration, task_id, headers, args, kwargs)
         if key is None or parsed.key is not None:
-            return options
-        reply = _reserve(task, key, task_id, args, kwargs, options)
-        if reply.case not in ("held", "finished"):
-            return options
+            return None
+        label = configuration.label.of(args, kwargs) if configuration.label else ""
+        self.about = self.about._replace(key=key, label=label)
+        return parsed.root
+
+    def is_duplicate_in_shadow(self) -> bool:
+        """Reserves the key in shadow; returns whether the call would not have been published."""
+        unidentified = self.about
+        try:
+            if self.identify() is None:
+                return False
+            reply = self.reserve()
+            if reply.case not in ("held", "finished"):
+                return False
+            record = self._configuration.executor.store.record(self.about.key, reply.raw)
+        except Exception as error:
+            report(table.PUBLISHED_UNCOUNTED, unidentified, error=error)
+            return False
+        report(table.PUBLISHED_IN_SHADOW, self.about, record=record)
+        return True
+
+    def reserve(self) -> Reply:
+        """Reserves the key for the message, after a message that has ended."""
+        about, configuration = self.about, self._configuration
+        task, key, settings = about.sender, about.key, configuration.settings
+        hold = hold_for({"expires": task.expires, **self._options}, settings.reservation_ttl)
+        reserve = commands.reserve(
+            self.record_key(key, about.task_id),
+            about.task_id,
+            hold_ms=round(hold * 1000),
+            label=about.label,
+            waits=settings.until == "started",
+        )
+        reply = configuration.execute(reserve)
+        if reply.case not in ("held", "reused", "finished"):
+            return reply
         record = configuration.executor.store.record(key, reply.raw)
-    except Exception as error:
-        report(table.PUBLISHED_UNCOUNTED, About(task, task.name, task_id), error=error)
-        return options
-    about = About(task, task.name, task_id, key, _label(task, args, kwargs))
-    report(table.PUBLISHED_IN_SHADOW, about, record=record)
-    headers = shadow_message.mark(options.get("headers"), shadow_message.DEDUPLICATED, task_id)
-    return {**options, "headers": headers}
+        reserved = reservation.read(record, reply.raw)
+        if reserved and is_stale(task, reserved):
+            key = key.with_fingerprint(record.fingerprint)
+            self.delete_reservation(about._replace(key=key, task_id=reserved.task_id))
+            return configuration.execute(reserve)
+        error = None if settings.runs_again else replacement.error_of(record, settings)
+        if error is None:
+            return reply
+        encode = configuration.executor.codec.encode_error
+        payload = run_sync(encode(error, settings, key=str(key), token=record.token))
+        configuration.execute(replacement.release(key, record, reply.raw, settings, payload))
+        return configuration.execute(reserve)
+
+    def delete_reservation(self, about: About) -> None:
+        """Deletes the reservation of `about`, which may be an earlier message."""
+        try:
+            key = self.record_key(about.key, about.task_id)
+            self._configuration.execute(commands.reserve(key, about.task_id, hold_ms=0))
+        except IdempotencyError as error:
+            report(table.RESERVATION_KEPT, about, error=error)
+
+    def record_key(self, key: Key, task_id: str) -> Key:
+        """Returns the key of the record that holds the outcome of `task_id`."""
+        return key.of_message(task_id) if self._configuration.settings.runs_again else key
 
 
-def _delete_reservation(task: IdempotentTask, task_id: str, key: Key) -> None:
-    configuration = task.idempotency_configuration
+def is_stale(task: Task, reservation: Reservation) -> bool:
+    """Returns whether the result backend has the message of a reservation as ended.
+
+    It was revoked, no worker could run it, or it ran while Redis was unavailable. A retry may be
+    pending although Celery has stored an outcome, that of a body which called
+    ``self.retry(throw=False)``: only a revoked one has ended.
+    """
     try:
-        record_key = _record_key(key, task_id, configuration.settings)
-        configuration.execute(commands.reserve(record_key, task_id, hold_ms=0))
-    except IdempotencyError as error:
-        report(table.RESERVATION_KEPT, About(task, task.name, task_id, key), error=error)
+        state = task.AsyncResult(reservation.task_id).state
+    except Exception as error:
+        task_id, extra = reservation.task_id, log_extra(None, task_id=reservation.task_id)
+        logger.debug("Cannot read the state of task %s: %s", one_line(task_id), error, extra=extra)
+        return False
+    return state == REVOKED or (state in READY_STATES and reservation.retry is None)

@@ -5,20 +5,26 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from signal import SIGKILL
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery import Task
+from celery.exceptions import InvalidTaskError
 from celery.platforms import signals
 from celery.utils.functional import maybe_list
 from celery.worker.request import Request
 from celery.worker.state import revoked as revoked_tasks
 from celery.worker.state import revoked_stamps
+from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.utils.imports import symbol_by_name
 
-from celery_idempotent.configuration.configuration import ConfigurationError
+from celery_idempotent.configuration.configuration import ConfigurationError, TaskConfiguration
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, report
 from celery_idempotent.key.key import Key
@@ -30,11 +36,8 @@ from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import canvas
 from celery_idempotent.task.call import acknowledged, worker_name
 from celery_idempotent.task.key_resolution import resolve_key
-from celery_idempotent.task.republish import CONTENT_TYPE
-from celery_idempotent.task.requeue import seconds_until
-
-if TYPE_CHECKING:
-    from celery_idempotent.task.task import IdempotentTask
+from celery_idempotent.task.message_headers import MessageHeaders
+from celery_idempotent.task.republish import CONTENT_TYPE, seconds_until
 
 #: Seconds that Celery may take to kill a child after `on_timeout`.
 KILL_GRACE = 1.0
@@ -68,11 +71,18 @@ class IdempotentRequest(Request):
         failed in its chord, and acknowledge the copy, which may be the last one if the execution
         dies. The executor requeues the copy instead, or replays the outcome.
         """
-        if not self._in_shadow and self._has_begun():
+        if not self._configuration.in_shadow and self._has_begun():
             return False
         revoked: bool = super().revoked()
         if revoked:
-            self._delete_reservation()
+            with _warning(
+                "Cannot delete the reservation of task %s, which is discarded; it will expire: %s",
+                self.id,
+                self.id,
+            ):
+                key = self.idempotency_key()
+                if key is not None:
+                    self._configuration.execute(commands.reserve(key, self.id, hold_ms=0))
         return revoked
 
     def _has_begun(self) -> bool:
@@ -85,39 +95,38 @@ class IdempotentRequest(Request):
         revoked = self.id in revoked_tasks or self._has_revoked_stamp()
         if not (expired or revoked):
             return False
-        try:
-            key, root, generation = self._identity()
-            if key is None:
-                return False
-            configuration = self.task.idempotency_configuration
-            store = configuration.executor.store
-            entry = store.record_of(key, configuration.execute(commands.get_entry(key, root)))
-            if entry is not None and generation <= entry.token:
+        with _warning(
+            "Cannot read the record of task %s, which is expired or revoked: it is discarded, "
+            "even if a copy of it is running: %s",
+            self.id,
+            self.id,
+        ):
+            return self._has_begun_by_record(revoked)
+        return False
+
+    def _has_begun_by_record(self, revoked: bool) -> bool:
+        key, root, generation = self._identity
+        if key is None:
+            return False
+        execute, store = self._configuration.execute, self._configuration.executor.store
+        entry = store.record_of(key, execute(commands.get_entry(key, root)))
+        if entry is not None and generation <= entry.token:
+            return True
+        reply = execute(commands.get(key))
+        record = store.record_of(key, reply)
+        if record is None:
+            return False
+        if record.task_id == self.id and record.state is State.STARTED:
+            return not revoked or record.at_ms > reply.now_ms
+        if record.state.finished:
+            if record.task_id == self.id:
                 return True
-            reply = configuration.execute(commands.get(key))
-            record = store.record_of(key, reply)
-            if record is None:
-                return False
-            if record.task_id == self.id and record.state is State.STARTED:
-                return not revoked or record.at_ms > reply.now_ms
-            if record.state.finished:
-                if record.task_id == self.id:
-                    return True
-                met = store.reference(self.id)
-                return met is not None and met.replayed
-            reserved = reservation.read(record, reply.raw.partition(b" ")[2])
-            if reserved and reserved.task_id == self.id and reserved.retry is not None:
-                return not revoked and reserved.retry > generation
-            return False
-        except Exception as error:
-            logger.warning(
-                "Cannot read the record of task %s, which is expired or revoked: it is discarded, "
-                "even if a copy of it is running: %s",
-                one_line(self.id),
-                error,
-                extra=log_extra(None, task_id=self.id),
-            )
-            return False
+            met = store.reference(self.id)
+            return met is not None and met.replayed
+        reserved = reservation.read(record, reply.raw.partition(b" ")[2])
+        if reserved and reserved.task_id == self.id and reserved.retry is not None:
+            return not revoked and reserved.retry > generation
+        return False
 
     def _has_revoked_stamp(self) -> bool:
         """Returns whether a stamp of the message was revoked (``revoke_by_stamped_headers``)."""
@@ -128,39 +137,26 @@ class IdempotentRequest(Request):
             for value in maybe_list(values) or ()
         )
 
-    def _delete_reservation(self) -> None:
-        try:
-            key = self.idempotency_key()
-            if key is not None:
-                reserve = commands.reserve(key, self.id, hold_ms=0)
-                self.task.idempotency_configuration.execute(reserve)
-        except Exception as error:
-            logger.warning(
-                "Cannot delete the reservation of task %s, which is discarded; it will expire: %s",
-                one_line(self.id),
-                error,
-                extra=log_extra(None, task_id=self.id),
-            )
-
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> Any:
         """Abandons the lease of a lost child before Celery requeues its message."""
-        error = exc_info.exception
+        error, has_error = exc_info.exception, False
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         if isinstance(error, (WorkerLostError, Terminated, SystemExit, KeyboardInterrupt)):
-            is_final = isinstance(error, WorkerLostError) and not self._is_redelivered()
-            final_error: Any = error if is_final else None
-            if return_ok:
+            is_lost = isinstance(error, WorkerLostError)
+            if not return_ok:
+                final_error = error if is_lost and not self._is_redelivered() else None
+                reason = PROCESS_LOST if is_lost else TERMINATED
+                has_error = self._abandon(0.0, reason, final_error)
+            elif not self._configuration.in_shadow:
                 # The child is alive: it has replayed this error, and has sent the continuation.
-                if not self._in_shadow:
-                    canvas.drop_continuation(self._context)
-            elif self._abandon(0.0, _reason(error), final_error):
-                result = super().on_failure(exc_info, send_failed_event, return_ok)
-                self._mark_errbacks_sent()
-                return result
-        return super().on_failure(exc_info, send_failed_event, return_ok)
+                canvas.drop_continuation(self._context)
+        result = super().on_failure(exc_info, send_failed_event, return_ok)
+        if has_error:
+            self._mark_errbacks_sent()
+        return result
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Abandons the lease of a child that gets SIGKILL, which cannot release its key itself."""
@@ -180,12 +176,9 @@ class IdempotentRequest(Request):
         return result
 
     @property
-    def _continues(self) -> bool:
-        return canvas.has_continuation(self._context)
-
-    @property
-    def _in_shadow(self) -> bool:
-        return bool(self.task.idempotency_configuration.in_shadow)
+    def _configuration(self) -> TaskConfiguration:
+        configuration: TaskConfiguration = self.task.idempotency_configuration
+        return configuration
 
     def idempotency_key(self) -> Key | None:
         """Returns the key of this message's record, None if it is not protected.
@@ -193,27 +186,23 @@ class IdempotentRequest(Request):
         Raises:
             KeyRuleError: if the rule cannot derive a key from the arguments.
         """
-        return self._identity()[0]
+        return self._identity[0]
 
+    @cached_property
     def _identity(self) -> tuple[Key | None, bytes, int]:
-        """Returns the key of this message's record, its root and its generation.
+        """The key of this message's record, its root and its generation.
 
         Raises:
             KeyRuleError: if the rule cannot derive a key from the arguments.
         """
-        context = self._context
+        configuration, context = self._configuration, self._context
         key, headers = resolve_key(
-            self.task.idempotency_configuration,
-            self.id,
-            context.headers,
-            self.args,
-            self.kwargs,
-            request=context,
+            configuration, self.id, context.headers, self.args, self.kwargs, request=context
         )
         if key is None:
             return None, b"", 0
         root, generation = canvas.identity_of(key, context, self.id, headers.root)
-        runs_again = self.task.idempotency_configuration.settings.runs_again
+        runs_again = configuration.settings.runs_again
         return key.of_message(self.id) if runs_again else key, root, generation
 
     def _is_redelivered(self) -> bool:
@@ -225,7 +214,7 @@ class IdempotentRequest(Request):
             or not acknowledged(task, "failure")
         )
 
-    def _abandon(self, grace: float, reason: str, final_error: Exception | None = None) -> bool:
+    def _abandon(self, grace: float, reason: str, final_error: Any = None) -> bool:
         """Ends the child's lease after `grace` seconds.
 
         Args:
@@ -235,69 +224,94 @@ class IdempotentRequest(Request):
         Returns:
             Whether copies of the message get that error from now on.
         """
-        try:
-            key, root, generation = self._identity()
+        with _warning(
+            "Cannot end the lease of task %s, whose worker process died; it will expire: %s",
+            self.id,
+            self.id,
+        ):
+            key, root, generation = self._identity
             if key is None or self.worker_pid is None:
                 return False
-            configuration = self.task.idempotency_configuration
-            settings = configuration.settings
-            payload = None
+            configuration = self._configuration
+            settings, payload = configuration.settings, None
             if final_error is not None:
                 # Only the child has the token, and an offloaded payload needs a unique name.
                 token = time.time_ns() // 1000
-                payload = run_sync(
-                    configuration.executor.codec.encode_error(
-                        final_error, settings, key=str(key), token=token
-                    )
-                )
-            reply = configuration.execute(
-                commands.abandon(
-                    key,
-                    self.id,
-                    worker_name(self.hostname, self.worker_pid),
-                    root=root,
-                    grace_ms=round(grace * 1000),
-                    generation=generation,
-                    reason=reason,
-                    error=payload,
-                    error_ms=settings.error_ms,
-                    execution_id=self._execution_id,
-                    sending_ms=settings.lease_ms if self._continues else None,
-                )
+                encode = configuration.executor.codec.encode_error
+                payload = run_sync(encode(final_error, settings, key=str(key), token=token))
+            abandon = commands.abandon(
+                key,
+                self.id,
+                worker_name(self.hostname, self.worker_pid),
+                root=root,
+                grace_ms=round(grace * 1000),
+                generation=generation,
+                reason=reason,
+                error=payload,
+                error_ms=settings.error_ms,
+                execution_id=self._execution_id,
+                sending_ms=settings.lease_ms if canvas.has_continuation(self._context) else None,
             )
-            if reply.case == "ok":
-                about = About(self.task, self.name, self.id, key)
-                report(table.ABANDONED, about, reason=reason, grace=grace)
-            return final_error is not None and reply.case == "ok" and not self._in_shadow
-        except Exception as error:
-            # The lease expires by itself, and the message has to be redelivered in any case.
-            logger.warning(
-                "Cannot end the lease of task %s, whose worker process died; it will expire: %s",
-                one_line(self.id),
-                error,
-                extra=log_extra(None, task_id=self.id),
-            )
-            return False
+            if configuration.execute(abandon).case != "ok":
+                return False
+            about = About(self.task, self.name, self.id, key)
+            report(table.ABANDONED, about, reason=reason, grace=grace)
+            return final_error is not None and not configuration.in_shadow
+        # The lease expires by itself, and the message has to be redelivered in any case.
+        return False
 
     def _mark_errbacks_sent(self) -> None:
         """Writes into the record that Celery has sent the errbacks, in this process."""
-        if not self._continues:
-            return
+        if canvas.has_continuation(self._context):
+            with _warning(
+                "A redelivery of task %s may send its errbacks again: %s", self.id, self.id
+            ):
+                key, root, _ = self._identity
+                assert key is not None
+                self._configuration.execute(commands.mark_continued(key, root, self._execution_id))
+
+
+@contextmanager
+def _warning(message: str, name: str, task_id: str | None = None) -> Iterator[None]:
+    """Logs an error of the block, which the worker has to survive.
+
+    Args:
+        message: with places for a `name` and the error.
+    """
+    try:
+        yield
+    except Exception as error:
+        logger.warning(message, one_line(name), error, extra=log_extra(None, task_id=task_id))
+
+
+def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `receive`, which also ends the reservation of a message that it cannot read.
+
+    Celery drops such a message without a result.
+    """
+
+    def receive_readable(message: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            key, root, _ = self._identity()
-            assert key is not None
-            mark = commands.mark_continued(key, root, self._execution_id)
-            self.task.idempotency_configuration.execute(mark)
-        except Exception as error:
-            logger.warning(
-                "A redelivery of task %s may send its errbacks again: %s",
-                one_line(self.id),
-                error,
-                extra=log_extra(None, task_id=self.id),
-            )
+            return receive(message, *args, **kwargs)
+        except (ContentDisallowed, DecodeError, InvalidTaskError):
+            with _warning(
+                "Cannot end the reservation of a message of %s that cannot be read; it will "
+                "expire: %s",
+                task.name,
+            ):
+                task_id = message.headers["id"]
+                key = MessageHeaders.read(task.name, task_id, message.headers).key
+                if key is not None:
+                    configuration = task.idempotency_configuration
+                    if configuration.settings.runs_again:
+                        key = key.of_message(task_id)
+                    configuration.execute(commands.reserve(key, task_id, hold_ms=0))
+            raise
+
+    return receive_readable
 
 
-def request_class(task: IdempotentTask) -> type[IdempotentRequest]:
+def request_class(task: Task) -> type[IdempotentRequest]:
     """Returns the class of the messages of `task`: its own ``Request`` inside this package's.
 
     Raises:
@@ -312,7 +326,3 @@ def request_class(task: IdempotentTask) -> type[IdempotentRequest]:
     if issubclass(own, IdempotentRequest):
         return own
     return type(own.__name__, (IdempotentRequest, own), {"__module__": own.__module__})
-
-
-def _reason(error: BaseException) -> str:
-    return PROCESS_LOST if isinstance(error, WorkerLostError) else TERMINATED

@@ -16,7 +16,7 @@ from celery_idempotent.errors import NotReadyError, ResultNotStoredError, StoreU
 from celery_idempotent.events.report import log_extra
 from celery_idempotent.key.key import Key
 from celery_idempotent.printable import one_line
-from celery_idempotent.record.record import Record, State
+from celery_idempotent.record.record import State
 from celery_idempotent.store import commands
 from celery_idempotent.store.inspection.scan import key_of
 from celery_idempotent.store.run_sync import run_sync
@@ -60,31 +60,26 @@ def outcome_of(result: AsyncResult, key: Key | None = None) -> CallOutcome | Non
         StoreUnavailableError: if Redis does not reply.
     """
     if isinstance(result, RecordResult):
-        record = _finished_record(result.key, result.app)
-        return None if record is None else _outcome(record, replayed=True)
-    stores = app_tasks.stores(app_tasks.enabled(result.app))
-    found = next(filter(None, (store.reference(result.id) for store in stores)), None)
-    if found is not None and found.replayed:
-        return CallOutcome(found.key, True, found.task_id, found.token, found.attempt)
-    key = key or (found and key_of(found.key, "")) or _key_of_extended_result(result)
-    task: Any = result.app.tasks.get(key.task) if key is not None else None
-    if key is None or not hasattr(task, "idempotency_configuration"):
+        key = result.key
+    else:
+        stores = app_tasks.stores(app_tasks.enabled(result.app))
+        found = next(filter(None, (store.reference(result.id) for store in stores)), None)
+        if found is not None and found.replayed:
+            return CallOutcome(found.key, True, found.task_id, found.token, found.attempt)
+        key = key or (found and key_of(found.key, "")) or _key_of_extended_result(result)
+        task: Any = result.app.tasks.get(key.task) if key is not None else None
+        if key is None or not hasattr(task, "idempotency_configuration"):
+            return None
+        if task.idempotency_configuration.settings.runs_again:
+            key = key.of_message(result.id)
+    store = result.app.tasks[key.task].idempotency_configuration.executor.store
+    record = run_sync(store.get(key))
+    replayed = isinstance(result, RecordResult)
+    if record is None or not record.state.finished:
         return None
-    if task.idempotency_configuration.settings.runs_again:
-        key = key.of_message(result.id)
-    record = _finished_record(key, result.app)
-    if record is None or record.task_id != result.id:
+    if not replayed and record.task_id != result.id:
         return None
-    return _outcome(record, replayed=False)
-
-
-def _outcome(record: Record, *, replayed: bool) -> CallOutcome:
     return CallOutcome(record.key, replayed, record.task_id, record.token, record.attempt)
-
-
-def _finished_record(key: Key, app: Any) -> Record | None:
-    record = run_sync(app.tasks[key.task].idempotency_configuration.executor.store.get(key))
-    return record if record is not None and record.state.finished else None
 
 
 def _key_of_extended_result(result: AsyncResult) -> Key | None:
@@ -145,11 +140,8 @@ class RecordResult(AsyncResult):
             if self._unfinished is None:
                 sleep(min(left, interval))
             else:
-                run_sync(
-                    self._store.wait_for_change(
-                        self.key, self._unfinished, min(left, LONGEST_INTERVAL)
-                    )
-                )
+                wait = min(left, LONGEST_INTERVAL)
+                run_sync(self._store.wait_for_change(self.key, self._unfinished, wait))
             if on_interval:
                 on_interval()
         return super().get(
@@ -168,16 +160,13 @@ class RecordResult(AsyncResult):
             backend_error, meta = error, {"status": PENDING, "result": None}
         if meta["status"] in READY_STATES:
             return meta
+        outcome = None
         try:
             outcome = self._outcome(backend_available=backend_error is None)
         except StoreUnavailableError as error:
-            logger.warning(
-                "%s: no result in the backend, and no reply from Redis: %s",
-                one_line(self.id),
-                error,
-                extra=log_extra(self.key, task_id=self.id),
-            )
-            outcome = None
+            message = "%s: no result in the backend, and no reply from Redis: %s"
+            extra = log_extra(self.key, task_id=self.id)
+            logger.warning(message, one_line(self.id), error, extra=extra)
         if outcome is None and self._unfinished is None and backend_error is not None:
             raise backend_error
         return outcome or meta

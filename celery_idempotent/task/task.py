@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from celery import Celery
+from celery import Celery, Task
 from celery.app.task import Context
 from celery.canvas import Signature
-from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
-from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError
+from kombu.exceptions import EncodeError
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.configuration import app_tasks
@@ -25,34 +27,54 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, refuse
+from celery_idempotent.executor import shadow
 from celery_idempotent.executor.execution import Execution
 from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import TASK_ID
 from celery_idempotent.record.record import Record
-from celery_idempotent.settings import check_value
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import (
+    call_options,
     canvas,
     current_call,
-    handlers,
     map_item,
     message_headers,
-    own_call,
+    overrides,
     publish,
     republish,
-    reservation,
-    shadow_message,
+    time_limits,
 )
-from celery_idempotent.task.backend_result import BackendResultTask
 from celery_idempotent.task.call import TaskCall
-from celery_idempotent.task.key_resolution import completes_key, resolve_received_key
-from celery_idempotent.task.message_headers import MessageHeaders
-from celery_idempotent.task.options import call_options, signatures
-from celery_idempotent.task.requeue import RequeuePause
+from celery_idempotent.task.key_resolution import resolve_received_key
+from celery_idempotent.task.message_headers import DEDUPLICATED, MessageHeaders
+from celery_idempotent.task.republish import RequeuePause
+
+logger = logging.getLogger(__name__)
 
 
-class IdempotentTask(BackendResultTask):
+class _WrittenBackend:
+    """A result backend that has the result of the current task: fused completion has written it.
+
+    Celery's tracer calls ``task.backend.mark_as_done()`` with the value of the body, also if the
+    result is there already. Its built-in ways to skip this write do not work here: ``Ignore``
+    suppresses ``task_success``, and a request with ``ignore_result`` looks different to handlers
+    and signals. So the task's ``backend``, a public property, returns this stand-in once. If
+    anything else reads the property before, the tracer gets the real backend, which finds the
+    result and leaves it as it is.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def mark_as_done(self, *_: Any, **__: Any) -> None:
+        """Does nothing."""
+
+
+class IdempotentTask(Task):
     """A task whose duplicates get the outcome of the first execution instead of one of their own.
 
     ``@app.task(base=IdempotentTask, idempotency_key="order:{order_id}")``. Every option is an
@@ -102,7 +124,10 @@ class IdempotentTask(BackendResultTask):
     idempotency_wait_replicas: int | None = None
     idempotency_label: str | None = None
 
-    #: The ``__call__`` of a subclass, and the one that has taken its place: see own_call.py.
+    _configuration: TaskConfiguration | None = None
+    #: Whether a subclass replaces `backend`, so that its result is written by Celery alone.
+    _replaces_backend = False
+    #: The ``__call__`` of a subclass, and the one that has taken its place: see overrides.py.
     _own_call: Any = None
     _wrapped_call: Any = None
 
@@ -118,18 +143,20 @@ class IdempotentTask(BackendResultTask):
     def on_bound(cls, app: Celery) -> None:
         """Raises an error for invalid options when the task is registered."""
         super().on_bound(app)
+        own_backend = inspect.getattr_static(cls, "backend")
+        cls._replaces_backend = own_backend is not vars(IdempotentTask)["backend"]
         cls._configuration = None
         if cls.name is not None:
             TaskConfiguration(cls, app)  # only validates: the app may still be configured
-        handlers.wrap_handlers(cls)
-        own_call.wrap_call(cls, IdempotentTask)
+        overrides.wrap_handlers(cls)
+        overrides.wrap_call(cls, IdempotentTask)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a message of a worker through the executor; anything else is a function call.
 
         A ``__call__`` of a subclass runs inside the execution, and calls the body here.
         """
-        body = own_call.body_of(self)
+        body = overrides.body_of(self)
         if body is not None:
             return body(*args, **kwargs)
         request = self.request_stack.top
@@ -160,21 +187,20 @@ class IdempotentTask(BackendResultTask):
         try:
             key, headers = resolve_received_key(configuration, request, args, kwargs, item_id)
         except (IdempotencyError, TypeError) as error:
-            if in_shadow:
-                refuse(About(self, self.name, item_id or request.id), error, table.WOULD_REFUSE)
-                return self._run_plain(request, args, kwargs, item_id)
-            refuse(About(self, self.name, item_id or request.id), error)
-            raise
+            event = table.WOULD_REFUSE if in_shadow else table.REFUSED
+            refuse(About(self, self.name, item_id or request.id), error, event)
+            if not in_shadow:
+                raise
+            key = None
         if key is None:
             return self._run_plain(request, args, kwargs, item_id)
         new_call = TaskCall if item_id is None else map_item.MapItemCall
-        call = new_call(
-            self, request, args, kwargs, key, headers, configuration.settings, item_id or request.id
-        )
-        if configuration.label is not None:
-            call.label = configuration.label.of(args, kwargs)
-        executor = configuration.executor
-        enter = shadow_message.enter_of(executor, request) if in_shadow else executor.enter
+        call = new_call(self, configuration, request, args, kwargs, key, headers, item_id)
+        enter = configuration.executor.enter
+        if in_shadow:
+            request.idempotency_without_body = False
+            is_duplicate = message_headers.finding_of(request.id, request.headers) == DEDUPLICATED
+            enter = partial(shadow.enter, configuration.executor, deduplicated=is_duplicate)
         return current_call.run_in_executor(enter, call, eager=bool(request.is_eager))
 
     def _run_plain(
@@ -184,31 +210,37 @@ class IdempotentTask(BackendResultTask):
         request.idempotency_without_body = False
         if item_id is not None:
             return self._run_function(args, kwargs)
-        current_call.stop_deferring_soft_limit(request)
+        time_limits.stop_deferring_soft_limit(request)
         self.before_start(request.id, args, kwargs)
-        return current_call.run_plain(self, partial(own_call.run, self, self.run, args, kwargs))
+        return current_call.run_plain(self, partial(overrides.run, self, self.run, args, kwargs))
 
     def _run_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the task as a plain function, as Celery does."""
-        work = partial(own_call.run, self, super().__call__, args, kwargs)
+        work = partial(overrides.run, self, super().__call__, args, kwargs)
         return current_call.run_plain(self, work)
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """Returns what receives the messages of the task in a worker, as Celery does."""
         # Imported here, since programs that only publish do without it.
-        from celery_idempotent.task.request import request_class
+        from celery_idempotent.task.request import ending_unreadable, request_class
 
         type(self).Request = request_class(self)
-        receive = super().start_strategy(app, consumer, **options)
+        return ending_unreadable(self, super().start_strategy(app, consumer, **options))
 
-        def receive_readable(message: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return receive(message, *args, **kwargs)
-            except (ContentDisallowed, DecodeError, InvalidTaskError):
-                reservation.end_of_unreadable(self, message)
-                raise
+    @property
+    def backend(self) -> Any:
+        """The task's result backend, as in Celery."""
+        backend = super().backend
+        call = TaskCall.of(self.request_stack.top)
+        if call is not None and call.result_written:
+            call.result_written = False
+            return _WrittenBackend(backend)
+        return backend
 
-        return receive_readable
+    @backend.setter
+    def backend(self, backend: Any) -> None:
+        Task.backend.fset(self, backend)
+        type(self)._configuration = None  # noqa: SLF001 - it depends on the backend
 
     @property
     def idempotency(self) -> Execution:
@@ -265,10 +297,9 @@ class IdempotentTask(BackendResultTask):
         """
         has_own_id, task_id = bool(task_id), task_id or uuid()
         try:
-            self._check_call("apply_async", kwargs, options)
-            options = self._bind_headers(task_id, options)
+            options = self._bind_headers("apply_async", task_id, kwargs, options)
         except KeyRuleError as error:
-            publish.refuse(self, task_id, "", error)
+            publish.refuse_publish(About(self, self.name, task_id), error)
             raise
         if self.idempotency_configuration.settings.enabled:
             options["headers"] = canvas.with_root(self.name, task_id, options.get("headers"))
@@ -278,35 +309,20 @@ class IdempotentTask(BackendResultTask):
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> EagerResult:
         """Runs a call eagerly, as Celery does, with the protection of one in a worker."""
-        options["task_id"] = options.get("task_id") or uuid()
-        self._check_call("apply", kwargs, options)
-        return super().apply(args, kwargs, **self._bind_headers(options["task_id"], options))
+        options["task_id"] = task_id = options.get("task_id") or uuid()
+        return super().apply(args, kwargs, **self._bind_headers("apply", task_id, kwargs, options))
 
-    def _check_call(self, function: str, kwargs: Any, options: dict[str, Any]) -> None:
+    def _bind_headers(
+        self, function: str, task_id: str, kwargs: Any, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Checks the options of a call, and moves this package's into the headers."""
         configuration = self.idempotency_configuration
+        in_shadow = configuration.in_shadow
         call_options.check(function, options)
         call_options.check_arguments(configuration.rule, kwargs)
-        if configuration.settings.enabled and not configuration.in_shadow:
+        if configuration.settings.enabled and not in_shadow:
             call_options.check_headers(self.name, options.get("headers"))
-
-    def _bind_headers(self, task_id: str, options: dict[str, Any]) -> dict[str, Any]:
-        """Moves the options of the call into the headers, and binds them to it."""
-        key, headers = options.pop("idempotency_key", None), options.get("headers")
-        result_ttl = options.pop("idempotency_result_ttl", None)
-        try:
-            if result_ttl is not None:
-                check_value("idempotency_result_ttl", result_ttl, self.name)
-                headers = {**(headers or {}), "idempotency_result_ttl": result_ttl}
-            if key is not None:
-                headers = message_headers.with_explicit_key(self.name, task_id, headers, key)
-            elif headers:
-                headers = message_headers.bind(self.name, task_id, headers)
-        except IdempotencyError:
-            if not self.idempotency_configuration.in_shadow:
-                raise
-            headers = shadow_message.mark(headers, shadow_message.REFUSED, task_id)
-        # Also without any: headers that were forwarded, and belong to another message, are dropped.
-        return {**options, "headers": headers} if headers or options.get("headers") else options
+        return message_headers.of_options(self.name, task_id, options, in_shadow=in_shadow)
 
     def retry(self, *args: Any, **options: Any) -> Any:
         """Retries the task, as Celery does, without losing it if the retry cannot be published.
@@ -345,59 +361,58 @@ class IdempotentTask(BackendResultTask):
     ) -> Signature:
         """Returns the signature of a retry, as Celery does, and keeps the key of the message."""
         request = self.request if request is None else request
-        if self.idempotency_configuration.in_shadow:
-            options = shadow_message.retry_options(self, request, options)
+        call, in_shadow = TaskCall.of(request), self.idempotency_configuration.in_shadow
+        if in_shadow and call is None:
             return super().signature_from_request(request, *args, **options)
-        call = TaskCall.of(request)
-        new_headers = options.get("headers")
-        if MessageHeaders.read(self.name, request.id, new_headers).key is None:
-            headers = message_headers.for_retry(self.name, request.id, request.headers, new_headers)
-            if call is not None:
-                headers = message_headers.with_derived_key(headers, call.key, request.id, call.root)
-            options["headers"] = headers
-        options = republish.adapt_to_delayed_delivery(self.app, request.delivery_info, options)
+        given = options.get("headers")
+        try:
+            if MessageHeaders.read(self.name, request.id, given).key is None:
+                headers = message_headers.for_retry(self.name, request.id, request.headers, given)
+                if call is not None:
+                    headers = message_headers.with_derived_key(
+                        headers, call.key, request.id, call.root
+                    )
+                options["headers"] = headers
+        except IdempotencyError as error:
+            if not in_shadow:
+                raise
+            logger.debug("%s: in shadow: the retry has no key: %s", call and call.key, error)
+        if in_shadow:
+            return super().signature_from_request(request, *args, **options)
+        options = republish.adapt_to_delayed_delivery(self.app, request, options)
         signature = super().signature_from_request(request, *args, **options)
         republish.copy_properties(signature, request, options)
         return signature
 
     def signature(self, args: Any = None, *starargs: Any, **starkwargs: Any) -> Signature:
         """Returns the signature of a call, as Celery does, which rejects unknown options."""
-        return signatures.CallSignature(self, args, *starargs, **{"app": self.app, **starkwargs})
+        return call_options.CallSignature(self, args, *starargs, **{"app": self.app, **starkwargs})
 
     subtask = signature
 
     def map(self, it: Any) -> Signature:
         """Returns a message with a call for each item, as Celery does."""
-        return signatures.MapSignature(self.s(), it, app=self.app)
+        return call_options.MapSignature(self.s(), it, app=self.app)
 
     def starmap(self, it: Any) -> Signature:
         """Returns a message with a call for each tuple of arguments, as Celery does."""
-        return signatures.StarmapSignature(self.s(), it, app=self.app)
+        return call_options.StarmapSignature(self.s(), it, app=self.app)
 
     def chunks(self, it: Any, n: int) -> Signature:
         """Returns messages with `n` calls each, as Celery does."""
-        return signatures.ChunksSignature(self.s(), it, n, app=self.app)
+        return call_options.ChunksSignature(self.s(), it, n, app=self.app)
 
     def replace(self, sig: Signature) -> Any:
         """Replaces the task by `sig`, as Celery does; the key gets the outcome of `sig`."""
         call = TaskCall.of(self.request)
         if call is None:
             return super().replace(sig)
-        mark, in_shadow = "", self.idempotency_configuration.in_shadow
-        if call.settings.transaction is not None and not in_shadow:
-            mark = canvas.commit_mark(call.replacement_generation, call.settings.result_ttl)
-        canvas.mark_replaced(sig, call.key, call.root, self.request, mark)
-        last = canvas.last_signature(sig)
-        reports_result = (
-            last is None or not canvas.ignores_result(last) or completes_key(self, last, call.key)
-        )
-        if not in_shadow:
-            call.forget_earlier_error()
+        replacement = call.replacement(sig)
         try:
             return super().replace(sig)
         except Ignore as ignore:
             # Celery raises Ignore after it has published the replacement.
-            call.replaced_by_canvas(reports_result)
+            call.replaced = replacement
             if not self.idempotency_configuration.in_shadow:
                 call.ending = ignore
             raise

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent import ConflictError, IdempotentTask
-from celery_idempotent.task import requeue
+from celery_idempotent.task import republish
 from celery_idempotent.testing.server import RedisServer
 from tests.executor.deliveries import begin_elsewhere
 from tests.executor.fused import Offer, meta_of, offer
@@ -166,7 +166,7 @@ class TestOwnCall:
     def test_does_not_catch_that_a_retry_cannot_be_published(
         self, offer: Offer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(requeue, "REQUEUE_PAUSE", 0.01)
+        monkeypatch.setattr(republish, "REQUEUE_PAUSE", 0.01)
 
         class Unretryable(Catching):
             abstract = True

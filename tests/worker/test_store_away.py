@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from celery_idempotent import StoreUnavailableError
-from celery_idempotent.task.requeue import REQUEUE_PAUSE
+from celery_idempotent.task.republish import REQUEUE_PAUSE
 from celery_idempotent.testing.server import RedisServer
 from tests.waiting import SOON, eventually
 from tests.worker.harness import Shop

@@ -14,7 +14,7 @@ from celery.utils import uuid
 
 from celery_idempotent import IdempotentTask, KeyRuleError
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.task.options import call_options
+from celery_idempotent.task import call_options
 
 
 class Shop:

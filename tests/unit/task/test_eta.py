@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.task.requeue import hold_for, seconds_until
+from celery_idempotent.task.republish import hold_for, seconds_until
 
 IN_A_WEEK = datetime.now(timezone.utc) + timedelta(days=7)
 

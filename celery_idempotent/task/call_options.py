@@ -3,7 +3,8 @@
 Celery accepts an option of any name and passes it to the broker as a property of the message, which
 some brokers keep and others drop. The call would run under the key of the task's rule, so a key in
 a wrong place is an error: at publish, where the task is known, else in the worker, whose message
-names the place.
+names the place. The signatures of idempotent tasks reject such options and invalid keys when these
+are set: a canvas publishes its first tasks before a later one could raise an error.
 """
 
 from __future__ import annotations
@@ -16,33 +17,29 @@ from functools import lru_cache
 from typing import Any
 
 from celery.app.task import Context
+from celery.canvas import Signature, chunks, xmap, xstarmap
 from celery.signals import before_task_publish
 
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.events.report import log_extra
+from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.rule import KeyRule
-from celery_idempotent.settings import OPTIONS
+from celery_idempotent.settings import OPTIONS, check_value
 from celery_idempotent.task.canvas import REPLACED_HEADER
 from celery_idempotent.task.message_headers import (
     DERIVED_KEY_HEADER,
     EXPLICIT_KEY_HEADER,
     RESULT_TTL_HEADER,
+    SHADOW_HEADER,
 )
 
 logger = logging.getLogger(__name__)
 
-KEY_OPTION = "idempotency_key"
-RESULT_TTL_OPTION = "idempotency_result_ttl"
-CALL_OPTIONS = (KEY_OPTION, RESULT_TTL_OPTION)
+CALL_OPTIONS = (EXPLICIT_KEY_HEADER, RESULT_TTL_HEADER)
 #: Names the options that the publisher has misplaced.
 MISPLACED_HEADER = "idempotency_misplaced"
-#: What the publisher of a call in shadow has found out.
-SHADOW_HEADER = "idempotency_shadow"
 
-_HEADERS = (
-    *(EXPLICIT_KEY_HEADER, RESULT_TTL_HEADER, DERIVED_KEY_HEADER, REPLACED_HEADER),
-    *(MISPLACED_HEADER, SHADOW_HEADER),
-)
+_HEADERS = (*CALL_OPTIONS, DERIVED_KEY_HEADER, REPLACED_HEADER, MISPLACED_HEADER, SHADOW_HEADER)
 #: From this similarity on, 1 being equality, a name is a misspelt option of a call.
 _SIMILAR = 0.88
 #: Characters of the longest name that is compared.
@@ -66,8 +63,7 @@ def check(function: str, options: Mapping[str, Any], known: tuple[str, ...] = CA
             raise TypeError(f"{function}() takes no {name}{place}")
         if name in OPTIONS:
             raise TypeError(f"{function}() got the option {name!r} of tasks; set it on the task")
-        nearest = difflib.get_close_matches(name, known, 1, 0)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        hint = f"; did you mean {_nearest(name)[1]!r}?" if known else ""
         raise TypeError(f"{function}() got an unknown option {name!r}{hint}")
 
 
@@ -77,9 +73,8 @@ def check_arguments(rule: KeyRule, kwargs: Mapping[str, Any] | None) -> None:
     Raises:
         TypeError: naming the right place.
     """
-    kwargs = kwargs or {}
     for option in CALL_OPTIONS:
-        if option in kwargs and option not in rule.signature.parameters:
+        if option in (kwargs or ()) and option not in rule.signature.parameters:
             raise TypeError(
                 f"{rule.task}: {option} was passed as an argument of the task, which has no such "
                 f"parameter: it is an option of the call, apply_async(args, kwargs, {option}=…)"
@@ -151,7 +146,7 @@ def _use_header(names: list[str]) -> str:
 def _misplaced(properties: Mapping[str, Any]) -> list[str]:
     """Returns the names that are meant as options of this package."""
     nested = properties.get("properties")
-    names = map(str, (*properties, *nested) if isinstance(nested, Mapping) else properties)
+    names = map(str, (*properties, *(nested if isinstance(nested, Mapping) else ())))
     return [name for name in names if len(name) <= _LONGEST and _is_meant_as_option(name)]
 
 
@@ -172,3 +167,54 @@ def _nearest(name: str) -> tuple[float, str]:
 
 def _letters(name: str) -> str:
     return re.sub(r"[^a-z]", "", name.lower())
+
+
+class CallSignature(Signature):
+    """The signature of one call."""
+
+    def set(self, immutable: bool | None = None, **options: Any) -> Signature:
+        """Sets options of the call, as Celery does.
+
+        Raises:
+            TypeError: if an option is named like one of this package and does not exist.
+            KeyRuleError: if `idempotency_key` cannot be used as a key.
+            SettingsError: if `idempotency_result_ttl` is not a valid number of seconds.
+        """
+        check("set", options)
+        in_shadow = self.type.idempotency_configuration.in_shadow
+        key, result_ttl = map(options.get, CALL_OPTIONS)
+        if result_ttl is not None and not in_shadow:
+            check_value(RESULT_TTL_HEADER, result_ttl, self.task)
+        if key is not None and key is not False:
+            try:
+                # Not every serializer of tasks writes a UUID.
+                options[EXPLICIT_KEY_HEADER] = message_form(self.task, key)
+            except KeyRuleError:
+                if not in_shadow:
+                    raise
+                options[EXPLICIT_KEY_HEADER] = ""  # counted as refused in the worker
+        return super().set(immutable, **options)
+
+
+class _ItemsSignature(Signature):
+    """The signature of a message with several calls, each with the key of its own arguments."""
+
+    def set(self, immutable: bool | None = None, **options: Any) -> Signature:
+        check("set", options, known=())
+        return super().set(immutable, **options)
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        check("apply_async", options, known=())
+        return super().apply_async(args, kwargs, **options)
+
+
+class MapSignature(_ItemsSignature, xmap):
+    """The signature of ``map``."""
+
+
+class StarmapSignature(_ItemsSignature, xstarmap):
+    """The signature of ``starmap``."""
+
+
+class ChunksSignature(_ItemsSignature, chunks):
+    """The signature of ``chunks``."""

@@ -11,7 +11,7 @@ from celery.app.task import Context
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.task.requeue import LONGEST_PAUSE, RequeuePause, longest_wait
+from celery_idempotent.task.republish import LONGEST_PAUSE, RequeuePause, longest_wait
 
 MINUTE = 60.0
 

@@ -1,0 +1,114 @@
+"""Methods of a task that its class overrides: its handlers, and ``__call__``.
+
+Handlers (``before_start``, ``on_success`` …) run only for a body that has run. Celery's tracer
+calls them for every message. A duplicate that is replayed, rejected or requeued has run nothing, so
+its handlers are skipped: a receipt that ``on_success`` sends is sent once.
+
+A ``__call__`` of the user's own belongs to the body, and runs inside the execution. It may catch
+every error of what it calls. If it were called first, it would also catch the exceptions by which a
+duplicate is requeued, ignored or rejected, and its value would become the duplicate's result.
+Therefore a class with a ``__call__`` of its own gets another one when it is bound, which goes
+through the executor first.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, NamedTuple
+
+from celery import Task
+from celery.app.task import Context
+
+
+def wrap_handlers(task: type[Task]) -> None:
+    """Wraps the handlers that `task` defines or inherits from a class other than Celery's."""
+    for name in ("before_start", "on_success", "on_failure", "on_retry", "after_return"):
+        handler = inspect.getattr_static(task, name)
+        if handler is not vars(Task)[name] and not hasattr(handler, "idempotency_wrapped"):
+            condition = _is_at_body if name == "before_start" else _has_run_body
+            setattr(task, name, _wrap(handler, condition))
+
+
+def _wrap(handler: Any, condition: Callable[[Context | None], bool]) -> Callable[..., Any]:
+    def wrapper(self: Task, *args: Any, **kwargs: Any) -> Any:
+        if condition(self.request_stack.top):
+            method = handler.__get__(self, type(self)) if hasattr(handler, "__get__") else handler
+            return method(*args, **kwargs)
+        return None
+
+    wrapper.idempotency_wrapped = handler  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _is_at_body(request: Context | None) -> bool:
+    """Returns False for the tracer's call; the task calls ``before_start`` before its body."""
+    return request is None or request.called_directly or bool(request._protected)  # noqa: SLF001
+
+
+def _has_run_body(request: Context | None) -> bool:
+    """Returns True also where there is no message, as in the worker's main process."""
+    return not getattr(request, "idempotency_without_body", False)
+
+
+class _OwnCall(NamedTuple):
+    """A ``__call__`` that is running, and what it calls as ``super().__call__``."""
+
+    task: Task
+    request: Context | None
+    body: Callable[..., Any]
+
+
+_running: ContextVar[_OwnCall | None] = ContextVar("idempotent_own_call", default=None)
+
+
+def wrap_call(task: type[Task], base: type[Task]) -> None:
+    """Wraps the ``__call__`` that `task` defines or inherits from a class other than `base`."""
+    own = inspect.getattr_static(task, "__call__")
+    if own in (vars(base)["__call__"], task._wrapped_call):  # noqa: SLF001
+        return
+
+    @wraps(own)
+    def call(self: Task, *args: Any, **kwargs: Any) -> Any:
+        if _current(self) is not None:  # as super().__call__ of a subclass
+            return own.__get__(self, type(self))(*args, **kwargs)
+        return base.__call__(self, *args, **kwargs)
+
+    task._own_call, task._wrapped_call = own, call  # noqa: SLF001
+    task.__call__ = call
+
+
+def run(task: Task, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls `body`, through the ``__call__`` of the task's class if it has its own."""
+    own = type(task)._own_call  # noqa: SLF001
+    if not own:
+        return body(*args, **kwargs)
+    running = _OwnCall(task, task.request_stack.top, body)
+    return _run(running, own.__get__(task, type(task)), args, kwargs)
+
+
+def body_of(task: Task) -> Callable[..., Any] | None:
+    """Returns what ``super().__call__`` has to call; None if no own ``__call__`` of `task` runs."""
+    running = _current(task)
+    # A call of the task in its body is one of its own.
+    return running and (lambda *args, **kwargs: _run(None, running.body, args, kwargs))
+
+
+def _current(task: Task) -> _OwnCall | None:
+    running = _running.get()
+    if running is None or running.task is not task or running.request is not task.request_stack.top:
+        return None
+    return running
+
+
+def _run(
+    running: _OwnCall | None, work: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    outer = _running.get()
+    try:
+        _running.set(running)
+        return work(*args, **kwargs)
+    finally:
+        _running.set(outer)
