@@ -20,7 +20,9 @@ from celery_idempotent.configuration import fused_completion
 from celery_idempotent.configuration.arguments import normaliser
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import SettingsError
-from celery_idempotent.executor.executor import Executor
+from celery_idempotent.extensions.plan import plan_for
+from celery_idempotent.flow.executor import Executor
+from celery_idempotent.flow.extension import Plan
 from celery_idempotent.key.label import Label
 from celery_idempotent.key.rule import KeyRule
 from celery_idempotent.payload import encryption_keys, offload_storage
@@ -89,6 +91,11 @@ class TaskConfiguration:
             ConfigurationError: if no setting names a Redis server.
         """
         return executor_of(self._app, self.settings)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What the task's options add to the flow of a call."""
+        return plan_for(self.settings, writes_result=not self.fusion_obstacle)
 
     @cached_property
     def fusion_obstacle(self) -> str:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from kombu.connection import Connection
 from kombu.entity import Queue
@@ -32,13 +32,14 @@ from celery_idempotent.errors import (
     SettingsError,
 )
 from celery_idempotent.events.report import log_extra
-from celery_idempotent.executor.conflict import requeue_delay
-from celery_idempotent.executor.execution import BaseExecution
-from celery_idempotent.functions.direct_call import DirectCall
-from celery_idempotent.key.key import Key, default_root
+from celery_idempotent.extensions.plan import plan_for
+from celery_idempotent.flow.call import Drop, Reject, Requeue
+from celery_idempotent.flow.conflict import requeue_delay
+from celery_idempotent.flow.execution import BaseExecution
+from celery_idempotent.flow.outcome import Result
+from celery_idempotent.functions.direct_call import DirectHost, direct_call
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.settings import Settings
 
 if TYPE_CHECKING:
     from celery_idempotent.functions.engine import Idempotency
@@ -163,34 +164,40 @@ class IdempotentConsumer(ConsumerMixin):
         """Executes a delivery; its message is then acknowledged, delayed or dead-lettered."""
         message = delivery.message
         try:
-            call = self._call(delivery)
+            host = self._host(delivery)
         except IdempotencyError as reason:
             self._dead_letter(message, str(reason))
             return
+        executor = self._idem.executor
+        call = executor.new_call(host.data, host, plan_for(self._settings))
         try:
-            self._idem.executor.enter(call)
+            end = executor.enter(call)
+        except _UNUSABLE as error:
+            self._dead_letter(message, str(error))
+            return
         except Exception as error:
-            if error is call.handler_error:
-                self._handle_failure(delivery, error, final=call.own_outcome)
-            else:
-                self._handle_refusal(delivery, error, call)
-        else:
-            message.ack()
-
-    def _handle_refusal(self, delivery: _Delivery, error: Exception, call: _MessageCall) -> None:
-        """Handles a message whose handler did not raise `error`: it is about the message's key."""
-        if isinstance(error, _RequeueError):
-            delivery.unanswered_ids = error.unanswered_ids
-            delivery.rollback_count = call.rollback_count
-            self._delay(delivery, error.seconds)
-        elif isinstance(error, _IgnoreError) or call.has_outcome:
-            delivery.message.ack()  # the key has an outcome, even if it cannot be replayed
-        elif isinstance(error, _UNUSABLE):
-            self._dead_letter(delivery.message, str(error))
-        else:
             self._handle_failure(delivery, error, final=False)
+            return
+        if isinstance(end, Requeue):
+            delivery.unanswered_ids = end.unanswered_ids
+            delivery.rollback_count = end.rollback_count
+            self._delay(delivery, end.seconds)
+        elif isinstance(end, Reject):
+            self._dead_letter(message, end.reason)
+        elif isinstance(end, Drop) or isinstance(end.outcome, Result):
+            message.ack()
+        elif not isinstance(end.outcome.error, Exception):
+            raise end.outcome.error
+        elif end.outcome.error is host.error:
+            self._handle_failure(delivery, end.outcome.error, final=end.is_own)
+        elif end.record is not None and end.replayed and _has_outcome(end.record):
+            message.ack()  # the key has an outcome, even if it cannot be replayed
+        elif isinstance(end.outcome.error, _UNUSABLE):
+            self._dead_letter(message, str(end.outcome.error))
+        else:
+            self._handle_failure(delivery, end.outcome.error, final=False)
 
-    def _call(self, delivery: _Delivery) -> _MessageCall:
+    def _host(self, delivery: _Delivery) -> _MessageHost:
         message = delivery.message
         try:
             value = self._key(delivery.body, message)
@@ -203,7 +210,19 @@ class IdempotentConsumer(ConsumerMixin):
                 "return a key for every message"
             ) from error
         key = self._idem.key_of(value, [message.content_type, message.body])
-        return _MessageCall(self._idem, key, self._settings, delivery, self._handler)
+        # Without a message id, every message with the same key counts as a redelivery.
+        task_id = str(message.properties.get("message_id") or key.digest)
+        layout.write_task_id(task_id)  # refuses one that no record can hold
+        call = direct_call(self._idem, key, self._settings, task_id=task_id)._replace(
+            unanswered_ids=delivery.unanswered_ids,
+            requeue_count=delivery.requeue_count,
+            rollback_count=delivery.rollback_count,
+        )
+        return _MessageHost(
+            call,
+            partial(self._handler, delivery.body, message),
+            app=self._idem._app,  # noqa: SLF001
+        )
 
     def _delay(self, delivery: _Delivery, seconds: float) -> None:
         delivery.requeue_count += 1
@@ -269,67 +288,25 @@ class _Delivery:
     unanswered_ids: bytes = field(default=b"", compare=False)
 
 
-class _MessageCall(DirectCall):
-    def __init__(
-        self,
-        sender: Any,
-        key: Key,
-        settings: Settings,
-        delivery: _Delivery,
-        handler: Callable[[Any, Message], Any],
-    ) -> None:
-        work = partial(handler, delivery.body, delivery.message)
-        super().__init__(sender, key, settings, work, app=sender._app)  # noqa: SLF001
-        self.unanswered_ids = delivery.unanswered_ids
-        self.requeue_count = delivery.requeue_count
-        self.rollback_count = delivery.rollback_count
-        #: What the handler raised.
-        self.handler_error: BaseException | None = None
-        #: Whether the key has an outcome of an earlier message.
-        self.has_outcome = False
-        # Without a message id, every message with the same key counts as a redelivery.
-        self.task_id = str(delivery.message.properties.get("message_id") or key.digest)
-        self.root = default_root(self.task_id)
-        layout.write_task_id(self.task_id)  # refuses one that no record can hold
+class _MessageHost(DirectHost):
+    #: What the handler raised.
+    error: BaseException | None = None
 
     def run(self, execution: BaseExecution) -> Any:
         try:
             return super().run(execution)
         except BaseException as error:
-            self.handler_error = error
+            self.error = error
             raise
 
     def recover_result(self, record: Record, error: IdempotencyError) -> None:
         """Returns None: a message does not need the value."""
 
-    def replayed(self, record: Record) -> None:
-        # A poisoned record is none: it has no error of a handler.
-        self.has_outcome = record.state is not State.FAILED or bool(record.format)
 
-    def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
-        raise _RequeueError(seconds, unanswered_ids) from reason
-
-    def ignore(self) -> NoReturn:
-        raise _IgnoreError
-
-    def reject(self, reason: str) -> NoReturn:
-        raise _RejectError(reason)
-
-
-class _RequeueError(Exception):
-    def __init__(self, seconds: float, unanswered_ids: bytes) -> None:
-        super().__init__(seconds, unanswered_ids)
-        self.seconds = seconds
-        self.unanswered_ids = unanswered_ids
-
-
-class _IgnoreError(Exception):
-    pass
-
-
-class _RejectError(Exception):
-    pass
+def _has_outcome(record: Record) -> bool:
+    """Returns whether a handler has ended: a poisoned record has no error of one."""
+    return record.state is not State.FAILED or bool(record.format)
 
 
 #: Why a message cannot be handled, now or later.
-_UNUSABLE = (_RejectError, KeyReusedError, CorruptRecordError, PoisonedTaskError)
+_UNUSABLE = (KeyReusedError, CorruptRecordError, PoisonedTaskError)

@@ -48,7 +48,8 @@ def host_of(call: ActiveCall) -> OutboxHost:
 
 def claim_of(call: ActiveCall, step: str | None = None) -> Claim:
     """Claims the row of the key, or of a step, for the execution of `call`."""
-    prefix, attempt = call.runtime.store.config.prefix, call.execution.attempt if call.execution else 0
+    prefix = call.runtime.store.config.prefix
+    attempt = call.execution.attempt if call.execution is not None else 0
     return Claim(call.key, prefix, call.task_id, call.data.worker, call.token, attempt, step)
 
 
@@ -111,9 +112,7 @@ async def publish_found(call: ActiveCall, database: Database, row: Row) -> Row:
     return row._replace(outbox=None)
 
 
-async def outbox_of(
-    call: ActiveCall, functions: Sequence[Callable[[], Any]]
-) -> bytes | None:
+async def outbox_of(call: ActiveCall, functions: Sequence[Callable[[], Any]]) -> bytes | None:
     """The outbox of the messages that `functions` publish; None if there are none.
 
     Raises:

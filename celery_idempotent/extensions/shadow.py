@@ -7,7 +7,6 @@ here reaches the call: if Redis does not reply in time, the call runs and is not
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any
 
@@ -19,15 +18,13 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events import table
 from celery_idempotent.events.report import refuse, report
-from celery_idempotent.executor import conflict
-from celery_idempotent.executor.active_execution import release_command
-from celery_idempotent.executor.call import Delegate, Disposition, ExecutorCall, Fail
-from celery_idempotent.executor.executor import EXECUTION_ID_BYTES, Executor, begin_command
-from celery_idempotent.executor.outcome import Failure, Outcome, Result
-from celery_idempotent.executor.runtime.run_flow import run_flow
-from celery_idempotent.executor.runtime.runtime import Runtime
-from celery_idempotent.executor.soft_limit import Interrupted
-from celery_idempotent.executor.transaction import run_plain
+from celery_idempotent.extensions.transaction import run_plain
+from celery_idempotent.flow import conflict
+from celery_idempotent.flow.active_call import ActiveCall, begin_command, release_command
+from celery_idempotent.flow.call import Answer, Complete, Delegate, Fail
+from celery_idempotent.flow.outcome import Failure, Outcome
+from celery_idempotent.flow.soft_limit import Interrupted
+from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.payload.codec import NOT_STORED, RESULT_IGNORED
 from celery_idempotent.record import layout
@@ -41,63 +38,64 @@ from celery_idempotent.store.scripts import Reply
 _FACT = Payload("", NOT_STORED)
 
 
-def enter(executor: Executor, call: ExecutorCall, *, deduplicated: bool = False) -> Any:
-    """The result of the body of `call`, whatever its record is.
+def enter(call: ActiveCall, *, deduplicated: bool = False) -> Answer:
+    """How the body of `call` ends, whatever its record is.
 
     Args:
         deduplicated: the call would not have been published.
     """
-    flow = partial(_execute, call, executor.runtime, deduplicated)
-    outcome = run_flow(flow, call.soft_limit)
-    return outcome.value if type(outcome) is Result else outcome.get()
+    return Answer(run_flow(partial(_execute, call, deduplicated), call.data.soft_limit))
 
 
-async def _execute(call: ExecutorCall, runtime: Runtime, deduplicated: bool) -> Outcome:
-    call.continues = False  # Celery sends what follows, whatever the record is
+async def _execute(call: ActiveCall, deduplicated: bool) -> Outcome:
+    runtime = call.runtime
     held: Lease[Any] | Command | None = None
     if deduplicated:
         report(table.WOULD_DEDUPLICATE, call)
     else:
-        held = await _begin(call, runtime)
+        held = await _begin(call)
     try:
         execution = runtime.execution(str(call.key))
-        body = partial(call.run, execution)
+        body = partial(call.host.run, execution)
         outcome = await runtime.run(partial(run_plain, call.settings, execution, body))
     except Interrupted as interrupted:
         # A soft time limit that was reached before the body: as if at its first line.
-        await _end(call, runtime, held, Failure(interrupted.error))
+        await _end(call, held, Failure(interrupted.error))
         raise
     finally:
         if isinstance(held, Lease):
             runtime.stop_renewal(held)
-    await _end(call, runtime, held, outcome)
+    await _end(call, held, outcome)
     return outcome
 
 
-async def _begin(call: ExecutorCall, runtime: Runtime) -> Lease[Any] | Command | None:
+async def _begin(call: ActiveCall) -> Lease[Any] | Command | None:
     """Counts what would have become of the call. Returns what has to end with it.
 
     That is the lease if it holds the key, or a command if the next turn is reserved for it.
     """
+    store = call.runtime.store
     try:
         sent_at = monotonic()
-        reply = await _decide(call, runtime)
-        runtime.store.outage.end()
+        reply = await _decide(call)
+        store.outage.end()
         if reply.case == "begun":
             begun = layout.begun(reply.raw)
             settings = call.settings
             extension = Extension(call.key, begun.token, settings.lease_ms, settings.result_ms)
-            lease: Lease[Any] = Lease(runtime.store, extension, sent_at, _ignore_loss)
-            runtime.start_renewal(lease)
-            _count_execution(call, begun)
+            lease: Lease[Any] = Lease(store, extension, sent_at, _ignore_loss)
+            call.runtime.start_renewal(lease)
+            report(table.WOULD_RUN if begun.attempt == 1 else table.WOULD_TAKE_OVER, call)
             return lease
         if reply.case == "corrupt":
             raise layout.corrupt(str(call.key))
-        _count_duplicate(call, reply.case, runtime.store.record(call.key, reply.raw))
+        _count_duplicate(call, reply.case, store.record(call.key, reply.raw))
         if reply.case == "later":
             return commands.reserve(call.key, call.task_id, hold_ms=0)
     except StoreUnavailableError as error:
-        _report_outage(call, runtime, error)
+        first = store.outage.another_call()
+        report(table.UNCOUNTED_OUTAGE if first else table.UNCOUNTED, call, error=error)
+        report(table.BEGIN_FAILED, call, error=error, policy="shadow")
     except IdempotencyError as error:
         refuse(call, error, table.WOULD_REFUSE)
     except Exception as error:
@@ -105,16 +103,15 @@ async def _begin(call: ExecutorCall, runtime: Runtime) -> Lease[Any] | Command |
     return None
 
 
-async def _decide(call: ExecutorCall, runtime: Runtime) -> Reply:
+async def _decide(call: ActiveCall) -> Reply:
     """The reply to the begin of `call`."""
-    command = begin_command(call, os.urandom(EXECUTION_ID_BYTES))
-    reply = await runtime.execute(command)
-    if reply.case == "reused" and call.generation:
-        record = runtime.store.record(call.key, reply.raw)
+    reply = await call.runtime.execute(begin_command(call))
+    if reply.case == "reused" and call.data.generation:
+        record = call.runtime.store.record(call.key, reply.raw)
         if record.task_id == call.task_id:
             # A task that has replaced itself has other arguments under the same key.
             call.key, call.label = call.key.with_fingerprint(b""), ""
-            return await _decide(call, runtime)
+            return await _decide(call)
     return reply
 
 
@@ -122,11 +119,7 @@ def _ignore_loss(raw: bytes) -> None:
     """Another execution has taken over, as it would have: it completes the record."""
 
 
-def _count_execution(call: ExecutorCall, begun: layout.Begun) -> None:
-    report(table.WOULD_RUN if begun.attempt == 1 else table.WOULD_TAKE_OVER, call)
-
-
-def _count_duplicate(call: ExecutorCall, case: str, record: Record) -> None:
+def _count_duplicate(call: ActiveCall, case: str, record: Record) -> None:
     """Counts a call that runs, and would not have run."""
     if case == "reused":
         refuse(call, conflict.reused(record), table.WOULD_REFUSE)
@@ -143,35 +136,25 @@ def _count_duplicate(call: ExecutorCall, case: str, record: Record) -> None:
         report(table.WOULD_REPLAY, call, record=record)
 
 
-def _report_outage(call: ExecutorCall, runtime: Runtime, error: StoreUnavailableError) -> None:
-    first = runtime.store.outage.another_call()
-    report(table.UNCOUNTED_OUTAGE if first else table.UNCOUNTED, call, error=error)
-    report(table.BEGIN_FAILED, call, error=error, policy="shadow")
-
-
-async def _end(
-    call: ExecutorCall, runtime: Runtime, held: Lease[Any] | Command | None, outcome: Outcome
-) -> None:
+async def _end(call: ActiveCall, held: Lease[Any] | Command | None, outcome: Outcome) -> None:
     """Writes the fact that the execution has ended, if it holds the key; tries once."""
     if held is None:
         return
     try:
-        await runtime.store.breaker.check()
+        await call.runtime.store.breaker.check()
         command = _end_command(call, held.token, outcome) if isinstance(held, Lease) else held
-        await runtime.execute(command)
+        await call.runtime.execute(command)
     except StoreUnavailableError as error:
         report(table.END_UNCOUNTED, call, error=error)
     except Exception as error:
         report(table.END_UNCOUNTED_ERROR, call, error=error)
 
 
-def _end_command(call: ExecutorCall, token: int, outcome: Outcome) -> Command:
-    """The command that ends the execution as `settle` would have."""
+def _end_command(call: ActiveCall, token: int, outcome: Outcome) -> Command:
+    """The command that ends the execution as the flow would have."""
     settings = call.settings
-    disposition: Disposition | None = call.rescheduled
-    if isinstance(outcome, Failure):
-        disposition = call.disposition(outcome.error)
-    if disposition is None:
+    outcome, disposition = call.host.meaning(outcome)
+    if isinstance(disposition, Complete):
         return commands.complete(call.key, token, _FACT, settings.result_ms)
     if isinstance(disposition, Fail):
         return commands.fail(call.key, token, _FACT, settings.error_ms)

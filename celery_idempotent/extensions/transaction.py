@@ -271,7 +271,7 @@ class RowTransaction(Extension):
 
 
 class SharedTransaction(RowTransaction):
-    """One of the calls whose rows are claimed and committed together, in the transaction of a batch.
+    """One of the calls whose rows are claimed and committed in the transaction of a batch.
 
     Args:
         transaction: begun and committed by the handlers of the batch; see :class:`Lockstep`.

@@ -108,7 +108,7 @@ class Host(Protocol):
         """
 
     def meaning(self, outcome: Outcome) -> tuple[Outcome, Disposition]:
-        """How the body has ended, which `outcome` need not tell, and what that means for the key."""
+        """How the body has ended, as `outcome` need not tell, and what that means for the key."""
 
     def is_stale(self, reservation: Reservation) -> bool:
         """Whether the message that has the reservation has ended."""

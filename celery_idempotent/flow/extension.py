@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from celery_idempotent.store.scripts import Reply
 
 if TYPE_CHECKING:
-    from celery_idempotent.flow.call import End
     from celery_idempotent.flow.active_call import ActiveCall
+    from celery_idempotent.flow.call import End
     from celery_idempotent.flow.flow import Admission, Settlement
 
 
 class Extension:
-    """One option in one pass of a call through the flow; a subclass overrides the points it needs."""
+    """One option in one pass of a call through the flow; a subclass overrides what it needs."""
 
     def __init__(self, call: ActiveCall) -> None:
         self.call = call

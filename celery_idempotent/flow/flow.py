@@ -9,7 +9,6 @@ from typing import Any
 
 from celery_idempotent.errors import (
     CorruptRecordError,
-    IdempotencyError,
     LeaseLostError,
     NotReadyError,
     StoreUnavailableError,
@@ -18,7 +17,7 @@ from celery_idempotent.events import table
 from celery_idempotent.events.report import decide, decide_by, refuse, report
 from celery_idempotent.events.table import Event
 from celery_idempotent.flow import conflict, replacement
-from celery_idempotent.flow.active_call import FREE, ActiveCall
+from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.call import (
     Answer,
     Complete,
@@ -284,7 +283,7 @@ async def settle(call: ActiveCall, outcome: Outcome) -> End:
         try:
             end = await _settle(call, outcome)
         except Exception as second:
-            if not call.settled and isinstance(outcome, Result):
+            if isinstance(outcome, Result) and not call.settled:
                 call.report(table.OUTCOME_UNSAVED, error=second)
             raise
         if exiting:
@@ -301,18 +300,21 @@ async def _settle(call: ActiveCall, outcome: Outcome) -> End:
             )
         return Answer(outcome)
     lease = call.lease
-    if isinstance(outcome, Failure) and isinstance(outcome.error, LeaseLostError):
-        if lease is not None and not lease.trusted:
-            return await _abort(call, outcome)
-    settlement: Settlement | End = await settlement_of(call, outcome)
+    if lease is not None and not lease.trusted and _is_lease_lost(outcome):
+        return await _abort(call, outcome)
+    settlement = await settlement_of(call, outcome)
     for extension in call.extensions:
-        settlement = await extension.settling(settlement)
-        if not isinstance(settlement, Settlement):
-            return settlement
-    assert isinstance(settlement, Settlement)
+        settled = await extension.settling(settlement)
+        if not isinstance(settled, Settlement):
+            return settled
+        settlement = settled
     if isinstance(settlement.disposition, Release):
         return await _release(call, settlement, settlement.disposition)
     return await _store(call, settlement)
+
+
+def _is_lease_lost(outcome: Outcome) -> bool:
+    return isinstance(outcome, Failure) and isinstance(outcome.error, LeaseLostError)
 
 
 async def settlement_of(call: ActiveCall, outcome: Outcome) -> Settlement:

@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, 
 from types import coroutine
 from typing import Any, NamedTuple
 
+from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.call import End
 from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.flow import execute
-from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.outcome import Failure, Outcome
-from celery_idempotent.flow.runtime import Runtime
+from celery_idempotent.flow.runtime import BatchRuntime, Runtime
 from celery_idempotent.key.key import Key
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
@@ -106,10 +106,13 @@ class Lockstep:
             to send.
     """
 
-    def __init__(self, runtime: Runtime, handlers: Mapping[str, Handler] | None = None) -> None:
+    def __init__(
+        self, runtime: BatchRuntime, handlers: Mapping[str, Handler] | None = None
+    ) -> None:
         self._runtime = runtime
         self._handlers: dict[str, Handler] = {STORE: self._send, SLEEP: self._sleep}
         self._handlers |= handlers or {}
+        self._calls: list[ActiveCall] = []
         self._flows: list[Coroutine[Any, Any, End]] = []
         #: What the flows await.
         self._waiting: dict[int, Effect] = {}
@@ -122,11 +125,12 @@ class Lockstep:
 
     def add(self, call: ActiveCall) -> int:
         """Adds the flow of a call, which has a `SteppedRuntime`, and returns its number."""
-        self._flows.append(execute(call))
-        return len(self._flows) - 1
+        self._calls.append(call)
+        return len(self._calls) - 1
 
     async def begin(self) -> None:
         """Runs all flows until each has ended, or is at its body."""
+        self._flows = [execute(call) for call in self._calls]
         await self._run(dict.fromkeys(range(len(self._flows))))
 
     async def end(self, outcomes: Mapping[int, Outcome]) -> None:

@@ -49,9 +49,7 @@ async def replay(call: ActiveCall, record: Record) -> Answer:
     return Answer(Failure(outcome) if failed else Result(outcome), record, replayed=True)
 
 
-async def replay_or_requeue(
-    call: ActiveCall, record: Record, *, sent: bool | None = None
-) -> End:
+async def replay_or_requeue(call: ActiveCall, record: Record, *, sent: bool | None = None) -> End:
     """As :func:`replay`; applies the policies if the outcome is not available yet.
 
     Args:

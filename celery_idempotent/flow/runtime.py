@@ -48,13 +48,6 @@ class Runtime(Protocol):
             Interrupted: if the limit was reached.
         """
 
-    async def execute_all(self, commands: Sequence[Command]) -> list[Reply | IdempotencyError]:
-        """The reply to each of `commands`, or its error, in one round trip.
-
-        Raises:
-            StoreUnavailableError: if Redis is unavailable.
-        """
-
     async def sleep(self, seconds: float) -> None:
         """Waits."""
 
@@ -83,3 +76,14 @@ class Runtime(Protocol):
 
     def stop_renewal(self, lease: Lease[Any]) -> None:
         """Stops extending it."""
+
+
+class BatchRuntime(Runtime, Protocol):
+    """What many flows in step use."""
+
+    async def execute_all(self, commands: Sequence[Command]) -> list[Reply | IdempotencyError]:
+        """The reply to each of `commands`, or its error, in one round trip.
+
+        Raises:
+            StoreUnavailableError: if Redis is unavailable.
+        """

@@ -36,7 +36,7 @@ from celery_idempotent.flow.extension import Extension, Plan
 from celery_idempotent.flow.flow import Admission, Finished
 from celery_idempotent.flow.lockstep import STORE, Lockstep, SteppedRuntime
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
-from celery_idempotent.flow.runtime import Runtime
+from celery_idempotent.flow.runtime import BatchRuntime
 from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.functions.asyncio_flow import drive_begin, drive_end
 from celery_idempotent.functions.decision import Decision
@@ -158,7 +158,7 @@ class BaseBatch(Sequence[Entry]):
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: BatchRuntime,
         codec: PayloadCodec,
         keys: Sequence[Hashable],
         calls: Sequence[Call | IdempotencyError],
@@ -199,7 +199,7 @@ class BaseBatch(Sequence[Entry]):
                     KeyReusedError(f"{call.key} appears earlier in the batch with other arguments")
                 )
 
-    def _make_flows(self, runtime: Runtime) -> Lockstep:
+    def _make_flows(self, runtime: BatchRuntime) -> Lockstep:
         if self._transaction is None:
             return Lockstep(runtime)
         return Lockstep(
@@ -244,8 +244,8 @@ class BaseBatch(Sequence[Entry]):
         if CLAIM in flows.errors:
             raise flows.errors[CLAIM]
         ends = flows.ends.values()
-        if STORE in flows.errors and all(isinstance(end, StoreUnavailableError) for end in ends):
-            raise flows.errors[STORE]
+        if ends and all(isinstance(end, StoreUnavailableError) for end in ends):
+            raise next(iter(ends))
         for entry in self._begun.values():
             entry.begun(flows.ends.get(entry.number))
             if entry.decision is Decision.RUN:

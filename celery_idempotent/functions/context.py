@@ -14,7 +14,7 @@ from celery_idempotent.flow.call import Answer, Call
 from celery_idempotent.flow.execution import AsyncExecution, BaseExecution, Execution
 from celery_idempotent.flow.lockstep import Lockstep, SteppedRuntime
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
-from celery_idempotent.flow.runtime import Runtime
+from celery_idempotent.flow.runtime import BatchRuntime
 from celery_idempotent.flow.thread import run_flow
 from celery_idempotent.functions.asyncio_flow import drive_begin, drive_end
 from celery_idempotent.functions.decision import Decision, NotCompletedError
@@ -37,7 +37,9 @@ T = TypeVar("T")
 class BaseContextExecution:
     """The execution of a block: its decision and, if the block is to run, its token and steps."""
 
-    def __init__(self, data: Call, host: DirectHost, runtime: Runtime, codec: PayloadCodec) -> None:
+    def __init__(
+        self, data: Call, host: DirectHost, runtime: BatchRuntime, codec: PayloadCodec
+    ) -> None:
         stepped = SteppedRuntime(runtime, together=False)
         #: ``name:digest``, as in the record.
         self.key = str(data.key)
@@ -230,9 +232,7 @@ class ExecutionContext:
 
     def __enter__(self) -> ContextExecution:
         executor = self._engine.executor
-        self._execution = ContextExecution(
-            self._data, self._host, executor.runtime, executor.codec
-        )
+        self._execution = ContextExecution(self._data, self._host, executor.runtime, executor.codec)
         return self._execution.__enter__()  # type: ignore[no-any-return]
 
     def __exit__(self, *error: object) -> None:

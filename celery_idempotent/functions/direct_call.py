@@ -14,7 +14,16 @@ from celery_idempotent.errors import IdempotencyError, TransactionError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.call import Answer, Call, Complete, Disposition, End, Fail, Release, Requeue
+from celery_idempotent.flow.call import (
+    Answer,
+    Call,
+    Complete,
+    Disposition,
+    End,
+    Fail,
+    Release,
+    Requeue,
+)
 from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.outcome import Failure, Outcome
 from celery_idempotent.functions.decision import NotCompletedError
@@ -40,15 +49,17 @@ def run_as_current(execution: BaseExecution, work: Callable[[], Any]) -> Any:
         current_execution.reset(previous)
 
 
-def direct_call(sender: Any, key: Key, settings: Settings, label: str = "") -> Call:
+def direct_call(
+    sender: Any, key: Key, settings: Settings, label: str = "", task_id: str = ""
+) -> Call:
     """Returns a call of a function, a code block or an entry of a batch.
 
     Args:
         sender: the sender of the call's signals.
         label: shown beside the key.
+        task_id: of a message; without one, no other call is a redelivery of this one.
     """
-    # Unique, because no other call is a redelivery of this one.
-    task_id = str(uuid4())
+    task_id = task_id or str(uuid4())
     return Call(
         sender,
         key.of_message(task_id) if settings.runs_again else key,
@@ -84,7 +95,7 @@ class DirectHost:
     def __init__(
         self, data: Call, work: Callable[[], Any] | None = None, app: Celery | None = None
     ) -> None:
-        self._data = data
+        self.data = data
         self._work: Any = work
         self._app = app
 
@@ -96,7 +107,7 @@ class DirectHost:
         """Returns Fail for errors in ``replay_errors``, and Release for all others."""
         if not isinstance(outcome, Failure):
             return outcome, Complete()
-        replayed = isinstance(outcome.error, self._data.settings.replay_errors)
+        replayed = isinstance(outcome.error, self.data.settings.replay_errors)
         if replayed and not isinstance(outcome.error, NotCompletedError):
             return outcome, Fail()
         return outcome, Release()
@@ -111,16 +122,16 @@ class DirectHost:
 
     def store_messages(self, functions: Sequence[Callable[[], Any]]) -> bytes:
         """Returns the messages that `functions` publish on commit."""
-        return outbox.store(str(self._data.key), self._app, functions)
+        return outbox.store(str(self.data.key), self._app, functions)
 
     def publish_messages(self, messages: Any) -> None:
         """Publishes what :meth:`store_messages` returned."""
         if self._app is None:
             raise TransactionError(
-                f"{self._data.key}: its row has messages that another process was to publish; pass the "
-                "Celery app to Idempotency() instead of a URL"
+                f"{self.data.key}: its row has messages that another process was to publish; pass "
+                "the Celery app to Idempotency() instead of a URL"
             )
-        outbox.publish(str(self._data.key), self._app, self._data.task_id, messages)
+        outbox.publish(str(self.data.key), self._app, self.data.task_id, messages)
 
 
 class AsyncDirectHost(DirectHost):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from celery_idempotent.executor import replacement
+from celery_idempotent.flow import replacement
 from celery_idempotent.key.key import Key
 from celery_idempotent.record import turn
 from celery_idempotent.record.record import Record, State

@@ -182,7 +182,7 @@ class Ended(NamedTuple):
     format: str
     body: bytes
     retention_ms: int
-    #: Messages to publish after the commit, as :mod:`celery_idempotent.executor.outbox` stores
+    #: Messages to publish after the commit, as :mod:`celery_idempotent.extensions.outbox` stores
     #: them.
     outbox: bytes | None = None
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any
 
 from celery import Task
 from celery._state import get_current_task
@@ -28,15 +28,27 @@ from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.events.table import Event
-from celery_idempotent.executor.call import Delegate, Disposition, Fail, Release
-from celery_idempotent.executor.continuation import Continuation
-from celery_idempotent.executor.execution import Execution
-from celery_idempotent.executor.soft_limit import SoftLimit
+from celery_idempotent.flow.call import (
+    Answer,
+    Call,
+    Complete,
+    Delegate,
+    Disposition,
+    Drop,
+    End,
+    Fail,
+    Release,
+    Requeue,
+)
+from celery_idempotent.flow.continuation import Continuation
+from celery_idempotent.flow.execution import Execution
+from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.stored_error import is_storable
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.store.commands import BackendResult
+from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.task import canvas, message_headers, outbox, overrides, republish
 from celery_idempotent.task.key_resolution import completes_key
 from celery_idempotent.task.message_headers import MessageHeaders
@@ -53,6 +65,8 @@ class TaskCall:
     #: False if the message has more calls: its soft limit covers them, and what follows it follows
     #: all of them.
     is_whole_message = True
+    #: Celery acknowledges the message then; its task id gets no state.
+    dropped: type[Exception] = Ignore
 
     @staticmethod
     def of(request: Context | None) -> TaskCall | None:
@@ -76,31 +90,48 @@ class TaskCall:
         if headers.result_ttl is not None:
             self.settings = replace(settings, result_ttl=headers.result_ttl)
         self.task_id = task_id = item_id or request.id
-        self.worker = worker_name(request.hostname, os.getpid())
-        self.key = key.of_message(task_id) if settings.runs_again else key
-        self.label = configuration.label.of(args, kwargs) if configuration.label else ""
-        self.unanswered_ids = headers.unanswered_ids
-        self.requeue_count = headers.requeue_count
-        self.rollback_count = headers.rollback_count
         self.root, self.generation = canvas.identity_of(key, request, task_id, headers.root)
-        self.soft_limit: SoftLimit | None = None
-        if self.is_whole_message and not request.is_eager:
-            self.soft_limit = soft_limit_of(request)
-        self.own_outcome = self.result_written = False
-        self.decision = ""
+        #: Whether the result backend has the result, as Celery would write it next.
+        self.result_written = False
         self.rescheduled: Release | None = None
         #: Set if the task has replaced itself: another task has its id and its continuation.
         self.replaced: Delegate | None = None
         self.ending: BaseException | None = None
         self.continuation: Continuation | None = None
-        self.continuation_sent = False
-        #: Read now, because older versions of Celery empty `request.chain` when they send it.
-        self.continues = self.is_whole_message and canvas.has_continuation(request)
         self.execution: Execution | None = None
         self.began_at = monotonic()
+        own_limit = self.is_whole_message and not request.is_eager
+        call = Call(
+            sender=task,
+            key=key.of_message(task_id) if settings.runs_again else key,
+            settings=self.settings,
+            task_id=task_id,
+            worker=worker_name(request.hostname, os.getpid()),
+            root=self.root,
+            wait_timeout=min(settings.wait_timeout, wait_within_time_limits(request)),
+            label=configuration.label.of(args, kwargs) if configuration.label else "",
+            generation=self.generation,
+            unanswered_ids=headers.unanswered_ids,
+            requeue_count=headers.requeue_count,
+            rollback_count=headers.rollback_count,
+            # Read now, because older versions of Celery empty `request.chain` when they send it.
+            # In shadow, Celery sends it whatever the record is.
+            continues=self.is_whole_message
+            and not configuration.in_shadow
+            and canvas.has_continuation(request),
+            wait_ms=self._wait_ms,
+            soft_limit=soft_limit_of(request) if own_limit else None,
+        )
+        #: In the flow.
+        self.active = configuration.executor.new_call(call, self, configuration.plan)
 
     @property
-    def wait_ms(self) -> int:
+    def key(self) -> Key:
+        """The key of the record; without a fingerprint, if the task has replaced itself."""
+        return self.active.key
+
+    @property
+    def _wait_ms(self) -> int:
         """How long the next turn is reserved for the message, but not beyond its expiry."""
         wait_ms, expires = self.settings.wait_ms, self._request.expires
         if self._request.is_eager:
@@ -110,19 +141,9 @@ class TaskCall:
         return max(1, min(wait_ms, round(seconds_until(expires) * 1000)))
 
     @property
-    def wait_timeout(self) -> float:
-        """Seconds as configured, but no more than the message's time limits allow."""
-        return min(self.settings.wait_timeout, wait_within_time_limits(self._request))
-
-    @property
     def required_generation(self) -> int:
         """What the row has to await before this message may run; 0 if it needs no row."""
         return canvas.required_generation(self.key, self._request, self.task_id)
-
-    @property
-    def sending_ms(self) -> int | None:
-        """How long sending what follows may take; None if nothing does."""
-        return self.settings.lease_ms if self.continues else None
 
     def run(self, execution: Execution) -> Any:
         """Runs the body of the task, including ``autoretry_for`` and similar wrappers."""
@@ -138,9 +159,8 @@ class TaskCall:
         if (
             request.is_eager
             or request.ignore_result
-            or self.continues
+            or self.active.data.continues
             or canvas.has_continuation(request)
-            or self._configuration.fusion_obstacle
         ):
             return None
         try:
@@ -157,13 +177,19 @@ class TaskCall:
         fits = len(encoded) <= self.settings.max_result_size
         return BackendResult(name, encoded, backend.expires or 0) if fits else None
 
-    @property
-    def dropped_continuation(self) -> bool:
-        """Whether the body has removed its continuation, such as the rest of a chain."""
-        request = self._request
-        return self.continues and not (request.callbacks or request.chain or request.chord)
+    def meaning(self, outcome: Outcome) -> tuple[Outcome, Disposition]:
+        """Returns how the body has ended, and what that means for the key."""
+        if isinstance(outcome, Result):
+            if self.rescheduled is not None:
+                return outcome, self.rescheduled
+            if self.ending is None:
+                request = self._request
+                continues = bool(request.callbacks or request.chain or request.chord)
+                return outcome, Complete(continues=continues or not self.active.data.continues)
+            outcome = Failure(self.ending)
+        return outcome, self._disposition(outcome.error)
 
-    def disposition(self, error: BaseException) -> Disposition:
+    def _disposition(self, error: BaseException) -> Disposition:
         """Returns what an error of the body means for the key.
 
         A retry reserves the key for its task id. Errors in ``idempotency_replay_errors`` are
@@ -198,7 +224,7 @@ class TaskCall:
                 if self.sender.AsyncResult(self.task_id).state in PROPAGATE_STATES:
                     self.sender.backend.forget(self.task_id)
             except Exception as error:
-                report(table.RESULT_UNREADABLE, self, error=error)
+                report(table.RESULT_UNREADABLE, self.active, error=error)
         last = canvas.last_signature(sig)
         return Delegate(
             generation,
@@ -245,26 +271,55 @@ class TaskCall:
         """Publishes what :meth:`store_messages` returned."""
         outbox.publish(str(self.key), self.sender.app, self.task_id, messages)
 
-    def replayed(self, record: Record) -> None:
-        """Sends what follows, unless another delivery of this message has sent it."""
-        self.refer_to(record, replayed=True)
-        self._request.idempotency_call = self
-        self._request.idempotency_without_body = True
-        if self.continuation is not None:
-            self.continuation.start()
-        elif self.continuation_sent:
-            canvas.drop_continuation(self._request)
-
-    def blocked(self, record: Record) -> None:
-        """Leaves a reference to `record`, so that this task id leads to it."""
-        self.refer_to(record, replayed=False)
-
     def is_stale(self, reservation: Reservation) -> bool:
         """Returns whether the result backend has the message of the reservation as ended."""
         return reservation.task_id != self.task_id and is_stale(self.sender, reservation)
 
-    def refer_to(self, record: Record, *, replayed: bool) -> None:
-        """Leaves a reference to the record of another task id."""
+    def finish(self, end: End) -> Any:
+        """Does what `end` says, after the flow; returns or raises the outcome of the message."""
+        if end.record is not None:
+            self._refer_to(end.record, replayed=isinstance(end, Answer) and end.replayed)
+        if isinstance(end, Answer):
+            return self._answer(end)
+        if isinstance(end, Requeue):
+            self.requeue(end)
+            raise Ignore
+        self._request.idempotency_end_logged = True
+        if isinstance(end, Drop):
+            raise self.dropped
+        raise Reject(end.reason, requeue=False)
+
+    def _answer(self, answer: Answer) -> Any:
+        """Has Celery send what follows, unless another delivery of this message has sent it."""
+        request, outcome = self._request, answer.outcome
+        if self.is_whole_message:
+            request.idempotency_call = self
+            self.continuation = answer.continuation
+            if self.continuation is not None:
+                self.continuation.follows_value = isinstance(outcome, Result)
+                self.continuation.start()
+            elif answer.continuation_sent:
+                canvas.drop_continuation(request)
+            self.result_written = answer.result_written or self._write_replayed(answer)
+        return outcome.get()
+
+    def _write_replayed(self, answer: Answer) -> bool:
+        """Writes a replayed value for the result backend, where that takes one round trip less.
+
+        A redelivery finds its result there, which Celery leaves as it is.
+        """
+        record, outcome, configuration = answer.record, answer.outcome, self._configuration
+        if not answer.replayed or record is None or record.task_id == self.task_id:
+            return False
+        if configuration.fusion_obstacle or not isinstance(outcome, Result):
+            return False
+        result = self.backend_result(outcome.value)
+        if result is None:
+            return False
+        return run_sync(configuration.executor.store.write_result(self.key, result))
+
+    def _refer_to(self, record: Record, *, replayed: bool) -> None:
+        """Leaves a reference to the record of another task id, so that this one leads to it."""
         if record.task_id == self.task_id:
             return
         failed = record.state is State.FAILED
@@ -274,31 +329,29 @@ class TaskCall:
         store = self._configuration.executor.store
         store.refer(self.task_id, record, replayed=replayed, keep_ms=keep_ms)
 
-    def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
-        """Publishes the message again under its id, then lets this copy be acknowledged.
+    def requeue(self, end: Requeue) -> None:
+        """Publishes the message again under its id; this copy can be acknowledged then.
 
         In this order, because a broker may acknowledge the original together with a copy. If
         publishing fails, this copy is requeued; if the broker is not available for that either, it
         will redeliver the copy by itself.
         """
         if self._request.is_eager:
-            report(table.RAISES, self, reason=reason)
-            raise reason
+            report(table.RAISES, self.active, reason=end.reason)
+            raise end.reason
         headers = message_headers.with_derived_key(
             self._request.headers,
             self.key,
             self.task_id,
             self.root,
-            self.requeue_count + 1,
-            unanswered_ids,
-            self.rollback_count,
+            self.active.data.requeue_count + 1,
+            end.unanswered_ids,
+            end.rollback_count,
         )
-        self.publish_again(self.sender, seconds, headers, reason)
+        self.publish_again(self.sender, end, headers)
 
-    def publish_again(
-        self, task: Task, seconds: float, headers: dict[str, Any] | None, reason: BaseException
-    ) -> NoReturn:
-        """Publishes the message of `task`, then lets this copy be acknowledged.
+    def publish_again(self, task: Task, end: Requeue, headers: dict[str, Any] | None) -> None:
+        """Publishes the message of `task` again.
 
         Its expiry is kept in a header only. Celery would pass it to the broker too, which drops
         every expired message, while a worker runs one whose execution began in time.
@@ -308,7 +361,7 @@ class TaskCall:
         if expires and task.app.conf.task_protocol == 2:
             headers, expires = {**(headers or {}), "expires": expires}, None
         pause = RequeuePause(task, request, self.began_at)
-        seconds = min(seconds, longest_wait(task.app))
+        seconds = min(end.seconds, longest_wait(task.app))
         options = {
             "countdown": seconds,
             "retries": request.retries,
@@ -329,26 +382,15 @@ class TaskCall:
                 break
             except Exception as error:
                 if not pause.wait(error):
-                    self._report_end(table.RETURNED, error=str(error), reason=reason)
-                    message = f"{reason}; and the message cannot be published again: {error}"
+                    self._report_end(table.RETURNED, error=str(error), reason=end.reason)
+                    message = f"{end.reason}; and the message cannot be published again: {error}"
                     raise Reject(message, requeue=True) from None
-        self._report_end(table.REQUEUED, seconds=seconds, reason=reason)
-        raise Ignore from reason
+        self._report_end(table.REQUEUED, seconds=seconds, reason=end.reason)
 
     def _report_end(self, event: Event, **fields: Any) -> None:
         """Logs how this delivery ends, in place of Celery's line, which would not show it."""
-        report(event, self, **fields)
+        report(event, self.active, **fields)
         self._request.idempotency_end_logged = True
-
-    def ignore(self) -> NoReturn:
-        """Acknowledges the message; its task id gets no state."""
-        self._request.idempotency_end_logged = True
-        raise Ignore
-
-    def reject(self, reason: str) -> NoReturn:
-        """Rejects the message without requeueing it, for the broker's dead-letter queue."""
-        self._request.idempotency_end_logged = True
-        raise Reject(reason, requeue=False)
 
 
 def acknowledged(task: Task, after: str) -> bool:

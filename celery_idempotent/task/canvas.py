@@ -26,7 +26,7 @@ from celery.canvas import Signature
 from celery.signals import task_failure, task_postrun, task_success
 from celery.utils import uuid
 
-from celery_idempotent.executor.continuation import Continuation
+from celery_idempotent.flow.continuation import Continuation
 from celery_idempotent.key.key import ROOT_BYTES, Key, default_root
 from celery_idempotent.task import message_headers
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 from celery import Task, current_task
 
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.executor.execution import Execution, unprotected
-from celery_idempotent.executor.transaction import run_plain as run_in_transaction
+from celery_idempotent.extensions.transaction import run_plain as run_in_transaction
+from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.execution import Execution, unprotected
 from celery_idempotent.task.call import TaskCall
+
+T = TypeVar("T")
 
 _call_of_context: ContextVar[TaskCall | None] = ContextVar("idempotent_call", default=None)
 _plain_execution: ContextVar[Execution | None] = ContextVar("idempotent_plain", default=None)
@@ -24,14 +27,14 @@ _plain_execution: ContextVar[Execution | None] = ContextVar("idempotent_plain", 
 _running: set[TaskCall] = set()
 
 
-def run_in_executor(enter: Callable[[TaskCall], Any], call: TaskCall, *, eager: bool) -> Any:
+def run_in_executor(enter: Callable[[ActiveCall], T], call: TaskCall, *, eager: bool) -> T:
     """Runs `call` by `enter` of an executor, where `call_in_context` finds it."""
     outer_call = _call_of_context.get()
     try:
         _call_of_context.set(call)
         if not eager:
             _running.add(call)
-        return enter(call)
+        return enter(call.active)
     finally:
         _running.discard(call)
         _call_of_context.set(outer_call)

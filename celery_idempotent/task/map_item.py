@@ -7,15 +7,15 @@ once for each item. Only these plain calls become executions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from celery import Task
 from celery._state import _task_stack
 from celery.app.task import Context
 
 from celery_idempotent.configuration.app_tasks import MAP_TASKS
-from celery_idempotent.executor.execution import Execution
-from celery_idempotent.record.record import Record
+from celery_idempotent.flow.call import Requeue
+from celery_idempotent.flow.execution import Execution
 from celery_idempotent.task import overrides
 from celery_idempotent.task.call import TaskCall
 
@@ -55,7 +55,10 @@ def item_id(task_id: str, number: int) -> str:
 
 
 class MapItemIgnoredError(Exception):
-    """An item is ignored; the other items of its message run."""
+    """An item is ignored; the other items of its message run.
+
+    celery.exceptions.Ignore would ignore the whole message.
+    """
 
 
 class MapItemCall(TaskCall):
@@ -66,6 +69,7 @@ class MapItemCall(TaskCall):
     """
 
     is_whole_message = False
+    dropped = MapItemIgnoredError
 
     def run(self, execution: Execution) -> Any:
         """Runs the item under a request of its own, as Celery does for a plain call."""
@@ -82,16 +86,8 @@ class MapItemCall(TaskCall):
     def backend_result(self, value: Any) -> None:
         """Returns None: the message has one result for all items."""
 
-    def replayed(self, record: Record) -> None:
-        """Keeps the continuation: it follows all items of the message."""
-        self.refer_to(record, replayed=True)
-
-    def requeue(self, seconds: float, unanswered_ids: bytes, reason: BaseException) -> NoReturn:
+    def requeue(self, end: Requeue) -> None:
         """Publishes the whole message again; its finished items will be replayed."""
         if self._request.is_eager:
-            raise reason
-        self.publish_again(_task_stack.top, seconds, self._request.headers, reason)
-
-    def ignore(self) -> NoReturn:
-        """Ignores this item; celery.exceptions.Ignore would ignore the whole message."""
-        raise MapItemIgnoredError
+            raise end.reason
+        self.publish_again(_task_stack.top, end, self._request.headers)

@@ -15,7 +15,7 @@ from celery_idempotent.configuration.configuration import TaskConfiguration
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, StoreUnavailableError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, refuse, report
-from celery_idempotent.executor import conflict, replacement
+from celery_idempotent.flow import conflict, replacement
 from celery_idempotent.key.key import Key
 from celery_idempotent.printable import one_line
 from celery_idempotent.record import layout, reservation
@@ -179,9 +179,9 @@ class _Publish:
         error = None if settings.runs_again else replacement.error_of(record, settings)
         if error is None:
             return reply
-        encode = configuration.executor.codec.encode_error
-        payload = run_sync(encode(error, settings, key=str(key), token=record.token))
-        configuration.execute(replacement.release(key, record, reply.raw, settings, payload))
+        codec = configuration.executor.codec
+        release = replacement.release(key, record, reply.raw, settings, codec, error)
+        configuration.execute(run_sync(release))
         return configuration.execute(reserve)
 
     def delete_reservation(self, about: About) -> None:

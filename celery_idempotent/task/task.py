@@ -27,8 +27,8 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, refuse
-from celery_idempotent.executor import shadow
-from celery_idempotent.executor.execution import Execution
+from celery_idempotent.extensions import shadow
+from celery_idempotent.flow.execution import Execution
 from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.rule import TASK_ID
@@ -200,8 +200,8 @@ class IdempotentTask(Task):
         if in_shadow:
             request.idempotency_without_body = False
             is_duplicate = message_headers.finding_of(request.id, request.headers) == DEDUPLICATED
-            enter = partial(shadow.enter, configuration.executor, deduplicated=is_duplicate)
-        return current_call.run_in_executor(enter, call, eager=bool(request.is_eager))
+            enter = partial(shadow.enter, deduplicated=is_duplicate)
+        return call.finish(current_call.run_in_executor(enter, call, eager=bool(request.is_eager)))
 
     def _run_plain(
         self, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any], item_id: str | None

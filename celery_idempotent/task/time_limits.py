@@ -10,8 +10,8 @@ from __future__ import annotations
 from celery import current_task
 from celery.app.task import Context
 
-from celery_idempotent.executor import soft_limit
-from celery_idempotent.executor.soft_limit import BODY, SoftLimit
+from celery_idempotent.flow import soft_limit
+from celery_idempotent.flow.soft_limit import BODY, SoftLimit
 
 
 def soft_limit_of(request: Context) -> SoftLimit:

@@ -15,7 +15,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotencyError, IdempotentTask
-from celery_idempotent.executor.execution import Execution
+from celery_idempotent.flow.execution import Execution
 from tests.executor.deliveries import Deliveries
 
 Make = Callable[..., IdempotentTask]

@@ -17,7 +17,7 @@ from celery_idempotent import dashboard, errors, pytest_plugin, settings, signal
 from celery_idempotent.cli import idempotency
 from celery_idempotent.contrib import asgi, kombu, wsgi
 from celery_idempotent.contrib.django import middleware as django
-from celery_idempotent.executor.execution import AsyncExecution, Execution
+from celery_idempotent.flow.execution import AsyncExecution, Execution
 from celery_idempotent.functions.batch import AsyncBatch, Batch
 from celery_idempotent.functions.context import AsyncContextExecution, ContextExecution
 from celery_idempotent.monitoring import inspect_commands

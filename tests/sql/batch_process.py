@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 
 from celery_idempotent import Idempotency
-from celery_idempotent.executor import batch as executor_batch
+from celery_idempotent.flow import active_call
 from tests.sql.databases import effects, new_engine
 
 url, database_url, prefix, *keys = sys.argv[1:]

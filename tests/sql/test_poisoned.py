@@ -17,7 +17,7 @@ from celery_idempotent import (
     PoisonedTaskError,
     StoreUnavailableError,
 )
-from celery_idempotent.executor.executor import Executor
+from celery_idempotent.flow.executor import Executor
 from celery_idempotent.key.key import Key
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync

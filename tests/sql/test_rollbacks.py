@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.executor.transaction import MAX_ROLLBACKS
+from celery_idempotent.extensions.transaction import MAX_ROLLBACKS
 from celery_idempotent.key.key import default_root
 from celery_idempotent.task import message_headers
 from celery_idempotent.testing.server import RedisServer

@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import assert_type
 
 from celery_idempotent import Idempotency, IdempotencyError, IdempotentTask, Record, State
-from celery_idempotent.executor.execution import Execution
+from celery_idempotent.flow.execution import Execution
 from celery_idempotent.functions.context import AsyncContextExecution, ContextExecution
 
 idem = Idempotency("redis://")

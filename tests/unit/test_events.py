@@ -17,7 +17,7 @@ from celery_idempotent.events import report as module
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, report
 from celery_idempotent.events.table import DECISIONS, OUTCOMES, Event
-from celery_idempotent.executor.execution import Execution
+from celery_idempotent.flow.execution import Execution
 
 PACKAGE = Path(celery_idempotent.__file__).parent
 _METHODS = {"debug", "info", "warning", "error", "critical", "exception", "log"}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.executor.active_execution import ActiveExecution
-from celery_idempotent.executor.execution import Execution
+from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.execution import Execution
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.record.layout import Begun

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from celery_idempotent.executor.conflict import requeue_delay
+from celery_idempotent.flow.conflict import requeue_delay
 
 
 def delays(requeue_count: int, lease: float) -> list[float]:

@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-from celery_idempotent.executor.runtime.run_flow import run_flow
+from celery_idempotent.flow.thread import run_flow
 
 
 async def answer() -> int:

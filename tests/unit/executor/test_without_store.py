@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from celery_idempotent.errors import IdempotencyError, StoreUnavailableError
-from celery_idempotent.executor import executor
+from celery_idempotent.flow import flow
 from celery_idempotent.key.key import Key
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.config import StoreConfig

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from celery_idempotent.errors import LeaseLostError
-from celery_idempotent.executor.execution import Execution, Protection, unprotected
+from celery_idempotent.flow.execution import Execution, Protection, unprotected
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease import lease
 from celery_idempotent.lease.clock import monotonic
