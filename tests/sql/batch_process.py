@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 
 from celery_idempotent import Idempotency
-from celery_idempotent.flow import active_call
+from celery_idempotent.flow import flow
 from tests.sql.databases import effects, new_engine
 
 url, database_url, prefix, *keys = sys.argv[1:]
@@ -21,7 +21,7 @@ async def die(*_: object) -> NoReturn:
     raise AssertionError
 
 
-executor_batch._persist_many = die
+flow._store = die
 with idem.begin_many(keys) as batch:
     for key in batch.pending:
         batch.connection.execute(effects.insert().values(name=key, pid=os.getpid()))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from celery_idempotent.extensions.plan import plan_for
 from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.execution import Execution
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.lease import Lease
@@ -37,35 +38,36 @@ class Heartbeat:
         self.held.discard(lease)
 
 
-def granted(runtime: Any) -> ActiveExecution:
-    call: Any = SimpleNamespace(
-        sender=None, key=Key("shop.charge", "digest"), settings=Settings(lease=60.0), run=id
-    )
+def granted(runtime: Any) -> ActiveCall:
+    settings = Settings(lease=60.0)
+    data = Call(None, Key("shop.charge", "digest"), settings, "id", "here/1", bytes(8), 1.0)
+    host: Any = None
     codec: Any = None
-    return ActiveExecution(call, Begun(token=1, attempt=1, body=b""), runtime, codec, 0.0)
+    call = ActiveCall(data, host, runtime, codec, plan_for(settings))
+    call._grant(Begun(token=1, attempt=1, body=b""), 0.0)
+    return call
 
 
 def test_a_renewal_that_a_signal_keeps_from_ending_ends_with_the_next_call() -> None:
     runtime = Heartbeat()
-    active = granted(runtime)
-    active.start(announce=False)
+    call = granted(runtime)
+    call.start_renewal()
     with pytest.raises(KeyboardInterrupt):
-        active.finish()
+        call.stop_renewal()
 
-    if active.renewed:
-        active.finish()
+    call.stop_renewal()
 
     assert not runtime.held
 
 
-def first_steps_of_threads(active: ActiveExecution) -> list[Any]:
+def first_steps_of_threads(call: ActiveCall) -> list[Any]:
     """What each of four threads gets that ask at the same time."""
     barrier = threading.Barrier(4)
     steps: list[Any] = []
 
     def ask() -> None:
         barrier.wait()
-        steps.append(active.steps)
+        steps.append(call.steps)
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
