@@ -99,7 +99,7 @@ class SteppedRuntime:
 
 
 class Lockstep:
-    """A number of flows, by their numbers from 0 on.
+    """The flows of some calls.
 
     Args:
         handlers: of further kinds of effects; they are served last, when no flow has anything else
@@ -112,29 +112,26 @@ class Lockstep:
         self._runtime = runtime
         self._handlers: dict[str, Handler] = {STORE: self._send, SLEEP: self._sleep}
         self._handlers |= handlers or {}
-        self._calls: list[ActiveCall] = []
-        self._flows: list[Coroutine[Any, Any, End]] = []
+        self._flows: dict[ActiveCall, Coroutine[Any, Any, End]] = {}
         #: What the flows await.
-        self._waiting: dict[int, Effect] = {}
-        #: The flows that rest at their bodies.
-        self.at_body: set[int] = set()
+        self._waiting: dict[ActiveCall, Effect] = {}
+        #: The calls whose flows rest at their bodies.
+        self.at_body: set[ActiveCall] = set()
         #: How the others have ended, or what they have raised.
-        self.ends: dict[int, End | BaseException] = {}
+        self.ends: dict[ActiveCall, End | BaseException] = {}
         #: The last error of each handler.
         self.errors: dict[str, Exception] = {}
 
-    def add(self, call: ActiveCall) -> int:
-        """Adds the flow of a call, which has a `SteppedRuntime`, and returns its number."""
-        self._calls.append(call)
-        return len(self._calls) - 1
+    async def begin(self, calls: Sequence[ActiveCall]) -> None:
+        """Runs the flows of `calls` until each has ended, or is at its body.
 
-    async def begin(self) -> None:
-        """Runs all flows until each has ended, or is at its body."""
-        self._flows = [execute(call) for call in self._calls]
-        await self._run(dict.fromkeys(range(len(self._flows))))
+        The runtime of each call is a `SteppedRuntime`.
+        """
+        self._flows = {call: execute(call) for call in calls}
+        await self._run(dict.fromkeys(calls))
 
-    async def end(self, outcomes: Mapping[int, Outcome]) -> None:
-        """Runs these flows to their ends; their bodies have ended with `outcomes`."""
+    async def end(self, outcomes: Mapping[ActiveCall, Outcome]) -> None:
+        """Runs the flows of these calls to their ends; their bodies have ended with `outcomes`."""
         self.at_body -= outcomes.keys()
         await self._run(outcomes)
 
@@ -144,48 +141,48 @@ class Lockstep:
 
     def close(self) -> None:
         """Ends the flows without awaiting anything, since their event loop is closed."""
-        for flow in self._flows:
+        for flow in self._flows.values():
             flow.close()
 
-    async def _run(self, values: Mapping[int, Any]) -> None:
+    async def _run(self, values: Mapping[ActiveCall, Any]) -> None:
         try:
-            for number, value in values.items():
-                await self._step(number, self._flows[number].send, value)
+            for call, value in values.items():
+                await self._step(call, self._flows[call].send, value)
             await self._serve()
         except GeneratorExit:
             raise
         except BaseException as error:
             # Raised by a signal handler: each flow gives back what it has.
-            for number in values.keys() - self.ends.keys() - self.at_body:
-                self._waiting.pop(number, None)
-                await self._step(number, self._flows[number].throw, error)
+            for call in values.keys() - self.ends.keys() - self.at_body:
+                self._waiting.pop(call, None)
+                await self._step(call, self._flows[call].throw, error)
             await self._serve()
             raise
-        for number in values:
-            end = self.ends.get(number)
+        for call in values:
+            end = self.ends.get(call)
             if isinstance(end, BaseException) and not isinstance(end, Exception):
                 raise end
 
     async def _serve(self) -> None:
-        while self._waiting:
-            kinds = {effect.kind for effect in self._waiting.values()}
+        while effects := self._waiting:
+            kinds = {effect.kind for effect in effects.values()}
             kind = next(kind for kind in self._handlers if kind in kinds)
-            waiting = {n: each.value for n, each in self._waiting.items() if each.kind == kind}
+            waiting = {call: each.value for call, each in effects.items() if each.kind == kind}
             replies: Sequence[Any]
             try:
                 replies = await self._handlers[kind]([*waiting.values()])
             except Exception as error:
                 self.errors[kind] = error
                 replies = [error] * len(waiting)
-            for number, reply in zip(waiting, replies, strict=True):
-                del self._waiting[number]
-                flow = self._flows[number]
+            for call, reply in zip(waiting, replies, strict=True):
+                del effects[call]
+                flow = self._flows[call]
                 resume = flow.throw if isinstance(reply, BaseException) else flow.send
-                await self._step(number, resume, reply)
+                await self._step(call, resume, reply)
 
-    async def _step(self, number: int, resume: Callable[[Any], Any], value: Any) -> None:
+    async def _step(self, call: ActiveCall, resume: Callable[[Any], Any], value: Any) -> None:
         """Runs a flow until it awaits something of the others, or ends."""
-        flow = self._flows[number]
+        flow = self._flows[call]
         try:
             effect = resume(value)
             while not isinstance(effect, Effect):
@@ -196,16 +193,16 @@ class Lockstep:
                 else:
                     effect = flow.send(value)
         except StopIteration as end:
-            self.ends[number] = end.value
+            self.ends[call] = end.value
         except GeneratorExit:
             raise
         except BaseException as error:
-            self.ends[number] = error
+            self.ends[call] = error
         else:
             if effect.kind == BODY:
-                self.at_body.add(number)
+                self.at_body.add(call)
             else:
-                self._waiting[number] = effect
+                self._waiting[call] = effect
 
     async def _send(self, commands: Sequence[Command]) -> Sequence[Any]:
         return await self._runtime.execute_all(commands)

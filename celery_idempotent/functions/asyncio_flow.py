@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
+from collections.abc import Sequence
 
+from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.aio import AsyncioRuntime
 from celery_idempotent.flow.lockstep import Lockstep
 from celery_idempotent.functions.decision import NotCompletedError
 
 
-async def drive_begin(runtime: AsyncioRuntime, flows: Lockstep) -> None:
-    """Runs `flows` to their bodies; if that fails or is cancelled, ends whatever has begun."""
+async def drive_begin(
+    runtime: AsyncioRuntime, flows: Lockstep, calls: Sequence[ActiveCall]
+) -> None:
+    """Runs `calls` to their bodies; if that fails or is cancelled, ends whatever has begun."""
     try:
-        await runtime.drive(flows.begin())
+        await runtime.drive(flows.begin(calls))
     except BaseException as error:
         await drive_end(runtime, flows, error)
         raise

@@ -34,7 +34,7 @@ from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.executor import AsyncExecutor, Executor
 from celery_idempotent.flow.extension import Extension, Plan
 from celery_idempotent.flow.flow import Admission, Finished
-from celery_idempotent.flow.lockstep import STORE, Lockstep, SteppedRuntime
+from celery_idempotent.flow.lockstep import Handler, Lockstep, SteppedRuntime
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.flow.runtime import BatchRuntime
 from celery_idempotent.flow.thread import run_flow
@@ -60,10 +60,8 @@ class Entry:
         self.error: IdempotencyError | None = None
         #: The finished record under REPLAY.
         self.record: Record | None = None
-        #: None for a duplicate, and if the key cannot be used.
-        self.call: ActiveCall | None = None
-        #: Of its flow.
-        self.number = -1
+        #: The execution under RUN.
+        self.execution: BaseExecution | None = None
 
     def refuse(self, error: Exception) -> None:
         """Sets the decision of a key that cannot be used."""
@@ -72,38 +70,14 @@ class Entry:
         conflict = isinstance(error, ConflictError)
         self.decision, self.error = Decision.CONFLICT if conflict else Decision.REJECTED, error
 
-    def begun(self, end: End | BaseException | None) -> None:
-        """Sets the decision from how its flow has ended; None: it is at its body."""
+    def begun(self, call: ActiveCall, end: End | BaseException | None) -> None:
+        """Sets the decision from how the flow of `call` has ended; None: it is at its body."""
         if end is None:
-            self.decision = Decision.RUN
+            self.decision, self.execution = Decision.RUN, call.execution
         elif isinstance(end, Answer) and end.replayed and not end.refused:
             self.decision, self.record = Decision.REPLAY, end.record
         else:
             self.refuse(_error_in(end))
-
-    def error_of(self, end: End | BaseException) -> IdempotencyError | None:
-        """Returns why the record of a completed key does not have the value that it should have."""
-        call = self.call
-        assert call is not None
-        if not call.protected:
-            return None
-        if isinstance(end, Answer) and isinstance(end.outcome, Result):
-            if call.unsaved is not None:
-                return call.unsaved
-            if end.is_own:
-                return call.not_stored()
-            return LeaseLostError(f"{call.key}: another execution has taken over")
-        error = _error_in(end)
-        if isinstance(error, LeaseLostError) or not isinstance(error, IdempotencyError):
-            return LeaseLostError(f"{call.key}: another execution has taken over")
-        return error
-
-    @property
-    def execution(self) -> BaseExecution:
-        """The execution under RUN."""
-        assert self.call is not None
-        assert self.call.execution is not None
-        return self.call.execution
 
     @property
     def replay(self) -> Any:
@@ -118,12 +92,26 @@ class Entry:
     @property
     def token(self) -> int:
         """The fencing token under RUN, else 0."""
-        return self.execution.token if self.decision is Decision.RUN else 0
+        return 0 if self.execution is None else self.execution.token
 
     @property
     def attempt(self) -> int:
         """Under RUN 1, plus 1 for each execution that died before; else 0."""
-        return self.execution.attempt if self.decision is Decision.RUN else 0
+        return 0 if self.execution is None else self.execution.attempt
+
+
+def _not_stored(call: ActiveCall, end: End | BaseException) -> IdempotencyError | None:
+    """Returns why the record of a completed key does not have the value that it should have."""
+    if not call.protected:
+        return None
+    if isinstance(end, Answer) and isinstance(end.outcome, Result):
+        if end.is_own or call.unsaved is not None:
+            return call.unsaved or call.not_stored()
+    elif not isinstance(error := _error_in(end), LeaseLostError) and isinstance(
+        error, IdempotencyError
+    ):
+        return error
+    return LeaseLostError(f"{call.key}: another execution has taken over")
 
 
 def _error_in(end: End | BaseException) -> Exception:
@@ -166,10 +154,18 @@ class BaseBatch(Sequence[Entry]):
         database: Database | None = None,
     ) -> None:
         self._entries = [Entry(key) for key in keys]
-        self._pending: dict[Hashable, Entry] = {}
-        self._transaction = None if database is None else Transaction(database)
-        self._flows = self._make_flows(runtime)
-        self._begun: dict[str, Entry] = {}
+        self._pending: dict[Hashable, ActiveCall] = {}
+        self._transaction = transaction = None if database is None else Transaction(database)
+        handlers: dict[str, Handler] = {}
+        plan = Plan(Steps, (LeaveRecord,))
+        if transaction is not None:
+            handlers[CLAIM] = partial(claim_together, transaction)
+            handlers[COMMIT] = partial(commit_together, transaction)
+            plan = Plan(Steps, (partial(SharedTransaction, transaction), LeaveRecord))
+        self._flows = Lockstep(runtime, handlers)
+        #: The first entry of each key that can be used.
+        self._calls: dict[ActiveCall, Entry] = {}
+        firsts: dict[str, ActiveCall] = {}
         digests: dict[Hashable, str] = {}
         for entry, call in zip(self._entries, calls, strict=True):
             if isinstance(call, IdempotencyError):
@@ -184,36 +180,19 @@ class BaseBatch(Sequence[Entry]):
                     )
                 )
                 continue
-            first = self._begun.get(call.key.digest)
+            first = firsts.get(call.key.digest)
             if first is None:
-                self._begun[call.key.digest] = entry
                 # A batch does not wait for a key that is held.
-                call = call._replace(wait_timeout=0.0)
-                stepped = SteppedRuntime(runtime, together=True)
-                entry.call = ActiveCall(
-                    call, DirectHost(call, app=app), stepped, codec, self._plan()
+                data, stepped = (
+                    call._replace(wait_timeout=0.0),
+                    SteppedRuntime(runtime, together=True),
                 )
-                entry.number = self._flows.add(entry.call)
-            elif first.call is not None and first.call.key.fingerprint != call.key.fingerprint:
+                active = ActiveCall(data, DirectHost(data, app=app), stepped, codec, plan)
+                firsts[call.key.digest], self._calls[active] = active, entry
+            elif first.key.fingerprint != call.key.fingerprint:
                 entry.refuse(
                     KeyReusedError(f"{call.key} appears earlier in the batch with other arguments")
                 )
-
-    def _make_flows(self, runtime: BatchRuntime) -> Lockstep:
-        if self._transaction is None:
-            return Lockstep(runtime)
-        return Lockstep(
-            runtime,
-            {
-                CLAIM: partial(claim_together, self._transaction),
-                COMMIT: partial(commit_together, self._transaction),
-            },
-        )
-
-    def _plan(self) -> Plan:
-        if self._transaction is None:
-            return Plan(Steps, (LeaveRecord,))
-        return Plan(Steps, (partial(SharedTransaction, self._transaction), LeaveRecord))
 
     def __getitem__(self, index: Any) -> Any:
         return self._entries[index]
@@ -235,24 +214,25 @@ class BaseBatch(Sequence[Entry]):
         Raises:
             LeaseLostError: naming the first key that another execution may have taken over.
         """
-        for entry in self._pending.values():
-            entry.execution.check()
+        for call in self._pending.values():
+            assert call.execution is not None
+            call.execution.check()
 
     def _set_decisions(self) -> None:
         """Sets the decisions of all entries, after their begin."""
         flows = self._flows
         if CLAIM in flows.errors:
             raise flows.errors[CLAIM]
-        ends = flows.ends.values()
-        if ends and all(isinstance(end, StoreUnavailableError) for end in ends):
-            raise next(iter(ends))
-        for entry in self._begun.values():
-            entry.begun(flows.ends.get(entry.number))
+        unavailable = [e for e in flows.ends.values() if isinstance(e, StoreUnavailableError)]
+        if unavailable and len(unavailable) == len(self._calls):
+            raise unavailable[0]
+        for call, entry in self._calls.items():
+            entry.begun(call, flows.ends.get(call))
             if entry.decision is Decision.RUN:
-                self._pending[entry.key] = entry
+                self._pending[entry.key] = call
 
-    def _take(self, keys: Iterable[Hashable]) -> list[Entry]:
-        """Removes the entries of `keys` from the pending ones, and returns them."""
+    def _take(self, keys: Iterable[Hashable]) -> dict[Hashable, ActiveCall]:
+        """Removes the calls of `keys` from the pending ones, and returns them."""
         keys = list(dict.fromkeys(keys))
         for key in keys:
             if key not in self._pending:
@@ -260,9 +240,9 @@ class BaseBatch(Sequence[Entry]):
                     "a key is not pending in this batch; complete or release each key of "
                     "Batch.pending once"
                 )
-        return [self._pending.pop(key) for key in keys]
+        return {key: self._pending.pop(key) for key in keys}
 
-    def _completions(self, values: Mapping[Hashable, Any] | None) -> dict[int, Outcome]:
+    def _completions(self, values: Mapping[Hashable, Any] | None) -> dict[ActiveCall, Outcome]:
         if values is None:
             values = dict.fromkeys(self._pending)
         if self._transaction is not None and (rest := self._pending.keys() - values.keys()):
@@ -270,22 +250,25 @@ class BaseBatch(Sequence[Entry]):
                 f"complete_many commits the transaction of the batch, and {len(rest)} of its keys "
                 "are pending; complete them with the others, or release them first"
             )
-        return {entry.number: Result(values[entry.key]) for entry in self._take(values)}
+        return {call: Result(values[key]) for key, call in self._take(values).items()}
 
-    def _errors(self, completed: Iterable[int]) -> dict[Hashable, Any]:
+    def _errors(self, completed: Iterable[ActiveCall]) -> dict[Hashable, Any]:
         if COMMIT in self._flows.errors:
             raise self._flows.errors[COMMIT]
-        entries = [entry for entry in self._begun.values() if entry.number in completed]
-        for entry in entries:
-            entry.error = entry.error_of(self._flows.ends[entry.number])
-        return {entry.key: entry.error for entry in entries if entry.error}
+        errors = {}
+        for call in completed:
+            entry = self._calls[call]
+            entry.error = _not_stored(call, self._flows.ends[call])
+            if entry.error is not None:
+                errors[entry.key] = entry.error
+        return errors
 
-    def _releases(self, keys: Iterable[Hashable] | None) -> dict[int, Outcome]:
-        entries = self._take(self.pending if keys is None else keys)
+    def _releases(self, keys: Iterable[Hashable] | None) -> dict[ActiveCall, Outcome]:
+        released = self._take(self.pending if keys is None else keys)
         if self._transaction is not None and not self._pending:
             self._transaction.rollback()
         error = IdempotencyError("the batch released the key without completing it")
-        return {entry.number: Failure(error) for entry in entries}
+        return dict.fromkeys(released.values(), Failure(error))
 
 
 class Batch(BaseBatch):
@@ -303,7 +286,7 @@ class Batch(BaseBatch):
         """Returns a batch that has begun."""
         batch = cls(executor.runtime, executor.codec, keys, calls, app, database)
         try:
-            run_flow(batch._flows.begin)
+            run_flow(partial(batch._flows.begin, [*batch._calls]))
             batch._set_decisions()
         except BaseException as error:
             if batch._transaction is not None:
@@ -367,7 +350,7 @@ class AsyncBatch(BaseBatch):
         runtime = AsyncioRuntime(executor.store)
         batch = cls(runtime, executor.codec, keys, calls)
         batch._runtime = runtime
-        await drive_begin(runtime, batch._flows)
+        await drive_begin(runtime, batch._flows, [*batch._calls])
         batch._set_decisions()
         return batch
 

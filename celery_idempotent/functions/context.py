@@ -48,7 +48,6 @@ class BaseContextExecution:
         self.conflict: ConflictError | None = None
         self._call = ActiveCall(data, host, stepped, codec, plan_for(data.settings))
         self._flows = Lockstep(runtime)
-        self._flows.add(self._call)
         self._execution: BaseExecution | None = None
         self._outcome: Outcome | None = None
         self._outer_execution: BaseExecution | None = None
@@ -104,7 +103,7 @@ class BaseContextExecution:
         if self._flows.at_body:
             self.decision, self._execution = Decision.RUN, self._call.execution
             return
-        end = self._flows.ends[0]
+        end = self._flows.ends[self._call]
         if isinstance(end, BaseException):
             raise end
         outcome = outcome_of(self._call, end)
@@ -123,7 +122,7 @@ class BaseContextExecution:
 
     def _completed(self) -> Any:
         """Returns or raises the outcome of the key."""
-        end = self._flows.ends[0]
+        end = self._flows.ends[self._call]
         if isinstance(end, BaseException):
             raise end
         self._outcome = outcome_of(self._call, end)
@@ -152,7 +151,7 @@ class ContextExecution(BaseContextExecution):
             IdempotencyError: if the block is not to run, or has already completed.
         """
         self._check_completable()
-        run_flow(partial(self._flows.end, {0: Result(value)}))
+        run_flow(partial(self._flows.end, {self._call: Result(value)}))
         return self._completed()
 
     def step(self, name: str, func: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
@@ -163,7 +162,7 @@ class ContextExecution(BaseContextExecution):
 
     def __enter__(self) -> ContextExecution:
         try:
-            run_flow(self._flows.begin)
+            run_flow(partial(self._flows.begin, [self._call]))
             self._begun()
             self._enter_block()
             return self
@@ -190,7 +189,7 @@ class AsyncContextExecution(BaseContextExecution):
     async def complete(self, value: Any = None) -> Any:
         """As :meth:`ContextExecution.complete`."""
         self._check_completable()
-        await self._runtime.drive(self._flows.end({0: Result(value)}))
+        await self._runtime.drive(self._flows.end({self._call: Result(value)}))
         return self._completed()
 
     @overload
@@ -208,7 +207,7 @@ class AsyncContextExecution(BaseContextExecution):
         return await execution.step(name, func, *args, **kwargs)
 
     async def __aenter__(self) -> AsyncContextExecution:
-        await drive_begin(self._runtime, self._flows)
+        await drive_begin(self._runtime, self._flows, [self._call])
         self._begun()
         self._enter_block()
         return self
