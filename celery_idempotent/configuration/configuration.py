@@ -95,7 +95,7 @@ class TaskConfiguration:
     @cached_property
     def plan(self) -> Plan:
         """What the task's options add to the flow of a call."""
-        return plan_for(self.settings, writes_result=not self.fusion_obstacle)
+        return plan_for(self.settings)
 
     @cached_property
     def fusion_obstacle(self) -> str:

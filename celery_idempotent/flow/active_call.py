@@ -14,12 +14,12 @@ from celery_idempotent.errors import (
     StoreUnavailableError,
 )
 from celery_idempotent.events import table
-from celery_idempotent.events.report import decide, report
+from celery_idempotent.events.report import report
 from celery_idempotent.events.table import Event
 from celery_idempotent.flow.call import Call, Host, Release
 from celery_idempotent.flow.continuation import Continuation
 from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.extension import Plan
+from celery_idempotent.flow.extension import Extension, Plan
 from celery_idempotent.flow.runtime import Runtime
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
@@ -77,6 +77,10 @@ class ActiveCall:
         self.expired_token = 0
         #: The last message whose reservation was ended.
         self.stale_task_id = ""
+        #: How long sending what follows may take without a heartbeat; None if nothing does.
+        self.sending_ms = data.settings.lease_ms if data.continues else None
+        #: The fencing token; 0 without a record.
+        self.token = 0
         #: None if nothing was granted, or there is no record.
         self.lease: Lease[Any] | None = None
         #: What the body sees, once the call may run.
@@ -98,18 +102,15 @@ class ActiveCall:
         self._renewed = False
         self._loss_reported = False
         self._plan = plan
-        self.extensions = [extension(self) for extension in plan.extensions]
+        self.extensions: list[Extension] = []
+        if plan.extensions:
+            self.extensions = [extension(self) for extension in plan.extensions]
 
     @property
     def unanswered_ids(self) -> bytes:
         """The ids by which the next delivery of the message recognises begins without a reply."""
         ids = self.data.unanswered_ids + self.execution_id
         return ids[-MAX_UNANSWERED_IDS * EXECUTION_ID_BYTES :]
-
-    @property
-    def sending_ms(self) -> int | None:
-        """How long sending what follows may take without a heartbeat; None if nothing does."""
-        return self.settings.lease_ms if self.data.continues else None
 
     async def send_begin(self) -> Reply:
         """Sends the begin; if it is granted, `lease` and `execution` are set."""
@@ -136,12 +137,12 @@ class ActiveCall:
         lease = Lease(self.runtime.store, extension, sent_at, self.report_lease_lost)
         self.execution = self.runtime.execution(str(self.key), begun.token, begun.attempt, self)
         self._begun = begun
-        self.steps_body = begun.body
+        self.token, self.steps_body = begun.token, begun.body
         self.settled, self.protected, self.lease = False, True, lease
 
     def run_unprotected(self, execution: BaseExecution) -> None:
         """Lets the body run without a record."""
-        self.execution, self.lease, self.protected = execution, None, False
+        self.execution, self.lease, self.protected, self.token = execution, None, False, 0
 
     def start_renewal(self) -> None:
         """Renews the lease from now on, and reports the begin, once."""
@@ -149,8 +150,8 @@ class ActiveCall:
         assert self.lease is not None
         self._renewed = True
         self.runtime.start_renewal(self.lease)
-        if self._begun.token != self.expired_token:
-            self.report(table.BEGUN)
+        if self.token != self.expired_token:
+            report(table.BEGUN, self, self.execution)
             if self._begun.attempt > 1:
                 self.report(table.TAKEN_OVER, orphaned_seconds=self._begun.orphaned_seconds)
 
@@ -159,18 +160,6 @@ class ActiveCall:
         if self._renewed and self.lease is not None:
             self.runtime.stop_renewal(self.lease)
             self._renewed = False
-
-    def decide_run(self) -> None:
-        """Counts the decision: the call runs."""
-        assert self.execution is not None
-        decide(table.TAKEOVER if self.execution.attempt > 1 else table.RUN, self)
-        if self.steps_body:
-            _ = self.steps  # they take part in the end of the execution
-
-    @property
-    def token(self) -> int:
-        """The fencing token; 0 without a record."""
-        return self.execution.token if self.execution is not None else 0
 
     def end_extensions(self) -> None:
         """Tells the extensions that the flow has ended; may be called again."""
@@ -248,7 +237,7 @@ class ActiveCall:
 
     def continuation(self) -> Continuation | None:
         """The right to send what follows, with the stored outcome; None if nothing does."""
-        if not self.data.continues:
+        if self.sending_ms is None:
             return None
         execution_id = self._begun.execution_id if self._begun else self.execution_id
         return Continuation(self, execution_id)

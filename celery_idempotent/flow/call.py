@@ -16,6 +16,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record.record import Record
 from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.settings import Settings
+from celery_idempotent.store.commands import BackendResult
 
 if TYPE_CHECKING:
     from celery_idempotent.flow.continuation import Continuation
@@ -59,6 +60,8 @@ class Complete:
 
     #: False if the body has removed what was to follow a value.
     continues: bool = True
+    #: Is written together with the outcome, for the result backend.
+    backend_result: BackendResult | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,13 +36,14 @@ from celery_idempotent.flow.round_trip import restore_step, restored
 from celery_idempotent.flow.soft_limit import Interrupted
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.clock import monotonic
+from celery_idempotent.lease.lease import Lease
 from celery_idempotent.payload.codec import DELEGATED, RESULT_IGNORED
 from celery_idempotent.payload.fields import ERROR, RESULT
 from celery_idempotent.record import layout, reservation
 from celery_idempotent.record.payload import Payload
 from celery_idempotent.record.record import Record
 from celery_idempotent.store import breaker, commands
-from celery_idempotent.store.commands import BackendResult, Command
+from celery_idempotent.store.commands import Command
 from celery_idempotent.store.scripts import Reply
 
 #: Seconds after which ``on_conflict="wait"`` sends another begin without an invalidation: when the
@@ -95,8 +96,6 @@ class Settlement:
     retention_ms: int = 0
     #: As for `commands.complete`.
     sending_ms: int | None = None
-    #: Is written together with the outcome.
-    backend_result: BackendResult | None = None
     #: The outcome counts, whatever Redis replies.
     committed: bool = False
     #: Is reported if it cannot be stored.
@@ -136,7 +135,8 @@ async def execute(call: ActiveCall) -> End:
         await give_back(call, error)
         raise
     finally:
-        call.end_extensions()
+        if call.extensions:
+            call.end_extensions()
         call.stop_renewal()
 
 
@@ -155,7 +155,8 @@ async def begin(call: ActiveCall) -> End | None:
         for extension in call.extensions:
             admission = await extension.admitted(admission)
         if admission is GRANTED:
-            call.decide_run()
+            assert call.execution is not None
+            decide(table.TAKEOVER if call.execution.attempt > 1 else table.RUN, call)
             return None
         if isinstance(admission, Finished):
             return await replay_or_requeue(call, admission.record, sent=admission.sent)
@@ -178,7 +179,9 @@ async def admit(call: ActiveCall) -> Admission:
     except StoreUnavailableError as error:
         return without_store(call, error)
     if reply.case == "begun":
-        return await _start(call)
+        call.start_renewal()
+        assert call.lease is not None
+        return GRANTED if call.lease.trusted else await _begin_again(call, call.lease)
     try:
         if reply.case == "corrupt":
             raise layout.corrupt(str(call.key))
@@ -204,17 +207,13 @@ async def admit(call: ActiveCall) -> Admission:
     return Held(record, reply, call.key if reply.case == "held" else call.key.turn)
 
 
-async def _start(call: ActiveCall) -> Admission:
-    lease = call.lease
-    assert lease is not None
-    call.start_renewal()
-    if lease.trusted:
-        return GRANTED
+async def _begin_again(call: ActiveCall, lease: Lease[Any]) -> Admission:
+    """The lease has expired before it was known: the process was suspended, or Redis is slow."""
     if lease.token == call.expired_token:
         await call.give_back()
         late = StoreUnavailableError("Redis replies later than idempotency_lease allows")
         return without_store(call, late)
-    # The process was suspended. A begin with the same id returns the state of the key.
+    # A begin with the same id returns the state of the key.
     call.report(table.BEGINS_AGAIN)
     call.stop_renewal()
     call.expired_token, call.lease = lease.token, None
@@ -319,6 +318,8 @@ def _is_lease_lost(outcome: Outcome) -> bool:
 
 async def settlement_of(call: ActiveCall, outcome: Outcome) -> Settlement:
     """What the end of the body means, with its outcome encoded."""
+    if call.steps_body:
+        _ = call.steps  # they take part in the end of the execution
     outcome, disposition = call.host.meaning(outcome)
     settings, key = call.settings, str(call.key)
     protect: Any = {"key": key, "token": call.token}
@@ -341,7 +342,7 @@ async def settlement_of(call: ActiveCall, outcome: Outcome) -> Settlement:
         body = layout.write_replacement(disposition.awaited, call.task_id, call.steps_body)
         format_ = DELEGATED if disposition.stores_result else RESULT_IGNORED
         settlement.payload, settlement.sending_ms = Payload(format_, body), 0
-    elif isinstance(disposition, Fail) or (disposition.final and settlement.error is not None):
+    elif isinstance(disposition, Fail) or (disposition.final and isinstance(outcome, Failure)):
         assert isinstance(outcome, Failure)
         payload = await call.codec.encode_error(outcome.error, settings, **protect)
         settlement.payload, settlement.retention_ms = payload, settings.error_ms
@@ -352,21 +353,14 @@ async def settlement_of(call: ActiveCall, outcome: Outcome) -> Settlement:
 
 def store_command(call: ActiveCall, settlement: Settlement) -> Command:
     """The command that stores an outcome."""
-    token = call.token
     payload, sending_ms = settlement.payload, settlement.sending_ms
     assert payload is not None
+    about = call.key, call.token, payload, settlement.retention_ms
     if isinstance(settlement.disposition, Fail):
-        return commands.fail(
-            call.key, token, payload, settlement.retention_ms, sending_ms=sending_ms
-        )
-    return commands.complete(
-        call.key,
-        token,
-        payload,
-        settlement.retention_ms,
-        settlement.backend_result,
-        sending_ms=sending_ms,
-    )
+        return commands.fail(*about, sending_ms=sending_ms)
+    complete = settlement.disposition
+    result = complete.backend_result if isinstance(complete, Complete) else None
+    return commands.complete(*about, result, sending_ms=sending_ms)
 
 
 async def _store(call: ActiveCall, settlement: Settlement) -> End:
@@ -403,22 +397,22 @@ async def _store(call: ActiveCall, settlement: Settlement) -> End:
 
 
 def _report_stored(call: ActiveCall, settlement: Settlement) -> None:
-    payload, error = settlement.payload, settlement.error
+    payload, execution = settlement.payload, call.execution
     assert payload is not None
     if isinstance(settlement.disposition, Delegate):
         end = "it has replaced itself and gets the outcome of that"
-        call.report(table.COMPLETED, end=end)
+        report(table.COMPLETED, call, execution, end=end)
         return
-    failed = isinstance(settlement.disposition, Fail)
-    if not payload.has_value and (failed or call.settings.store_result):
-        ran = f"ran and raised {type(error).__name__}" if failed else "ran"
+    has_value, failed = payload.has_value, isinstance(settlement.disposition, Fail)
+    if not has_value and (failed or call.settings.store_result):
+        ran = f"ran and raised {type(settlement.error).__name__}" if failed else "ran"
         call.report(table.NOT_STORED, end=ran, reason=payload.body.decode())
     if failed:
-        gets = "this error" if payload.has_value else "ResultNotStoredError"
-        call.report(table.FAILED, error=error, outcome=gets)
+        gets = "this error" if has_value else "ResultNotStoredError"
+        call.report(table.FAILED, error=settlement.error, outcome=gets)
     else:
-        kept = "its result is stored" if payload.has_value else "its result is not kept"
-        call.report(table.COMPLETED, end=kept)
+        kept = "its result is stored" if has_value else "its result is not kept"
+        report(table.COMPLETED, call, execution, end=kept)
 
 
 async def _release(call: ActiveCall, settlement: Settlement, disposition: Release) -> End:

@@ -153,7 +153,7 @@ class TaskCall:
         self.sender.before_start(self.task_id, self._args, self._kwargs)
         return overrides.run(self.sender, self.sender.run, self._args, self._kwargs)
 
-    def backend_result(self, value: Any) -> BackendResult | None:
+    def _backend_result(self, value: Any) -> BackendResult | None:
         """Returns the result for the record's script to write, where Celery would do no more."""
         request, backend = self._request, self.sender.backend
         if (
@@ -161,6 +161,8 @@ class TaskCall:
             or request.ignore_result
             or self.active.data.continues
             or canvas.has_continuation(request)
+            or not self.is_whole_message
+            or self._configuration.fusion_obstacle
         ):
             return None
         try:
@@ -185,7 +187,8 @@ class TaskCall:
             if self.ending is None:
                 request = self._request
                 continues = bool(request.callbacks or request.chain or request.chord)
-                return outcome, Complete(continues=continues or not self.active.data.continues)
+                continues = continues or not self.active.data.continues
+                return outcome, Complete(continues, self._backend_result(outcome.value))
             outcome = Failure(self.ending)
         return outcome, self._disposition(outcome.error)
 
@@ -300,7 +303,9 @@ class TaskCall:
                 self.continuation.start()
             elif answer.continuation_sent:
                 canvas.drop_continuation(request)
-            self.result_written = answer.result_written or self._write_replayed(answer)
+            self.result_written = answer.result_written
+            if answer.replayed:
+                self.result_written = self._write_replayed(answer)
         return outcome.get()
 
     def _write_replayed(self, answer: Answer) -> bool:
@@ -308,15 +313,12 @@ class TaskCall:
 
         A redelivery finds its result there, which Celery leaves as it is.
         """
-        record, outcome, configuration = answer.record, answer.outcome, self._configuration
-        if not answer.replayed or record is None or record.task_id == self.task_id:
+        record, outcome = answer.record, answer.outcome
+        if not isinstance(outcome, Result) or record is None or record.task_id == self.task_id:
             return False
-        if configuration.fusion_obstacle or not isinstance(outcome, Result):
-            return False
-        result = self.backend_result(outcome.value)
-        if result is None:
-            return False
-        return run_sync(configuration.executor.store.write_result(self.key, result))
+        result = self._backend_result(outcome.value)
+        store = self._configuration.executor.store
+        return result is not None and run_sync(store.write_result(self.key, result))
 
     def _refer_to(self, record: Record, *, replayed: bool) -> None:
         """Leaves a reference to the record of another task id, so that this one leads to it."""
