@@ -134,7 +134,7 @@ class TaskCall:
 
     def backend_result(self, value: Any) -> BackendResult | None:
         """Returns the result for the record's script to write, where Celery would do no more."""
-        request, backend = self._request, self.sender.backend
+        request = self._request
         if (
             request.is_eager
             or request.ignore_result
@@ -144,6 +144,7 @@ class TaskCall:
         ):
             return None
         try:
+            backend = self.sender.backend
             meta = backend._get_result_meta(  # noqa: SLF001 - no public method returns it
                 result=backend.encode_result(value, SUCCESS),
                 state=SUCCESS,

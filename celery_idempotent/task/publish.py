@@ -25,6 +25,7 @@ from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.task import message_headers
 from celery_idempotent.task.key_resolution import resolve_key
+from celery_idempotent.task.message_headers import DEDUPLICATED
 from celery_idempotent.task.republish import hold_for
 from celery_idempotent.task.result import RecordResult
 
@@ -73,11 +74,8 @@ def publish(
     headers = options.get("headers")
     if configuration.in_shadow:
         if call.is_duplicate_in_shadow() and not has_own_id:
-            finding = message_headers.DEDUPLICATED
-            options = {
-                **options,
-                "headers": message_headers.with_finding(headers, finding, task_id),
-            }
+            headers = message_headers.with_finding(headers, DEDUPLICATED, task_id)
+            options = {**options, "headers": headers}
         return send(**options)
     try:
         root = call.identify()

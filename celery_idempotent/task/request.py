@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from signal import SIGKILL
 from typing import Any
@@ -75,10 +75,8 @@ class IdempotentRequest(Request):
             return False
         revoked: bool = super().revoked()
         if revoked:
-            with _warning(
+            with self._warning(
                 "Cannot delete the reservation of task %s, which is discarded; it will expire: %s",
-                self.id,
-                self.id,
             ):
                 key = self.idempotency_key()
                 if key is not None:
@@ -95,11 +93,9 @@ class IdempotentRequest(Request):
         revoked = self.id in revoked_tasks or self._has_revoked_stamp()
         if not (expired or revoked):
             return False
-        with _warning(
+        with self._warning(
             "Cannot read the record of task %s, which is expired or revoked: it is discarded, "
             "even if a copy of it is running: %s",
-            self.id,
-            self.id,
         ):
             return self._has_begun_by_record(revoked)
         return False
@@ -127,6 +123,9 @@ class IdempotentRequest(Request):
         if reserved and reserved.task_id == self.id and reserved.retry is not None:
             return not revoked and reserved.retry > generation
         return False
+
+    def _warning(self, message: str) -> AbstractContextManager[None]:
+        return _warning(message, self.id, self.id)
 
     def _has_revoked_stamp(self) -> bool:
         """Returns whether a stamp of the message was revoked (``revoke_by_stamped_headers``)."""
@@ -224,10 +223,8 @@ class IdempotentRequest(Request):
         Returns:
             Whether copies of the message get that error from now on.
         """
-        with _warning(
+        with self._warning(
             "Cannot end the lease of task %s, whose worker process died; it will expire: %s",
-            self.id,
-            self.id,
         ):
             key, root, generation = self._identity
             if key is None or self.worker_pid is None:

@@ -163,12 +163,12 @@ class IdempotentTask(Task):
         # Celery sets `_protected` when a request has reached its body: a call of the task from
         # inside its body is a plain function call again.
         if request is None or request.called_directly or request._protected:  # noqa: SLF001
-            map_request = map_item.current_map_request(self, args)
-            if map_request is None:
+            item = map_item.next_item(self, args)
+            if item is None:
                 return self._run_function(args, kwargs)
+            request, item_id = item
             try:
-                item_id = map_item.next_item_id(map_request)
-                return self._execute(map_request, args, kwargs, item_id)
+                return self._execute(request, args, kwargs, item_id)
             except map_item.MapItemIgnoredError:
                 return None
         request._protected = 1  # noqa: SLF001
