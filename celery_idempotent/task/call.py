@@ -105,9 +105,9 @@ class TaskCall:
         wait_ms, expires = self.settings.wait_ms, self._request.expires
         if self._request.is_eager:
             return 0  # it does not come back
-        if not wait_ms or expires is None:
-            return wait_ms
-        return max(1, min(wait_ms, round(seconds_until(expires) * 1000)))
+        if wait_ms and expires is not None:
+            return max(1, min(wait_ms, round(seconds_until(expires) * 1000)))
+        return wait_ms
 
     @property
     def wait_timeout(self) -> float:
@@ -170,10 +170,8 @@ class TaskCall:
         A retry reserves the key for its task id. Errors in ``idempotency_replay_errors`` are
         stored. All others release the key.
         """
-        if self.replaced:
-            return self.replaced
-        if self.rescheduled:
-            return self.rescheduled
+        if ended := self.replaced or self.rescheduled:
+            return ended
         if isinstance(error, Retry):
             return self._reserved_for(error)
         if isinstance(error, (Ignore, Reject)):

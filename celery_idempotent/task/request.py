@@ -59,10 +59,9 @@ class IdempotentRequest(Request):
         super().__init__(*args, **options)
         #: Of this process, where it sends errbacks.
         self._execution_id = os.urandom(layout.ID_BYTES)
-        properties = self.request_dict.get("properties") or {}
         if self.content_type:
-            properties = {**properties, CONTENT_TYPE: self.content_type}
-            self.request_dict["properties"] = properties
+            properties = self.request_dict.get("properties") or {}
+            self.request_dict["properties"] = {**properties, CONTENT_TYPE: self.content_type}
 
     def revoked(self) -> bool:
         """Returns whether to discard the message: not if its execution has begun or finished.
