@@ -172,14 +172,10 @@ class IdempotentTask(Task):
             except map_item.MapItemIgnoredError:
                 return None
         request._protected = 1  # noqa: SLF001
-        return self._execute(request, args, kwargs)
+        return self._execute(request, args, kwargs, None)
 
     def _execute(
-        self,
-        request: Context,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        item_id: str | None = None,
+        self, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any], item_id: str | None
     ) -> Any:
         request.idempotency_without_body = True
         configuration = self._configuration or self.idempotency_configuration
@@ -445,8 +441,7 @@ class IdempotentTask(Task):
         configuration = self.idempotency_configuration
         database = configuration.settings.transaction
         named = app_tasks.databases(app_tasks.tasks(self.app))
-        case = configuration.executor.forget(key, database=database, step_rows_in=named)
-        return case == "ok"
+        return configuration.executor.forget(key, database=database, step_rows_in=named) == "ok"
 
     def idempotency_key_of(self, *args: Any, **kwargs: Any) -> Key:
         """Returns the key of a call with these arguments; its ``str()`` is `Record.key`.
