@@ -72,12 +72,12 @@ class TaskCall:
     ) -> None:
         self.sender, self._configuration, self._request = task, configuration, request
         self._args, self._kwargs = args, kwargs
-        self.settings = settings = configuration.settings
+        self.settings = configuration.settings
         if headers.result_ttl is not None:
-            self.settings = replace(settings, result_ttl=headers.result_ttl)
+            self.settings = replace(self.settings, result_ttl=headers.result_ttl)
         self.task_id = task_id = item_id or request.id
         self.worker = worker_name(request.hostname, os.getpid())
-        self.key = key.of_message(task_id) if settings.runs_again else key
+        self.key = configuration.record_key(key, task_id)
         self.label = configuration.label.of(args, kwargs) if configuration.label else ""
         self.unanswered_ids = headers.unanswered_ids
         self.requeue_count = headers.requeue_count

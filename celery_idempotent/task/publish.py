@@ -16,7 +16,6 @@ from celery_idempotent.errors import IdempotencyError, KeyRuleError, StoreUnavai
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, refuse, report
 from celery_idempotent.executor import conflict, replacement
-from celery_idempotent.key.key import Key
 from celery_idempotent.printable import one_line
 from celery_idempotent.record import layout, reservation
 from celery_idempotent.record.reservation import Reservation
@@ -112,7 +111,7 @@ def publish(
     if settings.transaction is not None and layout.is_poisoned(record):
         return send(**options)  # the worker determines whether its row was committed
     report(table.DEDUPLICATED, about, record=record)
-    record_key = call.record_key(key, record.task_id)
+    record_key = configuration.record_key(key, record.task_id)
     return RecordResult(record.task_id, record_key, task.backend, task.app)
 
 
@@ -159,7 +158,7 @@ class _Publish:
         task, key, settings = about.sender, about.key, configuration.settings
         hold = hold_for({"expires": task.expires, **self._options}, settings.reservation_ttl)
         reserve = commands.reserve(
-            self.record_key(key, about.task_id),
+            configuration.record_key(key, about.task_id),
             about.task_id,
             hold_ms=round(hold * 1000),
             label=about.label,
@@ -185,14 +184,10 @@ class _Publish:
     def delete_reservation(self, about: About) -> None:
         """Deletes the reservation of `about`, which may be an earlier message."""
         try:
-            key = self.record_key(about.key, about.task_id)
+            key = self._configuration.record_key(about.key, about.task_id)
             self._configuration.execute(commands.reserve(key, about.task_id, hold_ms=0))
         except IdempotencyError as error:
             report(table.RESERVATION_KEPT, about, error=error)
-
-    def record_key(self, key: Key, task_id: str) -> Key:
-        """Returns the key of the record that holds the outcome of `task_id`."""
-        return key.of_message(task_id) if self._configuration.settings.runs_again else key
 
 
 def is_stale(task: Task, reservation: Reservation) -> bool:

@@ -200,8 +200,7 @@ class IdempotentRequest(Request):
         if key is None:
             return None, b"", 0
         root, generation = canvas.identity_of(key, context, self.id, headers.root)
-        runs_again = configuration.settings.runs_again
-        return key.of_message(self.id) if runs_again else key, root, generation
+        return configuration.record_key(key, self.id), root, generation
 
     def _is_redelivered(self) -> bool:
         """Returns whether the message of a lost worker process is redelivered or retried."""
@@ -299,9 +298,8 @@ def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., 
                 key = MessageHeaders.read(task.name, task_id, message.headers).key
                 if key is not None:
                     configuration = task.idempotency_configuration
-                    if configuration.settings.runs_again:
-                        key = key.of_message(task_id)
-                    configuration.execute(commands.reserve(key, task_id, hold_ms=0))
+                    record_key = configuration.record_key(key, task_id)
+                    configuration.execute(commands.reserve(record_key, task_id, hold_ms=0))
             raise
 
     return receive_readable
