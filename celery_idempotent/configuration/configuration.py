@@ -23,6 +23,7 @@ from celery_idempotent.errors import SettingsError
 from celery_idempotent.extensions.plan import plan_for
 from celery_idempotent.flow.executor import Executor
 from celery_idempotent.flow.extension import Plan
+from celery_idempotent.key.key import Key
 from celery_idempotent.key.label import Label
 from celery_idempotent.key.rule import KeyRule
 from celery_idempotent.payload import encryption_keys, offload_storage
@@ -103,6 +104,10 @@ class TaskConfiguration:
         if self.in_shadow:
             return "idempotency_shadow is on"
         return fused_completion.obstacle(self._task, self._app, self.settings, self.executor.store)
+
+    def record_key(self, key: Key, task_id: str) -> Key:
+        """Returns the key of the record that holds the outcome of `task_id` under `key`."""
+        return key.of_message(task_id) if self.settings.runs_again else key
 
     def execute(self, command: Command) -> Reply:
         """Executes a command in the task's store, and returns the reply.

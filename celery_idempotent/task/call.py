@@ -103,12 +103,14 @@ class TaskCall:
         own_limit = self.is_whole_message and not request.is_eager
         call = Call(
             sender=task,
-            key=key.of_message(task_id) if settings.runs_again else key,
+            key=configuration.record_key(key, task_id),
             settings=self.settings,
             task_id=task_id,
             worker=worker_name(request.hostname, os.getpid()),
             root=self.root,
-            wait_timeout=min(settings.wait_timeout, wait_within_time_limits(request)),
+            wait_timeout=min(settings.wait_timeout, wait_within_time_limits(request))
+            if settings.on_conflict == "wait"
+            else 0.0,
             label=configuration.label.of(args, kwargs) if configuration.label else "",
             generation=self.generation,
             unanswered_ids=headers.unanswered_ids,
@@ -119,7 +121,7 @@ class TaskCall:
             continues=self.is_whole_message
             and not configuration.in_shadow
             and canvas.has_continuation(request),
-            wait_ms=self._wait_ms,
+            wait_ms=self._wait_ms if settings.wait_ms else 0,
             soft_limit=soft_limit_of(request) if own_limit else None,
         )
         #: In the flow.
@@ -136,9 +138,9 @@ class TaskCall:
         wait_ms, expires = self.settings.wait_ms, self._request.expires
         if self._request.is_eager:
             return 0  # it does not come back
-        if not wait_ms or expires is None:
-            return wait_ms
-        return max(1, min(wait_ms, round(seconds_until(expires) * 1000)))
+        if wait_ms and expires is not None:
+            return max(1, min(wait_ms, round(seconds_until(expires) * 1000)))
+        return wait_ms
 
     @property
     def required_generation(self) -> int:
@@ -155,7 +157,7 @@ class TaskCall:
 
     def _backend_result(self, value: Any) -> BackendResult | None:
         """Returns the result for the record's script to write, where Celery would do no more."""
-        request, backend = self._request, self.sender.backend
+        request = self._request
         if (
             request.is_eager
             or request.ignore_result
@@ -166,6 +168,7 @@ class TaskCall:
         ):
             return None
         try:
+            backend = self.sender.backend
             meta = backend._get_result_meta(  # noqa: SLF001 - no public method returns it
                 result=backend.encode_result(value, SUCCESS),
                 state=SUCCESS,
@@ -198,10 +201,8 @@ class TaskCall:
         A retry reserves the key for its task id. Errors in ``idempotency_replay_errors`` are
         stored. All others release the key.
         """
-        if self.replaced:
-            return self.replaced
-        if self.rescheduled:
-            return self.rescheduled
+        if ended := self.replaced or self.rescheduled:
+            return ended
         if isinstance(error, Retry):
             return self._reserved_for(error)
         if isinstance(error, (Ignore, Reject)):

@@ -115,7 +115,7 @@ def check_message(rule: KeyRule, request: Context, kwargs: Mapping[str, Any]) ->
     if misplaced:
         raise KeyRuleError(
             f"{rule.task}: the publisher passed {', '.join(misplaced)} as an option of "
-            f"send_task(), which is not read: {_use_header(misplaced)}"
+            f"send_task(), which is not read: pass headers={{{_nearest(misplaced[0])[1]!r}: …}}"
         )
 
 
@@ -132,15 +132,10 @@ def _mark_misplaced(
         headers[MISPLACED_HEADER] = names
         logger.error(
             "%s is published with the option %s, which is not read, and an idempotent task refuses "
-            "it: %s",
-            sender, names, _use_header(misplaced),
+            "it: pass headers={%r: …}",
+            sender, names, _nearest(misplaced[0])[1],
             extra=log_extra(None, task_id=headers.get("id")),
         )  # fmt: skip
-
-
-def _use_header(names: list[str]) -> str:
-    _, option = _nearest(names[0])
-    return f"pass headers={{{option!r}: …}}"
 
 
 def _misplaced(properties: Mapping[str, Any]) -> list[str]:

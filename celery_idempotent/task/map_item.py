@@ -20,8 +20,8 @@ from celery_idempotent.task import overrides
 from celery_idempotent.task.call import TaskCall
 
 
-def current_map_request(task: Task, args: tuple[Any, ...]) -> Context | None:
-    """Returns the request of the ``map`` or ``starmap`` message whose next item this call is.
+def next_item(task: Task, args: tuple[Any, ...]) -> tuple[Context, str] | None:
+    """Returns the request of the ``map`` message whose next item this call is, and the item's id.
 
     None for any other call: Celery also calls errbacks and handlers of the message as functions.
     """
@@ -29,24 +29,20 @@ def current_map_request(task: Task, args: tuple[Any, ...]) -> Context | None:
     if current is None or current.name not in MAP_TASKS:
         return None
     request: Context = current.request
+    number = getattr(request, "idempotency_items", 0)
     mapped, items = _arguments(*request.args, **request.kwargs)
     try:
-        item = items[getattr(request, "idempotency_items", 0)]
-        is_next = mapped == task.name and MAP_TASKS[current.name](item) == args
+        if mapped != task.name or MAP_TASKS[current.name](items[number]) != args:
+            return None
     except (IndexError, TypeError):  # there is no item left, or it is no tuple of arguments
         return None
-    return request if is_next else None
+    request.idempotency_items = number + 1
+    return request, item_id(request.id, number + 1)
 
 
 def _arguments(task: Mapping[str, Any] | str, it: Sequence[Any]) -> tuple[str, Sequence[Any]]:
     """Returns the name of the mapped task and the items, however they are passed."""
     return task if isinstance(task, str) else task["task"], it
-
-
-def next_item_id(request: Context) -> str:
-    """Returns the id of the next item of the message of `request`; called once for each item."""
-    request.idempotency_items = getattr(request, "idempotency_items", 0) + 1
-    return item_id(request.id, request.idempotency_items)
 
 
 def item_id(task_id: str, number: int) -> str:

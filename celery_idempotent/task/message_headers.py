@@ -248,7 +248,7 @@ def _headers_of(task: str, task_id: str, headers: Mapping[str, Any]) -> tuple[An
     root, derived = "", ""
     if fields is not None:
         message_digest, explicit_digest, its_root, its_derived = fields.groups()
-        if message_digest == _digest_of_message(task, task_id):
+        if message_digest == _digest_of("binding", task, task_id):
             root, derived = its_root, its_derived or ""
         elif explicit_digest == _digest_of_explicit(explicit):
             return None, b"", ""
@@ -266,7 +266,7 @@ def _result_ttl_of(task: str, task_id: str, headers: Mapping[str, Any]) -> float
     value = headers.get(RESULT_TTL_HEADER)
     if isinstance(value, str) and (fields := _SECONDS.fullmatch(value)):
         seconds, message_digest = fields.groups()
-        if message_digest not in (None, _digest_of_message(task, task_id)):
+        if message_digest not in (None, _digest_of("binding", task, task_id)):
             return None
         value = float(seconds)
     if value is not None:
@@ -284,7 +284,7 @@ def _write(
 ) -> dict[str, Any]:
     written = without_keys(headers)
     if (result_ttl := _result_ttl_of(task, task_id, headers)) is not None:
-        written[RESULT_TTL_HEADER] = f"{result_ttl} {_digest_of_message(task, task_id)}"
+        written[RESULT_TTL_HEADER] = f"{result_ttl} {_digest_of('binding', task, task_id)}"
     if explicit is not None:
         written[EXPLICIT_KEY_HEADER] = explicit
     if explicit is not None or root or derived:
@@ -293,20 +293,16 @@ def _write(
 
 
 def _bound(task: str, task_id: str, explicit: Any, root: bytes, derived: str) -> str:
-    message = _digest_of_message(task, task_id)
+    message = _digest_of("binding", task, task_id)
     binding = f"{message}.{_digest_of_explicit(explicit)}.{root.hex()}"
     return f"{binding}.{derived}" if derived else binding
 
 
-def _digest_of_message(task: str, task_id: str) -> str:
-    return _short_digest("binding", task, task_id)
-
-
 def _digest_of_explicit(explicit: Any) -> str:
-    return "" if explicit is None else _short_digest("own", explicit)
+    return "" if explicit is None else _digest_of("own", explicit)
 
 
-def _short_digest(*values: Any) -> str:
+def _digest_of(*values: Any) -> str:
     return urlsafe_b64encode(digest(ascii(values).encode(), 8))[:11].decode()
 
 

@@ -82,11 +82,10 @@ def wrap_call(task: type[Task], base: type[Task]) -> None:
 
 def run(task: Task, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls `body`, through the ``__call__`` of the task's class if it has its own."""
-    own = type(task)._own_call  # noqa: SLF001
-    if not own:
-        return body(*args, **kwargs)
-    running = _OwnCall(task, task.request_stack.top, body)
-    return _run(running, own.__get__(task, type(task)), args, kwargs)
+    if own := type(task)._own_call:  # noqa: SLF001
+        running = _OwnCall(task, task.request_stack.top, body)
+        return _run(running, own.__get__(task, type(task)), args, kwargs)
+    return body(*args, **kwargs)
 
 
 def body_of(task: Task) -> Callable[..., Any] | None:

@@ -16,7 +16,6 @@ from celery_idempotent.errors import IdempotencyError, KeyRuleError, StoreUnavai
 from celery_idempotent.events import table
 from celery_idempotent.events.report import About, log_extra, refuse, report
 from celery_idempotent.flow import conflict, replacement
-from celery_idempotent.key.key import Key
 from celery_idempotent.printable import one_line
 from celery_idempotent.record import layout, reservation
 from celery_idempotent.record.reservation import Reservation
@@ -25,6 +24,7 @@ from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.store.scripts import Reply
 from celery_idempotent.task import message_headers
 from celery_idempotent.task.key_resolution import resolve_key
+from celery_idempotent.task.message_headers import DEDUPLICATED
 from celery_idempotent.task.republish import hold_for
 from celery_idempotent.task.result import RecordResult
 
@@ -73,11 +73,8 @@ def publish(
     headers = options.get("headers")
     if configuration.in_shadow:
         if call.is_duplicate_in_shadow() and not has_own_id:
-            finding = message_headers.DEDUPLICATED
-            options = {
-                **options,
-                "headers": message_headers.with_finding(headers, finding, task_id),
-            }
+            headers = message_headers.with_finding(headers, DEDUPLICATED, task_id)
+            options = {**options, "headers": headers}
         return send(**options)
     try:
         root = call.identify()
@@ -114,7 +111,7 @@ def publish(
     if settings.transaction is not None and layout.is_poisoned(record):
         return send(**options)  # the worker determines whether its row was committed
     report(table.DEDUPLICATED, about, record=record)
-    record_key = call.record_key(key, record.task_id)
+    record_key = configuration.record_key(key, record.task_id)
     return RecordResult(record.task_id, record_key, task.backend, task.app)
 
 
@@ -161,7 +158,7 @@ class _Publish:
         task, key, settings = about.sender, about.key, configuration.settings
         hold = hold_for({"expires": task.expires, **self._options}, settings.reservation_ttl)
         reserve = commands.reserve(
-            self.record_key(key, about.task_id),
+            configuration.record_key(key, about.task_id),
             about.task_id,
             hold_ms=round(hold * 1000),
             label=about.label,
@@ -187,14 +184,10 @@ class _Publish:
     def delete_reservation(self, about: About) -> None:
         """Deletes the reservation of `about`, which may be an earlier message."""
         try:
-            key = self.record_key(about.key, about.task_id)
+            key = self._configuration.record_key(about.key, about.task_id)
             self._configuration.execute(commands.reserve(key, about.task_id, hold_ms=0))
         except IdempotencyError as error:
             report(table.RESERVATION_KEPT, about, error=error)
-
-    def record_key(self, key: Key, task_id: str) -> Key:
-        """Returns the key of the record that holds the outcome of `task_id`."""
-        return key.of_message(task_id) if self._configuration.settings.runs_again else key
 
 
 def is_stale(task: Task, reservation: Reservation) -> bool:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 from celery import Celery, Task
@@ -118,21 +119,18 @@ def _representations(signature: Signature, request: Context) -> dict[str, str]:
 
     For arguments that differ from the received ones, only a text that the publisher chose is kept.
     """
-    headers = {}
+    app, headers = signature.app, {}
+    levels = app.conf.get("task_repr_maxlevels", 3)
+    by_celery = partial(saferepr, maxlen=app.amqp.argsrepr_maxsize, maxlevels=levels)
     for name, before, after in (
         ("argsrepr", tuple(request.args or ()), tuple(signature.args)),
         ("kwargsrepr", dict(request.kwargs or {}), dict(signature.kwargs)),
     ):
         text = vars(request).get(name)
-        if text is not None and (after == before or text != _celery_repr(before, signature.app)):
-            headers[name] = text
+        if text is None or (after != before and text == by_celery(before)):
+            continue
+        headers[name] = text
     return headers
-
-
-def _celery_repr(arguments: Any, app: Celery) -> str:
-    levels = app.conf.get("task_repr_maxlevels", 3)
-    text: str = saferepr(arguments, app.amqp.argsrepr_maxsize, maxlevels=levels)
-    return text
 
 
 def adapt_to_delayed_delivery(
@@ -170,13 +168,8 @@ def confirming_producer(app: Celery) -> Iterator[Any]:
     brokers confirm a publish, for which Celery waits only with `confirm_publish`. Other transports
     reply to each publish, and None is yielded: the app's own producer is as good.
     """
-    connection = app.connection_for_write(
-        transport_options={
-            "confirm_publish": True,
-            "read_timeout": CONFIRM_TIMEOUT,
-            "write_timeout": CONFIRM_TIMEOUT,
-        }
-    )
+    timeouts = {"read_timeout": CONFIRM_TIMEOUT, "write_timeout": CONFIRM_TIMEOUT}
+    connection = app.connection_for_write(transport_options={"confirm_publish": True, **timeouts})
     if connection.get_transport_cls().driver_type != "amqp":
         yield None
         return

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from signal import SIGKILL
 from typing import Any
@@ -59,10 +59,9 @@ class IdempotentRequest(Request):
         super().__init__(*args, **options)
         #: Of this process, where it sends errbacks.
         self._execution_id = os.urandom(layout.ID_BYTES)
-        properties = self.request_dict.get("properties") or {}
         if self.content_type:
-            properties = {**properties, CONTENT_TYPE: self.content_type}
-            self.request_dict["properties"] = properties
+            properties = self.request_dict.get("properties") or {}
+            self.request_dict["properties"] = {**properties, CONTENT_TYPE: self.content_type}
 
     def revoked(self) -> bool:
         """Returns whether to discard the message: not if its execution has begun or finished.
@@ -75,10 +74,8 @@ class IdempotentRequest(Request):
             return False
         revoked: bool = super().revoked()
         if revoked:
-            with _warning(
+            with self._warning(
                 "Cannot delete the reservation of task %s, which is discarded; it will expire: %s",
-                self.id,
-                self.id,
             ):
                 key = self.idempotency_key()
                 if key is not None:
@@ -95,11 +92,9 @@ class IdempotentRequest(Request):
         revoked = self.id in revoked_tasks or self._has_revoked_stamp()
         if not (expired or revoked):
             return False
-        with _warning(
+        with self._warning(
             "Cannot read the record of task %s, which is expired or revoked: it is discarded, "
             "even if a copy of it is running: %s",
-            self.id,
-            self.id,
         ):
             return self._has_begun_by_record(revoked)
         return False
@@ -127,6 +122,9 @@ class IdempotentRequest(Request):
         if reserved and reserved.task_id == self.id and reserved.retry is not None:
             return not revoked and reserved.retry > generation
         return False
+
+    def _warning(self, message: str) -> AbstractContextManager[None]:
+        return _warning(message, self.id, self.id)
 
     def _has_revoked_stamp(self) -> bool:
         """Returns whether a stamp of the message was revoked (``revoke_by_stamped_headers``)."""
@@ -202,8 +200,7 @@ class IdempotentRequest(Request):
         if key is None:
             return None, b"", 0
         root, generation = canvas.identity_of(key, context, self.id, headers.root)
-        runs_again = configuration.settings.runs_again
-        return key.of_message(self.id) if runs_again else key, root, generation
+        return configuration.record_key(key, self.id), root, generation
 
     def _is_redelivered(self) -> bool:
         """Returns whether the message of a lost worker process is redelivered or retried."""
@@ -224,10 +221,8 @@ class IdempotentRequest(Request):
         Returns:
             Whether copies of the message get that error from now on.
         """
-        with _warning(
+        with self._warning(
             "Cannot end the lease of task %s, whose worker process died; it will expire: %s",
-            self.id,
-            self.id,
         ):
             key, root, generation = self._identity
             if key is None or self.worker_pid is None:
@@ -303,9 +298,8 @@ def ending_unreadable(task: Task, receive: Callable[..., Any]) -> Callable[..., 
                 key = MessageHeaders.read(task.name, task_id, message.headers).key
                 if key is not None:
                     configuration = task.idempotency_configuration
-                    if configuration.settings.runs_again:
-                        key = key.of_message(task_id)
-                    configuration.execute(commands.reserve(key, task_id, hold_ms=0))
+                    record_key = configuration.record_key(key, task_id)
+                    configuration.execute(commands.reserve(record_key, task_id, hold_ms=0))
             raise
 
     return receive_readable

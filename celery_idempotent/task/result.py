@@ -70,8 +70,7 @@ def outcome_of(result: AsyncResult, key: Key | None = None) -> CallOutcome | Non
         task: Any = result.app.tasks.get(key.task) if key is not None else None
         if key is None or not hasattr(task, "idempotency_configuration"):
             return None
-        if task.idempotency_configuration.settings.runs_again:
-            key = key.of_message(result.id)
+        key = task.idempotency_configuration.record_key(key, result.id)
     store = result.app.tasks[key.task].idempotency_configuration.executor.store
     record = run_sync(store.get(key))
     replayed = isinstance(result, RecordResult)

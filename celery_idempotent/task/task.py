@@ -163,23 +163,19 @@ class IdempotentTask(Task):
         # Celery sets `_protected` when a request has reached its body: a call of the task from
         # inside its body is a plain function call again.
         if request is None or request.called_directly or request._protected:  # noqa: SLF001
-            map_request = map_item.current_map_request(self, args)
-            if map_request is None:
+            item = map_item.next_item(self, args)
+            if item is None:
                 return self._run_function(args, kwargs)
+            request, item_id = item
             try:
-                item_id = map_item.next_item_id(map_request)
-                return self._execute(map_request, args, kwargs, item_id)
+                return self._execute(request, args, kwargs, item_id)
             except map_item.MapItemIgnoredError:
                 return None
         request._protected = 1  # noqa: SLF001
-        return self._execute(request, args, kwargs)
+        return self._execute(request, args, kwargs, None)
 
     def _execute(
-        self,
-        request: Context,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        item_id: str | None = None,
+        self, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any], item_id: str | None
     ) -> Any:
         request.idempotency_without_body = True
         configuration = self._configuration or self.idempotency_configuration
@@ -445,8 +441,7 @@ class IdempotentTask(Task):
         configuration = self.idempotency_configuration
         database = configuration.settings.transaction
         named = app_tasks.databases(app_tasks.tasks(self.app))
-        case = configuration.executor.forget(key, database=database, step_rows_in=named)
-        return case == "ok"
+        return configuration.executor.forget(key, database=database, step_rows_in=named) == "ok"
 
     def idempotency_key_of(self, *args: Any, **kwargs: Any) -> Key:
         """Returns the key of a call with these arguments; its ``str()`` is `Record.key`.

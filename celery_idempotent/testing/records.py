@@ -140,4 +140,4 @@ def _record_key(
 ) -> Key:
     """Returns the key of the record that an execution of `task_id` has."""
     key = task.idempotency_key_of(*args, **kwargs)
-    return key.of_message(task_id) if task.idempotency_configuration.settings.runs_again else key
+    return task.idempotency_configuration.record_key(key, task_id)

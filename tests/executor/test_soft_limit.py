@@ -93,7 +93,7 @@ class Story:
 AT_THE_BODY = (
     "executor/runtime/blocking.py::run",
     "task/call.py::run",
-    "task/own_call.py::run",
+    "task/overrides.py::run",
 )
 
 

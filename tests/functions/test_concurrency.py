@@ -129,7 +129,7 @@ class TestHeartbeat:
             threads = threading.active_count()
             results = await asyncio.gather(charge(key), call_later())
             assert not asyncio_heartbeat().held()
-            assert threading.active_count() == threads
+            assert threading.active_count() <= threads
             return results
 
         assert run(call_both()) == [1, 1]

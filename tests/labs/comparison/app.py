@@ -111,8 +111,8 @@ def _disconnect_signals() -> None:
     """Removes the overhead of celery-idempotent, which Celery loads as a command-line plugin."""
     from celery_idempotent.task import canvas
 
-    task_success.disconnect(canvas.mark_callbacks_sent)
-    task_failure.disconnect(canvas.mark_errbacks_sent)
+    task_success.disconnect(canvas.mark_continuation_sent)
+    task_failure.disconnect(canvas.mark_continuation_sent)
     task_postrun.disconnect(canvas.end_continuation)
 
 
