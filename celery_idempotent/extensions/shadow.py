@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from celery_idempotent.clock import monotonic
 from celery_idempotent.errors import (
     IdempotencyError,
     PoisonedTaskError,
@@ -25,6 +24,7 @@ from celery_idempotent.flow.call import Answer, Complete, Delegate, Fail
 from celery_idempotent.flow.outcome import Failure, Outcome
 from celery_idempotent.flow.soft_limit import Interrupted
 from celery_idempotent.flow.thread import run_flow
+from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.payload.codec import NOT_STORED, RESULT_IGNORED
 from celery_idempotent.record import layout

@@ -1,4 +1,4 @@
-"""The runtime of code on an event loop."""
+"""Runs flows on an event loop."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from celery_idempotent.errors import IdempotencyError
+from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.call import Call, End, Host
 from celery_idempotent.flow.execution import AsyncExecution
+from celery_idempotent.flow.extension import Plan
+from celery_idempotent.flow.flow import execute
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.asyncio_heartbeat import AsyncioHeartbeat, asyncio_heartbeat
 from celery_idempotent.lease.lease import Lease
+from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.store.commands import Command
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.scripts import Reply
@@ -232,3 +237,20 @@ async def _run(func: Callable[[], Any]) -> Outcome:
     except BaseException as error:
         return Failure(error)
     return Result(value)
+
+
+class AsyncExecutor:
+    """As `Executor`, awaited; for any number of event loops."""
+
+    def __init__(self, store: RecordStore, codec: PayloadCodec) -> None:
+        self.store = store
+        self.codec = codec.for_asyncio()
+
+    def new_call(self, data: Call, host: Host, plan: Plan) -> ActiveCall:
+        """A call that has not begun."""
+        return ActiveCall(data, host, AsyncioRuntime(self.store), self.codec, plan)
+
+    async def enter(self, call: ActiveCall) -> End:
+        """Runs `call` through the flow. If it is cancelled, the key is released."""
+        assert isinstance(call.runtime, AsyncioRuntime)
+        return await call.runtime.drive(execute(call))

@@ -1,4 +1,4 @@
-"""Runs calls through the flow, for code that blocks and for code on an event loop."""
+"""Runs calls through the flow, for code that blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from functools import partial
 
 from celery_idempotent.errors import CorruptRecordError
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.aio import AsyncioRuntime
 from celery_idempotent.flow.call import Call, End, Host
 from celery_idempotent.flow.extension import Plan
 from celery_idempotent.flow.flow import execute
@@ -85,20 +84,3 @@ class Executor:
         if record is not None and case == "ok":
             run_sync(self.codec.delete_record_objects(record))
         return case
-
-
-class AsyncExecutor:
-    """As `Executor`, awaited; for any number of event loops."""
-
-    def __init__(self, store: RecordStore, codec: PayloadCodec) -> None:
-        self.store = store
-        self.codec = codec.for_asyncio()
-
-    def new_call(self, data: Call, host: Host, plan: Plan) -> ActiveCall:
-        """A call that has not begun."""
-        return ActiveCall(data, host, AsyncioRuntime(self.store), self.codec, plan)
-
-    async def enter(self, call: ActiveCall) -> End:
-        """Runs `call` through the flow. If it is cancelled, the key is released."""
-        assert isinstance(call.runtime, AsyncioRuntime)
-        return await call.runtime.drive(execute(call))

@@ -28,10 +28,10 @@ from celery_idempotent.extensions.transaction import (
     commit_together,
 )
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.aio import AsyncioRuntime
+from celery_idempotent.flow.aio import AsyncExecutor, AsyncioRuntime
 from celery_idempotent.flow.call import Answer, Call, End, Requeue
 from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.executor import AsyncExecutor, Executor
+from celery_idempotent.flow.executor import Executor
 from celery_idempotent.flow.extension import Extension, Plan
 from celery_idempotent.flow.flow import Admission, Finished
 from celery_idempotent.flow.lockstep import Handler, Lockstep, SteppedRuntime

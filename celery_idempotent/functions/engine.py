@@ -17,9 +17,10 @@ from celery_idempotent.configuration import app_tasks, configuration
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import IdempotencyError, KeyRuleError, SettingsError
 from celery_idempotent.events.report import About, refuse
+from celery_idempotent.flow.aio import AsyncExecutor
 from celery_idempotent.flow.call import Call
 from celery_idempotent.flow.execution import BaseExecution, unprotected
-from celery_idempotent.flow.executor import AsyncExecutor, Executor
+from celery_idempotent.flow.executor import Executor
 from celery_idempotent.functions.batch import AsyncBatch, Batch
 from celery_idempotent.functions.context import ExecutionContext
 from celery_idempotent.functions.decorator import idempotent_function

@@ -98,8 +98,11 @@ class TestClock:
     @pytest.mark.parametrize(
         "module",
         [
-            "executor.executor",
-            "executor.batch",
+            "extensions.shadow",
+            "extensions.steps",
+            "flow.active_call",
+            "flow.continuation",
+            "flow.flow",
             "lease.heartbeat",
             "lease.asyncio_heartbeat",
             "lease.lease",
