@@ -21,8 +21,8 @@ from celery_idempotent.configuration.arguments import normaliser
 from celery_idempotent.configuration.store_config import store_config_of
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.extensions.plan import plan_for
+from celery_idempotent.flow.active_call import Plan
 from celery_idempotent.flow.executor import Executor
-from celery_idempotent.flow.extension import Plan
 from celery_idempotent.key.key import Key
 from celery_idempotent.key.label import Label
 from celery_idempotent.key.rule import KeyRule

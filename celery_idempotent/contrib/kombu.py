@@ -33,8 +33,8 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events.report import log_extra
 from celery_idempotent.extensions.plan import plan_for
-from celery_idempotent.flow.call import Drop, Reject, Requeue
 from celery_idempotent.flow.conflict import requeue_delay
+from celery_idempotent.flow.end import Drop, Reject, Requeue
 from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.outcome import Result
 from celery_idempotent.functions.direct_call import DirectHost, direct_call
@@ -221,7 +221,7 @@ class IdempotentConsumer(ConsumerMixin):
         return _MessageHost(
             call,
             partial(self._handler, delivery.body, message),
-            app=self._idem._app,  # noqa: SLF001
+            app=self._idem.app,
         )
 
     def _delay(self, delivery: _Delivery, seconds: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery_idempotent.extensions.steps import Steps
 from celery_idempotent.extensions.transaction import RowTransaction
-from celery_idempotent.flow.extension import Plan
+from celery_idempotent.flow.active_call import Plan
 from celery_idempotent.settings import Settings
 
 

@@ -16,8 +16,8 @@ from celery_idempotent.extensions.outbox import (
 )
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.call import Complete, Fail
+from celery_idempotent.flow.end import Settlement
 from celery_idempotent.flow.extension import Extension
-from celery_idempotent.flow.flow import Settlement
 from celery_idempotent.flow.outcome import Failure, Outcome, Result, is_asynchronous
 from celery_idempotent.flow.round_trip import restored
 from celery_idempotent.lease.clock import monotonic

@@ -21,10 +21,21 @@ from celery_idempotent.extensions.outbox import (
 )
 from celery_idempotent.flow import conflict, flow, replacement
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.call import Answer, Complete, Drop, End, Fail, Release, Requeue
+from celery_idempotent.flow.call import Complete, Fail, Release
+from celery_idempotent.flow.continuation import Continuation
+from celery_idempotent.flow.end import (
+    AGAIN,
+    GRANTED,
+    Admission,
+    Answer,
+    Drop,
+    End,
+    Finished,
+    Requeue,
+    Settlement,
+)
 from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.extension import Extension
-from celery_idempotent.flow.flow import AGAIN, GRANTED, Admission, Finished, Settlement
 from celery_idempotent.flow.lockstep import await_effect
 from celery_idempotent.flow.outcome import Failure, is_asynchronous
 from celery_idempotent.flow.replay import replay_or_requeue
@@ -250,8 +261,8 @@ class RowTransaction(Extension):
         continuation = None
         try:
             reply = await self._repeat(row, record)
-            if reply.case == "ok" and not row.delegates:
-                continuation = call.continuation()
+            if reply.case == "ok" and not row.delegates and call.data.continues:
+                continuation = Continuation(call)
         except (StoreUnavailableError, CorruptRecordError) as error:
             call.report(table.ROW_NOT_REPEATED, error=error)
         call.settled = True

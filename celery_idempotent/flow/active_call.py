@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_idempotent.errors import (
     CorruptRecordError,
@@ -17,9 +17,7 @@ from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.events.table import Event
 from celery_idempotent.flow.call import Call, Host, Release
-from celery_idempotent.flow.continuation import Continuation
 from celery_idempotent.flow.execution import BaseExecution
-from celery_idempotent.flow.extension import Extension, Plan
 from celery_idempotent.flow.runtime import Runtime
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
@@ -39,6 +37,14 @@ MAX_UNANSWERED_IDS = 8
 WRITE_RETRY_INTERVAL = 0.25
 #: Frees the key at once and leaves nothing.
 FREE = Release()
+
+
+class Plan(NamedTuple):
+    """What the options of a call add to its flow: see :mod:`.extension`."""
+
+    #: Makes the steps of an execution, when its body comes to the first one.
+    steps: Callable[[ActiveCall], Any]
+    extensions: tuple[Callable[[ActiveCall], Any], ...] = ()
 
 
 class ActiveCall:
@@ -102,7 +108,7 @@ class ActiveCall:
         self._renewed = False
         self._loss_reported = False
         self._plan = plan
-        self.extensions: list[Extension] = []
+        self.extensions: list[Any] = []
         if plan.extensions:
             self.extensions = [extension(self) for extension in plan.extensions]
 
@@ -234,13 +240,6 @@ class ActiveCall:
             return None
         payload, field = self.stored
         return None if payload.has_value else not_stored(payload, str(self.key), field)
-
-    def continuation(self) -> Continuation | None:
-        """The right to send what follows, with the stored outcome; None if nothing does."""
-        if self.sending_ms is None:
-            return None
-        execution_id = self._begun.execution_id if self._begun else self.execution_id
-        return Continuation(self, execution_id)
 
     @property
     def steps(self) -> Any:

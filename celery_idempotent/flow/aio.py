@@ -10,10 +10,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.call import Call, End, Host
+from celery_idempotent.flow.active_call import ActiveCall, Plan
+from celery_idempotent.flow.call import Call, Host
+from celery_idempotent.flow.end import End
 from celery_idempotent.flow.execution import AsyncExecution
-from celery_idempotent.flow.extension import Plan
 from celery_idempotent.flow.flow import execute
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.key.key import Key

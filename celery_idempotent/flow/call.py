@@ -1,13 +1,13 @@
 """The interface between the flow and its callers: tasks, functions, consumers, batches.
 
-A caller hands in a `Call`, which is data, and a `Host`, which runs the body. It gets an `End`, and
-does what that says after the flow.
+A caller hands in a `Call`, which is data, and a `Host`, which runs the body. It gets an end
+(:mod:`.end`), and does what that says after the flow.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.flow.outcome import Outcome
@@ -17,9 +17,6 @@ from celery_idempotent.record.record import Record
 from celery_idempotent.record.reservation import Reservation
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.commands import BackendResult
-
-if TYPE_CHECKING:
-    from celery_idempotent.flow.continuation import Continuation
 
 
 class Call(NamedTuple):
@@ -118,51 +115,3 @@ class Host(Protocol):
 
     def recover_result(self, record: Record, error: IdempotencyError) -> Any:
         """Returns the value that `record` does not hold, from elsewhere; or raises `error`."""
-
-
-class Answer(NamedTuple):
-    """The call has an outcome."""
-
-    outcome: Outcome
-    #: That it was replayed from, or that has kept the call from running.
-    record: Record | None = None
-    replayed: bool = False
-    #: Whether the outcome is the reason why the call has none of an execution.
-    refused: bool = False
-    #: Whether the outcome is that of the call's own execution, and stored.
-    is_own: bool = False
-    #: The right to send what follows the call.
-    continuation: Continuation | None = None
-    #: Whether that was sent before.
-    continuation_sent: bool = False
-    #: Whether the result backend has the value.
-    result_written: bool = False
-
-
-class Requeue(NamedTuple):
-    """The call has to come again."""
-
-    seconds: float
-    reason: BaseException
-    #: As in `Call`, for its next delivery.
-    unanswered_ids: bytes
-    rollback_count: int
-    #: That has kept the call from running.
-    record: Record | None = None
-
-
-class Drop(NamedTuple):
-    """The call ends without an outcome."""
-
-    record: Record | None = None
-
-
-class Reject(NamedTuple):
-    """The message goes to the broker's dead letters."""
-
-    reason: str
-    record: Record | None = None
-
-
-#: How a call ends. Its caller does what it says.
-End = Answer | Requeue | Drop | Reject

@@ -8,7 +8,7 @@ from celery_idempotent.errors import ConflictError, KeyReusedError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.call import Answer, Drop, End, Reject, Requeue
+from celery_idempotent.flow.end import Answer, Drop, End, Reject, Requeue
 from celery_idempotent.flow.outcome import Failure
 from celery_idempotent.printable import one_line
 from celery_idempotent.record.record import Record

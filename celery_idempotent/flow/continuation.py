@@ -9,11 +9,11 @@ next delivery sends the continuation.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
+from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.key.canonical import canonical, digest
 from celery_idempotent.key.key import ROOT_BYTES
 from celery_idempotent.lease.clock import monotonic
@@ -22,19 +22,16 @@ from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.run_sync import run_sync
 
-if TYPE_CHECKING:
-    from celery_idempotent.flow.active_call import ActiveCall
-
 
 class Continuation:
     """The right of one delivery to send what follows its call; for code that blocks."""
 
-    def __init__(self, call: ActiveCall, execution_id: bytes) -> None:
+    def __init__(self, call: ActiveCall) -> None:
         #: Whether the call has returned a value; else it has raised an error.
         self.follows_value = False
         self._call = call
         self._runtime = call.runtime
-        root, settings = call.data.root, call.settings
+        settings, root, execution_id = call.settings, call.data.root, call.execution_id
         self._delivery = call.key, root, execution_id
         extension = Extension(
             call.key, 0, settings.lease_ms, settings.result_ms, root, execution_id

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from functools import partial
 
 from celery_idempotent.errors import CorruptRecordError
-from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.call import Call, End, Host
-from celery_idempotent.flow.extension import Plan
+from celery_idempotent.flow.active_call import ActiveCall, Plan
+from celery_idempotent.flow.call import Call, Host
+from celery_idempotent.flow.end import End
 from celery_idempotent.flow.flow import execute
 from celery_idempotent.flow.thread import BlockingRuntime, run_flow
 from celery_idempotent.key.key import Key

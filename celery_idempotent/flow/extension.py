@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
-
+from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.end import Admission, End, Settlement
 from celery_idempotent.store.scripts import Reply
-
-if TYPE_CHECKING:
-    from celery_idempotent.flow.active_call import ActiveCall
-    from celery_idempotent.flow.call import End
-    from celery_idempotent.flow.flow import Admission, Settlement
 
 
 class Extension:
@@ -36,11 +30,3 @@ class Extension:
 
     def ended(self) -> None:
         """The flow has ended, in whatever way. Never raises; may be called again."""
-
-
-class Plan(NamedTuple):
-    """What the options of a call add to its flow."""
-
-    #: Makes the steps of an execution, when its body comes to the first one.
-    steps: Callable[[ActiveCall], Extension]
-    extensions: tuple[Callable[[ActiveCall], Extension], ...] = ()

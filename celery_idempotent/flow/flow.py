@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,26 +14,29 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events import table
 from celery_idempotent.events.report import decide, decide_by, refuse, report
-from celery_idempotent.events.table import Event
 from celery_idempotent.flow import conflict, replacement
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.call import (
+from celery_idempotent.flow.call import Complete, Delegate, Fail, Release
+from celery_idempotent.flow.continuation import Continuation
+from celery_idempotent.flow.end import (
+    AGAIN,
+    GRANTED,
+    Admission,
     Answer,
-    Complete,
-    Delegate,
-    Disposition,
     Drop,
     End,
-    Fail,
+    Finished,
+    Granted,
+    Held,
     Reject,
-    Release,
     Requeue,
+    Settlement,
 )
+from celery_idempotent.flow.extension import Extension
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.flow.replay import replay, replay_or_requeue
 from celery_idempotent.flow.round_trip import restore_step, restored
 from celery_idempotent.flow.soft_limit import Interrupted
-from celery_idempotent.key.key import Key
 from celery_idempotent.lease.clock import monotonic
 from celery_idempotent.lease.lease import Lease
 from celery_idempotent.payload.codec import DELEGATED, RESULT_IGNORED
@@ -51,62 +53,6 @@ from celery_idempotent.store.scripts import Reply
 MIN_WAIT_INTERVAL, MAX_WAIT_INTERVAL = 0.01, 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """The call may run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Again:
-    """Another begin is needed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The key has an outcome."""
-
-    record: Record
-    #: Whether what follows the call was sent before.
-    sent: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Another execution or message holds the key."""
-
-    record: Record
-    reply: Reply
-    #: Its record is the one that the reply has.
-    key: Key
-
-
-GRANTED, AGAIN = Granted(), Again()
-
-#: What a begin has resulted in.
-Admission = Granted | Again | Finished | Held | End
-
-
-@dataclass(slots=True)
-class Settlement:
-    """How an execution is to end: what is stored, and what its caller gets."""
-
-    disposition: Disposition
-    outcome: Outcome
-    payload: Payload | None = None
-    retention_ms: int = 0
-    #: As for `commands.complete`.
-    sending_ms: int | None = None
-    #: The outcome counts, whatever Redis replies.
-    committed: bool = False
-    #: Is reported if it cannot be stored.
-    unsaved: Event = table.OUTCOME_UNSAVED
-
-    @property
-    def error(self) -> BaseException | None:
-        """What the body raised."""
-        return self.outcome.error if isinstance(self.outcome, Failure) else None
-
-
 async def execute(call: ActiveCall) -> End:
     """How `call` ends.
 
@@ -117,6 +63,7 @@ async def execute(call: ActiveCall) -> End:
         BaseException: what a signal handler has raised outside the body.
     """
     try:
+        extension: Extension
         for extension in call.extensions:
             if (end := await extension.before_begin()) is not None:
                 return end
@@ -302,6 +249,7 @@ async def _settle(call: ActiveCall, outcome: Outcome) -> End:
     if lease is not None and not lease.trusted and _is_lease_lost(outcome):
         return await _abort(call, outcome)
     settlement = await settlement_of(call, outcome)
+    extension: Extension
     for extension in call.extensions:
         settled = await extension.settling(settlement)
         if not isinstance(settled, Settlement):
@@ -387,7 +335,7 @@ async def _store(call: ActiveCall, settlement: Settlement) -> End:
     if delegates:
         return Answer(settlement.outcome)
     # 0: the body has removed what was to follow.
-    continuation = call.continuation() if settlement.sending_ms != 0 else None
+    continuation = Continuation(call) if settlement.sending_ms else None
     return Answer(
         settlement.outcome,
         is_own=True,
@@ -434,7 +382,8 @@ async def _release(call: ActiveCall, settlement: Settlement, disposition: Releas
             error=error,
             reserved_seconds=hold or None,
         )
-        continuation = None if settlement.payload is None else call.continuation()
+        ends = settlement.payload is not None and call.data.continues
+        continuation = Continuation(call) if ends else None
         return Answer(outcome, is_own=disposition.final, continuation=continuation)
     await call.discard_stored()
     if disposition.hold or not isinstance(error, Exception):

@@ -12,7 +12,7 @@ from types import coroutine
 from typing import Any, NamedTuple
 
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.call import End
+from celery_idempotent.flow.end import End
 from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.flow import execute
 from celery_idempotent.flow.outcome import Failure, Outcome

@@ -13,8 +13,8 @@ from celery_idempotent.events import table
 from celery_idempotent.events.report import decide, refuse, report
 from celery_idempotent.flow import conflict
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.call import Answer, End
 from celery_idempotent.flow.continuation import Continuation
+from celery_idempotent.flow.end import Answer, End
 from celery_idempotent.flow.outcome import Failure, Result
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
@@ -72,4 +72,4 @@ async def replay_or_requeue(call: ActiveCall, record: Record, *, sent: bool | No
         return conflict.requeue(call, error, unanswered_ids=unanswered_ids)
     if not sends:
         return answer._replace(continuation_sent=bool(sent))
-    return answer._replace(continuation=Continuation(call, call.execution_id))
+    return answer._replace(continuation=Continuation(call))

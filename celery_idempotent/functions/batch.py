@@ -27,13 +27,13 @@ from celery_idempotent.extensions.transaction import (
     claim_together,
     commit_together,
 )
-from celery_idempotent.flow.active_call import ActiveCall
+from celery_idempotent.flow.active_call import ActiveCall, Plan
 from celery_idempotent.flow.aio import AsyncExecutor, AsyncioRuntime
-from celery_idempotent.flow.call import Answer, Call, End, Requeue
+from celery_idempotent.flow.call import Call
+from celery_idempotent.flow.end import Admission, Answer, End, Finished, Requeue
 from celery_idempotent.flow.execution import BaseExecution
 from celery_idempotent.flow.executor import Executor
-from celery_idempotent.flow.extension import Extension, Plan
-from celery_idempotent.flow.flow import Admission, Finished
+from celery_idempotent.flow.extension import Extension
 from celery_idempotent.flow.lockstep import Handler, Lockstep, SteppedRuntime
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.flow.runtime import BatchRuntime

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from celery_idempotent.errors import ConflictError, IdempotencyError, SettingsError
 from celery_idempotent.extensions.plan import plan_for
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.aio import AsyncioRuntime
-from celery_idempotent.flow.call import Answer, Call
+from celery_idempotent.flow.call import Call
+from celery_idempotent.flow.end import Answer
 from celery_idempotent.flow.execution import AsyncExecution, BaseExecution, Execution
 from celery_idempotent.flow.lockstep import Lockstep, SteppedRuntime
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
@@ -20,6 +21,7 @@ from celery_idempotent.functions.asyncio_flow import drive_begin, drive_end
 from celery_idempotent.functions.decision import Decision, NotCompletedError
 from celery_idempotent.functions.direct_call import (
     DirectHost,
+    Engine,
     current_execution,
     direct_call,
     outcome_of,
@@ -27,9 +29,6 @@ from celery_idempotent.functions.direct_call import (
 from celery_idempotent.key.key import Key
 from celery_idempotent.payload.codec import PayloadCodec
 from celery_idempotent.settings import Settings
-
-if TYPE_CHECKING:
-    from celery_idempotent.functions.engine import Idempotency
 
 T = TypeVar("T")
 
@@ -223,10 +222,10 @@ class ExecutionContext:
     A block that ends without :meth:`~ContextExecution.complete` releases its key.
     """
 
-    def __init__(self, engine: Idempotency, key: Key, settings: Settings, label: str = "") -> None:
+    def __init__(self, engine: Engine, key: Key, settings: Settings, label: str = "") -> None:
         self._engine = engine
         self._data = direct_call(engine, key, settings, label)
-        self._host = DirectHost(self._data, app=engine._app)  # noqa: SLF001
+        self._host = DirectHost(self._data, app=engine.app)
         self._execution: Any = None
 
     def __enter__(self) -> ContextExecution:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_idempotent.errors import KeyRuleError, SettingsError
 from celery_idempotent.events.report import About, refuse
@@ -17,6 +17,7 @@ from celery_idempotent.flow.execution import unprotected
 from celery_idempotent.functions.direct_call import (
     AsyncDirectHost,
     DirectHost,
+    Engine,
     direct_call,
     outcome_of,
     run_as_current,
@@ -25,12 +26,9 @@ from celery_idempotent.key.label import Label
 from celery_idempotent.key.rule import TASK_ID, KeyRule
 from celery_idempotent.payload.value_codec import ValueCodec
 
-if TYPE_CHECKING:
-    from celery_idempotent.functions.engine import Idempotency
-
 
 def idempotent_function(
-    engine: Idempotency,
+    engine: Engine,
     values: ValueCodec,
     func: Callable[..., Any],
     name: str | None,
@@ -93,7 +91,7 @@ def idempotent_function(
             return restored(run_plain(settings, execution, work))
         data, executor = new_call(args, kwargs), engine.executor
         work = functools.partial(func, *args, **kwargs)
-        host = DirectHost(data, work, engine._app)  # noqa: SLF001
+        host = DirectHost(data, work, engine.app)
         call = executor.new_call(data, host, plan)
         return outcome_of(call, executor.enter(call)).get()
 

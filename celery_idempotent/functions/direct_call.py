@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from celery import Celery
@@ -14,17 +14,11 @@ from celery_idempotent.errors import IdempotencyError, TransactionError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.call import (
-    Answer,
-    Call,
-    Complete,
-    Disposition,
-    End,
-    Fail,
-    Release,
-    Requeue,
-)
+from celery_idempotent.flow.aio import AsyncExecutor
+from celery_idempotent.flow.call import Call, Complete, Disposition, Fail, Release
+from celery_idempotent.flow.end import Answer, End, Requeue
 from celery_idempotent.flow.execution import BaseExecution
+from celery_idempotent.flow.executor import Executor
 from celery_idempotent.flow.outcome import Failure, Outcome
 from celery_idempotent.functions.decision import NotCompletedError
 from celery_idempotent.key.key import Key, default_root
@@ -38,6 +32,24 @@ from celery_idempotent.task.call import worker_name
 current_execution: ContextVar[BaseExecution | None] = ContextVar(
     "idempotent_execution", default=None
 )
+
+
+class Engine(Protocol):
+    """What the calls of an `Idempotency` use of it."""
+
+    name: str
+    app: Celery | None
+
+    @property
+    def executor(self) -> Executor:
+        """Of blocking code."""
+
+    @property
+    def async_executor(self) -> AsyncExecutor:
+        """Of coroutines."""
+
+    def settings_for(self, options: Mapping[str, Any], where: str) -> Settings:
+        """Its settings, changed by `options`."""
 
 
 def run_as_current(execution: BaseExecution, work: Callable[[], Any]) -> Any:

@@ -76,14 +76,14 @@ class Idempotency:
     """
 
     def __init__(self, app_or_redis: Any, /, *, name: str = DEFAULT_NAME, **options: Any) -> None:
-        self._app = app_or_redis if isinstance(app_or_redis, Celery) else None
+        self.app = app_or_redis if isinstance(app_or_redis, Celery) else None
         self.name = name
         self._values: dict[str, Any] = {"on_conflict": "wait", "on_store_error": "raise"}
         #: Names of values that the app configures; errors name the app's setting.
         self._configured: frozenset[str] = frozenset()
-        if self._app is not None:
-            configuration.check_option_names(self._app)
-            configured = _configured_options(self._app)
+        if self.app is not None:
+            configuration.check_option_names(self.app)
+            configured = _configured_options(self.app)
             self._values |= configured
             self._configured = frozenset(configured.keys() - options.keys())
         elif isinstance(app_or_redis, str):
@@ -92,15 +92,15 @@ class Idempotency:
             self._values["redis_client"] = app_or_redis
         #: The content types that are decoded: without an app, only the engine's own.
         self._accept = (
-            configuration.accepted_content_types(self._app)
-            if self._app is not None
+            configuration.accepted_content_types(self.app)
+            if self.app is not None
             else frozenset({registry.name_to_type.get(options.get("serializer") or "json", "")})
         )
         self.settings = self._build(options, f"Idempotency {name!r}")
         self._values |= options
         encryption_keys.check(self.settings)
-        self._store_config = store_config_of(self._app, self.settings)
-        if self.settings.offload_backend and self._app is None:
+        self._store_config = store_config_of(self.app, self.settings)
+        if self.settings.offload_backend and self.app is None:
             raise SettingsError(
                 "idempotency_offload_backend needs a Celery app: create Idempotency from the app "
                 "instead of a URL or a client"
@@ -149,7 +149,7 @@ class Idempotency:
             SettingsError: for the first invalid option, in one line.
         """
         # Of its own, since that of the executor needs the encryption keys.
-        result_codec = PlainResultCodec() if self._app is None else BackendResultCodec(self._app)
+        result_codec = PlainResultCodec() if self.app is None else BackendResultCodec(self.app)
         values = ValueCodec(result_codec, self._accept)
         if func is not None:
             return idempotent_function(self, values, func, name, key, label, options)
@@ -197,7 +197,7 @@ class Idempotency:
         """
         calls = self._calls(keys, fingerprints)
         database = self.settings.transaction
-        return Batch.begin(self.executor, keys, calls, self._app, database)
+        return Batch.begin(self.executor, keys, calls, self.app, database)
 
     async def abegin_many(
         self, keys: Sequence[Hashable], fingerprints: Sequence[Any] | None = None
@@ -287,8 +287,8 @@ class Idempotency:
     @cached_property
     def executor(self) -> Executor:
         """The executor of blocking code."""
-        if self._app is not None:
-            return configuration.executor_of(self._app, self.settings)
+        if self.app is not None:
+            return configuration.executor_of(self.app, self.settings)
         return Executor(RecordStore(self._store_config, self._codec.decode), self._codec)
 
     @cached_property
@@ -300,7 +300,7 @@ class Idempotency:
 
     @cached_property
     def _codec(self) -> PayloadCodec:
-        if self._app is not None:
+        if self.app is not None:
             return self.executor.codec
         return PayloadCodec(
             PlainResultCodec(), self._accept, cipher=encryption_keys.cipher(self.settings)
@@ -327,7 +327,7 @@ class Idempotency:
             StoreUnavailableError: if Redis is unavailable.
             ValueError: if `state` is not a state.
         """
-        tasks = app_tasks.enabled(self._app) if self._app is not None else []
+        tasks = app_tasks.enabled(self.app) if self.app is not None else []
         stores = dict.fromkeys([self.executor.store, *app_tasks.stores(tasks)])
         return records(stores, state=state, task=task, older_than=older_than)
 
@@ -365,7 +365,7 @@ class Idempotency:
             for option, value in {**self._values, **options}.items()
         }
         built = settings.build(values, where)
-        default = self._app.conf.result_serializer if self._app else "json"
+        default = self.app.conf.result_serializer if self.app else "json"
         built = configuration.with_serializer(built, where, default, self._accept)
         return configuration.with_database(built)
 

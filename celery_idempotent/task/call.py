@@ -28,19 +28,9 @@ from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.events.table import Event
-from celery_idempotent.flow.call import (
-    Answer,
-    Call,
-    Complete,
-    Delegate,
-    Disposition,
-    Drop,
-    End,
-    Fail,
-    Release,
-    Requeue,
-)
+from celery_idempotent.flow.call import Call, Complete, Delegate, Disposition, Fail, Release
 from celery_idempotent.flow.continuation import Continuation
+from celery_idempotent.flow.end import Answer, Drop, End, Requeue
 from celery_idempotent.flow.execution import Execution
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
 from celery_idempotent.key.key import Key

@@ -14,7 +14,7 @@ from celery._state import _task_stack
 from celery.app.task import Context
 
 from celery_idempotent.configuration.app_tasks import MAP_TASKS
-from celery_idempotent.flow.call import Requeue
+from celery_idempotent.flow.end import Requeue
 from celery_idempotent.flow.execution import Execution
 from celery_idempotent.task import overrides
 from celery_idempotent.task.call import TaskCall

@@ -9,7 +9,8 @@ from celery_idempotent.errors import StoreUnavailableError
 from celery_idempotent.extensions.plan import plan_for
 from celery_idempotent.flow import flow
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.call import Call, Requeue
+from celery_idempotent.flow.call import Call
+from celery_idempotent.flow.end import Requeue
 from celery_idempotent.key.key import Key
 from celery_idempotent.settings import Settings
 from celery_idempotent.store.config import StoreConfig

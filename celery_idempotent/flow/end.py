@@ -1,0 +1,120 @@
+"""What happens in the flow of a call, as values: admissions, settlements and ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from celery_idempotent.events import table
+from celery_idempotent.events.table import Event
+from celery_idempotent.flow.call import Disposition
+from celery_idempotent.flow.continuation import Continuation
+from celery_idempotent.flow.outcome import Failure, Outcome
+from celery_idempotent.key.key import Key
+from celery_idempotent.record.payload import Payload
+from celery_idempotent.record.record import Record
+from celery_idempotent.store.scripts import Reply
+
+
+class Answer(NamedTuple):
+    """The call has an outcome."""
+
+    outcome: Outcome
+    #: That it was replayed from, or that has kept the call from running.
+    record: Record | None = None
+    replayed: bool = False
+    #: Whether the outcome is the reason why the call has none of an execution.
+    refused: bool = False
+    #: Whether the outcome is that of the call's own execution, and stored.
+    is_own: bool = False
+    #: The right to send what follows the call.
+    continuation: Continuation | None = None
+    #: Whether that was sent before.
+    continuation_sent: bool = False
+    #: Whether the result backend has the value.
+    result_written: bool = False
+
+
+class Requeue(NamedTuple):
+    """The call has to come again."""
+
+    seconds: float
+    reason: BaseException
+    #: As in `Call`, for its next delivery.
+    unanswered_ids: bytes
+    rollback_count: int
+    #: That has kept the call from running.
+    record: Record | None = None
+
+
+class Drop(NamedTuple):
+    """The call ends without an outcome."""
+
+    record: Record | None = None
+
+
+class Reject(NamedTuple):
+    """The message goes to the broker's dead letters."""
+
+    reason: str
+    record: Record | None = None
+
+
+#: How a call ends. Its caller does what it says.
+End = Answer | Requeue | Drop | Reject
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The call may run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Another begin is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The key has an outcome."""
+
+    record: Record
+    #: Whether what follows the call was sent before.
+    sent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Another execution or message holds the key."""
+
+    record: Record
+    reply: Reply
+    #: Its record is the one that the reply has.
+    key: Key
+
+
+GRANTED, AGAIN = Granted(), Again()
+
+#: What a begin has resulted in.
+Admission = Granted | Again | Finished | Held | End
+
+
+@dataclass(slots=True)
+class Settlement:
+    """How an execution is to end: what is stored, and what its caller gets."""
+
+    disposition: Disposition
+    outcome: Outcome
+    payload: Payload | None = None
+    retention_ms: int = 0
+    #: As for `commands.complete`.
+    sending_ms: int | None = None
+    #: The outcome counts, whatever Redis replies.
+    committed: bool = False
+    #: Is reported if it cannot be stored.
+    unsaved: Event = table.OUTCOME_UNSAVED
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the body raised."""
+        return self.outcome.error if isinstance(self.outcome, Failure) else None
