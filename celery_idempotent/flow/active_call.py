@@ -148,7 +148,8 @@ class ActiveCall:
 
     def run_unprotected(self, execution: BaseExecution) -> None:
         """Lets the body run without a record."""
-        self.execution, self.lease, self.protected, self.token = execution, None, False, 0
+        self.execution, self.lease, self.token = execution, None, 0
+        self.protected = self.settled = False
 
     def start_renewal(self) -> None:
         """Renews the lease from now on, and reports the begin, once."""
