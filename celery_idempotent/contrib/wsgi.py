@@ -12,10 +12,9 @@ from io import BytesIO
 from itertools import chain
 from typing import Any
 
-from celery_idempotent.contrib.http import identity as identities
 from celery_idempotent.contrib.http import problem
 from celery_idempotent.contrib.http.fingerprint import fingerprint
-from celery_idempotent.contrib.http.identity import anonymous
+from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header, fields_of
 from celery_idempotent.contrib.http.key_header import KEY_HEADER
 from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
 from celery_idempotent.contrib.http.response import Headers, Response, stored_by_default
@@ -27,24 +26,6 @@ Environ = MutableMapping[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
 
 READ_SIZE = 64 * 1024
-
-
-def by_header(name: str) -> Callable[[Environ], str | None]:
-    """Identifies a client by a header that only it can send, such as Authorization.
-
-    Raises:
-        ValueError: if `name` cannot be the name of a header.
-    """
-    return identities.by_header(fields_of, name)
-
-
-def by_cookie(name: str) -> Callable[[Environ], str | None]:
-    """Identifies a client by a cookie that only it has, such as that of its session.
-
-    Raises:
-        ValueError: if `name` cannot be the name of a cookie.
-    """
-    return identities.by_cookie(fields_of, name)
 
 
 class IdempotencyMiddleware(BaseMiddleware):
@@ -60,8 +41,7 @@ class IdempotencyMiddleware(BaseMiddleware):
     async def _handle(
         self, environ: Environ, start_response: StartResponse, keys: list[str]
     ) -> Iterable[bytes]:
-        exchange = Exchange()
-        async with exchange.block:
+        async with Exchange() as exchange:
             try:
                 admitted = self._admit(environ, keys)
                 if admitted is None:
@@ -74,8 +54,7 @@ class IdempotencyMiddleware(BaseMiddleware):
                 with _HeldResponse(start_response) as held:
                     chunks = self._app(environ, held.start_response)
                     response = held.collect(chunks, self._max_response_bytes)
-                    await self._settle(exchange, environ, response)
-                    return held.release(exchange.marks)
+                    return held.release(await self._settle(exchange, environ, response))
             except Answered as answered:
                 return _respond(start_response, answered.response)
 
@@ -134,9 +113,9 @@ class _HeldResponse:
         code, _, reason = self._status.partition(" ")
         return Response(int(code), self._headers, bytes(self._body), reason)
 
-    def release(self, marks: Headers) -> Iterable[bytes]:
-        """Sends the response, with the fields `marks`, and then what the app has yet to return."""
-        self._start_response(self._status, [*self._headers, *marks])
+    def release(self, added: Headers) -> Iterable[bytes]:
+        """Sends the response, with the fields `added`, and then what the app has yet to return."""
+        self._start_response(self._status, [*self._headers, *added])
         self._released = True
         self._rest = chain([bytes(self._body)], self._rest)
         return self
@@ -156,12 +135,6 @@ def _respond(start_response: StartResponse, response: Response) -> list[bytes]:
     reason = response.reason or phrases.get(response.status, "Unknown")
     start_response(f"{response.status} {reason}", response.headers)
     return [response.body]
-
-
-def fields_of(environ: Mapping[str, Any], name: str) -> list[str]:
-    """Returns the header fields `name`; the server has joined repeated ones with commas."""
-    value = environ.get("HTTP_" + name.upper().replace("-", "_"))
-    return [] if value is None else [value]
 
 
 def fingerprint_of(environ: Mapping[str, Any], body: bytes) -> list[str | bytes]:

@@ -15,10 +15,9 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from inspect import isawaitable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from celery_idempotent.contrib.http import problem
 from celery_idempotent.contrib.http.key_header import parse_key
@@ -46,19 +45,6 @@ _LENGTH = re.compile("[0-9]{1,18}")
 _NEVER_KEYED = frozenset({"HEAD", "OPTIONS", "TRACE", "CONNECT"})
 
 
-class Admitted(NamedTuple):
-    """A request whose key is valid, and whose sender is known."""
-
-    identity: str
-    key: str
-
-    @property
-    def record_key(self) -> tuple[str, str, str]:
-        """The key for the engine; the identity, which may be a credential, is hashed."""
-        identity = blake2b(self.identity.encode("utf-8", "surrogatepass"), digest_size=32)
-        return "http", identity.hexdigest(), self.key
-
-
 class Answered(Exception):
     """A client gets this response, and none of the app."""
 
@@ -66,19 +52,11 @@ class Answered(Exception):
         self.response = response
 
 
-@dataclass(slots=True)
-class Exchange:
-    """The execution of one request that may have a key."""
+class Exchange(AsyncExitStack):
+    """The context of one request that may have a key; closing it releases the key."""
 
     #: None unless the app is to run, or has run, under the key.
     execution: Any = None
-    #: Holds the context of the execution; closing it releases the key.
-    block: AsyncExitStack = field(default_factory=AsyncExitStack)
-
-    @property
-    def marks(self) -> Headers:
-        """The fields to add to the app's response."""
-        return [] if self.execution.protected else [(UNPROTECTED_HEADER, "true")]
 
 
 class BaseMiddleware:
@@ -171,8 +149,8 @@ class BaseMiddleware:
         # Some servers pass a method as it came, and some frameworks take post for POST.
         return bool(wanted) and method.upper() in self._methods and self._settings.enabled
 
-    def _admit(self, request: Any, key_fields: list[str]) -> Admitted | None:
-        """Returns the key of a request, or None if it needs no key and has none."""
+    def _admit(self, request: Any, key_fields: list[str]) -> tuple[str, str, str] | None:
+        """Returns the key of a request for the engine, or None if it needs no key and has none."""
         if not key_fields:
             required = self._required(request) if callable(self._required) else self._required
             if required:
@@ -186,7 +164,7 @@ class BaseMiddleware:
             raise TypeError(f"identity must return text or None, not {type(identity).__name__}")
         if not identity:
             raise self._refusal(problem.IDENTITY_MISSING)
-        return Admitted(identity, key)
+        return record_key(identity, key)
 
     def _check_length(self, declared: str, received: int, *, ended: bool) -> None:
         """Refuses a body that is too large or, at its end, incomplete.
@@ -204,17 +182,17 @@ class BaseMiddleware:
             raise self._refusal(problem.body_too_large(self._max_body_bytes))
 
     async def _begin(
-        self, exchange: Exchange, request: Any, admitted: Admitted, fingerprint: Any
+        self, exchange: Exchange, request: Any, admitted: tuple[str, str, str], fingerprint: Any
     ) -> None:
         """Begins the execution of a request, unless it runs or has a response."""
         with self._refusing():
-            key = self._idem.key_of(admitted.record_key, fingerprint)
+            key = self._idem.key_of(admitted, fingerprint)
             context = ExecutionContext(self._idem, key, self._settings)
             execution: Any
             if self._is_async:
-                execution = await exchange.block.enter_async_context(context)
+                execution = await exchange.enter_async_context(context)
             else:
-                execution = exchange.block.enter_context(context)
+                execution = exchange.enter_context(context)
             if execution.decision is Decision.RUN:
                 exchange.execution = execution
                 return
@@ -225,23 +203,26 @@ class BaseMiddleware:
 
     async def _settle(
         self, exchange: Exchange, request: Any, response: Response, *, whole: bool = True
-    ) -> None:
+    ) -> Headers:
         """Stores the app's response, or releases the key so that a retry runs the request again.
+
+        Returns the fields to add to it.
 
         Args:
             response: of a body that is larger than `max_response_bytes`, the beginning is enough.
             whole: False if the size of its body is unknown.
         """
-        stored = self._to_store(response, whole=whole)
+        returned = stored = self._to_store(response, whole=whole)
         with self._refusing():
             if stored is None:
-                await exchange.block.aclose()
-                return
-            returned = exchange.execution.complete(stored)
-            if self._is_async:
-                returned = await returned
+                await exchange.aclose()
+            else:
+                returned = exchange.execution.complete(stored)
+                if self._is_async:
+                    returned = await returned
         if returned != stored:  # another execution has completed first
             await self._replay(request, returned)
+        return [] if exchange.execution.protected else [(UNPROTECTED_HEADER, "true")]
 
     async def _replay(self, request: Any, stored: Any) -> NoReturn:
         """Answers with a stored response, unless `authorize_replay` refuses it to the client."""
@@ -277,9 +258,10 @@ class BaseMiddleware:
         try:
             yield
         except IdempotencyError as error:
-            found = problem.problem_of(error)
-            if found is None:
+            kinds = (kind for kind in problem.OF_ERRORS if isinstance(error, kind))
+            if (kind := next(kinds, None)) is None:
                 raise
+            found = problem.OF_ERRORS[kind]
             if found.status == 500:
                 logger.error("A request with an Idempotency-Key is refused: %s", error)
             raise self._refusal(found) from error
@@ -287,6 +269,12 @@ class BaseMiddleware:
     def _refusal(self, reason: Problem) -> Answered:
         """Returns what to raise so that the client gets a problem document."""
         return Answered(reason.response(self._problem_type_base, self._retry_after))
+
+
+def record_key(identity: str, key: str) -> tuple[str, str, str]:
+    """Returns the key for the engine; the identity, which may be a credential, is hashed."""
+    digest = blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=32)
+    return "http", digest.hexdigest(), key
 
 
 def _checked_methods(methods: Any) -> frozenset[str]:
