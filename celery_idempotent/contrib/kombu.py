@@ -180,9 +180,9 @@ class IdempotentConsumer(ConsumerMixin):
     def _handle_refusal(self, delivery: _Delivery, error: Exception, call: _MessageCall) -> None:
         """Handles a message whose handler did not raise `error`: it is about the message's key."""
         if isinstance(error, _RequeueError):
-            delivery.unanswered_ids = error.unanswered_ids
+            seconds, delivery.unanswered_ids = error.args
             delivery.rollback_count = call.rollback_count
-            self._delay(delivery, error.seconds)
+            self._delay(delivery, seconds)
         elif isinstance(error, _IgnoreError) or call.has_outcome:
             delivery.message.ack()  # the key has an outcome, even if it cannot be replayed
         elif isinstance(error, _UNUSABLE):
@@ -203,7 +203,8 @@ class IdempotentConsumer(ConsumerMixin):
                 "return a key for every message"
             ) from error
         key = self._idem.key_of(value, [message.content_type, message.body])
-        return _MessageCall(self._idem, key, self._settings, delivery, self._handler)
+        work = partial(self._handler, delivery.body, message)
+        return _MessageCall(self._idem, key, self._settings, delivery, work)
 
     def _delay(self, delivery: _Delivery, seconds: float) -> None:
         delivery.requeue_count += 1
@@ -213,21 +214,13 @@ class IdempotentConsumer(ConsumerMixin):
     def _handle_failure(self, delivery: _Delivery, error: Exception, *, final: bool) -> None:
         delivery.failures += 1
         retries_left = delivery.failures < self._settings.max_attempts and not final
+        details: Any = {"exc_info": error, "extra": _fields(delivery.message)}
         if self.on_error == "retry" and retries_left:
             delay = requeue_delay(delivery.failures - 1, self._settings.lease)
-            logger.warning(
-                "A handler failed; retrying in %.1f s",
-                delay,
-                exc_info=error,
-                extra=_fields(delivery.message),
-            )
+            logger.warning("A handler failed; retrying in %.1f s", delay, **details)
             self._delay(delivery, delay)
         elif self.on_error == "ignore":
-            logger.warning(
-                "A handler failed; ignoring the message",
-                exc_info=error,
-                extra=_fields(delivery.message),
-            )
+            logger.warning("A handler failed; ignoring the message", **details)
             delivery.message.ack()
         else:
             self._dead_letter(delivery.message, f"its handler raised {type(error).__name__}")
@@ -271,15 +264,9 @@ class _Delivery:
 
 class _MessageCall(DirectCall):
     def __init__(
-        self,
-        sender: Any,
-        key: Key,
-        settings: Settings,
-        delivery: _Delivery,
-        handler: Callable[[Any, Message], Any],
+        self, idem: Any, key: Key, settings: Settings, delivery: _Delivery, work: Callable[[], Any]
     ) -> None:
-        work = partial(handler, delivery.body, delivery.message)
-        super().__init__(sender, key, settings, work, app=sender._app)  # noqa: SLF001
+        super().__init__(idem, key, settings, work, app=idem._app)  # noqa: SLF001
         self.unanswered_ids = delivery.unanswered_ids
         self.requeue_count = delivery.requeue_count
         self.rollback_count = delivery.rollback_count
@@ -317,18 +304,15 @@ class _MessageCall(DirectCall):
 
 
 class _RequeueError(Exception):
-    def __init__(self, seconds: float, unanswered_ids: bytes) -> None:
-        super().__init__(seconds, unanswered_ids)
-        self.seconds = seconds
-        self.unanswered_ids = unanswered_ids
+    """The seconds until the message is to be handled again, and the ids without a reply."""
 
 
 class _IgnoreError(Exception):
-    pass
+    """The message is a duplicate."""
 
 
 class _RejectError(Exception):
-    pass
+    """Why the message is rejected."""
 
 
 #: Why a message cannot be handled, now or later.
