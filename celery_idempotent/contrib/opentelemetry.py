@@ -108,10 +108,5 @@ _HANDLERS = (
     (signals.conflicted, _conflicted),
     (signals.store_unavailable, _store_unavailable),
     (signals.refused, _refused),
-    (signals.completed, _ended),
-    (signals.failed, _ended),
-    (signals.released, _ended),
-    (signals.lease_lost, _ended),
-    (signals.outcome_unsaved, _ended),
-    (signals.not_stored, _ended),
+    *((getattr(signals, outcome), _ended) for outcome in signals.OUTCOMES),
 )
