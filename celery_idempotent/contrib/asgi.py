@@ -12,7 +12,6 @@ from typing import Any
 
 from celery_idempotent.contrib.http.fingerprint import fingerprint
 from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header, fields_of
-from celery_idempotent.contrib.http.key_header import KEY_HEADER
 from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
 from celery_idempotent.contrib.http.response import Headers, Response, stored_by_default
 
@@ -32,16 +31,15 @@ class IdempotencyMiddleware(BaseMiddleware):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one ASGI connection."""
-        keys = fields_of(scope, KEY_HEADER) if scope["type"] == "http" else []
-        if scope["type"] == "http" and self._applies(scope["method"], keys):
-            await self._handle(scope, receive, send, keys)
+        if scope["type"] == "http" and self._applies(scope, scope["method"]):
+            await self._handle(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    async def _handle(self, scope: Scope, receive: Receive, send: Send, keys: list[str]) -> None:
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with Exchange() as exchange:
             try:
-                admitted = self._admit(scope, keys)
+                admitted = self._admit(scope)
                 if admitted is None:
                     await self._app(scope, receive, send)
                     return
@@ -162,13 +160,9 @@ def _without_sending(scope: Scope) -> Scope:
 
 def _body_first(body: bytes, receive: Receive) -> Receive:
     """Returns a `receive` that gives the body first, then the server's further messages."""
-    received = False
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_body_first() -> Message:
-        nonlocal received
-        if received:
-            return await receive()
-        received = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return pending.pop() if pending else await receive()
 
     return receive_body_first

@@ -105,15 +105,11 @@ class IdempotentConsumer(ConsumerMixin):
         prefetch_count: int = 10,
         accept: Sequence[str] = ("json",),
     ) -> None:
-        policies = {
-            "on_conflict": on_conflict,
-            "on_error": on_error,
-            "on_store_error": on_store_error,
-        }
-        for name, value in policies.items():
-            if value not in _POLICIES[name]:
-                choices = ", ".join(map(repr, _POLICIES[name]))
-                raise SettingsError(f"IdempotentConsumer: {name} must be one of {choices}")
+        values = on_conflict, on_error, on_store_error
+        for value, (name, choices) in zip(values, _POLICIES.items(), strict=True):
+            if value not in choices:
+                named = ", ".join(map(repr, choices))
+                raise SettingsError(f"IdempotentConsumer: {name} must be one of {named}")
         self.connection = connection
         self.dead_letter_queue = dead_letter_queue
         self.on_error = on_error
@@ -172,23 +168,18 @@ class IdempotentConsumer(ConsumerMixin):
         except Exception as error:
             if error is call.handler_error:
                 self._handle_failure(delivery, error, final=call.own_outcome)
+            elif isinstance(error, _RequeueError):
+                seconds, delivery.unanswered_ids = error.args
+                delivery.rollback_count = call.rollback_count
+                self._delay(delivery, seconds)
+            elif isinstance(error, _IgnoreError) or call.has_outcome:
+                message.ack()  # the key has an outcome, even if it cannot be replayed
+            elif isinstance(error, _UNUSABLE):
+                self._dead_letter(message, str(error))
             else:
-                self._handle_refusal(delivery, error, call)
+                self._handle_failure(delivery, error, final=False)
         else:
             message.ack()
-
-    def _handle_refusal(self, delivery: _Delivery, error: Exception, call: _MessageCall) -> None:
-        """Handles a message whose handler did not raise `error`: it is about the message's key."""
-        if isinstance(error, _RequeueError):
-            seconds, delivery.unanswered_ids = error.args
-            delivery.rollback_count = call.rollback_count
-            self._delay(delivery, seconds)
-        elif isinstance(error, _IgnoreError) or call.has_outcome:
-            delivery.message.ack()  # the key has an outcome, even if it cannot be replayed
-        elif isinstance(error, _UNUSABLE):
-            self._dead_letter(delivery.message, str(error))
-        else:
-            self._handle_failure(delivery, error, final=False)
 
     def _call(self, delivery: _Delivery) -> _MessageCall:
         message = delivery.message
@@ -214,13 +205,15 @@ class IdempotentConsumer(ConsumerMixin):
     def _handle_failure(self, delivery: _Delivery, error: Exception, *, final: bool) -> None:
         delivery.failures += 1
         retries_left = delivery.failures < self._settings.max_attempts and not final
-        details: Any = {"exc_info": error, "extra": _fields(delivery.message)}
+        extra = _fields(delivery.message)
         if self.on_error == "retry" and retries_left:
             delay = requeue_delay(delivery.failures - 1, self._settings.lease)
-            logger.warning("A handler failed; retrying in %.1f s", delay, **details)
+            logger.warning(
+                "A handler failed; retrying in %.1f s", delay, exc_info=error, extra=extra
+            )
             self._delay(delivery, delay)
         elif self.on_error == "ignore":
-            logger.warning("A handler failed; ignoring the message", **details)
+            logger.warning("A handler failed; ignoring the message", exc_info=error, extra=extra)
             delivery.message.ack()
         else:
             self._dead_letter(delivery.message, f"its handler raised {type(error).__name__}")

@@ -181,8 +181,12 @@ class _PoolCollector:
 
         for file in Path(self._directory).glob("gauge_live*_*.db"):
             pid = int(file.stem.rpartition("_")[2])
-            if not _is_alive(pid):
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
                 mark_process_dead(pid, self._directory)
+            except PermissionError:
+                pass  # another user's process has the pid
         collector = MultiProcessCollector(None, self._directory)
         families = {family.name: family for family in collector.collect()}
         for metric in vars(self._metrics).values():
@@ -242,7 +246,7 @@ def start(setting: Any, tasks: Iterable[str]) -> None:
         directory = os.environ[DIRECTORY_VARIABLE] = tempfile.mkdtemp(prefix="idempotency-metrics-")
         worker_shutdown.connect(partial(_remove, directory, os.getpid()), weak=False)
     imported_before = "prometheus_client" in sys.modules
-    from prometheus_client import values
+    from prometheus_client import CollectorRegistry, start_http_server, values
 
     if imported_before:  # by Flower: select values in files all the same
         values.ValueClass = values.get_value_class()
@@ -250,24 +254,18 @@ def start(setting: Any, tasks: Iterable[str]) -> None:
     metrics.connect()
 
     def serve(**_: Any) -> None:
-        _serve(host, port, _PoolCollector(directory, metrics, tasks))
+        registry = CollectorRegistry()
+        registry.register(_PoolCollector(directory, metrics, tasks))
+        try:
+            server, _thread = start_http_server(port, host, registry)
+        except OSError as error:
+            logger.error("Cannot serve the idempotency metrics at %s:%d: %s", host, port, error)
+            return
+        # Pool processes that start later inherit the socket and must not keep the port in use.
+        worker_process_init.connect(lambda **_: server.socket.close(), weak=False)
+        logger.info("Serving idempotency metrics at http://%s:%d/metrics", host, port)
 
     worker_ready.connect(serve, weak=False)
-
-
-def _serve(host: str, port: int, collector: _PoolCollector) -> None:
-    from prometheus_client import CollectorRegistry, start_http_server
-
-    registry = CollectorRegistry()
-    registry.register(collector)
-    try:
-        server, _ = start_http_server(port, host, registry)
-    except OSError as error:
-        logger.error("Cannot serve the idempotency metrics at %s:%d: %s", host, port, error)
-        return
-    # Pool processes that start later inherit the socket and must not keep the port in use.
-    worker_process_init.connect(lambda **_: server.socket.close(), weak=False)
-    logger.info("Serving idempotency metrics at http://%s:%d/metrics", host, port)
 
 
 def _remove(directory: str, main_pid: int, **_: Any) -> None:
@@ -275,13 +273,3 @@ def _remove(directory: str, main_pid: int, **_: Any) -> None:
         # After SIGHUP Celery executes the worker anew, with this environment.
         os.environ.pop(DIRECTORY_VARIABLE, None)
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -14,8 +14,7 @@ from typing import Any
 
 from celery_idempotent.contrib.http import problem
 from celery_idempotent.contrib.http.fingerprint import fingerprint
-from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header, fields_of
-from celery_idempotent.contrib.http.key_header import KEY_HEADER
+from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header
 from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
 from celery_idempotent.contrib.http.response import Headers, Response, stored_by_default
 from celery_idempotent.store.run_sync import run_sync
@@ -33,17 +32,14 @@ class IdempotencyMiddleware(BaseMiddleware):
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Handles one request."""
-        keys = fields_of(environ, KEY_HEADER)
-        if not self._applies(environ["REQUEST_METHOD"], keys):
+        if not self._applies(environ, environ["REQUEST_METHOD"]):
             return self._app(environ, start_response)  # type: ignore[no-any-return]
-        return run_sync(self._handle(environ, start_response, keys))
+        return run_sync(self._handle(environ, start_response))
 
-    async def _handle(
-        self, environ: Environ, start_response: StartResponse, keys: list[str]
-    ) -> Iterable[bytes]:
+    async def _handle(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         async with Exchange() as exchange:
             try:
-                admitted = self._admit(environ, keys)
+                admitted = self._admit(environ)
                 if admitted is None:
                     return self._app(environ, start_response)  # type: ignore[no-any-return]
                 body = self._read_body(environ)
@@ -56,7 +52,10 @@ class IdempotencyMiddleware(BaseMiddleware):
                     response = held.collect(chunks, self._max_response_bytes)
                     return held.release(await self._settle(exchange, environ, response))
             except Answered as answered:
-                return _respond(start_response, answered.response)
+                response = answered.response
+                reason = response.reason or phrases.get(response.status, "Unknown")
+                start_response(f"{response.status} {reason}", response.headers)
+                return [response.body]
 
     def _read_body(self, environ: Environ) -> bytes:
         declared = environ.get("CONTENT_LENGTH") or ""
@@ -131,20 +130,8 @@ class _HeldResponse:
             self.close()
 
 
-def _respond(start_response: StartResponse, response: Response) -> list[bytes]:
-    reason = response.reason or phrases.get(response.status, "Unknown")
-    start_response(f"{response.status} {reason}", response.headers)
-    return [response.body]
-
-
 def fingerprint_of(environ: Mapping[str, Any], body: bytes) -> list[str | bytes]:
     """Returns the fingerprint of a request."""
-    return fingerprint(
-        environ["REQUEST_METHOD"],
-        environ.get("SCRIPT_NAME", ""),
-        environ.get("PATH_INFO", ""),
-        environ.get("QUERY_STRING", ""),
-        environ.get("CONTENT_TYPE", ""),
-        environ.get("HTTP_CONTENT_ENCODING", ""),
-        body,
-    )
+    names = "SCRIPT_NAME", "PATH_INFO", "QUERY_STRING", "CONTENT_TYPE", "HTTP_CONTENT_ENCODING"
+    prefix, path, query, content_type, encoding = (environ.get(name, "") for name in names)
+    return fingerprint(environ["REQUEST_METHOD"], prefix, path, query, content_type, encoding, body)

@@ -205,14 +205,7 @@ def _with_items(configuration: TaskConfiguration, call: Call) -> Call:
     # Without a serializer, which would copy the mappings.
     recording = KeyRule(rule.task, configuration.settings.key, rule.signature, lambda *call: call)
     key_of(recording, call)
-    return Call(
-        [_plain(value) for value in call.args],
-        {name: _plain(value) for name, value in call.kwargs.items()},
-    )
-
-
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, _Mapping) else value
+    return Call(*kombu_json.loads(kombu_json.dumps(call)))
 
 
 def _default_digest(parameter: Parameter) -> str | None:

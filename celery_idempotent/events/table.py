@@ -6,6 +6,7 @@ normal run is DEBUG, since Celery logs that the task succeeded; INFO is out of t
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING
 from string import Formatter
 from typing import Any, Final
@@ -27,34 +28,27 @@ PREFIX: Final = "idempotency_"
 _formatter = Formatter()
 
 
+@dataclass(eq=False)
 class Event:
-    """One row.
+    """One row."""
 
-    Args:
-        level: of the log line; 0: there is none.
-        message: of the log line.
-        signal: that is sent.
-        decision: what this decides about the call, if nothing was decided before. It is counted.
-        counter: what is counted each time; with fields, too.
-    """
+    #: Of the log line; 0: there is none.
+    level: int = 0
+    #: Of the log line.
+    message: str = ""
+    #: That is sent.
+    signal: Any = None
+    _: KW_ONLY
+    #: What this decides about the call, if nothing was decided before. It is counted.
+    decision: str = ""
+    #: What is counted each time; with fields, too.
+    counter: str = ""
 
-    def __init__(
-        self,
-        level: int = 0,
-        message: str = "",
-        signal: Signal | None = None,
-        *,
-        decision: str = "",
-        counter: str = "",
-    ) -> None:
-        self.level = level
-        self.signal: Any = signal
-        self.decision = decision
-        self.counter = counter
+    def __post_init__(self) -> None:
         #: The message for `logging`, and the fields that are merged into it.
         self.template = ""
         self.fields: list[str] = []
-        for text, field, spec, _ in _formatter.parse(message):
+        for text, field, spec, _ in _formatter.parse(self.message):
             self.template += text.replace("%", "%%")
             if field is not None:
                 self.template += f"%{spec or 's'}"

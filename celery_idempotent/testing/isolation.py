@@ -13,7 +13,7 @@ from celery import Celery, Task
 
 from celery_idempotent.configuration import configuration
 from celery_idempotent.record.record import Record
-from celery_idempotent.settings import SHADOW_SUFFIX
+from celery_idempotent.settings import PREFIX, SHADOW_SUFFIX
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
@@ -22,10 +22,7 @@ from celery_idempotent.store.transport.transport import Transport
 from celery_idempotent.task.task import IdempotentTask
 
 #: The user's options that do not apply to a server for tests, which has no replicas.
-_DEPLOYMENT_OPTIONS = frozenset(
-    f"idempotency_{name}"
-    for name in ("redis_url", "redis_client", "redis_options", "wait_replicas")
-)
+_DEPLOYMENT_OPTIONS = ("redis_url", "redis_client", "redis_options", "wait_replicas")
 
 
 @contextmanager
@@ -56,7 +53,7 @@ def isolated_stores(url: str) -> Iterator[str]:
     def values_of(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
         for option, value in configured_values(task, app):
             is_disabled_by_app = option == "idempotency_enabled" and getattr(task, option) is None
-            if option not in _DEPLOYMENT_OPTIONS and not is_disabled_by_app:
+            if option.removeprefix(PREFIX) not in _DEPLOYMENT_OPTIONS and not is_disabled_by_app:
                 yield option, value
         yield "idempotency_redis_url", url
 

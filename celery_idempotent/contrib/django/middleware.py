@@ -99,15 +99,14 @@ class IdempotencyMiddleware(BaseMiddleware):
 
     async def _process_view(self, request: HttpRequest, *view: object) -> HttpResponse | None:
         """Begins the execution; returns a response, unless the view is to run."""
-        keys = fields_of(request, KEY_HEADER)
-        if not self._applies(request.method or "", keys):
+        if not self._applies(request, request.method or ""):
             return None
         try:
             if self._is_async:
                 # In a thread, because `identity` and `required` may query the database.
-                admitted = await sync_to_async(self._admit)(request, keys)
+                admitted = await sync_to_async(self._admit)(request)
             else:
-                admitted = self._admit(request, keys)
+                admitted = self._admit(request)
             if admitted is not None:
                 method_and_path = {"REQUEST_METHOD": request.method, "PATH_INFO": request.path_info}
                 fingerprint = fingerprint_of({**request.META, **method_and_path}, request.body)
@@ -118,8 +117,8 @@ class IdempotencyMiddleware(BaseMiddleware):
 
     def _check_body(self, request: HttpRequest) -> None:
         """Refuses a request with a key whose body cannot be read."""
-        keys = fields_of(request, KEY_HEADER)
-        if not keys or not self._applies(request.method or "", keys):
+        has_key = fields_of(request, KEY_HEADER)
+        if not has_key or not self._applies(request, request.method or ""):
             return
         declared = request.META.get("CONTENT_LENGTH") or ""
         is_chunked = not declared and fields_of(request, "transfer-encoding")

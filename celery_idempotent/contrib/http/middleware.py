@@ -20,7 +20,8 @@ from inspect import isawaitable
 from typing import Any, NoReturn
 
 from celery_idempotent.contrib.http import problem
-from celery_idempotent.contrib.http.key_header import parse_key
+from celery_idempotent.contrib.http.identity import fields_of
+from celery_idempotent.contrib.http.key_header import KEY_HEADER, parse_key
 from celery_idempotent.contrib.http.problem import Problem
 from celery_idempotent.contrib.http.response import (
     UNPROTECTED_HEADER,
@@ -115,6 +116,10 @@ class BaseMiddleware:
                 'Idempotency(…, name="payments-api")'
             )
         _check(callable(identity), "identity", "a function of the request", identity)
+        given: Any = methods
+        is_list = isinstance(given, Collection) and not isinstance(given, str)
+        is_valid = is_list and all(isinstance(method, str) and method for method in given)
+        _check(is_valid, "methods", 'a list of HTTP methods, such as ["POST", "PATCH"]', given)
         is_valid = callable(required) or isinstance(required, bool)
         _check(is_valid, "required", "True, False or a function of the request", required)
         _check(callable(store_response), "store_response", "a function", store_response)
@@ -131,7 +136,9 @@ class BaseMiddleware:
         self._app = app
         self._idem = idem
         self._identity = identity
-        self._methods = _checked_methods(methods)
+        self._methods = frozenset(method.upper() for method in methods)
+        if wrong := min(self._methods & _NEVER_KEYED, default=None):
+            raise SettingsError(f"IdempotencyMiddleware: methods cannot include {wrong}; remove it")
         self._required = required
         self._store_response = store_response
         self._authorize_replay = authorize_replay
@@ -143,14 +150,15 @@ class BaseMiddleware:
         self._max_response_bytes = max_response_bytes
         self._problem_type_base = problem_type_base
 
-    def _applies(self, method: str, key_fields: list[str]) -> bool:
+    def _applies(self, request: Any, method: str) -> bool:
         """Returns whether the request may be more than one to pass to the app."""
-        wanted = key_fields or self._required is not False
+        wanted = fields_of(request, KEY_HEADER) or self._required is not False
         # Some servers pass a method as it came, and some frameworks take post for POST.
         return bool(wanted) and method.upper() in self._methods and self._settings.enabled
 
-    def _admit(self, request: Any, key_fields: list[str]) -> tuple[str, str, str] | None:
+    def _admit(self, request: Any) -> tuple[str, str, str] | None:
         """Returns the key of a request for the engine, or None if it needs no key and has none."""
+        key_fields = fields_of(request, KEY_HEADER)
         if not key_fields:
             required = self._required(request) if callable(self._required) else self._required
             if required:
@@ -275,16 +283,6 @@ def record_key(identity: str, key: str) -> tuple[str, str, str]:
     """Returns the key for the engine; the identity, which may be a credential, is hashed."""
     digest = blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=32)
     return "http", digest.hexdigest(), key
-
-
-def _checked_methods(methods: Any) -> frozenset[str]:
-    is_list = isinstance(methods, Collection) and not isinstance(methods, str)
-    if not is_list or not all(isinstance(method, str) and method for method in methods):
-        _check(False, "methods", 'a list of HTTP methods, such as ["POST", "PATCH"]', methods)
-    upper = frozenset(method.upper() for method in methods)
-    for method in sorted(upper & _NEVER_KEYED):
-        raise SettingsError(f"IdempotencyMiddleware: methods cannot include {method}; remove it")
-    return upper
 
 
 def _check(valid: bool, name: str, kind: str, value: Any) -> None:
