@@ -40,14 +40,21 @@ BEGIN_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 #: Seconds: from a killed pool process, whose lease ends at once, to a lost host.
 TAKEOVER_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 
+#: The counters by a label beside ``task``: name, help text, the label and its values.
+_COUNTERS = (
+    ("decisions", "Decisions about calls", "decision", signals.DECISIONS),
+    ("outcomes", "Ends of executions", "outcome", signals.OUTCOMES),
+    ("refused", "Calls that were refused, at a begin or a publish", "reason", signals.REASONS),
+)
 #: The series of each task that are known before anything is counted: a suffix of the metric's name,
 #: and the labels beside ``task``.
 _SERIES: dict[str, list[tuple[str, dict[str, str]]]] = {
-    "celery_idempotent_decisions": [
-        ("_total", {"decision": name}) for name in signals.DECISIONS if name not in signals.SHADOW
-    ],
-    "celery_idempotent_outcomes": [("_total", {"outcome": name}) for name in signals.OUTCOMES],
-    "celery_idempotent_refused": [("_total", {"reason": name}) for name in signals.REASONS],
+    **{
+        f"celery_idempotent_{name}": [
+            ("_total", {label: value}) for value in values if value not in signals.SHADOW
+        ]
+        for name, _, label, values in _COUNTERS
+    },
     "celery_idempotent_deduplicated": [("_total", {})],
     "celery_idempotent_takeover_seconds": [
         *(("_bucket", {"le": str(limit)}) for limit in TAKEOVER_BUCKETS),
@@ -87,20 +94,9 @@ class Metrics:
         common: Any = {"namespace": "celery_idempotent", "registry": registry}
         counter: Any = partial(Counter, **common)
         histogram: Any = partial(Histogram, **common)
-        self._decisions = counter(
-            "decisions",
-            f"Decisions about calls: {', '.join(signals.DECISIONS)}.",
-            ["task", "decision"],
-        )
-        self._outcomes = counter(
-            "outcomes",
-            f"Ends of executions: {', '.join(signals.OUTCOMES)}.",
-            ["task", "outcome"],
-        )
-        self._refused = counter(
-            "refused",
-            f"Calls that were refused, at a begin or a publish: {', '.join(signals.REASONS)}.",
-            ["task", "reason"],
+        self._decisions, self._outcomes, self._refused = (
+            counter(name, f"{text}: {', '.join(values)}.", ["task", label])
+            for name, text, label, values in _COUNTERS
         )
         self._deduplicated = counter(
             "deduplicated",

@@ -250,7 +250,10 @@ class BaseMiddleware:
         raise Answered(response)
 
     def _to_store(self, response: Response, *, whole: bool) -> dict[str, Any] | None:
-        """Returns what to store of a response; None if a retry is to run the request again."""
+        """Returns what to store of a response, at least that there was one.
+
+        None: a retry is to run the request again.
+        """
         if not self._store_response(response.status, [(n.lower(), v) for n, v in response.headers]):
             return None
         limit = self._max_response_bytes
@@ -258,7 +261,7 @@ class BaseMiddleware:
             limit = min(limit, MAX_ERROR_BYTES)
         if whole and len(response.body) <= limit and not response.has_no_store:
             return response.as_record()
-        return response.as_omission()
+        return {"status": response.status, "omitted": True}
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
