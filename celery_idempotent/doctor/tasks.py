@@ -1,10 +1,10 @@
-"""Checks the settings of the tasks."""
+"""Checks the settings of the tasks, and what workers have counted of their calls."""
 
 from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from celery import Celery
@@ -13,6 +13,7 @@ from celery.backends.base import Backend
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.doctor.finding import Check, Finding, Severity, applying
+from celery_idempotent.events.table import REFUSED_FOR, WOULD_REFUSE_FOR
 from celery_idempotent.key.canonical import has_canonical_bytes
 
 
@@ -115,6 +116,27 @@ def _check_canonical(task: IdempotentTaskLike) -> Iterator[Finding]:
                 "idempotency_key: a template or names that leave it out, or a plain type",
                 "calls with such an argument fail with KeyRuleError",
             )  # fmt: skip
+
+
+def check_counts(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
+    """Yields all findings about what the workers have counted since they were started.
+
+    Args:
+        counts: by task and by name, one of `events.table.COUNTED`.
+    """
+    for task, counter in counts.items():
+        for prefix, severity, why in (
+            (REFUSED_FOR, Severity.ERROR, "these calls have failed, and did not run"),
+            (WOULD_REFUSE_FOR, Severity.WARNING, "without shadow, these calls will fail"),
+        ):
+            if number := counter.get(prefix + "key_rule", 0):
+                yield Finding(
+                    "rule-raised", severity, task,
+                    f"no key could be derived for {number} of its calls since the workers started",
+                    "idempotency_key, or the publisher of these calls; the log has each "
+                    "KeyRuleError with its cause",
+                    why,
+                )  # fmt: skip
 
 
 def type_hints(task: IdempotentTaskLike) -> dict[str, Any]:

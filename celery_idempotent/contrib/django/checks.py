@@ -21,10 +21,8 @@ TAG = "celery_idempotent"
 _PACKAGE = "celery_idempotent.contrib.django"
 _MIDDLEWARE = f"{_PACKAGE}.middleware.IdempotencyMiddleware"
 #: Middleware that ours has to follow.
-_BEFORE = {
-    "django.contrib.auth.middleware.AuthenticationMiddleware": "E004",
-    "django.middleware.csrf.CsrfViewMiddleware": "W003",
-}
+_AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
+_CSRF = "django.middleware.csrf.CsrfViewMiddleware"
 
 
 def register() -> None:
@@ -80,20 +78,17 @@ def check_middleware(**_: Any) -> Iterator[CheckMessage]:
         yield Error(str(error), hint=hint, id=f"{TAG}.E003")
     options = getattr(settings, SETTING, None)
     by_user = not isinstance(options, dict) or "IDENTITY" not in options
-    own = names.index(_MIDDLEWARE)
-    for name, number in _BEFORE.items():
-        is_missing = name not in names
-        if not is_missing and names.index(name) < own:
-            continue
-        short = name.rpartition(".")[2]
-        hint = f"Put {_MIDDLEWARE} below {name} in MIDDLEWARE."
-        if number == "E004" and by_user:
-            text = f"IdempotencyMiddleware needs request.user, and is not below {short}."
-            hint += f" Or set {SETTING}['IDENTITY']."
-            yield Error(text, hint=hint, id=f"{TAG}.E004")
-        elif number == "W003" and not is_missing:
-            text = f"IdempotencyMiddleware is above {short}: its answers need no CSRF token."
-            yield checks.Warning(text, hint=hint, id=f"{TAG}.W003")
+    above = names[: names.index(_MIDDLEWARE)]
+    if by_user and _AUTHENTICATION not in above:
+        text = (
+            "IdempotencyMiddleware needs request.user, and is not below AuthenticationMiddleware."
+        )
+        hint = f"Put {_MIDDLEWARE} below {_AUTHENTICATION} in MIDDLEWARE."
+        yield Error(text, hint=f"{hint} Or set {SETTING}['IDENTITY'].", id=f"{TAG}.E004")
+    if _CSRF in names and _CSRF not in above:
+        text = "IdempotencyMiddleware is above CsrfViewMiddleware: its answers need no CSRF token."
+        hint = f"Put {_MIDDLEWARE} below {_CSRF} in MIDDLEWARE."
+        yield checks.Warning(text, hint=hint, id=f"{TAG}.W003")
 
 
 def check_databases(*, databases: Sequence[str] | None = None, **_: Any) -> Iterator[CheckMessage]:

@@ -125,12 +125,14 @@ class BaseMiddleware:
         _check(callable(store_response), "store_response", "a function", store_response)
         is_valid = authorize_replay is None or callable(authorize_replay)
         _check(is_valid, "authorize_replay", "a function of the request", authorize_replay)
-        for name, value in (("retry_after", retry_after), ("max_body_bytes", max_body_bytes)):
-            _check(type(value) is int and value >= 0, name, "a whole number, 0 or more", value)
         if max_response_bytes is None:
             max_response_bytes = idem.settings.max_result_size
-        is_size = type(max_response_bytes) is int and max_response_bytes >= 0
-        _check(is_size, "max_response_bytes", "a whole number, 0 or more", max_response_bytes)
+        for name, value in (
+            ("retry_after", retry_after),
+            ("max_body_bytes", max_body_bytes),
+            ("max_response_bytes", max_response_bytes),
+        ):
+            _check(type(value) is int and value >= 0, name, "a whole number, 0 or more", value)
         is_text = isinstance(problem_type_base, str)
         _check(is_text, "problem_type_base", "text", problem_type_base)
         self._app = app
