@@ -193,39 +193,22 @@ FORGOTTEN = Event(signal=_signal("forgotten", "user"))
 
 # Shadow: what would have become of a call that runs. The decisions share a signal.
 _shadowed = _signal("shadowed", "decision", "record", "policy", "reason", "error")
-WOULD_RUN = Event(signal=_shadowed, decision="would_run")
-WOULD_TAKE_OVER = Event(
-    INFO,
-    "runs in shadow; it would have taken over from an execution that died",
-    _shadowed,
-    decision="would_take_over",
+
+
+def _would(decision: str, message: str = "", counter: str = "") -> Event:
+    text = message and f"runs in shadow; it would have {message}"
+    return Event(INFO if text else 0, text, _shadowed, decision=decision, counter=counter)
+
+
+WOULD_RUN = _would("would_run")
+WOULD_TAKE_OVER = _would("would_take_over", "taken over from an execution that died")
+WOULD_WAIT = _would("would_wait", "run after task {record.task_id}, which holds the key")
+WOULD_REPLAY = _would("would_replay", "been a replay of task {record.task_id}")
+WOULD_CONFLICT = _would(
+    "would_conflict", "met a conflict ({policy}): task {record.task_id} holds the key"
 )
-WOULD_WAIT = Event(
-    INFO,
-    "runs in shadow; it would have run after task {record.task_id}, which holds the key",
-    _shadowed,
-    decision="would_wait",
-)
-WOULD_REPLAY = Event(
-    INFO,
-    "runs in shadow; it would have been a replay of task {record.task_id}",
-    _shadowed,
-    decision="would_replay",
-)
-WOULD_CONFLICT = Event(
-    INFO,
-    "runs in shadow; it would have met a conflict ({policy}): task {record.task_id} holds the key",
-    _shadowed,
-    decision="would_conflict",
-)
-WOULD_REFUSE = Event(
-    INFO,
-    "runs in shadow; it would have failed: {error}",
-    _shadowed,
-    decision="would_refuse",
-    counter="would_refuse_{reason}",
-)
-WOULD_DEDUPLICATE = Event(signal=_shadowed, decision="would_deduplicate")
+WOULD_REFUSE = _would("would_refuse", "failed: {error}", counter="would_refuse_{reason}")
+WOULD_DEDUPLICATE = _would("would_deduplicate")
 PUBLISHED_IN_SHADOW = Event(
     INFO,
     "is published in shadow; it would not have been, because of task {record.task_id}",
