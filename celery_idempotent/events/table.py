@@ -63,6 +63,10 @@ def _signal(name: str, *arguments: str) -> Signal:
     return Signal({"task_id", "key", "label", *arguments}, name=PREFIX + name)
 
 
+def _outcome(name: str, level: int, message: str, *arguments: str) -> Event:
+    return Event(level, message, _signal(name, "token", "attempt", *arguments), counter=name)
+
+
 # Decisions without a line of their own.
 RUN = Event(decision="run")
 TAKEOVER = Event(decision="takeover")
@@ -114,39 +118,27 @@ UNPROTECTED = Event(WARNING, "runs without protection: {error}", decision="unpro
 OUTCOME_UNAVAILABLE = Event(ERROR, "cannot get its outcome: {error}")
 
 # The end of an execution.
-COMPLETED = Event(
-    DEBUG, "ran; {end}", _signal("completed", "token", "attempt"), counter="completed"
-)
-FAILED = Event(
+COMPLETED = _outcome("completed", DEBUG, "ran; {end}")
+FAILED = _outcome(
+    "failed",
     INFO,
     "ran and raised {error.__class__.__name__}; its duplicates will get {outcome}",
-    _signal("failed", "token", "attempt", "error"),
-    counter="failed",
+    "error",
 )
-RELEASED = Event(
-    INFO,
-    "{end}; its key {key_is}",
-    _signal("released", "token", "attempt", "error", "reserved_seconds"),
-    counter="released",
-)
-NOT_STORED = Event(
+RELEASED = _outcome("released", INFO, "{end}; its key {key_is}", "error", "reserved_seconds")
+NOT_STORED = _outcome(
+    "not_stored",
     ERROR,
     "{end}; its outcome is not stored, and its duplicates will get ResultNotStoredError: {reason}",
-    _signal("not_stored", "token", "attempt", "reason"),
-    counter="not_stored",
+    "reason",
 )
-OUTCOME_UNSAVED = Event(
+OUTCOME_UNSAVED = _outcome(
+    "outcome_unsaved",
     CRITICAL,
     "ran; its outcome is not stored, so a duplicate may run again: {error}",
-    _signal("outcome_unsaved", "token", "attempt", "error"),
-    counter="outcome_unsaved",
+    "error",
 )
-LEASE_LOST = Event(
-    WARNING,
-    "has lost its lease; its outcome will be refused",
-    _signal("lease_lost", "token", "attempt"),
-    counter="lease_lost",
-)
+LEASE_LOST = _outcome("lease_lost", WARNING, "has lost its lease; its outcome will be refused")
 ENDED_BY_WORKER = Event(INFO, "is ended by its worker, which is about to kill this process")
 ENDED_LATE = Event(WARNING, "has ended its body before {error.__class__.__name__} was raised")
 RECORD_GONE = Event(WARNING, "ran; its record is gone, and its outcome is not stored")
