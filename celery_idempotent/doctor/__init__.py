@@ -11,14 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from celery import Celery
 
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.doctor import (
-    broker,
-    databases,
-    key_changes,
-    server,
-    tasks,
-    versions,
-)
+from celery_idempotent.doctor import broker, databases, key_changes, server, tasks, versions
 from celery_idempotent.doctor.finding import Finding, Severity
 from celery_idempotent.doctor.key_snapshot import Snapshot
 from celery_idempotent.errors import IdempotencyError
