@@ -10,10 +10,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import Any
 
-from celery_idempotent.contrib.http import identity as identities
 from celery_idempotent.contrib.http.fingerprint import fingerprint
-from celery_idempotent.contrib.http.identity import anonymous
-from celery_idempotent.contrib.http.key_header import KEY_HEADER
+from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header, fields_of
 from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
 from celery_idempotent.contrib.http.response import Headers, Response, stored_by_default
 
@@ -23,25 +21,7 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Settle = Callable[[Response], Awaitable[None]]
-
-
-def by_header(name: str) -> Callable[[Scope], str | None]:
-    """Identifies a client by a header that only it can send, such as Authorization.
-
-    Raises:
-        ValueError: if `name` cannot be the name of a header.
-    """
-    return identities.by_header(_fields, name)
-
-
-def by_cookie(name: str) -> Callable[[Scope], str | None]:
-    """Identifies a client by a cookie that only it has, such as that of its session.
-
-    Raises:
-        ValueError: if `name` cannot be the name of a cookie.
-    """
-    return identities.by_cookie(_fields, name)
+Settle = Callable[[Response], Awaitable[Headers]]
 
 
 class IdempotencyMiddleware(BaseMiddleware):
@@ -51,17 +31,15 @@ class IdempotencyMiddleware(BaseMiddleware):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one ASGI connection."""
-        keys = _fields(scope, KEY_HEADER) if scope["type"] == "http" else []
-        if scope["type"] == "http" and self._applies(scope["method"], keys):
-            await self._handle(scope, receive, send, keys)
+        if scope["type"] == "http" and self._applies(scope, scope["method"]):
+            await self._handle(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    async def _handle(self, scope: Scope, receive: Receive, send: Send, keys: list[str]) -> None:
-        exchange = Exchange()
-        async with exchange.block:
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with Exchange() as exchange:
             try:
-                admitted = self._admit(scope, keys)
+                admitted = self._admit(scope)
                 if admitted is None:
                     await self._app(scope, receive, send)
                     return
@@ -73,7 +51,7 @@ class IdempotencyMiddleware(BaseMiddleware):
                 await _send(send, answered.response)
                 return
             settle = partial(self._settle, exchange, scope)
-            held = _HeldResponse(send, settle, self._max_response_bytes, exchange.marks)
+            held = _HeldResponse(send, settle, self._max_response_bytes)
             await self._app(_without_sending(scope), _body_first(body, receive), held.send)
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
@@ -98,15 +76,14 @@ class _HeldResponse:
     Args:
         send: sends to the client.
         settle: called once, with the whole response or a beginning that is larger than
-            `max_bytes`; raises :class:`Answered` if another one is to be sent.
-        marks: fields to add to it.
+            `max_bytes`; returns the fields to add to it, or raises :class:`Answered` if another
+            one is to be sent.
     """
 
-    def __init__(self, send: Send, settle: Settle, max_bytes: int, marks: Headers) -> None:
+    def __init__(self, send: Send, settle: Settle, max_bytes: int) -> None:
         self._send = send
         self._settle = settle
         self._max_bytes = max_bytes
-        self._marks = _encoded(marks)
         self._start: Message = {}
         self._body = bytearray()
         self._settled = False
@@ -138,13 +115,13 @@ class _HeldResponse:
         body = bytes(self._body)
         self._body.clear()
         try:
-            await self._settle(Response(self._start["status"], headers, body))
+            added = await self._settle(Response(self._start["status"], headers, body))
         except Answered as answered:
             self._replaced = True
             await _send(self._send, answered.response)
             return
         self._settled = True
-        await self._send({**self._start, "headers": [*fields, *self._marks]})
+        await self._send({**self._start, "headers": [*fields, *_encoded(added)]})
         await self._send({"type": "http.response.body", "body": body, "more_body": not whole})
 
 
@@ -158,13 +135,8 @@ def _encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
-def _fields(scope: Scope, name: str) -> list[str]:
-    wanted = name.lower().encode("latin-1")
-    return [value.decode("latin-1") for field, value in scope["headers"] if field.lower() == wanted]
-
-
 def _field(scope: Scope, name: str) -> str:
-    return ",".join(_fields(scope, name))
+    return ",".join(fields_of(scope, name))
 
 
 def _fingerprint(scope: Scope, body: bytes) -> list[str | bytes]:
@@ -188,13 +160,9 @@ def _without_sending(scope: Scope) -> Scope:
 
 def _body_first(body: bytes, receive: Receive) -> Receive:
     """Returns a `receive` that gives the body first, then the server's further messages."""
-    received = False
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_body_first() -> Message:
-        nonlocal received
-        if received:
-            return await receive()
-        received = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return pending.pop() if pending else await receive()
 
     return receive_body_first

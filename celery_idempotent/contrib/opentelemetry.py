@@ -7,7 +7,6 @@ with their trace context, and the span of a replay links to the span of the firs
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from typing import Any
 
@@ -15,13 +14,13 @@ from opentelemetry import trace
 from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
     BaseInstrumentor,
 )
-from opentelemetry.trace import SpanContext, TraceFlags
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from celery_idempotent import signals
 from celery_idempotent.record import traceparent
 from celery_idempotent.record.record import Record
 
-_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class IdempotencyInstrumentor(BaseInstrumentor):  # type: ignore[misc,unused-ignore]
@@ -44,18 +43,9 @@ class IdempotencyInstrumentor(BaseInstrumentor):  # type: ignore[misc,unused-ign
 
 def _traceparent() -> str:
     """Returns the context of the current span as a W3C traceparent; empty without a span."""
-    context = trace.get_current_span().get_span_context()
-    if not context.is_valid:
-        return ""
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-
-
-def _parse_traceparent(traceparent: str) -> SpanContext | None:
-    match = _TRACEPARENT.fullmatch(traceparent)
-    if match is None:
-        return None
-    trace_id, span_id, flags = (int(part, 16) for part in match.groups())
-    return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier)
+    return carrier.get("traceparent", "")
 
 
 def _set_attributes(*, label: str = "", **attributes: Any) -> None:
@@ -77,8 +67,9 @@ def _taken_over(orphaned_seconds: float, **_: Any) -> None:
 
 def _replayed(key: str, label: str, record: Record, **_: Any) -> None:
     _set_attributes(decision="replay", key=key, label=label, first_task_id=record.task_id)
-    context = _parse_traceparent(record.traceparent)
-    if context is not None:
+    first = _PROPAGATOR.extract({"traceparent": record.traceparent})
+    context = trace.get_current_span(first).get_span_context()
+    if context.is_valid:
         trace.get_current_span().add_link(context, {"idempotency.link": "first execution"})
 
 
@@ -108,10 +99,5 @@ _HANDLERS = (
     (signals.conflicted, _conflicted),
     (signals.store_unavailable, _store_unavailable),
     (signals.refused, _refused),
-    (signals.completed, _ended),
-    (signals.failed, _ended),
-    (signals.released, _ended),
-    (signals.lease_lost, _ended),
-    (signals.outcome_unsaved, _ended),
-    (signals.not_stored, _ended),
+    *((getattr(signals, outcome), _ended) for outcome in signals.OUTCOMES),
 )

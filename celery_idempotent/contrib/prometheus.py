@@ -14,7 +14,8 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -39,22 +40,27 @@ BEGIN_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 #: Seconds: from a killed pool process, whose lease ends at once, to a lost host.
 TAKEOVER_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 
+#: The counters by a label beside ``task``: name, help text, the label and its values.
+_COUNTERS = (
+    ("decisions", "Decisions about calls", "decision", signals.DECISIONS),
+    ("outcomes", "Ends of executions", "outcome", signals.OUTCOMES),
+    ("refused", "Calls that were refused, at a begin or a publish", "reason", signals.REASONS),
+)
 #: The series of each task that are known before anything is counted: a suffix of the metric's name,
 #: and the labels beside ``task``.
 _SERIES: dict[str, list[tuple[str, dict[str, str]]]] = {
-    "celery_idempotent_decisions": [
-        ("_total", {"decision": name}) for name in signals.DECISIONS if name not in signals.SHADOW
-    ],
-    "celery_idempotent_outcomes": [("_total", {"outcome": name}) for name in signals.OUTCOMES],
-    "celery_idempotent_refused": [("_total", {"reason": name}) for name in signals.REASONS],
+    **{
+        f"celery_idempotent_{name}": [
+            ("_total", {label: value}) for value in values if value not in signals.SHADOW
+        ]
+        for name, _, label, values in _COUNTERS
+    },
     "celery_idempotent_deduplicated": [("_total", {})],
     "celery_idempotent_takeover_seconds": [
         *(("_bucket", {"le": str(limit)}) for limit in TAKEOVER_BUCKETS),
         *(("_bucket", {"le": "+Inf"}), ("_count", {}), ("_sum", {})),
     ],
 }
-
-_LIVE_GAUGE_FILE = re.compile(r"gauge_live\w*_(\d+)\.db")
 
 
 def address(setting: Any) -> tuple[str, int]:
@@ -85,63 +91,45 @@ class Metrics:
 
         # By default one that is never served: a worker serves the values from the files.
         registry = registry or CollectorRegistry()
-        self._decisions = Counter(
-            "celery_idempotent_decisions",
-            f"Decisions about calls: {', '.join(signals.DECISIONS)}.",
-            ["task", "decision"],
-            registry=registry,
+        common: Any = {"namespace": "celery_idempotent", "registry": registry}
+        counter: Any = partial(Counter, **common)
+        histogram: Any = partial(Histogram, **common)
+        self._decisions, self._outcomes, self._refused = (
+            counter(name, f"{text}: {', '.join(values)}.", ["task", label])
+            for name, text, label, values in _COUNTERS
         )
-        self._outcomes = Counter(
-            "celery_idempotent_outcomes",
-            f"Ends of executions: {', '.join(signals.OUTCOMES)}.",
-            ["task", "outcome"],
-            registry=registry,
-        )
-        self._refused = Counter(
-            "celery_idempotent_refused",
-            f"Calls that were refused, at a begin or a publish: {', '.join(signals.REASONS)}.",
-            ["task", "reason"],
-            registry=registry,
-        )
-        self._deduplicated = Counter(
-            "celery_idempotent_deduplicated",
+        self._deduplicated = counter(
+            "deduplicated",
             "Calls that were not published, because another one has their key.",
             ["task"],
-            registry=registry,
         )
-        self._begin_seconds = Histogram(
-            "celery_idempotent_begin_seconds",
+        self._begin_seconds = histogram(
+            "begin_seconds",
             "Round-trip time of a begin, by the case of its reply.",
             ["task", "case"],
             buckets=BEGIN_BUCKETS,
-            registry=registry,
         )
-        self._takeover_seconds = Histogram(
-            "celery_idempotent_takeover_seconds",
+        self._takeover_seconds = histogram(
+            "takeover_seconds",
             "From the expiry of a dead execution's lease to the begin of the next execution.",
             ["task"],
             buckets=TAKEOVER_BUCKETS,
-            registry=registry,
         )
-        self._heartbeats_replaced = Counter(
-            "celery_idempotent_heartbeats_replaced",
+        self._heartbeats_replaced = counter(
+            "heartbeats_replaced",
             "Threads that renew leases and have died, or were late, and were replaced.",
-            registry=registry,
         )
         self._leases_held = Gauge(
-            "celery_idempotent_leases_held",
-            "Leases held now.",
-            multiprocess_mode="livesum",
-            registry=registry,
+            "leases_held", "Leases held now.", multiprocess_mode="livesum", **common
         )
 
     def connect(self) -> None:
         """Starts counting, in this process and in those that it forks."""
-        signals.begun.connect(self._on_begun, weak=False)
+        signals.begun.connect(self._set_leases_held, weak=False)
         signals.taken_over.connect(self._on_taken_over, weak=False)
         signals.begin_replied.connect(self._on_begin_replied, weak=False)
         counters.append(self._count)
-        task_postrun.connect(self._on_task_end, weak=False)
+        task_postrun.connect(self._set_leases_held, weak=False)  # a task ends after its lease
         heartbeat.on_replaced = self._heartbeats_replaced.inc
 
     def _count(self, name: str, task: str) -> None:
@@ -154,11 +142,7 @@ class Metrics:
         elif name == "deduplicated":
             self._deduplicated.labels(task).inc()
 
-    def _on_begun(self, **_: Any) -> None:
-        self._leases_held.set(len(heartbeat.held()))
-
-    def _on_task_end(self, **_: Any) -> None:
-        """Updates the gauge; a task ends after its lease."""
+    def _set_leases_held(self, **_: Any) -> None:
         self._leases_held.set(len(heartbeat.held()))
 
     def _on_taken_over(self, key: str, orphaned_seconds: float, **_: Any) -> None:
@@ -183,50 +167,45 @@ class _PoolCollector:
     """
 
     def __init__(self, directory: str, metrics: Metrics, tasks: Iterable[str]) -> None:
-        from prometheus_client import CollectorRegistry
-        from prometheus_client.multiprocess import MultiProcessCollector
-
         self._directory = directory
         self._metrics = metrics
         self._tasks = frozenset(tasks)
-        self._collector = MultiProcessCollector(CollectorRegistry(), directory)
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterable[Metric]:
         """Returns the metrics; the gauges of dead processes are dropped."""
-        from prometheus_client.multiprocess import mark_process_dead
+        from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-        for file in Path(self._directory).glob("gauge_live*.db"):
-            match = _LIVE_GAUGE_FILE.fullmatch(file.name)
-            if match and not _is_alive(int(match[1])):
-                mark_process_dead(int(match[1]), self._directory)
-        collected = {family.name: family for family in self._collector.collect()}
+        for file in Path(self._directory).glob("gauge_live*_*.db"):
+            pid = int(file.stem.rpartition("_")[2])
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                mark_process_dead(pid, self._directory)
+            except PermissionError:
+                pass  # another user's process has the pid
+        collector = MultiProcessCollector(None, self._directory)
+        families = {family.name: family for family in collector.collect()}
         for metric in vars(self._metrics).values():
             for family in metric.describe():
-                collected.setdefault(family.name, family)
-        yield from _add_zeros(collected, self._tasks)
+                families.setdefault(family.name, family)
+        self._add_zeros(families)
+        return families.values()
 
+    def _add_zeros(self, families: Mapping[str, Metric]) -> None:
+        """Adds the series that the tasks, and other names that are counted, do not have yet.
 
-def _add_zeros(families: Mapping[str, Metric], tasks: Iterable[str]) -> Iterable[Metric]:
-    """Adds the series that `tasks`, and other names that are counted, do not have yet.
-
-    Prometheus computes an increase from the first value of a series on. It would miss the event
-    that creates a series, which is the only one of its kind most of the time.
-    """
-    names = {
-        sample.labels["task"]
-        for family in families.values()
-        for sample in family.samples
-        if "task" in sample.labels
-    }
-    for family_name, series in _SERIES.items():
-        family = families[family_name]
-        existing = {(sample.name, frozenset(sample.labels.items())) for sample in family.samples}
-        for task in names.union(tasks):
-            for suffix, label in series:
-                name, labels = family_name + suffix, {"task": task, **label}
-                if (name, frozenset(labels.items())) not in existing:
-                    family.add_sample(name, labels, 0.0)
-    return families.values()
+        Prometheus computes an increase from the first value of a series on. It would miss the event
+        that creates a series, which is the only one of its kind most of the time.
+        """
+        samples = [sample for family in families.values() for sample in family.samples]
+        existing = {(sample.name, frozenset(sample.labels.items())) for sample in samples}
+        names = {sample.labels["task"] for sample in samples if "task" in sample.labels}
+        for family_name, series in _SERIES.items():
+            for task in names | self._tasks:
+                for suffix, label in series:
+                    name, labels = family_name + suffix, {"task": task, **label}
+                    if (name, frozenset(labels.items())) not in existing:
+                        families[family_name].add_sample(name, labels, 0.0)
 
 
 def connect(registry: CollectorRegistry | None = None) -> None:
@@ -261,56 +240,32 @@ def start(setting: Any, tasks: Iterable[str]) -> None:
     directory = os.environ.get(DIRECTORY_VARIABLE)
     if directory is None:
         directory = os.environ[DIRECTORY_VARIABLE] = tempfile.mkdtemp(prefix="idempotency-metrics-")
-        worker_shutdown.connect(_remove_at_shutdown(directory, os.getpid()), weak=False)
-    _enable_multiprocess_mode()
+        worker_shutdown.connect(partial(_remove, directory, os.getpid()), weak=False)
+    imported_before = "prometheus_client" in sys.modules
+    from prometheus_client import CollectorRegistry, start_http_server, values
+
+    if imported_before:  # by Flower: select values in files all the same
+        values.ValueClass = values.get_value_class()
     metrics = Metrics()
     metrics.connect()
 
     def serve(**_: Any) -> None:
-        _serve(host, port, _PoolCollector(directory, metrics, tasks))
+        registry = CollectorRegistry()
+        registry.register(_PoolCollector(directory, metrics, tasks))
+        try:
+            server, _thread = start_http_server(port, host, registry)
+        except OSError as error:
+            logger.error("Cannot serve the idempotency metrics at %s:%d: %s", host, port, error)
+            return
+        # Pool processes that start later inherit the socket and must not keep the port in use.
+        worker_process_init.connect(lambda **_: server.socket.close(), weak=False)
+        logger.info("Serving idempotency metrics at http://%s:%d/metrics", host, port)
 
     worker_ready.connect(serve, weak=False)
 
 
-def _enable_multiprocess_mode() -> None:
-    """Selects file-backed values even if prometheus_client is already imported (by Flower)."""
-    imported_before = "prometheus_client" in sys.modules
-    from prometheus_client import values
-
-    if imported_before:
-        values.ValueClass = values.get_value_class()
-
-
-def _serve(host: str, port: int, collector: _PoolCollector) -> None:
-    from prometheus_client import CollectorRegistry, start_http_server
-
-    registry = CollectorRegistry()
-    registry.register(collector)
-    try:
-        server, _ = start_http_server(port, host, registry)
-    except OSError as error:
-        logger.error("Cannot serve the idempotency metrics at %s:%d: %s", host, port, error)
-        return
-    # Pool processes that start later inherit the socket and must not keep the port in use.
-    worker_process_init.connect(lambda **_: server.socket.close(), weak=False)
-    logger.info("Serving idempotency metrics at http://%s:%d/metrics", host, port)
-
-
-def _remove_at_shutdown(directory: str, pid: int) -> Any:
-    def remove(**_: Any) -> None:
-        if os.getpid() == pid:
-            # After SIGHUP Celery executes the worker anew, with this environment.
-            os.environ.pop(DIRECTORY_VARIABLE, None)
-            shutil.rmtree(directory, ignore_errors=True)
-
-    return remove
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+def _remove(directory: str, main_pid: int, **_: Any) -> None:
+    if os.getpid() == main_pid:
+        # After SIGHUP Celery executes the worker anew, with this environment.
+        os.environ.pop(DIRECTORY_VARIABLE, None)
+        shutil.rmtree(directory, ignore_errors=True)

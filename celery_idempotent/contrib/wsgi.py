@@ -12,11 +12,9 @@ from io import BytesIO
 from itertools import chain
 from typing import Any
 
-from celery_idempotent.contrib.http import identity as identities
 from celery_idempotent.contrib.http import problem
 from celery_idempotent.contrib.http.fingerprint import fingerprint
-from celery_idempotent.contrib.http.identity import anonymous
-from celery_idempotent.contrib.http.key_header import KEY_HEADER
+from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header
 from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
 from celery_idempotent.contrib.http.response import Headers, Response, stored_by_default
 from celery_idempotent.store.run_sync import run_sync
@@ -29,41 +27,19 @@ StartResponse = Callable[..., Callable[[bytes], object]]
 READ_SIZE = 64 * 1024
 
 
-def by_header(name: str) -> Callable[[Environ], str | None]:
-    """Identifies a client by a header that only it can send, such as Authorization.
-
-    Raises:
-        ValueError: if `name` cannot be the name of a header.
-    """
-    return identities.by_header(fields_of, name)
-
-
-def by_cookie(name: str) -> Callable[[Environ], str | None]:
-    """Identifies a client by a cookie that only it has, such as that of its session.
-
-    Raises:
-        ValueError: if `name` cannot be the name of a cookie.
-    """
-    return identities.by_cookie(fields_of, name)
-
-
 class IdempotencyMiddleware(BaseMiddleware):
     """The middleware as a WSGI app; functions among its options get the environ."""
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Handles one request."""
-        keys = fields_of(environ, KEY_HEADER)
-        if not self._applies(environ["REQUEST_METHOD"], keys):
+        if not self._applies(environ, environ["REQUEST_METHOD"]):
             return self._app(environ, start_response)  # type: ignore[no-any-return]
-        return run_sync(self._handle(environ, start_response, keys))
+        return run_sync(self._handle(environ, start_response))
 
-    async def _handle(
-        self, environ: Environ, start_response: StartResponse, keys: list[str]
-    ) -> Iterable[bytes]:
-        exchange = Exchange()
-        async with exchange.block:
+    async def _handle(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        async with Exchange() as exchange:
             try:
-                admitted = self._admit(environ, keys)
+                admitted = self._admit(environ)
                 if admitted is None:
                     return self._app(environ, start_response)  # type: ignore[no-any-return]
                 body = self._read_body(environ)
@@ -74,10 +50,12 @@ class IdempotencyMiddleware(BaseMiddleware):
                 with _HeldResponse(start_response) as held:
                     chunks = self._app(environ, held.start_response)
                     response = held.collect(chunks, self._max_response_bytes)
-                    await self._settle(exchange, environ, response)
-                    return held.release(exchange.marks)
+                    return held.release(await self._settle(exchange, environ, response))
             except Answered as answered:
-                return _respond(start_response, answered.response)
+                response = answered.response
+                reason = response.reason or phrases.get(response.status, "Unknown")
+                start_response(f"{response.status} {reason}", response.headers)
+                return [response.body]
 
     def _read_body(self, environ: Environ) -> bytes:
         declared = environ.get("CONTENT_LENGTH") or ""
@@ -134,9 +112,9 @@ class _HeldResponse:
         code, _, reason = self._status.partition(" ")
         return Response(int(code), self._headers, bytes(self._body), reason)
 
-    def release(self, marks: Headers) -> Iterable[bytes]:
-        """Sends the response, with the fields `marks`, and then what the app has yet to return."""
-        self._start_response(self._status, [*self._headers, *marks])
+    def release(self, added: Headers) -> Iterable[bytes]:
+        """Sends the response, with the fields `added`, and then what the app has yet to return."""
+        self._start_response(self._status, [*self._headers, *added])
         self._released = True
         self._rest = chain([bytes(self._body)], self._rest)
         return self
@@ -152,26 +130,8 @@ class _HeldResponse:
             self.close()
 
 
-def _respond(start_response: StartResponse, response: Response) -> list[bytes]:
-    reason = response.reason or phrases.get(response.status, "Unknown")
-    start_response(f"{response.status} {reason}", response.headers)
-    return [response.body]
-
-
-def fields_of(environ: Mapping[str, Any], name: str) -> list[str]:
-    """Returns the header fields `name`; the server has joined repeated ones with commas."""
-    value = environ.get("HTTP_" + name.upper().replace("-", "_"))
-    return [] if value is None else [value]
-
-
 def fingerprint_of(environ: Mapping[str, Any], body: bytes) -> list[str | bytes]:
     """Returns the fingerprint of a request."""
-    return fingerprint(
-        environ["REQUEST_METHOD"],
-        environ.get("SCRIPT_NAME", ""),
-        environ.get("PATH_INFO", ""),
-        environ.get("QUERY_STRING", ""),
-        environ.get("CONTENT_TYPE", ""),
-        environ.get("HTTP_CONTENT_ENCODING", ""),
-        body,
-    )
+    names = "SCRIPT_NAME", "PATH_INFO", "QUERY_STRING", "CONTENT_TYPE", "HTTP_CONTENT_ENCODING"
+    prefix, path, query, content_type, encoding = (environ.get(name, "") for name in names)
+    return fingerprint(environ["REQUEST_METHOD"], prefix, path, query, content_type, encoding, body)

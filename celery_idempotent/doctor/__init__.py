@@ -11,15 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from celery import Celery
 
 from celery_idempotent.configuration import app_tasks
-from celery_idempotent.doctor import (
-    broker,
-    counts,
-    databases,
-    key_changes,
-    server,
-    tasks,
-    versions,
-)
+from celery_idempotent.doctor import broker, databases, key_changes, server, tasks, versions
 from celery_idempotent.doctor.finding import Finding, Severity
 from celery_idempotent.doctor.key_snapshot import Snapshot
 from celery_idempotent.errors import IdempotencyError
@@ -43,7 +35,7 @@ def examine(
         before: the keys of another version of the code, by task, to compare this one with.
     """
     findings = [*versions.check(), *broker.check(app), *tasks.check(app), *_check_servers(app)]
-    findings += [*databases.check(app), *counts.check(counted or {})]
+    findings += [*databases.check(app), *tasks.check_counts(counted or {})]
     if before is not None:
         findings += key_changes.check(app, before)
     return sorted(findings, key=lambda finding: finding.severity, reverse=True)

@@ -17,7 +17,7 @@ from celery_idempotent.configuration.broker import (
     transport,
     visibility_timeout,
 )
-from celery_idempotent.doctor.finding import Finding, Severity
+from celery_idempotent.doctor.finding import Check, Finding, Severity, applying
 
 #: Defaults of kombu's Redis transport, which sweeps for unacknowledged messages at an interval
 #: (seconds) times a throttle.
@@ -33,56 +33,62 @@ def check(app: Celery) -> Iterator[Finding]:
     """Yields all findings about the broker."""
     yield from check_visibility_timeout(app)
     yield from _check_recovery(app)
-    for task in app_tasks.enabled(app):
+    enabled = app_tasks.enabled(app)
+    for task in enabled:
         yield from _check_retention(app, task)
-    yield from _check_publishers(app)
+    yield from applying(
+        "broker",
+        Check(transport(app) in AMQP and enabled, "publishers", Severity.NOTE,
+            "AMQP drops what a publisher without celery_idempotent passes as "
+            "send_task(…, idempotency_key=…)",
+            "headers={'idempotency_key': …} in each publisher that sends tasks by name",
+            "such a call runs under the key of the task's rule, and nothing shows it"),
+    )  # fmt: skip
     for queue in quorum_queues(app):
         yield from _check_quorum_queue(queue)
 
 
 def check_visibility_timeout(app: Celery) -> Iterator[Finding]:
     """Yields a finding if a lease is longer than the visibility timeout."""
-    timeout, longest = visibility_timeout(app), _longest_lease(app)
-    if timeout is None or longest is None or timeout >= longest[0]:
-        return
-    lease, task = longest
-    in_sqs = ", and the same in SQS: kombu does not set it for predefined_queues"
-    yield Finding(
-        "visibility-timeout", Severity.WARNING, "broker",
-        f"its visibility timeout ({timeout:g} s) is shorter than the lease of {task} ({lease:g} s)",
-        f"broker_transport_options['visibility_timeout'] above {lease:g}"
-        + (in_sqs if has_predefined_queues(app) else ""),
-        "messages of running tasks are redelivered again and again, each time as a conflict; so "
-        "are messages with an eta or countdown beyond the timeout",
-    )  # fmt: skip
+    timeout, (lease, task) = visibility_timeout(app), _longest_lease(app)
+    if timeout is not None and timeout < lease:
+        in_sqs = ", and the same in SQS: kombu does not set it for predefined_queues"
+        yield Finding(
+            "visibility-timeout", Severity.WARNING, "broker",
+            f"its visibility timeout ({timeout:g} s) is shorter than the lease of {task} "
+            f"({lease:g} s)",
+            f"broker_transport_options['visibility_timeout'] above {lease:g}"
+            + (in_sqs if has_predefined_queues(app) else ""),
+            "messages of running tasks are redelivered again and again, each time as a conflict; "
+            "so are messages with an eta or countdown beyond the timeout",
+        )  # fmt: skip
 
 
 def _check_recovery(app: Celery) -> Iterator[Finding]:
-    timeout, longest = visibility_timeout(app), _longest_lease(app)
-    if timeout is None or longest is None:
+    timeout, (lease, _) = visibility_timeout(app), _longest_lease(app)
+    if timeout is None or not lease:
         return
-    sweep = _sweep_interval(app)
-    slowest = max(timeout + sweep, longest[0])
-    yield Finding(
-        "recovery", Severity.NOTE, "broker",
-        f"after a whole worker dies, its tasks run again within {slowest:g} s: "
-        f"visibility timeout {timeout:g} s, sweep {sweep:g} s, longest lease {longest[0]:g} s",
-        "broker_transport_options: visibility_timeout, above the longest task and countdown"
-        + (f", {', '.join(SWEEP_OPTIONS)}" if sweep else ""),
-        "the broker, not the lease, determines when a dead worker's messages are redelivered"
-        + (
-            f"; if a worker dies during a sweep, there is none for {_mutex_expire(app):g} s"
-            if sweep
-            else ""
-        ),
-    )  # fmt: skip
-    if sweep > LONG_SWEEP and timeout < sweep:
-        yield Finding(
-            "sweep", Severity.WARNING, "broker",
+    sweep, options, without_sweep = _sweep_interval(app), "", ""
+    slowest = max(timeout + sweep, lease)
+    if sweep:
+        mutex_expire = float(options_of(app).get("unacked_mutex_expire", MUTEX_EXPIRE))
+        options = f", {', '.join(SWEEP_OPTIONS)}"
+        without_sweep = f"; if a worker dies during a sweep, there is none for {mutex_expire:g} s"
+    yield from applying(
+        "broker",
+        Check(True, "recovery", Severity.NOTE,
+            f"after a whole worker dies, its tasks run again within {slowest:g} s: "
+            f"visibility timeout {timeout:g} s, sweep {sweep:g} s, longest lease {lease:g} s",
+            "broker_transport_options: visibility_timeout, above the longest task and countdown"
+            + options,
+            "the broker, not the lease, determines when a dead worker's messages are redelivered"
+            + without_sweep),
+        Check(sweep > LONG_SWEEP and timeout < sweep, "sweep", Severity.WARNING,
             f"it sweeps for messages to redeliver only every {sweep:g} s",
             "broker_transport_options['unacked_restore_throttle'] = 1",
-            f"messages are redelivered later than the visibility timeout of {timeout:g} s suggests",
-        )  # fmt: skip
+            f"messages are redelivered later than the visibility timeout of {timeout:g} s "
+            "suggests"),
+    )  # fmt: skip
 
 
 def _check_retention(app: Celery, task: IdempotentTaskLike) -> Iterator[Finding]:
@@ -93,46 +99,31 @@ def _check_retention(app: Celery, task: IdempotentTaskLike) -> Iterator[Finding]
         option, retention = "idempotency_error_ttl", settings.error_ttl
     timeout = visibility_timeout(app)
     slowest = timeout + _sweep_interval(app) if timeout else 0.0
-    if retention < slowest:
-        yield Finding(
-            "result-ttl", Severity.WARNING, task.name,
+    return applying(
+        task.name,
+        Check(retention < slowest, "result-ttl", Severity.WARNING,
             f"{option} ({retention:g} s) is shorter than the broker's redelivery (up to "
             f"{slowest:g} s)",
             f"{option} above {slowest:g}",
-            "a dead worker's message that comes back after the outcome has expired runs again",
-        )  # fmt: skip
-
-
-def _check_publishers(app: Celery) -> Iterator[Finding]:
-    """Yields a finding if a key that a publisher has misplaced leaves no trace in the message."""
-    if transport(app) in AMQP and app_tasks.enabled(app):
-        yield Finding(
-            "publishers", Severity.NOTE, "broker",
-            "AMQP drops what a publisher without celery_idempotent passes as "
-            "send_task(…, idempotency_key=…)",
-            "headers={'idempotency_key': …} in each publisher that sends tasks by name",
-            "such a call runs under the key of the task's rule, and nothing shows it",
-        )  # fmt: skip
+            "a dead worker's message that comes back after the outcome has expired runs again"),
+    )  # fmt: skip
 
 
 def _check_quorum_queue(queue: Any) -> Iterator[Finding]:
-    subject = f"queue {queue.name}"
-    if (queue.queue_arguments or {}).get("x-delivery-limit") is None:
-        yield Finding(
-            "delivery-limit", Severity.NOTE, subject,
+    limit = (queue.queue_arguments or {}).get("x-delivery-limit")
+    return applying(
+        f"queue {queue.name}",
+        Check(limit is None, "delivery-limit", Severity.NOTE,
             "RabbitMQ 4 drops a message of a quorum queue after it was requeued 20 times",
             "a policy with delivery-limit -1, or with a dead-letter-exchange, or x-delivery-limit",
             "a message that cannot be published again is requeued: 20 times take 80 minutes, less "
-            "if the task has a hard time limit",
-        )  # fmt: skip
-    if queue.exchange.type == "direct":
-        yield Finding(
-            "delayed-delivery", Severity.WARNING, subject,
+            "if the task has a hard time limit"),
+        Check(queue.exchange.type == "direct", "delayed-delivery", Severity.WARNING,
             "Celery cannot delay messages of a quorum queue whose exchange is direct",
             "task_default_exchange_type = 'topic', or exchange_type in task_queues (Celery 5.5)",
             "duplicates that are retried later wait in the worker, where they take the place of "
-            "other messages: a worker cannot raise its prefetch count on a quorum queue",
-        )  # fmt: skip
+            "other messages: a worker cannot raise its prefetch count on a quorum queue"),
+    )  # fmt: skip
 
 
 def _sweep_interval(app: Celery) -> float:
@@ -143,10 +134,7 @@ def _sweep_interval(app: Celery) -> float:
     return float(interval) * (options.get("unacked_restore_throttle", RESTORE_THROTTLE) or 1)
 
 
-def _mutex_expire(app: Celery) -> float:
-    return float(options_of(app).get("unacked_mutex_expire", MUTEX_EXPIRE))
-
-
-def _longest_lease(app: Celery) -> tuple[float, str] | None:
+def _longest_lease(app: Celery) -> tuple[float, str]:
+    """Returns the longest lease and its task; 0 without a task."""
     leases = [(t.idempotency_configuration.settings.lease, t.name) for t in app_tasks.enabled(app)]
-    return max(leases, default=None)
+    return max(leases, default=(0.0, ""))

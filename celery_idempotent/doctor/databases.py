@@ -16,10 +16,7 @@ PURGE_AFTER = 2 * 86400.0
 
 def check(app: Celery) -> Iterator[Finding]:
     """Yields all findings about the databases."""
-    databases = {
-        task.idempotency_configuration.settings.transaction for task in app_tasks.enabled(app)
-    }
-    for database in databases - {None}:
+    for database in app_tasks.databases(app_tasks.enabled(app)):
         try:
             overdue = database.purge_is_overdue(PURGE_AFTER)
         except IdempotencyError as error:

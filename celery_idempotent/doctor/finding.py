@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from celery_idempotent.printable import one_line
 
@@ -46,3 +48,21 @@ class Finding:
     def to_json(self) -> dict[str, str]:
         """Returns the finding as a JSON object."""
         return asdict(self) | {"severity": str(self.severity)}
+
+
+class Check(NamedTuple):
+    """What is found if something applies; the attributes are those of a finding."""
+
+    applies: object
+    name: str
+    severity: Severity
+    what: str
+    setting: str
+    why: str
+
+
+def applying(subject: str, *checks: Check) -> Iterator[Finding]:
+    """Yields the findings of those `checks` that apply to `subject`."""
+    for applies, name, severity, *texts in checks:
+        if applies:
+            yield Finding(name, severity, subject, *texts)

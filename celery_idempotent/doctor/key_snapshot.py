@@ -70,19 +70,13 @@ class Snapshot(NamedTuple):
     samples: Sequence[tuple[Call, Key]]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the snapshot as a JSON object."""
+        """Returns the snapshot as an object of kombu's JSON."""
         return {
             "rule": self.rule,
             "prefix": self.prefix,
             "parameters": [{"name": n, "default": d} for n, d in self.parameters.items()],
             "samples": [
-                {
-                    # kombu's JSON, as in a message, represents dates, decimals and UUIDs, too.
-                    "args": json.loads(kombu_json.dumps(call.args)),
-                    "kwargs": json.loads(kombu_json.dumps(call.kwargs)),
-                    "digest": key.digest,
-                    "fingerprint": key.fingerprint.hex(),
-                }
+                {**call._asdict(), "digest": key.digest, "fingerprint": key.fingerprint.hex()}
                 for call, key in self.samples
             ],
         }
@@ -92,7 +86,7 @@ class Snapshot(NamedTuple):
         """Reads what :meth:`to_json` returned; raises one of many errors for anything else."""
         samples = [
             (
-                Call(*(kombu_json.loads(json.dumps(sample[n])) for n in ("args", "kwargs"))),
+                Call(sample["args"], sample["kwargs"]),
                 Key(task, sample["digest"], bytes.fromhex(sample["fingerprint"])),
             )
             for sample in document["samples"]
@@ -119,10 +113,10 @@ def of_task(task: IdempotentTaskLike) -> Snapshot:
 
 def document_of(tasks: Sequence[IdempotentTaskLike]) -> dict[str, Any]:
     """Returns the snapshots of `tasks` as one JSON document."""
-    return {
-        "celery_idempotent_keys": VERSION,
-        "tasks": {task.name: of_task(task).to_json() for task in tasks},
-    }
+    snapshots = {task.name: of_task(task).to_json() for task in tasks}
+    # kombu's JSON, as in a message, represents dates, decimals and UUIDs, too.
+    encoded = kombu_json.dumps({"celery_idempotent_keys": VERSION, "tasks": snapshots})
+    return json.loads(encoded)  # type: ignore[no-any-return]
 
 
 def read(text: str) -> dict[str, Snapshot]:
@@ -132,7 +126,7 @@ def read(text: str) -> dict[str, Snapshot]:
         ValueError: if `text` is not such a document.
     """
     try:
-        document = json.loads(text)
+        document = kombu_json.loads(text)
         if document["celery_idempotent_keys"] != VERSION:
             raise ValueError(f"version {document['celery_idempotent_keys']!r} is not {VERSION}")
         return {
@@ -211,14 +205,7 @@ def _with_items(configuration: TaskConfiguration, call: Call) -> Call:
     # Without a serializer, which would copy the mappings.
     recording = KeyRule(rule.task, configuration.settings.key, rule.signature, lambda *call: call)
     key_of(recording, call)
-    return Call(
-        [_plain(value) for value in call.args],
-        {name: _plain(value) for name, value in call.kwargs.items()},
-    )
-
-
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, _Mapping) else value
+    return Call(*kombu_json.loads(kombu_json.dumps(call)))
 
 
 def _default_digest(parameter: Parameter) -> str | None:

@@ -1,10 +1,10 @@
-"""Checks the settings of the tasks."""
+"""Checks the settings of the tasks, and what workers have counted of their calls."""
 
 from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from celery import Celery
@@ -12,18 +12,19 @@ from celery.backends.base import Backend
 
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
-from celery_idempotent.doctor.finding import Finding, Severity
+from celery_idempotent.doctor.finding import Check, Finding, Severity, applying
+from celery_idempotent.events.table import REFUSED_FOR, WOULD_REFUSE_FOR
 from celery_idempotent.key.canonical import has_canonical_bytes
 
 
 def check(app: Celery) -> Iterator[Finding]:
     """Yields all findings about the app's tasks."""
-    if app.conf.task_always_eager:
-        yield Finding(
-            "eager", Severity.WARNING, "worker",
+    yield from applying(
+        "worker",
+        Check(app.conf.task_always_eager, "eager", Severity.WARNING,
             "task_always_eager is on", "task_always_eager = False",
-            "tasks run in the process that calls them: after a crash nothing redelivers them",
-        )  # fmt: skip
+            "tasks run in the process that calls them: after a crash nothing redelivers them"),
+    )  # fmt: skip
     periodic = {entry.get("task") for entry in (app.conf.beat_schedule or {}).values()}
     for task in app_tasks.tasks(app):
         if task.idempotency_configuration.settings.enabled:
@@ -38,85 +39,55 @@ def check(app: Celery) -> Iterator[Finding]:
 
 
 def _check_options(task: IdempotentTaskLike, *, is_periodic: bool) -> Iterator[Finding]:
-    settings = task.idempotency_configuration.settings
-    if not task.acks_late:
-        yield Finding(
-            "acks-late", Severity.WARNING, task.name,
+    configuration = task.idempotency_configuration
+    settings, obstacle = configuration.settings, configuration.fusion_obstacle
+    return applying(
+        task.name,
+        Check(not task.acks_late, "acks-late", Severity.WARNING,
             "acks_late is off", "acks_late = True",
-            "messages are acknowledged before they run, so a crash loses the task",
-        )  # fmt: skip
-    elif not task.reject_on_worker_lost:
-        yield Finding(
-            "reject-on-worker-lost", Severity.WARNING, task.name,
+            "messages are acknowledged before they run, so a crash loses the task"),
+        Check(task.acks_late and not task.reject_on_worker_lost,
+            "reject-on-worker-lost", Severity.WARNING,
             "reject_on_worker_lost is off", "reject_on_worker_lost = True",
-            "a task whose process is killed is acknowledged as failed, and does not run again",
-        )  # fmt: skip
-    if task.idempotency_configuration.in_shadow:
-        yield Finding(
-            "shadow", Severity.WARNING, task.name,
+            "a task whose process is killed is acknowledged as failed, and does not run again"),
+        Check(configuration.in_shadow, "shadow", Severity.WARNING,
             "idempotency_shadow is on", "idempotency_shadow = False",
-            "every duplicate runs, and is only counted",
-        )  # fmt: skip
-    elif not settings.store_result:
-        yield Finding(
-            "store-result", Severity.NOTE, task.name,
+            "every duplicate runs, and is only counted"),
+        Check(not (configuration.in_shadow or settings.store_result), "store-result", Severity.NOTE,
             "idempotency_store_result is off", "idempotency_store_result = True",
-            "duplicates that need the result get ResultNotStoredError",
-        )  # fmt: skip
-    if task.ignore_result:
-        yield Finding(
-            "ignore-result", Severity.NOTE, task.name,
+            "duplicates that need the result get ResultNotStoredError"),
+        Check(task.ignore_result, "ignore-result", Severity.NOTE,
             "ignore_result is on", "ignore_result = False",
-            "the record keeps the result, but no caller, first or duplicate, can wait for it",
-        )  # fmt: skip
-    obstacle = task.idempotency_configuration.fusion_obstacle
-    if obstacle and not (task.ignore_result or settings.shadow):
-        yield Finding(
-            "fused-completion", Severity.NOTE, task.name,
+            "the record keeps the result, but no caller, first or duplicate, can wait for it"),
+        Check(obstacle and not (task.ignore_result or settings.shadow),
+            "fused-completion", Severity.NOTE,
             f"Celery writes its results by itself: {obstacle}",
             "result_backend and idempotency_redis_url: one Redis server, database and user",
-            "each run takes two round trips more than with fused completion",
-        )  # fmt: skip
-    if settings.on_store_error == "run":
-        yield Finding(
-            "fail-open", Severity.WARNING, task.name,
+            "each run takes two round trips more than with fused completion"),
+        Check(settings.on_store_error == "run", "fail-open", Severity.WARNING,
             "idempotency_on_store_error is 'run'", "idempotency_on_store_error = 'retry'",
-            "while Redis is unavailable, duplicates run",
-        )  # fmt: skip
-    if settings.transaction is not None and _gives_up_results(task):
-        yield Finding(
-            "result-retry", Severity.WARNING, task.name,
+            "while Redis is unavailable, duplicates run"),
+        Check(settings.transaction and _gives_up_results(task), "result-retry", Severity.WARNING,
             "result_backend_always_retry is off", "result_backend_always_retry = True",
-            "while the result backend is unavailable, callers of a committed task get an error",
-        )  # fmt: skip
-    if "idempotency_key" in task.idempotency_configuration.rule.signature.parameters:
-        yield Finding(
-            "key-argument", Severity.NOTE, task.name,
-            "it has a parameter named idempotency_key",
-            "another name for the parameter",
-            "delay(idempotency_key=…) passes an argument, and not the key of the call",
-        )  # fmt: skip
-    if settings.until == "started" and not settings.deduplicates:
-        yield Finding(
-            "bursts", Severity.WARNING, task.name,
+            "while the result backend is unavailable, callers of a committed task get an error"),
+        Check("idempotency_key" in configuration.rule.signature.parameters,
+            "key-argument", Severity.NOTE,
+            "it has a parameter named idempotency_key", "another name for the parameter",
+            "delay(idempotency_key=…) passes an argument, and not the key of the call"),
+        Check(settings.until == "started" and not settings.deduplicates, "bursts", Severity.WARNING,
             "idempotency_until is 'started', and idempotency_dedupe_publish is off",
             "idempotency_dedupe_publish = True",
-            "every call of a burst is published, and runs by itself",
-        )  # fmt: skip
-    if settings.label and settings.encryption_keys:
-        yield Finding(
-            "label-in-clear", Severity.NOTE, task.name,
+            "every call of a burst is published, and runs by itself"),
+        Check(settings.label and settings.encryption_keys, "label-in-clear", Severity.NOTE,
             "idempotency_label is stored in clear, although results are encrypted",
             "idempotency_label: only fields that are no secret, or None",
-            "anyone who can read Redis, the logs or the events can read labels",
-        )  # fmt: skip
-    if is_periodic and settings.key is None and not settings.runs_again:
-        yield Finding(
-            "periodic-key", Severity.WARNING, task.name,
+            "anyone who can read Redis, the logs or the events can read labels"),
+        Check(is_periodic and settings.key is None and not settings.runs_again,
+            "periodic-key", Severity.WARNING,
             "it is in beat_schedule, and its key consists of its arguments, the same each time",
             "idempotency_key = TASK_ID",
-            f"after one run the next ones are replays, for {settings.result_ttl:g} s",
-        )  # fmt: skip
+            f"after one run the next ones are replays, for {settings.result_ttl:g} s"),
+    )  # fmt: skip
 
 
 def _gives_up_results(task: IdempotentTaskLike) -> bool:
@@ -145,6 +116,27 @@ def _check_canonical(task: IdempotentTaskLike) -> Iterator[Finding]:
                 "idempotency_key: a template or names that leave it out, or a plain type",
                 "calls with such an argument fail with KeyRuleError",
             )  # fmt: skip
+
+
+def check_counts(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
+    """Yields all findings about what the workers have counted since they were started.
+
+    Args:
+        counts: by task and by name, one of `events.table.COUNTED`.
+    """
+    for task, counter in counts.items():
+        for prefix, severity, why in (
+            (REFUSED_FOR, Severity.ERROR, "these calls have failed, and did not run"),
+            (WOULD_REFUSE_FOR, Severity.WARNING, "without shadow, these calls will fail"),
+        ):
+            if number := counter.get(prefix + "key_rule", 0):
+                yield Finding(
+                    "rule-raised", severity, task,
+                    f"no key could be derived for {number} of its calls since the workers started",
+                    "idempotency_key, or the publisher of these calls; the log has each "
+                    "KeyRuleError with its cause",
+                    why,
+                )  # fmt: skip
 
 
 def type_hints(task: IdempotentTaskLike) -> dict[str, Any]:

@@ -6,6 +6,7 @@ normal run is DEBUG, since Celery logs that the task succeeded; INFO is out of t
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING
 from string import Formatter
 from typing import Any, Final
@@ -27,34 +28,27 @@ PREFIX: Final = "idempotency_"
 _formatter = Formatter()
 
 
+@dataclass(eq=False)
 class Event:
-    """One row.
+    """One row."""
 
-    Args:
-        level: of the log line; 0: there is none.
-        message: of the log line.
-        signal: that is sent.
-        decision: what this decides about the call, if nothing was decided before. It is counted.
-        counter: what is counted each time; with fields, too.
-    """
+    #: Of the log line; 0: there is none.
+    level: int = 0
+    #: Of the log line.
+    message: str = ""
+    #: That is sent.
+    signal: Any = None
+    _: KW_ONLY
+    #: What this decides about the call, if nothing was decided before. It is counted.
+    decision: str = ""
+    #: What is counted each time; with fields, too.
+    counter: str = ""
 
-    def __init__(
-        self,
-        level: int = 0,
-        message: str = "",
-        signal: Signal | None = None,
-        *,
-        decision: str = "",
-        counter: str = "",
-    ) -> None:
-        self.level = level
-        self.signal: Any = signal
-        self.decision = decision
-        self.counter = counter
+    def __post_init__(self) -> None:
         #: The message for `logging`, and the fields that are merged into it.
         self.template = ""
         self.fields: list[str] = []
-        for text, field, spec, _ in _formatter.parse(message):
+        for text, field, spec, _ in _formatter.parse(self.message):
             self.template += text.replace("%", "%%")
             if field is not None:
                 self.template += f"%{spec or 's'}"
@@ -67,6 +61,10 @@ class Event:
 
 def _signal(name: str, *arguments: str) -> Signal:
     return Signal({"task_id", "key", "label", *arguments}, name=PREFIX + name)
+
+
+def _outcome(name: str, level: int, message: str, *arguments: str) -> Event:
+    return Event(level, message, _signal(name, "token", "attempt", *arguments), counter=name)
 
 
 # Decisions without a line of their own.
@@ -120,39 +118,27 @@ UNPROTECTED = Event(WARNING, "runs without protection: {error}", decision="unpro
 OUTCOME_UNAVAILABLE = Event(ERROR, "cannot get its outcome: {error}")
 
 # The end of an execution.
-COMPLETED = Event(
-    DEBUG, "ran; {end}", _signal("completed", "token", "attempt"), counter="completed"
-)
-FAILED = Event(
+COMPLETED = _outcome("completed", DEBUG, "ran; {end}")
+FAILED = _outcome(
+    "failed",
     INFO,
     "ran and raised {error.__class__.__name__}; its duplicates will get {outcome}",
-    _signal("failed", "token", "attempt", "error"),
-    counter="failed",
+    "error",
 )
-RELEASED = Event(
-    INFO,
-    "{end}; its key {key_is}",
-    _signal("released", "token", "attempt", "error", "reserved_seconds"),
-    counter="released",
-)
-NOT_STORED = Event(
+RELEASED = _outcome("released", INFO, "{end}; its key {key_is}", "error", "reserved_seconds")
+NOT_STORED = _outcome(
+    "not_stored",
     ERROR,
     "{end}; its outcome is not stored, and its duplicates will get ResultNotStoredError: {reason}",
-    _signal("not_stored", "token", "attempt", "reason"),
-    counter="not_stored",
+    "reason",
 )
-OUTCOME_UNSAVED = Event(
+OUTCOME_UNSAVED = _outcome(
+    "outcome_unsaved",
     CRITICAL,
     "ran; its outcome is not stored, so a duplicate may run again: {error}",
-    _signal("outcome_unsaved", "token", "attempt", "error"),
-    counter="outcome_unsaved",
+    "error",
 )
-LEASE_LOST = Event(
-    WARNING,
-    "has lost its lease; its outcome will be refused",
-    _signal("lease_lost", "token", "attempt"),
-    counter="lease_lost",
-)
+LEASE_LOST = _outcome("lease_lost", WARNING, "has lost its lease; its outcome will be refused")
 ENDED_BY_WORKER = Event(INFO, "is ended by its worker, which is about to kill this process")
 ENDED_LATE = Event(WARNING, "has ended its body before {error.__class__.__name__} was raised")
 RECORD_GONE = Event(WARNING, "ran; its record is gone, and its outcome is not stored")
@@ -199,39 +185,22 @@ FORGOTTEN = Event(signal=_signal("forgotten", "user"))
 
 # Shadow: what would have become of a call that runs. The decisions share a signal.
 _shadowed = _signal("shadowed", "decision", "record", "policy", "reason", "error")
-WOULD_RUN = Event(signal=_shadowed, decision="would_run")
-WOULD_TAKE_OVER = Event(
-    INFO,
-    "runs in shadow; it would have taken over from an execution that died",
-    _shadowed,
-    decision="would_take_over",
+
+
+def _would(decision: str, message: str = "", counter: str = "") -> Event:
+    text = message and f"runs in shadow; it would have {message}"
+    return Event(INFO if text else 0, text, _shadowed, decision=decision, counter=counter)
+
+
+WOULD_RUN = _would("would_run")
+WOULD_TAKE_OVER = _would("would_take_over", "taken over from an execution that died")
+WOULD_WAIT = _would("would_wait", "run after task {record.task_id}, which holds the key")
+WOULD_REPLAY = _would("would_replay", "been a replay of task {record.task_id}")
+WOULD_CONFLICT = _would(
+    "would_conflict", "met a conflict ({policy}): task {record.task_id} holds the key"
 )
-WOULD_WAIT = Event(
-    INFO,
-    "runs in shadow; it would have run after task {record.task_id}, which holds the key",
-    _shadowed,
-    decision="would_wait",
-)
-WOULD_REPLAY = Event(
-    INFO,
-    "runs in shadow; it would have been a replay of task {record.task_id}",
-    _shadowed,
-    decision="would_replay",
-)
-WOULD_CONFLICT = Event(
-    INFO,
-    "runs in shadow; it would have met a conflict ({policy}): task {record.task_id} holds the key",
-    _shadowed,
-    decision="would_conflict",
-)
-WOULD_REFUSE = Event(
-    INFO,
-    "runs in shadow; it would have failed: {error}",
-    _shadowed,
-    decision="would_refuse",
-    counter="would_refuse_{reason}",
-)
-WOULD_DEDUPLICATE = Event(signal=_shadowed, decision="would_deduplicate")
+WOULD_REFUSE = _would("would_refuse", "failed: {error}", counter="would_refuse_{reason}")
+WOULD_DEDUPLICATE = _would("would_deduplicate")
 PUBLISHED_IN_SHADOW = Event(
     INFO,
     "is published in shadow; it would not have been, because of task {record.task_id}",

@@ -13,7 +13,7 @@ from celery import Celery, Task
 
 from celery_idempotent.configuration import configuration
 from celery_idempotent.record.record import Record
-from celery_idempotent.settings import SHADOW_SUFFIX
+from celery_idempotent.settings import PREFIX, SHADOW_SUFFIX
 from celery_idempotent.store.config import StoreConfig
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.store.run_sync import run_sync
@@ -22,10 +22,7 @@ from celery_idempotent.store.transport.transport import Transport
 from celery_idempotent.task.task import IdempotentTask
 
 #: The user's options that do not apply to a server for tests, which has no replicas.
-_DEPLOYMENT_OPTIONS = frozenset(
-    f"idempotency_{name}"
-    for name in ("redis_url", "redis_client", "redis_options", "wait_replicas")
-)
+_DEPLOYMENT_OPTIONS = ("redis_url", "redis_client", "redis_options", "wait_replicas")
 
 
 @contextmanager
@@ -56,15 +53,13 @@ def isolated_stores(url: str) -> Iterator[str]:
     def values_of(task: type[Task], app: Celery) -> Iterator[tuple[str, Any]]:
         for option, value in configured_values(task, app):
             is_disabled_by_app = option == "idempotency_enabled" and getattr(task, option) is None
-            if option not in _DEPLOYMENT_OPTIONS and not is_disabled_by_app:
+            if option.removeprefix(PREFIX) not in _DEPLOYMENT_OPTIONS and not is_disabled_by_app:
                 yield option, value
         yield "idempotency_redis_url", url
 
     configured_values = configuration._values_of  # noqa: SLF001
     with ExitStack() as stack:
-        for store in list(RecordStore.instances):
-            stack.enter_context(_replaced(store, isolated(store.config)))
-        stack.enter_context(_new_stores(isolated))
+        stack.enter_context(_all_stores(isolated))
         stack.callback(_forget_configurations)
         stack.enter_context(patch.object(configuration, "_values_of", values_of))
         _forget_configurations()
@@ -72,23 +67,14 @@ def isolated_stores(url: str) -> Iterator[str]:
 
 
 @contextmanager
-def _replaced(store: RecordStore, config: StoreConfig) -> Iterator[None]:
-    """Lets `store`, which tasks and engines refer to, continue as one with this `config`."""
-    attributes = vars(store).copy()
-    _reset(store, config)
-    try:
-        yield
-    finally:
-        _close(store)
-        vars(store).clear()
-        vars(store).update(attributes)
+def _all_stores(isolated: Callable[[StoreConfig], StoreConfig]) -> Iterator[None]:
+    """Changes the config of each store, existing or created meanwhile; afterwards it has its own.
 
-
-@contextmanager
-def _new_stores(isolated: Callable[[StoreConfig], StoreConfig]) -> Iterator[None]:
-    """Changes the config of each store that is created; afterwards each gets its own config."""
+    Stores stay the same objects, because tasks and engines refer to them.
+    """
     original = RecordStore.__init__
-    configs: dict[RecordStore, StoreConfig] = {}
+    before: dict[RecordStore, dict[str, Any]] = {}
+    arguments: dict[RecordStore, Any] = {}
 
     def init(
         store: RecordStore,
@@ -96,31 +82,29 @@ def _new_stores(isolated: Callable[[StoreConfig], StoreConfig]) -> Iterator[None
         decode: Callable[[Record], Any],
         transport: Transport | None = None,
     ) -> None:
-        configs[store] = config
+        arguments.setdefault(store, (config, decode, transport))  # isolations may be nested
         config = isolated(config)
-        if isinstance(transport, AsyncioTransport):
-            transport = AsyncioTransport(config)
-        original(store, config, decode, transport)
+        is_async = isinstance(transport, AsyncioTransport)
+        original(store, config, decode, AsyncioTransport(config) if is_async else None)
 
-    with patch.object(RecordStore, "__init__", init):
-        yield
-    for store, config in configs.items():
-        _close(store)
-        _reset(store, config)
-
-
-def _reset(store: RecordStore, config: StoreConfig) -> None:
-    is_async = isinstance(store._transport, AsyncioTransport)  # noqa: SLF001
-    transport = AsyncioTransport(config) if is_async else None
-    decode = store._decode  # noqa: SLF001
-    vars(store).clear()
-    RecordStore.__init__(store, config, decode, transport)
-
-
-def _close(store: RecordStore) -> None:
-    """Closes the connections of blocking code; an event loop closes its own when it ends."""
-    if not isinstance(store._transport, AsyncioTransport):  # noqa: SLF001
-        run_sync(store.aclose())
+    for store in list(RecordStore.instances):
+        before[store] = vars(store).copy()
+        vars(store).clear()
+        old = before[store]
+        init(store, old["config"], old["_decode"], old["_transport"])
+    try:
+        with patch.object(RecordStore, "__init__", init):
+            yield
+    finally:
+        for store, (config, decode, transport) in arguments.items():
+            # An event loop closes its own connections when it ends.
+            if not isinstance(transport, AsyncioTransport):
+                run_sync(store.aclose())
+            vars(store).clear()
+            if store in before:
+                vars(store).update(before[store])
+            else:
+                original(store, config, decode, transport)
 
 
 def _forget_configurations() -> None:

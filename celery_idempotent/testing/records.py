@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_idempotent import signals
 from celery_idempotent.key.key import Key
@@ -16,6 +16,11 @@ from celery_idempotent.task.task import IdempotentTask
 from celery_idempotent.testing.isolation import isolated_stores
 from celery_idempotent.testing.server import RedisServer
 
+if TYPE_CHECKING:
+    from unittest import TestCase as _TestCase
+else:
+    _TestCase = object
+
 _CRASHED_TASK = "crashed-task"
 #: Of no message.
 _NO_ROOT = bytes(8)
@@ -24,7 +29,7 @@ _NO_ROOT = bytes(8)
 @cache
 def private_server() -> RedisServer:
     """Starts the server of this process at the first call; it ends with the process."""
-    return RedisServer.start(config={})
+    return RedisServer.start()
 
 
 @contextmanager
@@ -133,6 +138,27 @@ class IsolatedRecords:
             raise AssertionError(
                 f"{task.name} is {state} after {executions} executions, not COMPLETED after one"
             )
+
+
+class IdempotencyTestMixin(_TestCase):
+    """Isolates the records of each test: ``class ChargeTest(IdempotencyTestMixin, TestCase)``.
+
+    It has the fixtures of the pytest plugin, for unittest and Django.
+
+    Attributes:
+        idempotency: the records of the test, as the fixture of the same name.
+        idempotency_redis_url: a Redis server for tests; None: a private server.
+    """
+
+    idempotency: IsolatedRecords
+    idempotency_redis_url: str | None = None
+
+    def setUp(self) -> None:
+        """Isolates the records; a subclass with its own setUp must call this one first."""
+        stack = ExitStack()
+        self.idempotency = stack.enter_context(isolated_records(self.idempotency_redis_url))
+        self.addCleanup(stack.close)
+        super().setUp()
 
 
 def _record_key(

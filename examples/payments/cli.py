@@ -116,8 +116,7 @@ def _run(options: argparse.Namespace, stderr: Console) -> Evidence:
         TimeElapsedColumn(),
     )
     with (
-        # An explicit config starts a private server even if REDIS_URL names an existing one.
-        RedisServer.start(config={}) as server,
+        RedisServer.start() as server,
         _folder(options.keep) as folder,
         Progress(
             *columns, console=stderr, transient=True, disable=not stderr.is_terminal

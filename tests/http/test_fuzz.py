@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 
 from celery_idempotent import Idempotency
 from celery_idempotent.contrib import asgi, wsgi
-from celery_idempotent.contrib.http.middleware import Admitted
+from celery_idempotent.contrib.http.middleware import record_key
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
 from tests.http.drivers import asgi as asgi_server
@@ -80,7 +80,7 @@ def states(engine: Idempotency, journal: Journal, scenario: str) -> dict[Any, st
     """Returns the state of the record of each identity and key."""
     found: dict[Any, str | None] = {}
     for user, key in journal.executions:
-        derived = engine.key_of(Admitted(f"{scenario} header x-user: {user}", key).record_key)
+        derived = engine.key_of(record_key(f"{scenario} header x-user: {user}", key))
         record = run_sync(engine.executor.store.get(derived))
         found[user, key] = None if record is None else record.state.value
     return found

@@ -16,7 +16,7 @@ import redis
 
 from celery_idempotent import Idempotency, KeyReusedError, LeaseLostError, signals
 from celery_idempotent.contrib import asgi, wsgi
-from celery_idempotent.contrib.http.middleware import Admitted
+from celery_idempotent.contrib.http.middleware import record_key
 from celery_idempotent.store import commands
 from celery_idempotent.store.run_sync import run_sync
 from celery_idempotent.testing.server import RedisServer
@@ -102,7 +102,7 @@ class Site:
     def end_lease(self, key: str) -> None:
         """Ends the lease of the running execution, as if its process had been frozen."""
         (record,) = self.idem.records()
-        derived = self.idem.key_of(Admitted(IDENTITY, key).record_key)
+        derived = self.idem.key_of(record_key(IDENTITY, key))
         abandon = commands.abandon(
             derived, record.task_id, record.worker, root=bytes(8), grace_ms=0
         )
@@ -177,7 +177,7 @@ def test_500_if_the_record_is_damaged(
 
 
 def test_500_if_the_record_holds_no_response(site: Site, key: str) -> None:
-    with site.idem.execution(Admitted(IDENTITY, key).record_key) as execution:
+    with site.idem.execution(record_key(IDENTITY, key)) as execution:
         execution.complete("something else")
     response = site.post(key)
 

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from celery_idempotent.testing.discovery import Binary, RedisServerError, choose, find_servers
 from celery_idempotent.testing.ports import Ports
 from celery_idempotent.testing.process import Program
 from celery_idempotent.testing.server import (
     DEFAULTS,
     RedisServer,
+    RedisServerError,
     append_directives,
+    choose,
+    find_servers,
     make_directory,
 )
 from tests.servers.certificate import Certificate
@@ -57,7 +59,7 @@ class ConfigurableRedisServer(RedisServer):
         clock: bool = False,
         config: Mapping[str, str] | None = None,
     ) -> ConfigurableRedisServer:
-        """Starts a server and returns when it replies to PING. REDIS_URL is never used.
+        """Starts a server and returns when it replies to PING.
 
         Args:
             kind: a kind that `find_servers` returns, or "any" for the first that supports the
@@ -79,8 +81,7 @@ class ConfigurableRedisServer(RedisServer):
             ServerError: no such server is available, a prerequisite is missing, or the server did
                 not reply within 20 s.
         """
-        binary = _choose_with_tls(kind) if tls else choose(kind)
-        assert isinstance(binary, Binary)
+        program = _choose_with_tls(kind) if tls else choose(kind)
         directory = make_directory()
         try:
             own_clock = Clock(directory) if clock else None
@@ -99,7 +100,7 @@ class ConfigurableRedisServer(RedisServer):
             directives |= _replication_directives(replica_of)
         directives |= {f"user {name}": rules for name, rules in (users or {}).items()}
         server = cls._launch(
-            binary,
+            program,
             url,
             directory,
             {**directives, **(config or {})},
@@ -180,16 +181,12 @@ def has_tls(path: Path) -> bool:
     return b"tls-cert-file" in result.stdout
 
 
-def find_tls_servers() -> dict[str, Binary]:
+def find_tls_servers() -> dict[str, Path]:
     """Returns the server programs that have TLS, by kind."""
-    return {
-        kind: server
-        for kind, server in find_servers().items()
-        if isinstance(server, Binary) and has_tls(server.path)
-    }
+    return {kind: program for kind, program in find_servers().items() if has_tls(program)}
 
 
-def _choose_with_tls(kind: str) -> Binary:
+def _choose_with_tls(kind: str) -> Path:
     for name, server in find_tls_servers().items():
         if kind in (name, "any"):
             return server

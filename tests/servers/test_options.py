@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_idempotent.testing.discovery import Binary, find_servers
 from celery_idempotent.testing.process import ServerError
-from celery_idempotent.testing.server import RedisServerError
+from celery_idempotent.testing.server import RedisServerError, find_servers
 from tests.servers import clock, redis_server, waiting
 from tests.servers.certificate import Certificate
 from tests.servers.redis_server import ConfigurableRedisServer, has_tls
@@ -37,11 +36,7 @@ def test_tls_clients_must_trust_the_servers_authority() -> None:
 
 
 def test_tls_with_a_server_that_has_none_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_tls = [
-        kind
-        for kind, server in find_servers().items()
-        if isinstance(server, Binary) and not has_tls(server.path)
-    ]
+    without_tls = [kind for kind, program in find_servers().items() if not has_tls(program)]
     for kind in without_tls:
         with pytest.raises(RedisServerError, match=f"No {kind} server with TLS here"):
             ConfigurableRedisServer.start(kind, tls=True)

@@ -16,8 +16,6 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from celery_idempotent.testing.ports import Ports
 from celery_idempotent.testing.server import (
-    Binary,
-    External,
     RedisServer,
     RedisServerError,
     find_servers,
@@ -27,16 +25,11 @@ from tests.servers.processes import REPOSITORY, is_running
 from tests.servers.redis_server import ConfigurableRedisServer
 from tests.waiting import eventually
 
-KINDS = [kind for kind, server in find_servers().items() if isinstance(server, Binary)]
+KINDS = list(find_servers())
 
 
 def directory_of(server: RedisServer) -> Path:
     return Path(server.client().config_get("dir")["dir"])
-
-
-@pytest.fixture
-def no_redis_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("REDIS_URL", raising=False)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,14 +69,14 @@ def test_restart_keeps_the_url_and_durable_data(kind: str) -> None:
             assert server.client().get("key") == b"value"
 
 
-def test_restart_loses_data_that_is_not_durable(no_redis_url: None) -> None:
+def test_restart_loses_data_that_is_not_durable() -> None:
     with RedisServer.start() as server:
         server.client().set("key", "value")
         server.restart()
         assert server.client().get("key") is None
 
 
-def test_a_killed_server_refuses_connections_until_restarted(no_redis_url: None) -> None:
+def test_a_killed_server_refuses_connections_until_restarted() -> None:
     with RedisServer.start() as server:
         server.kill()
         with pytest.raises(redis.ConnectionError):
@@ -92,7 +85,7 @@ def test_a_killed_server_refuses_connections_until_restarted(no_redis_url: None)
         assert server.client().ping()
 
 
-def test_a_paused_server_replies_after_resume(no_redis_url: None) -> None:
+def test_a_paused_server_replies_after_resume() -> None:
     with RedisServer.start() as server:
         server.pause()
         with pytest.raises(redis.TimeoutError):
@@ -101,7 +94,7 @@ def test_a_paused_server_replies_after_resume(no_redis_url: None) -> None:
         assert server.client().ping()
 
 
-def test_a_paused_server_can_be_restarted_and_stopped(no_redis_url: None) -> None:
+def test_a_paused_server_can_be_restarted_and_stopped() -> None:
     with RedisServer.start() as server:
         server.pause()
         server.restart()
@@ -117,7 +110,7 @@ def test_listens_on_the_requested_port() -> None:
             RedisServer.start(port=port)
 
 
-def test_outlives_the_thread_that_started_it(no_redis_url: None) -> None:
+def test_outlives_the_thread_that_started_it() -> None:
     servers: list[RedisServer] = []
     thread = threading.Thread(target=lambda: servers.append(RedisServer.start()))
     thread.start()
@@ -211,7 +204,7 @@ def test_a_stopped_server_cannot_be_restarted() -> None:
         server.restart()
 
 
-def test_results_of_a_closed_app_are_collected_without_their_server(no_redis_url: None) -> None:
+def test_results_of_a_closed_app_are_collected_without_their_server() -> None:
     with RedisServer.start() as server:
         app = Celery(broker="memory://", backend=server.url, set_as_current=False)
         results = [app.send_task("absent", queue="no worker") for _ in range(2)]
@@ -225,12 +218,12 @@ def test_results_of_a_closed_app_are_collected_without_their_server(no_redis_url
 
 
 def test_an_unknown_kind_raises_with_the_available_kinds() -> None:
-    with pytest.raises(RedisServerError, match=r"No nonesuch server here \(found: .*REDIS_URL"):
+    with pytest.raises(RedisServerError, match=r"No nonesuch server here \(found: .*PATH"):
         RedisServer.start("nonesuch")
 
 
 def test_no_available_server_raises_with_install_instructions(
-    monkeypatch: pytest.MonkeyPatch, no_redis_url: None
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -239,23 +232,18 @@ def test_no_available_server_raises_with_install_instructions(
 
 
 def test_programs_on_path_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    binary = find_servers()[KINDS[0]]
-    assert isinstance(binary, Binary)
+    program = find_servers()[KINDS[0]]
     for name in ("redis-server", "valkey-server"):
-        (tmp_path / name).symlink_to(binary.path)
+        (tmp_path / name).symlink_to(program)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_servers()["redis-server"] == Binary(tmp_path / "redis-server")
+    assert find_servers()["redis-server"] == tmp_path / "redis-server"
     with RedisServer.start("valkey-server") as server:
         assert server.client().ping()
 
 
-def test_redis_url_is_preferred_and_never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_runs_already_is_never_stopped() -> None:
     with RedisServer.start(KINDS[0]) as external:
-        monkeypatch.setenv("REDIS_URL", external.url)
-        assert find_servers()["url"] == External(external.url)
-
-        with RedisServer.start() as server:
-            assert server.url == external.url
+        with RedisServer(external.url) as server:
             assert server.version == external.version
             assert not server.owned
             for operation in (server.kill, server.restart, server.pause, server.resume):
@@ -263,12 +251,7 @@ def test_redis_url_is_preferred_and_never_stopped(monkeypatch: pytest.MonkeyPatc
                     operation()
         assert external.client().ping()
 
-        with RedisServer.start(config={"appendonly": "no"}) as server:
-            assert server.url != external.url
-            assert server.owned
 
-
-def test_a_redis_url_that_does_not_reply_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
+def test_a_url_that_does_not_reply_raises() -> None:
     with pytest.raises(RedisServerError, match="redis://127.0.0.1:1/0 does not reply"):
-        RedisServer.start()
+        RedisServer("redis://127.0.0.1:1/0")

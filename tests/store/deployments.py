@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.testing.discovery import Binary, find_servers
-from celery_idempotent.testing.server import RedisServer
+from celery_idempotent.testing.server import RedisServer, find_servers
 from tests.servers.cluster import ClusterServers
 from tests.servers.redis_server import ConfigurableRedisServer
 from tests.servers.sentinel import SentinelServers
@@ -37,7 +36,7 @@ RULES = (
     + " ~other:*"
 )
 
-KINDS = [kind for kind, found in find_servers().items() if isinstance(found, Binary)]
+KINDS = list(find_servers())
 #: For tests that any kind will do for.
 ANY = KINDS[0] if KINDS else "any"
 

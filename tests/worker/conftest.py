@@ -14,7 +14,6 @@ from tests.worker.ledger import Ledger
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[RedisServer]:
-    # With a configuration, the server is always private, even if REDIS_URL is set.
     with RedisServer.start(config={"databases": "200"}) as server:
         yield server
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.conf import settings
@@ -11,21 +11,18 @@ from django.core.checks import CheckMessage, Error, Tags
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.configuration import ConfigurationError
 from celery_idempotent.contrib.django.tasks import idempotent_tasks, is_loading
 from celery_idempotent.errors import SettingsError, StoreUnavailableError
-from celery_idempotent.sql.database import Database
 
 TAG = "celery_idempotent"
 
 _PACKAGE = "celery_idempotent.contrib.django"
 _MIDDLEWARE = f"{_PACKAGE}.middleware.IdempotencyMiddleware"
 #: Middleware that ours has to follow.
-_BEFORE = {
-    "django.contrib.auth.middleware.AuthenticationMiddleware": "E004",
-    "django.middleware.csrf.CsrfViewMiddleware": "W003",
-}
+_AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
+_CSRF = "django.middleware.csrf.CsrfViewMiddleware"
 
 
 def register() -> None:
@@ -40,7 +37,7 @@ def check_configuration(**_: Any) -> list[CheckMessage]:
     if is_loading():
         return []
     try:
-        databases = _databases(idempotent_tasks())
+        databases = sorted(app_tasks.databases(idempotent_tasks()), key=str)
     except ConfigurationError as error:
         hint = "The worker refuses it, too. Correct the task or the setting CELERY_…."
         return [Error(str(error), hint=hint, id=f"{TAG}.E001")]
@@ -54,18 +51,16 @@ def check_configuration(**_: Any) -> list[CheckMessage]:
             continue
         alias = database.source
         if engine.name == alias and connections[alias].settings_dict["ATOMIC_REQUESTS"]:
-            found.append(_atomic_requests(alias))
+            text = (
+                f"The database {alias!r} of idempotency_transaction has ATOMIC_REQUESTS: a view "
+                "that calls the body itself, instead of publishing the task, gets TransactionError."
+            )
+            hint = (
+                "Publish with delay_on_commit, or decorate the view with "
+                f"transaction.non_atomic_requests(using={alias!r})."
+            )
+            found.append(checks.Warning(text, hint=hint, id=f"{TAG}.W002"))
     return found
-
-
-def _atomic_requests(alias: str) -> CheckMessage:
-    return checks.Warning(
-        f"The database {alias!r} of idempotency_transaction has ATOMIC_REQUESTS: a view that calls "
-        "the body itself, instead of publishing the task, gets TransactionError.",
-        hint="Publish with delay_on_commit, or decorate the view with "
-        f"transaction.non_atomic_requests(using={alias!r}).",
-        id=f"{TAG}.W002",
-    )
 
 
 def check_middleware(**_: Any) -> Iterator[CheckMessage]:
@@ -83,20 +78,17 @@ def check_middleware(**_: Any) -> Iterator[CheckMessage]:
         yield Error(str(error), hint=hint, id=f"{TAG}.E003")
     options = getattr(settings, SETTING, None)
     by_user = not isinstance(options, dict) or "IDENTITY" not in options
-    own = names.index(_MIDDLEWARE)
-    for name, number in _BEFORE.items():
-        is_missing = name not in names
-        if not is_missing and names.index(name) < own:
-            continue
-        short = name.rpartition(".")[2]
-        hint = f"Put {_MIDDLEWARE} below {name} in MIDDLEWARE."
-        if number == "E004" and by_user:
-            text = f"IdempotencyMiddleware needs request.user, and is not below {short}."
-            hint += f" Or set {SETTING}['IDENTITY']."
-            yield Error(text, hint=hint, id=f"{TAG}.E004")
-        elif number == "W003" and not is_missing:
-            text = f"IdempotencyMiddleware is above {short}: its answers need no CSRF token."
-            yield checks.Warning(text, hint=hint, id=f"{TAG}.W003")
+    above = names[: names.index(_MIDDLEWARE)]
+    if by_user and _AUTHENTICATION not in above:
+        text = (
+            "IdempotencyMiddleware needs request.user, and is not below AuthenticationMiddleware."
+        )
+        hint = f"Put {_MIDDLEWARE} below {_AUTHENTICATION} in MIDDLEWARE."
+        yield Error(text, hint=f"{hint} Or set {SETTING}['IDENTITY'].", id=f"{TAG}.E004")
+    if _CSRF in names and _CSRF not in above:
+        text = "IdempotencyMiddleware is above CsrfViewMiddleware: its answers need no CSRF token."
+        hint = f"Put {_MIDDLEWARE} below {_CSRF} in MIDDLEWARE."
+        yield checks.Warning(text, hint=hint, id=f"{TAG}.W003")
 
 
 def check_databases(*, databases: Sequence[str] | None = None, **_: Any) -> Iterator[CheckMessage]:
@@ -107,7 +99,7 @@ def check_databases(*, databases: Sequence[str] | None = None, **_: Any) -> Iter
     if not databases or is_loading():
         return
     try:
-        named = _databases(idempotent_tasks())
+        named = sorted(app_tasks.databases(idempotent_tasks()), key=str)
     except ConfigurationError:
         return  # check_configuration reports it
     for database in named:
@@ -121,9 +113,3 @@ def check_databases(*, databases: Sequence[str] | None = None, **_: Any) -> Iter
             except SettingsError:
                 continue  # check_configuration reports it
             yield checks.Warning(str(error), hint=hint, id=f"{TAG}.W001")
-
-
-def _databases(idempotent: Iterable[IdempotentTaskLike]) -> list[Database]:
-    """Returns the databases of idempotency_transaction, each once."""
-    transactions = [task.idempotency_configuration.settings.transaction for task in idempotent]
-    return list(dict.fromkeys(database for database in transactions if database is not None))

@@ -17,13 +17,12 @@ from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.http.response import HttpResponseBase
 
 from celery_idempotent.contrib.django.settings import SETTING, middleware_options
-from celery_idempotent.contrib.http import identity as identities
 from celery_idempotent.contrib.http import problem
-from celery_idempotent.contrib.http.identity import anonymous
+from celery_idempotent.contrib.http.identity import anonymous, by_cookie, by_header, fields_of
 from celery_idempotent.contrib.http.key_header import KEY_HEADER
 from celery_idempotent.contrib.http.middleware import Answered, BaseMiddleware, Exchange
 from celery_idempotent.contrib.http.response import Response, stored_by_default
-from celery_idempotent.contrib.wsgi import fields_of, fingerprint_of
+from celery_idempotent.contrib.wsgi import fingerprint_of
 from celery_idempotent.errors import SettingsError
 from celery_idempotent.store.run_sync import run_sync
 
@@ -54,24 +53,6 @@ def by_user(request: HttpRequest) -> str | None:
     return f"user {kind.__module__}.{kind.__qualname__}: {user.pk}"
 
 
-def by_header(name: str) -> Callable[[HttpRequest], str | None]:
-    """Identifies a client by a header that only it can send, such as Authorization.
-
-    Raises:
-        ValueError: if `name` cannot be the name of a header.
-    """
-    return identities.by_header(_fields, name)
-
-
-def by_cookie(name: str) -> Callable[[HttpRequest], str | None]:
-    """Identifies a client by a cookie that only it has.
-
-    Raises:
-        ValueError: if `name` cannot be the name of a cookie.
-    """
-    return identities.by_cookie(_fields, name)
-
-
 class IdempotencyMiddleware(BaseMiddleware):
     """The middleware, with the options of the setting IDEMPOTENCY_MIDDLEWARE.
 
@@ -87,12 +68,14 @@ class IdempotencyMiddleware(BaseMiddleware):
         except SettingsError as error:
             raise ImproperlyConfigured(f"{SETTING}: {error}") from None
         self._is_async = iscoroutinefunction(get_response)
-        self.process_view = self._process_view_async if self._is_async else self._process_view
+        self.process_view: Any = self._process_view
         if self._is_async:
             markcoroutinefunction(self)
             authorize: Any = self._authorize_replay
             if authorize is not None and not iscoroutinefunction(authorize):
                 self._authorize_replay = sync_to_async(authorize)
+        else:
+            self.process_view = lambda *view: run_sync(self._process_view(*view))
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         """Handles one request."""
@@ -100,9 +83,8 @@ class IdempotencyMiddleware(BaseMiddleware):
         return response if self._is_async else run_sync(response)
 
     async def _handle(self, request: HttpRequest) -> HttpResponseBase:
-        exchange = Exchange()
-        setattr(request, _ATTRIBUTE, exchange)
-        async with exchange.block:
+        async with Exchange() as exchange:
+            setattr(request, _ATTRIBUTE, exchange)
             try:
                 # Before the view: once a form was parsed, the body would be gone.
                 self._check_body(request)
@@ -115,20 +97,16 @@ class IdempotencyMiddleware(BaseMiddleware):
             except Answered as answered:
                 return _django_response(answered.response)
 
-    def _process_view(self, request: HttpRequest, *view: object) -> HttpResponse | None:
-        return run_sync(self._process_view_async(request))
-
-    async def _process_view_async(self, request: HttpRequest, *view: object) -> HttpResponse | None:
+    async def _process_view(self, request: HttpRequest, *view: object) -> HttpResponse | None:
         """Begins the execution; returns a response, unless the view is to run."""
-        keys = _fields(request, KEY_HEADER)
-        if not self._applies(request.method or "", keys):
+        if not self._applies(request, request.method or ""):
             return None
         try:
             if self._is_async:
                 # In a thread, because `identity` and `required` may query the database.
-                admitted = await sync_to_async(self._admit)(request, keys)
+                admitted = await sync_to_async(self._admit)(request)
             else:
-                admitted = self._admit(request, keys)
+                admitted = self._admit(request)
             if admitted is not None:
                 method_and_path = {"REQUEST_METHOD": request.method, "PATH_INFO": request.path_info}
                 fingerprint = fingerprint_of({**request.META, **method_and_path}, request.body)
@@ -139,11 +117,11 @@ class IdempotencyMiddleware(BaseMiddleware):
 
     def _check_body(self, request: HttpRequest) -> None:
         """Refuses a request with a key whose body cannot be read."""
-        keys = _fields(request, KEY_HEADER)
-        if not keys or not self._applies(request.method or "", keys):
+        has_key = fields_of(request, KEY_HEADER)
+        if not has_key or not self._applies(request, request.method or ""):
             return
         declared = request.META.get("CONTENT_LENGTH") or ""
-        is_chunked = not declared and _fields(request, "transfer-encoding")
+        is_chunked = not declared and fields_of(request, "transfer-encoding")
         if is_chunked and isinstance(request, WSGIRequest):  # Django would read an empty body
             raise self._refusal(problem.LENGTH_REQUIRED)
         self._check_length(declared, 0, ended=False)
@@ -163,11 +141,11 @@ class IdempotencyMiddleware(BaseMiddleware):
         headers = [(name, str(value)) for name, value in response.items()]
         try:
             captured = Response(response.status_code, headers, body, response.reason_phrase)
-            await self._settle(exchange, request, captured, whole=whole)
+            added = await self._settle(exchange, request, captured, whole=whole)
         except Answered:
             response.close()
             raise
-        for name, value in exchange.marks:
+        for name, value in added:
             response[name] = value
 
 
@@ -178,8 +156,3 @@ def _django_response(response: Response) -> HttpResponse:
     for name, value in response.headers:
         converted[name] = value
     return converted
-
-
-def _fields(request: HttpRequest, name: str) -> list[str]:
-    """Returns the header fields `name`: under ASGI, too, Django has them as WSGI does."""
-    return fields_of(request.META, name)

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import difflib
+from inspect import signature
 from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from celery_idempotent.contrib.http.middleware import MAX_BODY_BYTES
+from celery_idempotent.contrib.http.middleware import MAX_BODY_BYTES, BaseMiddleware
 from celery_idempotent.functions.engine import Idempotency
 
 SETTING = "IDEMPOTENCY_MIDDLEWARE"
 
 #: Each with the argument of the middleware that it gives.
 OPTIONS = {
-    "ENGINE": "idem",
-    "IDENTITY": "identity",
-    "METHODS": "methods",
-    "REQUIRED": "required",
-    "STORE_RESPONSE": "store_response",
-    "AUTHORIZE_REPLAY": "authorize_replay",
-    "WAIT_TIMEOUT": "wait_timeout",
-    "RETRY_AFTER": "retry_after",
-    "MAX_BODY_BYTES": "max_body_bytes",
-    "MAX_RESPONSE_BYTES": "max_response_bytes",
-    "PROBLEM_TYPE_BASE": "problem_type_base",
+    "ENGINE" if name == "idem" else name.upper(): name
+    for name in signature(BaseMiddleware).parameters
+    if name != "app"
 }
 #: Options that may be given as the dotted path of an object.
 _PATHS = ("ENGINE", "IDENTITY", "REQUIRED", "STORE_RESPONSE", "AUTHORIZE_REPLAY")

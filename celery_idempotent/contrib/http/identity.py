@@ -14,10 +14,6 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-#: Returns the values of the header fields with a name.
-FieldsOf = Callable[[Any, str], list[str]]
-Identity = Callable[[Any], str | None]
-
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 #: Payload, time and signature: a session that is in the cookie itself, as Flask, Starlette
@@ -36,8 +32,23 @@ def anonymous(request: Any) -> str:
     return "anonymous"
 
 
-def by_header(fields_of: FieldsOf, name: str) -> Identity:
-    """Identifies a client by a header field; not if it is absent, empty or repeated.
+def fields_of(request: Any, name: str) -> list[str]:
+    """Returns the header fields `name` of an ASGI scope, a WSGI environ or a request of Django.
+
+    WSGI servers join repeated fields with commas, and so does Django under ASGI.
+    """
+    environ = getattr(request, "META", request)
+    if environ.get("type") == "http":  # an ASGI scope
+        wanted, headers = name.lower().encode("latin-1"), environ["headers"]
+        return [value.decode("latin-1") for field, value in headers if field.lower() == wanted]
+    value = environ.get("HTTP_" + name.upper().replace("-", "_"))
+    return [] if value is None else [value]
+
+
+def by_header(name: str) -> Callable[[Any], str | None]:
+    """Identifies a client by a header field that only it can send, such as Authorization.
+
+    It does not if the field is absent, empty or repeated.
 
     Which one of two fields the app uses cannot be known here. Nor does an Authorization identify
     a client if it differs in each request.
@@ -62,11 +73,11 @@ def by_header(fields_of: FieldsOf, name: str) -> Identity:
     return identity
 
 
-def by_cookie(fields_of: FieldsOf, name: str) -> Identity:
-    """Identifies a client by a cookie; not if it is absent, empty or sent with several values.
+def by_cookie(name: str) -> Callable[[Any], str | None]:
+    """Identifies a client by a cookie that only it has, such as that of its session.
 
-    Frameworks differ in which one of several they use. Nor does a signed session identify a
-    client, since it differs after each write.
+    It does not if the cookie is absent, empty or sent with several values, since frameworks differ
+    in which of these they use. Nor does a signed session, since it differs after each write.
 
     Raises:
         ValueError: if `name` cannot be the name of a cookie.

@@ -15,13 +15,13 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from inspect import isawaitable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from celery_idempotent.contrib.http import problem
-from celery_idempotent.contrib.http.key_header import parse_key
+from celery_idempotent.contrib.http.identity import fields_of
+from celery_idempotent.contrib.http.key_header import KEY_HEADER, parse_key
 from celery_idempotent.contrib.http.problem import Problem
 from celery_idempotent.contrib.http.response import (
     UNPROTECTED_HEADER,
@@ -46,19 +46,6 @@ _LENGTH = re.compile("[0-9]{1,18}")
 _NEVER_KEYED = frozenset({"HEAD", "OPTIONS", "TRACE", "CONNECT"})
 
 
-class Admitted(NamedTuple):
-    """A request whose key is valid, and whose sender is known."""
-
-    identity: str
-    key: str
-
-    @property
-    def record_key(self) -> tuple[str, str, str]:
-        """The key for the engine; the identity, which may be a credential, is hashed."""
-        identity = blake2b(self.identity.encode("utf-8", "surrogatepass"), digest_size=32)
-        return "http", identity.hexdigest(), self.key
-
-
 class Answered(Exception):
     """A client gets this response, and none of the app."""
 
@@ -66,19 +53,11 @@ class Answered(Exception):
         self.response = response
 
 
-@dataclass(slots=True)
-class Exchange:
-    """The execution of one request that may have a key."""
+class Exchange(AsyncExitStack):
+    """The context of one request that may have a key; closing it releases the key."""
 
     #: None unless the app is to run, or has run, under the key.
     execution: Any = None
-    #: Holds the context of the execution; closing it releases the key.
-    block: AsyncExitStack = field(default_factory=AsyncExitStack)
-
-    @property
-    def marks(self) -> Headers:
-        """The fields to add to the app's response."""
-        return [] if self.execution.protected else [(UNPROTECTED_HEADER, "true")]
 
 
 class BaseMiddleware:
@@ -137,23 +116,31 @@ class BaseMiddleware:
                 'Idempotency(…, name="payments-api")'
             )
         _check(callable(identity), "identity", "a function of the request", identity)
+        given: Any = methods
+        is_list = isinstance(given, Collection) and not isinstance(given, str)
+        is_valid = is_list and all(isinstance(method, str) and method for method in given)
+        _check(is_valid, "methods", 'a list of HTTP methods, such as ["POST", "PATCH"]', given)
         is_valid = callable(required) or isinstance(required, bool)
         _check(is_valid, "required", "True, False or a function of the request", required)
         _check(callable(store_response), "store_response", "a function", store_response)
         is_valid = authorize_replay is None or callable(authorize_replay)
         _check(is_valid, "authorize_replay", "a function of the request", authorize_replay)
-        for name, value in (("retry_after", retry_after), ("max_body_bytes", max_body_bytes)):
-            _check(type(value) is int and value >= 0, name, "a whole number, 0 or more", value)
         if max_response_bytes is None:
             max_response_bytes = idem.settings.max_result_size
-        is_size = type(max_response_bytes) is int and max_response_bytes >= 0
-        _check(is_size, "max_response_bytes", "a whole number, 0 or more", max_response_bytes)
+        for name, value in (
+            ("retry_after", retry_after),
+            ("max_body_bytes", max_body_bytes),
+            ("max_response_bytes", max_response_bytes),
+        ):
+            _check(type(value) is int and value >= 0, name, "a whole number, 0 or more", value)
         is_text = isinstance(problem_type_base, str)
         _check(is_text, "problem_type_base", "text", problem_type_base)
         self._app = app
         self._idem = idem
         self._identity = identity
-        self._methods = _checked_methods(methods)
+        self._methods = frozenset(method.upper() for method in methods)
+        if wrong := min(self._methods & _NEVER_KEYED, default=None):
+            raise SettingsError(f"IdempotencyMiddleware: methods cannot include {wrong}; remove it")
         self._required = required
         self._store_response = store_response
         self._authorize_replay = authorize_replay
@@ -165,14 +152,15 @@ class BaseMiddleware:
         self._max_response_bytes = max_response_bytes
         self._problem_type_base = problem_type_base
 
-    def _applies(self, method: str, key_fields: list[str]) -> bool:
+    def _applies(self, request: Any, method: str) -> bool:
         """Returns whether the request may be more than one to pass to the app."""
-        wanted = key_fields or self._required is not False
+        wanted = fields_of(request, KEY_HEADER) or self._required is not False
         # Some servers pass a method as it came, and some frameworks take post for POST.
         return bool(wanted) and method.upper() in self._methods and self._settings.enabled
 
-    def _admit(self, request: Any, key_fields: list[str]) -> Admitted | None:
-        """Returns the key of a request, or None if it needs no key and has none."""
+    def _admit(self, request: Any) -> tuple[str, str, str] | None:
+        """Returns the key of a request for the engine, or None if it needs no key and has none."""
+        key_fields = fields_of(request, KEY_HEADER)
         if not key_fields:
             required = self._required(request) if callable(self._required) else self._required
             if required:
@@ -186,7 +174,7 @@ class BaseMiddleware:
             raise TypeError(f"identity must return text or None, not {type(identity).__name__}")
         if not identity:
             raise self._refusal(problem.IDENTITY_MISSING)
-        return Admitted(identity, key)
+        return record_key(identity, key)
 
     def _check_length(self, declared: str, received: int, *, ended: bool) -> None:
         """Refuses a body that is too large or, at its end, incomplete.
@@ -204,17 +192,17 @@ class BaseMiddleware:
             raise self._refusal(problem.body_too_large(self._max_body_bytes))
 
     async def _begin(
-        self, exchange: Exchange, request: Any, admitted: Admitted, fingerprint: Any
+        self, exchange: Exchange, request: Any, admitted: tuple[str, str, str], fingerprint: Any
     ) -> None:
         """Begins the execution of a request, unless it runs or has a response."""
         with self._refusing():
-            key = self._idem.key_of(admitted.record_key, fingerprint)
+            key = self._idem.key_of(admitted, fingerprint)
             context = ExecutionContext(self._idem, key, self._settings)
             execution: Any
             if self._is_async:
-                execution = await exchange.block.enter_async_context(context)
+                execution = await exchange.enter_async_context(context)
             else:
-                execution = exchange.block.enter_context(context)
+                execution = exchange.enter_context(context)
             if execution.decision is Decision.RUN:
                 exchange.execution = execution
                 return
@@ -225,23 +213,26 @@ class BaseMiddleware:
 
     async def _settle(
         self, exchange: Exchange, request: Any, response: Response, *, whole: bool = True
-    ) -> None:
+    ) -> Headers:
         """Stores the app's response, or releases the key so that a retry runs the request again.
+
+        Returns the fields to add to it.
 
         Args:
             response: of a body that is larger than `max_response_bytes`, the beginning is enough.
             whole: False if the size of its body is unknown.
         """
-        stored = self._to_store(response, whole=whole)
+        returned = stored = self._to_store(response, whole=whole)
         with self._refusing():
             if stored is None:
-                await exchange.block.aclose()
-                return
-            returned = exchange.execution.complete(stored)
-            if self._is_async:
-                returned = await returned
+                await exchange.aclose()
+            else:
+                returned = exchange.execution.complete(stored)
+                if self._is_async:
+                    returned = await returned
         if returned != stored:  # another execution has completed first
             await self._replay(request, returned)
+        return [] if exchange.execution.protected else [(UNPROTECTED_HEADER, "true")]
 
     async def _replay(self, request: Any, stored: Any) -> NoReturn:
         """Answers with a stored response, unless `authorize_replay` refuses it to the client."""
@@ -261,7 +252,10 @@ class BaseMiddleware:
         raise Answered(response)
 
     def _to_store(self, response: Response, *, whole: bool) -> dict[str, Any] | None:
-        """Returns what to store of a response; None if a retry is to run the request again."""
+        """Returns what to store of a response, at least that there was one.
+
+        None: a retry is to run the request again.
+        """
         if not self._store_response(response.status, [(n.lower(), v) for n, v in response.headers]):
             return None
         limit = self._max_response_bytes
@@ -269,7 +263,7 @@ class BaseMiddleware:
             limit = min(limit, MAX_ERROR_BYTES)
         if whole and len(response.body) <= limit and not response.has_no_store:
             return response.as_record()
-        return response.as_omission()
+        return {"status": response.status, "omitted": True}
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
@@ -277,9 +271,10 @@ class BaseMiddleware:
         try:
             yield
         except IdempotencyError as error:
-            found = problem.problem_of(error)
-            if found is None:
+            kinds = (kind for kind in problem.OF_ERRORS if isinstance(error, kind))
+            if (kind := next(kinds, None)) is None:
                 raise
+            found = problem.OF_ERRORS[kind]
             if found.status == 500:
                 logger.error("A request with an Idempotency-Key is refused: %s", error)
             raise self._refusal(found) from error
@@ -289,14 +284,10 @@ class BaseMiddleware:
         return Answered(reason.response(self._problem_type_base, self._retry_after))
 
 
-def _checked_methods(methods: Any) -> frozenset[str]:
-    is_list = isinstance(methods, Collection) and not isinstance(methods, str)
-    if not is_list or not all(isinstance(method, str) and method for method in methods):
-        _check(False, "methods", 'a list of HTTP methods, such as ["POST", "PATCH"]', methods)
-    upper = frozenset(method.upper() for method in methods)
-    for method in sorted(upper & _NEVER_KEYED):
-        raise SettingsError(f"IdempotencyMiddleware: methods cannot include {method}; remove it")
-    return upper
+def record_key(identity: str, key: str) -> tuple[str, str, str]:
+    """Returns the key for the engine; the identity, which may be a credential, is hashed."""
+    digest = blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=32)
+    return "http", digest.hexdigest(), key
 
 
 def _check(valid: bool, name: str, kind: str, value: Any) -> None:

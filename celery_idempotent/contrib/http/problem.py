@@ -141,7 +141,8 @@ STORE_UNAVAILABLE = Problem(
     retry=True,
 )
 
-_PROBLEMS: dict[type[IdempotencyError], Problem] = {
+#: Errors of the engine about which the client can do something.
+OF_ERRORS: dict[type[IdempotencyError], Problem] = {
     KeyReusedError: KEY_REUSED,
     LeaseLostError: EXECUTION_REPLACED,
     PoisonedTaskError: EXECUTIONS_CRASHED,
@@ -159,11 +160,3 @@ def body_too_large(max_bytes: int) -> Problem:
         "The request body is too large for an Idempotency-Key",
         f"The body of a request with a key is limited to {max_bytes} bytes.",
     )
-
-
-def problem_of(error: IdempotencyError) -> Problem | None:
-    """Returns the problem that `error` of the engine is to the client, if it is one."""
-    for kind, problem in _PROBLEMS.items():
-        if isinstance(error, kind):
-            return problem
-    return None

@@ -68,10 +68,6 @@ class Response:
         except UnicodeDecodeError:
             return {**stored, "base64": b64encode(self.body).decode("ascii")}
 
-    def as_omission(self) -> dict[str, Any]:
-        """Returns what is stored in place of a response: that there was one."""
-        return {"status": self.status, "omitted": True}
-
     @classmethod
     def from_record(cls, stored: Any) -> Response | None:
         """Returns a stored response, marked as a replay; None if only the fact was stored.

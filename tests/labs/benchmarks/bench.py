@@ -30,7 +30,7 @@ NO_OP = "return 1"
 
 
 def private_server(kind: str = "any", **config: str) -> RedisServer:
-    """Starts a server; measures never use that of REDIS_URL, because they delete its data."""
+    """Starts a server."""
     return RedisServer.start(kind, config=config)
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from celery_idempotent.testing.server import Binary, find_servers
+from celery_idempotent.testing.server import find_servers
 from tests.labs.verification import (
     conformance_run,
     lua_mutants,
@@ -44,7 +44,7 @@ class Verification:
         self.console = console
         self.rows: list[tuple[str, str, str, float, float]] = []
         self.failures: list[str] = []
-        self.servers = [kind for kind, found in find_servers().items() if isinstance(found, Binary)]
+        self.servers = list(find_servers())
 
     def run(self) -> None:
         for stage in self.options.only or STAGES:

@@ -11,7 +11,7 @@ from kombu import Exchange, Queue
 from sqlalchemy import create_engine
 
 from celery_idempotent import TASK_ID
-from celery_idempotent.doctor import Finding, broker, counts, server, tasks, versions
+from celery_idempotent.doctor import Finding, broker, server, tasks, versions
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.store.inspection.server_info import ServerInfo
 from tests.unit.doctor.apps import add, shop
@@ -287,7 +287,7 @@ class TestTasks:
 
 
 def test_what_the_workers_have_counted_is_checked() -> None:
-    found = counts.check(
+    found = tasks.check_counts(
         {
             "shop.charge": {"run": 7, "refused": 3, "refused_key_rule": 2, "refused_reused": 1},
             "shop.ship": {"would_refuse_key_rule": 1},

@@ -6,6 +6,30 @@ from typing import ClassVar
 
 from django.db import migrations, models
 
+_MILLISECONDS = "milliseconds since the epoch"
+
+_FIELDS = {
+    "id": models.CharField(
+        primary_key=True, max_length=64, serialize=False, help_text="digest of prefix and key"
+    ),
+    "turn": models.CharField(
+        max_length=32, null=True, unique=True, help_text="digest of a key that may run again"
+    ),
+    "record_key": models.TextField(verbose_name="key"),
+    "owner": models.CharField(max_length=32, help_text="random id of the transaction"),
+    "state": models.CharField(max_length=16),
+    "task_id": models.TextField(),
+    "worker": models.TextField(),
+    "token": models.BigIntegerField(),
+    "attempt": models.IntegerField(),
+    "fingerprint": models.CharField(max_length=32),
+    "format": models.CharField(max_length=255),
+    "body": models.BinaryField(),
+    "outbox": models.BinaryField(null=True, help_text="messages to publish after the commit"),
+    "finished_at": models.BigIntegerField(null=True, help_text=_MILLISECONDS),
+    "expires_at": models.BigIntegerField(null=True, db_index=True, help_text=_MILLISECONDS),
+}
+
 
 class Migration(migrations.Migration):
     """``manage.py migrate celery_idempotent --database <alias>``."""
@@ -14,53 +38,7 @@ class Migration(migrations.Migration):
     operations: ClassVar = [
         migrations.CreateModel(
             name="Outcome",
-            fields=[
-                (
-                    "id",
-                    models.CharField(
-                        help_text="digest of prefix and key",
-                        max_length=64,
-                        primary_key=True,
-                        serialize=False,
-                    ),
-                ),
-                (
-                    "turn",
-                    models.CharField(
-                        help_text="digest of a key that may run again",
-                        max_length=32,
-                        null=True,
-                        unique=True,
-                    ),
-                ),
-                ("record_key", models.TextField(verbose_name="key")),
-                (
-                    "owner",
-                    models.CharField(help_text="random id of the transaction", max_length=32),
-                ),
-                ("state", models.CharField(max_length=16)),
-                ("task_id", models.TextField()),
-                ("worker", models.TextField()),
-                ("token", models.BigIntegerField()),
-                ("attempt", models.IntegerField()),
-                ("fingerprint", models.CharField(max_length=32)),
-                ("format", models.CharField(max_length=255)),
-                ("body", models.BinaryField()),
-                (
-                    "outbox",
-                    models.BinaryField(help_text="messages to publish after the commit", null=True),
-                ),
-                (
-                    "finished_at",
-                    models.BigIntegerField(help_text="milliseconds since the epoch", null=True),
-                ),
-                (
-                    "expires_at",
-                    models.BigIntegerField(
-                        db_index=True, help_text="milliseconds since the epoch", null=True
-                    ),
-                ),
-            ],
+            fields=list(_FIELDS.items()),
             options={
                 "db_table": "celery_idempotency_outcomes",
                 "default_permissions": ("view",),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from celery_idempotent.store import commands
 from celery_idempotent.store.commands import Command, Extension
 from celery_idempotent.store.run_sync import run_sync
-from celery_idempotent.testing.discovery import External, find_servers
+from celery_idempotent.testing.server import find_servers
 from tests.labs.benchmarks.bench import (
     LEASE_MS,
     RETENTION_MS,
@@ -53,9 +53,7 @@ class ServerTime(Measure):
     ROUNDS, ROUNDS_OF_OTHERS, EACH = 15, 5, 200
 
     def measure(self, progress: ProgressCallback) -> MeasureResult:
-        kinds = [
-            kind for kind, server in find_servers().items() if not isinstance(server, External)
-        ]
+        kinds = list(find_servers())
         figures: list[Figure] = []
         raw = {}
         for number, kind in enumerate(kinds):
