@@ -19,10 +19,9 @@ from celery_idempotent.extensions.outbox import (
     commit_with_outbox,
     publish_found,
 )
-from celery_idempotent.flow import conflict, flow, replacement
+from celery_idempotent.flow import conflict, continuation, flow, replacement
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.call import Complete, Fail, Release
-from celery_idempotent.flow.continuation import Continuation
 from celery_idempotent.flow.end import (
     AGAIN,
     GRANTED,
@@ -258,17 +257,15 @@ class RowTransaction(Extension):
             # In a record of this task, the one that has replaced the other would not continue.
             await self._release()
             return await replay_or_requeue(call, record)
-        continuation = None
         try:
             reply = await self._repeat(row, record)
             if reply.case == "ok" and not row.delegates and call.data.continues:
-                continuation = Continuation(call)
+                continuation.start(call)
         except (StoreUnavailableError, CorruptRecordError) as error:
             call.report(table.ROW_NOT_REPEATED, error=error)
         call.settled = True
         call.stop_renewal()
-        end = await replay_or_requeue(call, record)
-        return end._replace(continuation=continuation) if isinstance(end, Answer) else end
+        return await replay_or_requeue(call, record)
 
     async def _repeat(self, row: Row, record: Record) -> Reply:
         """Stores the outcome of `row` in Redis."""

@@ -104,6 +104,8 @@ class ActiveCall:
         self.writes_once = False
         #: The finished steps, as the record has them.
         self.steps_body = b""
+        #: The right to send what follows the call, once there is an outcome: a `Continuation`.
+        self.continuation: Any = None
         self._begun: Begun | None = None
         self._renewed = False
         self._loss_reported = False

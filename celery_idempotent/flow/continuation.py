@@ -23,6 +23,12 @@ from celery_idempotent.store.commands import Extension
 from celery_idempotent.store.run_sync import run_sync
 
 
+def start(call: ActiveCall) -> None:
+    """Gives `call` the right to send what follows it, and renews the lease from now on."""
+    call.continuation = Continuation(call)
+    call.continuation.start()
+
+
 class Continuation:
     """The right of one delivery to send what follows its call; for code that blocks."""
 
@@ -41,6 +47,11 @@ class Continuation:
         #: Publishes so far, by task and task id.
         self._published: Counter[tuple[str, str]] = Counter()
 
+    def start(self) -> None:
+        """Renews the lease from now on."""
+        self._renewed = True
+        self._runtime.start_renewal(self._lease)
+
     def draw_root(self, task: str, task_id: str) -> bytes:
         """Returns the root of the next message that it publishes under this task id.
 
@@ -50,11 +61,6 @@ class Continuation:
         _, root, _ = self._delivery
         message = (root, task, task_id, self._published[task, task_id])
         return digest(b"continuation" + canonical(message), ROOT_BYTES)
-
-    def start(self) -> None:
-        """Renews the lease from now on."""
-        self._renewed = True
-        self._runtime.start_renewal(self._lease)
 
     def sent(self) -> None:
         """Notes in Redis that everything was sent."""

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from celery_idempotent.events import table
 from celery_idempotent.events.table import Event
 from celery_idempotent.flow.call import Disposition
-from celery_idempotent.flow.continuation import Continuation
 from celery_idempotent.flow.outcome import Failure, Outcome
 from celery_idempotent.key.key import Key
 from celery_idempotent.record.payload import Payload
@@ -27,8 +26,6 @@ class Answer(NamedTuple):
     refused: bool = False
     #: Whether the outcome is that of the call's own execution, and stored.
     is_own: bool = False
-    #: The right to send what follows the call.
-    continuation: Continuation | None = None
     #: Whether that was sent before.
     continuation_sent: bool = False
     #: Whether the result backend has the value.

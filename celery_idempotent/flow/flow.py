@@ -14,10 +14,9 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events import table
 from celery_idempotent.events.report import decide, decide_by, refuse, report
-from celery_idempotent.flow import conflict, replacement
+from celery_idempotent.flow import conflict, continuation, replacement
 from celery_idempotent.flow.active_call import ActiveCall
 from celery_idempotent.flow.call import Complete, Delegate, Fail, Release
-from celery_idempotent.flow.continuation import Continuation
 from celery_idempotent.flow.end import (
     AGAIN,
     GRANTED,
@@ -329,19 +328,16 @@ async def _store(call: ActiveCall, settlement: Settlement) -> End:
             return Answer(settlement.outcome)
         await call.discard_stored()
         return await _resolve_lost_lease(call, reply, settlement.outcome)
+    # First, because a receiver of signals may take longer than the lease. 0: it is not sent.
+    if settlement.sending_ms:
+        continuation.start(call)
     _report_stored(call, settlement)
     for extension in call.extensions:
         await extension.settled(settlement, reply)
     if delegates:
         return Answer(settlement.outcome)
-    # 0: the body has removed what was to follow.
-    continuation = Continuation(call) if settlement.sending_ms else None
-    return Answer(
-        settlement.outcome,
-        is_own=True,
-        continuation=continuation,
-        result_written=reply.case == "written",
-    )
+    written = reply.case == "written"
+    return Answer(settlement.outcome, is_own=True, result_written=written)
 
 
 def _report_stored(call: ActiveCall, settlement: Settlement) -> None:
@@ -374,6 +370,8 @@ async def _release(call: ActiveCall, settlement: Settlement, disposition: Releas
         call.report(table.NOT_RELEASED, error=failure)
         return Answer(outcome)
     if reply.case == "ok":
+        if settlement.payload is not None and call.data.continues:
+            continuation.start(call)
         hold = disposition.hold
         call.report(
             table.RELEASED,
@@ -382,9 +380,7 @@ async def _release(call: ActiveCall, settlement: Settlement, disposition: Releas
             error=error,
             reserved_seconds=hold or None,
         )
-        ends = settlement.payload is not None and call.data.continues
-        continuation = Continuation(call) if ends else None
-        return Answer(outcome, is_own=disposition.final, continuation=continuation)
+        return Answer(outcome, is_own=disposition.final)
     await call.discard_stored()
     if disposition.hold or not isinstance(error, Exception):
         # The retry is published already, or the process is about to exit.

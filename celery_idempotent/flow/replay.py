@@ -11,17 +11,19 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events import table
 from celery_idempotent.events.report import decide, refuse, report
-from celery_idempotent.flow import conflict
+from celery_idempotent.flow import conflict, continuation
 from celery_idempotent.flow.active_call import ActiveCall
-from celery_idempotent.flow.continuation import Continuation
 from celery_idempotent.flow.end import Answer, End
 from celery_idempotent.flow.outcome import Failure, Result
 from celery_idempotent.record import layout
 from celery_idempotent.record.record import Record
 
 
-async def replay(call: ActiveCall, record: Record) -> Answer:
+async def replay(call: ActiveCall, record: Record, *, sends: bool = False) -> Answer:
     """Answers `call` with the outcome that a finished `record` holds.
+
+    Args:
+        sends: the call has the right to send what follows it.
 
     Raises:
         StoreUnavailableError: if the value is offloaded and its storage is unavailable.
@@ -31,7 +33,11 @@ async def replay(call: ActiveCall, record: Record) -> Answer:
         outcome, failed = await call.codec.decode_outcome(record)
         if isinstance(outcome, ResultNotStoredError) and record.task_id == call.task_id:
             raise outcome
+        if sends:
+            continuation.start(call)
     except (ResultNotStoredError, CorruptRecordError) as error:
+        if sends:
+            continuation.start(call)
         try:
             outcome, failed = call.host.recover_result(record, error), False
         except (ResultNotStoredError, CorruptRecordError) as refusal:
@@ -60,7 +66,7 @@ async def replay_or_requeue(call: ActiveCall, record: Record, *, sent: bool | No
     sends = call.data.continues and sent is False
     unanswered_ids = call.unanswered_ids if sends else call.data.unanswered_ids
     try:
-        answer = await replay(call, record)
+        answer = await replay(call, record, sends=sends)
     except NotReadyError:
         return conflict.apply_policy(call, record, unanswered_ids=unanswered_ids)
     except StoreUnavailableError as error:
@@ -70,6 +76,4 @@ async def replay_or_requeue(call: ActiveCall, record: Record, *, sent: bool | No
             raise refuse(call, error) from None
         decide(table.STORE_UNAVAILABLE, call)
         return conflict.requeue(call, error, unanswered_ids=unanswered_ids)
-    if not sends:
-        return answer._replace(continuation_sent=bool(sent))
-    return answer._replace(continuation=Continuation(call))
+    return answer._replace(continuation_sent=bool(sent))

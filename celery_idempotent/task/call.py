@@ -29,7 +29,6 @@ from celery_idempotent.events import table
 from celery_idempotent.events.report import report
 from celery_idempotent.events.table import Event
 from celery_idempotent.flow.call import Call, Complete, Delegate, Disposition, Fail, Release
-from celery_idempotent.flow.continuation import Continuation
 from celery_idempotent.flow.end import Answer, Drop, End, Requeue
 from celery_idempotent.flow.execution import Execution
 from celery_idempotent.flow.outcome import Failure, Outcome, Result
@@ -87,7 +86,6 @@ class TaskCall:
         #: Set if the task has replaced itself: another task has its id and its continuation.
         self.replaced: Delegate | None = None
         self.ending: BaseException | None = None
-        self.continuation: Continuation | None = None
         self.execution: Execution | None = None
         self.began_at = monotonic()
         own_limit = self.is_whole_message and not request.is_eager
@@ -140,7 +138,6 @@ class TaskCall:
     def run(self, execution: Execution) -> Any:
         """Runs the body of the task, including ``autoretry_for`` and similar wrappers."""
         self.execution = execution
-        self._request.idempotency_call = self
         self._request.idempotency_without_body = False
         self.sender.before_start(self.task_id, self._args, self._kwargs)
         return overrides.run(self.sender, self.sender.run, self._args, self._kwargs)
@@ -284,14 +281,11 @@ class TaskCall:
         raise Reject(end.reason, requeue=False)
 
     def _answer(self, answer: Answer) -> Any:
-        """Has Celery send what follows, unless another delivery of this message has sent it."""
+        """Lets Celery send what follows, unless another delivery of this message has sent it."""
         request, outcome = self._request, answer.outcome
         if self.is_whole_message:
-            request.idempotency_call = self
-            self.continuation = answer.continuation
-            if self.continuation is not None:
-                self.continuation.follows_value = isinstance(outcome, Result)
-                self.continuation.start()
+            if self.active.continuation is not None:
+                self.active.continuation.follows_value = isinstance(outcome, Result)
             elif answer.continuation_sent:
                 canvas.drop_continuation(request)
             self.result_written = answer.result_written

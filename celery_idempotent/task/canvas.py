@@ -70,7 +70,8 @@ def end_continuation(sender: Any, **_: Any) -> None:
 def _continuation_of(sender: Any) -> Continuation | None:
     """Returns the continuation of the task that runs; None if it has none, or is not ours."""
     request = getattr(sender, "request_stack", None) and sender.request_stack.top
-    return getattr(getattr(request, "idempotency_call", None), "continuation", None)
+    call = getattr(request, "idempotency_call", None)
+    return call and call.active.continuation
 
 
 def identity_of(

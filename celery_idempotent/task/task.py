@@ -192,6 +192,8 @@ class IdempotentTask(Task):
             return self._run_plain(request, args, kwargs, item_id)
         new_call = TaskCall if item_id is None else map_item.MapItemCall
         call = new_call(self, configuration, request, args, kwargs, key, headers, item_id)
+        if item_id is None:
+            request.idempotency_call = call
         enter = configuration.executor.enter
         if in_shadow:
             request.idempotency_without_body = False
