@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from kombu.utils.imports import symbol_by_name
@@ -16,6 +16,9 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.sql.errors import is_transient
 from celery_idempotent.sql.outcomes import TABLE, Claim, Row, Statements, row_id, rows_of
 from celery_idempotent.sql.session import Engine, Session
+
+#: Each step of a body makes a Database anew.
+_statements = lru_cache(Statements)
 
 #: The databases that steps have used in this process. No option of a task names them.
 step_databases: set[Database] = set()
@@ -67,7 +70,7 @@ class Database:
         Raises:
             SettingsError: if the dialect is not supported.
         """
-        return Statements(self.engine.dialect)
+        return _statements(self.engine.dialect)
 
     @contextmanager
     def plain_transaction(self, *, durable: bool = False) -> Iterator[Session]:
