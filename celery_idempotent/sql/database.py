@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 from kombu.utils.imports import symbol_by_name
@@ -16,25 +17,19 @@ from celery_idempotent.sql.errors import is_transient
 from celery_idempotent.sql.outcomes import TABLE, Claim, Row, Statements, row_id, rows_of
 from celery_idempotent.sql.session import Engine, Session
 
+#: Each step of a body makes a Database anew.
+_statements = lru_cache(Statements)
+
 #: The databases that steps have used in this process. No option of a task names them.
 step_databases: set[Database] = set()
 
 
+@dataclass(frozen=True)
 class Database:
-    """A database, resolved at first use, since its module may import that of the task.
+    """A database, resolved at first use, since its module may import that of the task."""
 
-    Args:
-        source: a SQLAlchemy engine, the path of one, or a Django alias.
-    """
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Database) and self.source == other.source
-
-    def __hash__(self) -> int:
-        return hash(self.source)
+    #: A SQLAlchemy engine, the path of one, or a Django alias.
+    source: Any
 
     def __repr__(self) -> str:
         return f"Database({self.source!r})" if isinstance(self.source, str) else "Database(Engine)"
@@ -75,7 +70,7 @@ class Database:
         Raises:
             SettingsError: if the dialect is not supported.
         """
-        return Statements(self.engine.dialect)
+        return _statements(self.engine.dialect)
 
     @contextmanager
     def plain_transaction(self, *, durable: bool = False) -> Iterator[Session]:
@@ -95,39 +90,18 @@ class Database:
             raise
 
     @contextmanager
-    def _transaction(self) -> Iterator[Session]:
-        """A transaction of its own; what the driver raises in it is a StoreUnavailableError."""
+    def transaction(self) -> Iterator[Session]:
+        """A transaction of its own, which refuses to be a part of one of the caller.
+
+        Raises:
+            StoreUnavailableError: if the driver has raised in it.
+        """
         engine = self.engine
         try:
             with self.plain_transaction(durable=True) as session:
                 yield session
         except engine.error as error:
             raise self.unavailable(error) from error
-
-    @contextmanager
-    def forgetting(self, prefix: str, key: Key, owner: str = "") -> Iterator[bool | None]:
-        """Deletes the row of `key`, and those of its steps, in one transaction.
-
-        Other transactions that claim the row wait for the end of this one.
-
-        Args:
-            owner: of the row that was shown: nothing is deleted if it is another one now.
-
-        Yields:
-            Whether there were rows; None if another one is kept. Commits afterwards.
-
-        Raises:
-            StoreUnavailableError: if the database is unavailable.
-        """
-        rows, statements = rows_of(prefix, key), self.statements
-        with self._transaction() as session:
-            deleted = 0
-            if owner:
-                deleted = session.execute(statements.forget_shown, {**rows, "owner": owner}).changed
-                if not deleted and session.execute(statements.find, rows).rows:
-                    yield None
-                    return
-            yield deleted + session.execute(statements.forget, rows).changed > 0
 
     def clear_outbox(self, row: Row | Claim) -> None:
         """Notes that the messages of a row were published, unless it is another one now.
@@ -162,7 +136,7 @@ class Database:
         Raises:
             StoreUnavailableError: if the database is unavailable.
         """
-        with self._transaction() as session:
+        with self.transaction() as session:
             if self.statements.purge_begin:
                 session.execute(self.statements.purge_begin, {})
             rows = session.execute(self.statements.expired, {"limit": limit, "after": after}).rows
@@ -199,7 +173,7 @@ class Database:
         return bool(self._execute(self.statements.overdue, {"age_ms": round(seconds * 1000)}))
 
     def _execute(self, statement: str, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-        with self._transaction() as session:
+        with self.transaction() as session:
             return session.execute(statement, values).rows
 
     def unavailable(self, error: Exception) -> StoreUnavailableError:
@@ -261,6 +235,8 @@ def forget_rows(
 ) -> bool | None:
     """Deletes the rows of `key` and its steps in all databases that may have some.
 
+    Other transactions that claim the row wait for the end of this one.
+
     Args:
         database: may have the row of the key itself.
         step_rows_in: have rows of steps, as may those that steps have used in this process.
@@ -271,22 +247,25 @@ def forget_rows(
         Whether there were rows; None if they are kept.
 
     Raises:
-        StoreUnavailableError: if a database is unavailable; all rows are kept.
+        StoreUnavailableError: if a database is unavailable.
     """
     own = [] if database is None else [database]
     # Each once: a path and an engine may name the same.
     named = {each.engine: each for each in (*own, *step_databases, *step_rows_in)}
-    had_rows = False
+    rows, deleted = rows_of(prefix, key), 0
     try:
         with ExitStack() as transactions:
             for each in named.values():
-                deleted = transactions.enter_context(each.forgetting(prefix, key, owner))
-                owner = ""  # of the first database
-                if deleted is None:
-                    raise _Kept
-                had_rows |= deleted
+                session = transactions.enter_context(each.transaction())
+                if owner:
+                    shown = {**rows, "owner": owner}
+                    deleted = session.execute(each.statements.forget_shown, shown).changed
+                    if not deleted and session.execute(each.statements.find, rows).rows:
+                        raise _Kept
+                    owner = ""  # of the first database
+                deleted += session.execute(each.statements.forget, rows).changed
             if not before_commit():
                 raise _Kept
     except _Kept:
         return None
-    return had_rows
+    return deleted > 0

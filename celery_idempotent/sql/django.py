@@ -34,53 +34,39 @@ class DjangoEngine:
 
     def __init__(self, alias: str) -> None:
         try:
-            known = alias in connections
+            if alias not in connections:
+                raise SettingsError(
+                    f"idempotency_transaction: DATABASES has no alias {alias!r}; it has "
+                    f"{', '.join(connections)}"
+                )
+            self.dialect = str(connections[alias].vendor)
         except ImproperlyConfigured as error:
             raise SettingsError(f"idempotency_transaction {alias!r}: {error}") from None
-        if not known:
-            raise SettingsError(
-                f"idempotency_transaction: DATABASES has no alias {alias!r}; it has "
-                f"{', '.join(connections)}"
-            )
         if not connections.settings[alias]["AUTOCOMMIT"]:
             raise SettingsError(
                 f"idempotency_transaction: DATABASES[{alias!r}] has AUTOCOMMIT = False, with which "
                 "the end of atomic() commits nothing: remove that"
             )
-        self._alias = alias
+        self.name = alias
+        self.create_command = (
+            'add "celery_idempotent.contrib.django" to INSTALLED_APPS, and run: '
+            f"manage.py migrate celery_idempotent --database {alias}"
+        )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DjangoEngine) and self._alias == other._alias
+        return isinstance(other, DjangoEngine) and self.name == other.name
 
     def __hash__(self) -> int:
-        return hash(self._alias)
-
-    @property
-    def name(self) -> str:
-        """The alias."""
-        return self._alias
-
-    @property
-    def dialect(self) -> str:
-        """Django's name of the kind of database."""
-        return str(connections[self._alias].vendor)
-
-    @property
-    def create_command(self) -> str:
-        """The command of the migration."""
-        return (
-            'add "celery_idempotent.contrib.django" to INSTALLED_APPS, and run: '
-            f"manage.py migrate celery_idempotent --database {self._alias}"
-        )
+        return hash(self.name)
 
     def session(self) -> DjangoSession:
         """Returns a session of this thread's connection."""
-        return DjangoSession(self._alias)
+        return DjangoSession(self.name)
 
     def release_connections(self) -> None:
         """Closes the connection of this thread, unless the caller has a transaction on it."""
-        if not connections[self._alias].in_atomic_block:
-            connections[self._alias].close()
+        if not connections[self.name].in_atomic_block:
+            connections[self.name].close()
 
 
 class DjangoSession:

@@ -144,7 +144,7 @@ class Claim:
     attempt: int
     #: The step that has a row of its own; None for the key's row.
     step: str | None = None
-    #: Random; tells the claimed row from those of other executions.
+    #: Random: distinguishes the claimed row from that of another execution.
     owner: str = field(default_factory=lambda: os.urandom(16).hex())
 
     @property

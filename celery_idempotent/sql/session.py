@@ -40,7 +40,11 @@ class Session(Protocol):
 
     @property
     def on_commit(self) -> list[Callable[[], Any]]:
-        """The functions to call after the commit, without those that may be lost."""
+        """The functions to call after the commit, without those that may be lost.
+
+        Empty if they are not known, as listeners of SQLAlchemy's events.
+        """
+        return []
 
     def drop_on_commit(self) -> None:
         """Removes the functions of `on_commit`."""
@@ -58,18 +62,12 @@ class Session(Protocol):
 class Engine(Protocol):
     """A database, by SQLAlchemy or Django."""
 
-    @property
-    def name(self) -> str:
-        """The database, for messages; without secrets."""
-
-    @property
-    def dialect(self) -> str:
-        """The kind of database, as SQLAlchemy or Django names it."""
-
-    @property
-    def create_command(self) -> str:
-        """What creates the table."""
-
+    #: Of the database, for messages; without secrets.
+    name: str
+    #: The kind of database, as SQLAlchemy or Django names it.
+    dialect: str
+    #: Creates the table.
+    create_command: str
     #: Base class of the driver's errors, and that of a duplicate primary key.
     error: type[Exception]
     integrity_error: type[Exception]

@@ -9,7 +9,7 @@ refused.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import lru_cache
@@ -20,7 +20,7 @@ import sqlalchemy
 from sqlalchemy import exc
 
 from celery_idempotent.errors import SettingsError, TransactionError
-from celery_idempotent.sql.session import Answer
+from celery_idempotent.sql.session import Answer, Session
 
 #: The process that has used each engine last. The connections in its pool belong to that process.
 _processes: WeakKeyDictionary[sqlalchemy.Engine, int] = WeakKeyDictionary()
@@ -29,11 +29,6 @@ _processes: WeakKeyDictionary[sqlalchemy.Engine, int] = WeakKeyDictionary()
 _open: ContextVar[tuple[SQLAlchemySession, ...]] = ContextVar("idempotent_sessions", default=())
 
 _text = lru_cache(sqlalchemy.text)
-
-
-def is_same(engine: sqlalchemy.Engine, other: sqlalchemy.Engine) -> bool:
-    """Whether they are one engine, or views of it (``execution_options``): these share its pool."""
-    return engine.pool is other.pool
 
 
 class SQLAlchemyEngine:
@@ -57,29 +52,22 @@ class SQLAlchemyEngine:
                 f"or the alias of a Django database, not {type(engine).__name__}"
             )
         self._engine = engine
+        #: The database, or its dialect.
+        self.name = engine.url.database or engine.dialect.name
+        self.dialect = engine.dialect.name
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SQLAlchemyEngine) and is_same(self._engine, other._engine)
+        """Whether both are one engine or views of it (``execution_options``), with one pool."""
+        return isinstance(other, SQLAlchemyEngine) and self._engine.pool is other._engine.pool
 
     def __hash__(self) -> int:
         return hash(self._engine.url)
 
-    @property
-    def name(self) -> str:
-        """The name of the database, or its dialect."""
-        return self._engine.url.database or self._engine.dialect.name
-
-    @property
-    def dialect(self) -> str:
-        """The name of the dialect."""
-        return self._engine.dialect.name
-
     def session(self) -> SQLAlchemySession:
         """Returns a session, which is not connected yet."""
         process = os.getpid()
-        if _processes.get(self._engine) != process:
-            if self._engine in _processes:
-                self._engine.dispose(close=False)  # forked: the parent uses those connections
+        if _processes.setdefault(self._engine, process) != process:
+            self._engine.dispose(close=False)  # forked: the parent uses those connections
             _processes[self._engine] = process
         return SQLAlchemySession(self._engine)
 
@@ -88,20 +76,17 @@ class SQLAlchemyEngine:
         self._engine.dispose()
 
 
-class SQLAlchemySession:
+class SQLAlchemySession(Session):
     """One connection of the engine's pool for each transaction that is not a part of another."""
+
+    #: A `sqlalchemy.Connection`, while the transaction is open.
+    connection: Any = None
 
     def __init__(self, engine: sqlalchemy.Engine) -> None:
         self.engine = engine
-        self._connection: sqlalchemy.Connection | None = None
-        self._transaction: sqlalchemy.Transaction | None = None
+        self._transaction: Any = None
         #: The session whose connection this one uses.
         self._outer: SQLAlchemySession | None = None
-
-    @property
-    def connection(self) -> Any:
-        """The connection, a `sqlalchemy.Connection`."""
-        return self._connection
 
     @property
     def active(self) -> bool:
@@ -111,13 +96,13 @@ class SQLAlchemySession:
     def begin(self, *, durable: bool = True) -> None:
         """Connects and begins; inside another transaction of the engine, sets a savepoint in it."""
         sessions = tuple(each for each in _open.get() if each.active)
-        outer = next((each for each in sessions if is_same(each.engine, self.engine)), None)
+        outer = next((each for each in sessions if each.engine.pool is self.engine.pool), None)
         if outer is None:
-            self._connection = self.engine.connect()
-            self._transaction = self._connection.begin()
+            self.connection = self.engine.connect()
+            self._transaction = self.connection.begin()
         else:
             self._check_nesting(outer, durable)
-            self._outer, self._connection = outer, outer.connection
+            self._outer, self.connection = outer, outer.connection
             self._transaction = outer.connection.begin_nested()
         _open.set((*sessions, self))
 
@@ -130,8 +115,7 @@ class SQLAlchemySession:
                 "function, which joins that transaction; call functions, blocks and batches with a "
                 "key before or after it"
             )
-        options = self.engine.get_execution_options()
-        if options != outer.engine.get_execution_options():
+        if self.engine.get_execution_options() != outer.engine.get_execution_options():
             raise TransactionError(
                 f"a plain call cannot join the transaction of {name!r} that is open: it was begun "
                 "with other execution options; set idempotency_transaction to the same engine"
@@ -139,21 +123,14 @@ class SQLAlchemySession:
 
     def execute(self, statement: str, values: Mapping[str, Any]) -> Answer:
         """Executes a statement."""
-        assert self._connection is not None
-        result = self._connection.execute(_text(statement), dict(values))
+        result = self.connection.execute(_text(statement), dict(values))
         return Answer(result.all() if result.returns_rows else (), result.rowcount)
-
-    @property
-    def on_commit(self) -> list[Callable[[], Any]]:
-        """Empty: listeners of SQLAlchemy's events are not known."""
-        return []
 
     def drop_on_commit(self) -> None:
         """Does nothing."""
 
     def commit(self) -> None:
         """Commits and returns the connection."""
-        assert self._transaction is not None
         self._transaction.commit()
         self._close()
 
@@ -169,14 +146,13 @@ class SQLAlchemySession:
     def discard(self) -> None:
         """Closes the connection."""
         with suppress(Exception):
-            if self._connection is not None:
-                self._connection.invalidate()
+            self.connection.invalidate()
         with suppress(Exception):
             self._close()
 
     def _close(self) -> None:
         _open.set(tuple(session for session in _open.get() if session is not self))
-        connection, self._connection, self._transaction = self._connection, None, None
+        connection, self.connection, self._transaction = self.connection, None, None
         outer, self._outer = self._outer, None
         if connection is not None and outer is None:
             connection.close()

@@ -252,12 +252,9 @@ class Transaction:
         """
         if self.phase in (CLOSED, COMMITTED):
             return
-        discard = discard or self.phase is COMMITTING
+        session, interrupted = self._session, discard or self.phase is COMMITTING
         self.phase = CLOSED
-        if discard:
-            self._session.discard()
-        else:
-            self._session.rollback()
+        (session.discard if interrupted else session.rollback)()
 
 
 def only(found: Sequence[Found | None]) -> Row | None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable
 from html import unescape
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
-from tests.sql.admin_site import dump, set_up
+from tests.sql.admin_site import set_up
+from tests.sql.processes import dump_cases
 
 app = set_up(sys.argv[1], sys.argv[2])
 
@@ -319,26 +319,18 @@ def statements() -> dict[str, Any]:
     }
 
 
-def run(cases: tuple[Callable[[], Any], ...]) -> dict[str, Any]:
-    return {case.__name__: case() for case in cases}
-
-
 with override_settings(DEBUG=False):
-    dump(
-        run(
-            (
-                pages,
-                read_only,
-                rights,
-                forgetting,
-                changed,
-                record_expires_meanwhile,
-                running,
-                selected,
-                messages_of_a_turn,
-                redis_away,
-                searching,
-                statements,
-            )
-        )
+    dump_cases(
+        pages,
+        read_only,
+        rights,
+        forgetting,
+        changed,
+        record_expires_meanwhile,
+        running,
+        selected,
+        messages_of_a_turn,
+        redis_away,
+        searching,
+        statements,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from celery import Celery
@@ -100,8 +99,3 @@ def make_app() -> Celery:
         return order
 
     return app
-
-
-def dump(value: Any) -> None:
-    """Prints a value as JSON, for the process of the test."""
-    print(json.dumps(value, default=str))

@@ -9,7 +9,8 @@ import json
 import sys
 from typing import Any
 
-from tests.sql.admin_site import dump, make_app, set_up
+from tests.sql.admin_site import make_app, set_up
+from tests.sql.processes import dump
 
 set_up(sys.argv[1], sys.argv[2])
 

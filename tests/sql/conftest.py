@@ -7,12 +7,15 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from celery_idempotent import Idempotency
 from celery_idempotent.testing.server import RedisServer
 from tests.servers.sql_server import MariaDB, PgBouncer, PostgreSQL, SQLServer
+from tests.sql import harness
 from tests.sql.databases import KINDS, LIBRARIES, TestDatabase
 from tests.sql.function_shop import Shop
+from tests.sql.processes import output_of
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +124,36 @@ def database(
 ) -> TestDatabase:
     """A database of the kind in the parameter, see `each_kind`."""
     return create_database(request.param)
+
+
+@pytest.fixture(scope="module")
+def start_shop(
+    server: RedisServer,
+    create_database: Callable[..., TestDatabase],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., harness.Shop]:
+    """``start_shop("django", "postgresql")``: workers, and a database of their own."""
+
+    def start(library: str, kind: str, **options: Any) -> harness.Shop:
+        database, directory = create_database(kind, library), tmp_path_factory.mktemp("shop")
+        return harness.Shop(server, database, library, directory, **options)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def calls(
+    request: pytest.FixtureRequest,
+    server: RedisServer,
+    create_database: Callable[..., TestDatabase],
+) -> dict[str, Any]:
+    """The output of the module that the test names in `CALLS`, with this kind of database."""
+    pooled = request.param == "pgbouncer"
+    url = create_database("postgresql" if pooled else request.param, "django").url
+    if pooled:
+        url = request.getfixturevalue("pgbouncer").url(make_url(url).database)
+    output: dict[str, Any] = output_of(request.module.CALLS, url, server.url)
+    return output
 
 
 @pytest.fixture

@@ -5,14 +5,16 @@ python -m tests.sql.django_calls DATABASE_URL REDIS_URL
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
 from celery_idempotent import Idempotency
+from tests.sql import django_process
 from tests.sql.databases import set_up_django
+from tests.sql.django_process import effects, insert
+from tests.sql.processes import dump_cases
 
 set_up_django(sys.argv[1])
 
@@ -27,42 +29,15 @@ from celery_idempotent.contrib.django.models import Outcome  # noqa: E402
 idem = Idempotency(sys.argv[2], key_prefix=uuid4().hex, transaction="default")
 
 
-def insert(name: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("INSERT INTO effects (name, pid) VALUES (%s, 0)", [name])
-
-
-def effects(name: str) -> int:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT COUNT(*) FROM effects WHERE name = %s", [name])
-        return int(cursor.fetchone()[0])
-
-
-class Call:
-    """A function with a transaction, and what it does after its effect."""
+class Call(django_process.Call):
+    """Of an error it returns the name alone."""
 
     def __init__(self, during: Callable[[str], Any] = lambda name: None) -> None:
-        self.name = uuid4().hex
-        self.runs = 0
-
-        @idem.idempotent(key="{name}", name="call")
-        def call(name: str) -> int:
-            self.runs += 1
-            insert(name)
-            during(name)
-            return self.runs
-
-        self._call = call
+        super().__init__(idem, during)
 
     def __call__(self) -> Any:
-        try:
-            return self._call(self.name)
-        except Exception as error:
-            return type(error).__name__
-
-    def result(self) -> list[Any]:
-        """Calls it twice; returns both outcomes, its runs and its effects."""
-        return [self(), self(), self.runs, effects(self.name)]
+        outcome = super().__call__()
+        return outcome.partition(":")[0] if isinstance(outcome, str) else outcome
 
 
 def inside_atomic() -> list[Any]:
@@ -176,21 +151,14 @@ def batch() -> list[Any]:
     return [*decisions, [effects(key) for key in keys]]
 
 
-print(
-    json.dumps(
-        {
-            case.__name__: case()
-            for case in (
-                inside_atomic,
-                under_atomic_requests,
-                reads_from_a_replica,
-                nested_atomic,
-                set_rollback,
-                statements,
-                missing_migrations,
-                connection_in_body,
-                batch,
-            )
-        }
-    )
+dump_cases(
+    inside_atomic,
+    under_atomic_requests,
+    reads_from_a_replica,
+    nested_atomic,
+    set_rollback,
+    statements,
+    missing_migrations,
+    connection_in_body,
+    batch,
 )

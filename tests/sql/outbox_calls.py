@@ -5,7 +5,6 @@ python -m tests.sql.outbox_calls DATABASE_URL REDIS_URL
 
 from __future__ import annotations
 
-import json
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -19,11 +18,14 @@ from kombu.exceptions import OperationalError
 
 from celery_idempotent import Decision, Idempotency, IdempotentTask
 from celery_idempotent.errors import StoreUnavailableError
+from tests.sql import django_process
 from tests.sql.databases import set_up_django
+from tests.sql.django_process import effects, insert
+from tests.sql.processes import dump_cases
 
 set_up_django(sys.argv[1])
 
-from django.db import IntegrityError, connection, transaction  # noqa: E402 - Django has to be set up
+from django.db import IntegrityError, transaction  # noqa: E402 - Django has to be set up
 
 from celery_idempotent.contrib.django.models import Outcome  # noqa: E402
 from celery_idempotent.sql.django import DjangoSession  # noqa: E402
@@ -56,17 +58,6 @@ def notify_by_another_app() -> None:
 
 def on_commit(function: Callable[[], Any], **options: Any) -> None:
     transaction.on_commit(function, **options)
-
-
-def insert(name: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("INSERT INTO effects (name, pid) VALUES (%s, 0)", [name])
-
-
-def effects(name: str) -> int:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT COUNT(*) FROM effects WHERE name = %s", [name])
-        return int(cursor.fetchone()[0])
 
 
 def published() -> list[list[str]]:
@@ -110,34 +101,16 @@ def broker_unavailable() -> Iterator[None]:
         app.amqp.send_task_message = send
 
 
-class Call:
-    """A function with a transaction, and what it does after its effect."""
-
+class Call(django_process.Call):
     def __init__(
         self, during: Callable[[str], Any], engine: Idempotency = idem, **options: Any
     ) -> None:
-        self.name = uuid4().hex
-        self.runs = 0
-
-        @engine.idempotent(key="{name}", name="call", **options)
-        def call(name: str) -> int:
-            self.runs += 1
-            insert(name)
-            during(name)
-            return self.runs
-
-        self._call = call
-
-    def __call__(self) -> Any:
-        try:
-            return self._call(self.name)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
+        super().__init__(engine, during, **options)
 
     @property
     def outboxes(self) -> int:
         """The number of rows of this call whose messages are not published."""
-        key = str(self._call.idempotency_key_of(self.name))
+        key = str(self.function.idempotency_key_of(self.name))
         return Outcome.objects.filter(record_key=key, outbox__isnull=False).count()
 
     def result(self) -> list[Any]:
@@ -338,7 +311,7 @@ def batch() -> list[Any]:
     return [*found, [effects(key) for key in keys]]
 
 
-CASES = (
+dump_cases(
     forms,
     rolled_back,
     rolled_back_to_a_savepoint,
@@ -354,6 +327,3 @@ CASES = (
     step,
     batch,
 )
-
-if __name__ == "__main__":
-    print(json.dumps({case.__name__: case() for case in CASES}))

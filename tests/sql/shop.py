@@ -147,7 +147,15 @@ class Declined(Exception):
     """Ends the key."""
 
 
-@app.task(bind=True, shared=False, name="sql_shop.transfer", base=IdempotentTask)
+def task(func: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Registers a bound idempotent task of this app; its key is the order."""
+    if func is None:
+        return partial(task, **options)
+    defaults = {"name": f"sql_shop.{func.__name__}", "idempotency_key": "order:{order}"}
+    return app.task(bind=True, shared=False, base=IdempotentTask, **{**defaults, **options})(func)
+
+
+@task(idempotency_key=None)
 def transfer(self: Any, source: str, target: str) -> str:
     """Updates two rows; two transfers in opposite directions deadlock at their first attempt."""
     connection = self.idempotency.connection
@@ -160,14 +168,7 @@ def transfer(self: Any, source: str, target: str) -> str:
     return "transferred"
 
 
-@app.task(
-    bind=True,
-    shared=False,
-    name="sql_shop.charge",
-    base=IdempotentTask,
-    idempotency_key="order:{order}",
-    idempotency_replay_errors=(Declined,),
-)
+@task(idempotency_replay_errors=(Declined,))
 def charge(self: Any, order: str, end: str = "return") -> str:
     """Writes one effect, and returns a receipt of its own; it waits while its order is held."""
     with starts_of(BREAKPOINTS, order).open("a") as starts:
@@ -186,13 +187,7 @@ def charge(self: Any, order: str, end: str = "return") -> str:
     return receipt
 
 
-@app.task(
-    bind=True,
-    shared=False,
-    name="sql_shop.charge_in_parts",
-    base=IdempotentTask,
-    idempotency_key="order:{order}",
-)
+@task
 def charge_in_parts(self: Any, order: str, left: int) -> str:
     """Writes an effect, and replaces itself until no part is left."""
     write_effect(self.idempotency.connection, order)
@@ -201,21 +196,13 @@ def charge_in_parts(self: Any, order: str, left: int) -> str:
     return uuid4().hex
 
 
-@app.task(
-    bind=True, shared=False, name="sql_shop.notify", base=IdempotentTask, idempotency_key=TASK_ID
-)
+@task(idempotency_key=TASK_ID)
 def notify(self: Any, note: str) -> None:
     """Writes one effect for each message."""
     write_effect(self.idempotency.connection, note)
 
 
-@app.task(
-    bind=True,
-    shared=False,
-    name="sql_shop.charge_and_notify",
-    base=IdempotentTask,
-    idempotency_key="order:{order}",
-)
+@task
 def charge_and_notify(self: Any, order: str, note: str) -> str:
     """Writes an effect, and publishes on commit, as Celery's ``delay_on_commit`` does."""
     from django.db import transaction
@@ -226,14 +213,7 @@ def charge_and_notify(self: Any, order: str, note: str) -> str:
 
 
 def _runs_again(until: str) -> Any:
-    @app.task(
-        bind=True,
-        shared=False,
-        name=f"sql_shop.until_{until}",
-        base=IdempotentTask,
-        idempotency_key="order:{order}",
-        idempotency_until=until,
-    )
+    @task(name=f"sql_shop.until_{until}", idempotency_until=until)
     def run_again(self: Any, order: str) -> str:
         """Writes one effect for each message."""
         write_effect(self.idempotency.connection, order)
@@ -245,14 +225,7 @@ def _runs_again(until: str) -> Any:
 until_finished, until_started = map(_runs_again, ("finished", "started"))
 
 
-@app.task(
-    bind=True,
-    shared=False,
-    name="sql_shop.charge_in_one_attempt",
-    base=IdempotentTask,
-    idempotency_key="order:{order}",
-    idempotency_max_attempts=1,
-)
+@task(idempotency_max_attempts=1)
 def charge_in_one_attempt(self: Any, order: str) -> str:
     """As `charge`; the key is poisoned if its process dies once."""
     write_effect(self.idempotency.connection, order)

@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from celery_idempotent.testing.server import RedisServer
 from tests.sql.conftest import kinds
-from tests.sql.databases import REPOSITORY, TestDatabase
 
 pytestmark = [
     pytest.mark.exhaustive,
     pytest.mark.parametrize("calls", kinds("sqlite"), indirect=True),
 ]
 
+CALLS = "admin_calls"
 FORGOTTEN, KEPT = [False, False], [True, True]
-
-
-@pytest.fixture(scope="module")
-def calls(
-    request: pytest.FixtureRequest,
-    server: RedisServer,
-    create_database: Callable[..., TestDatabase],
-) -> dict[str, Any]:
-    database = create_database(request.param, "django")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.sql.admin_calls", database.url, server.url],
-        cwd=REPOSITORY,
-        env={**os.environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    printed: dict[str, Any] = json.loads(done.stdout)
-    return printed
 
 
 def test_an_outcome_is_shown_beside_its_record(calls: dict[str, Any]) -> None:

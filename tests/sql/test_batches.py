@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from celery_idempotent.testing.server import RedisServer
 from tests.sql.conftest import each_kind
 from tests.sql.databases import REPOSITORY, TestDatabase, effects
 from tests.sql.function_shop import forget_records
+from tests.sql.test_concurrent_functions import hold_row
 from tests.sql.test_poisoned import poison
 from tests.waiting import SOON, eventually
 
@@ -270,6 +272,40 @@ class TestFailures:
         forget_records(shop.idem)
         assert shop.charge(keys, "second") == ["first" if committed else "second"] * 5
         assert counted(database, keys) == [1] * 5
+
+    def test_another_batch_commits_after_a_lost_commit(
+        self,
+        shop: Shop,
+        database: TestDatabase,
+        keys: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        from celery_idempotent.sql.sqlalchemy import SQLAlchemySession
+
+        def breaks(session: SQLAlchemySession) -> None:
+            monkeypatch.undo()
+            session.rollback()
+            forget_records(shop.idem)
+            contextvars.Context().run(shop.charge, keys, "another")
+            raise ConnectionError("lost")
+
+        monkeypatch.setattr(SQLAlchemySession, "commit", breaks)
+        with pytest.raises(StoreUnavailableError, match="another execution has committed"):
+            shop.charge(keys)
+        assert shop.charge(keys) == ["another"] * 5
+        assert counted(database, keys) == [1] * 5
+
+    def test_a_row_without_an_outcome_is_refused_alone(
+        self, shop: Shop, database: TestDatabase, keys: list[str]
+    ) -> None:
+        prefix = shop.idem.executor.store.config.prefix
+        with database.engine.begin() as connection:
+            hold_row(connection, prefix, shop.idem.key_of(keys[1]))
+        with shop.idem.begin_many(keys) as batch:
+            assert isinstance(batch[1].error, TransactionError)
+            shop.write(batch)
+            assert batch.complete_many() == {}
+        assert counted(database, keys) == [1, 0, 1, 1, 1]
 
     def test_without_redis(self, database: TestDatabase, keys: list[str]) -> None:
         shop = Shop("redis://127.0.0.1:1/0", database, on_store_error="run")

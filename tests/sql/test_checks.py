@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from celery_idempotent.testing.server import RedisServer
-from tests.sql.databases import REPOSITORY, migrate
+from tests.sql.databases import migrate
+from tests.sql.processes import output_of
 
 pytestmark = pytest.mark.exhaustive
 
@@ -36,16 +34,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def check(url: str, server: RedisServer, *cases: dict[str, Any]) -> list[list[list[str]]]:
     """Returns id, text and hint of each message of the checks, for each of the settings."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.sql.check_calls", url, server.url, json.dumps(cases)],
-        cwd=REPOSITORY,
-        env={**os.environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    messages: list[list[list[str]]] = json.loads(done.stdout)
+    messages: list[list[list[str]]] = output_of("check_calls", url, server.url, json.dumps(cases))
     return messages
 
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy.engine import make_url
 
-from celery_idempotent.testing.server import RedisServer
 from tests.sql.conftest import kinds
-from tests.sql.databases import REPOSITORY, TestDatabase
+
+CALLS = "django_calls"
 
 pytestmark = pytest.mark.parametrize(
     "calls",
@@ -24,30 +18,6 @@ pytestmark = pytest.mark.parametrize(
     ],
     indirect=True,
 )
-
-
-@pytest.fixture(scope="module")
-def calls(
-    request: pytest.FixtureRequest,
-    server: RedisServer,
-    create_database: Callable[..., TestDatabase],
-) -> dict[str, Any]:
-    pooled = request.param == "pgbouncer"
-    database = create_database("postgresql" if pooled else request.param, "django")
-    url = database.url
-    if pooled:
-        url = request.getfixturevalue("pgbouncer").url(make_url(url).database)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.sql.django_calls", url, server.url],
-        cwd=REPOSITORY,
-        env={**os.environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    printed: dict[str, Any] = json.loads(done.stdout)
-    return printed
 
 
 def test_a_call_inside_atomic_is_refused(calls: dict[str, Any]) -> None:

@@ -10,9 +10,7 @@ from uuid import uuid4
 import pytest
 from celery.result import AsyncResult
 
-from celery_idempotent.testing.server import RedisServer
 from tests.sql.conftest import each_library_and_kind
-from tests.sql.databases import TestDatabase
 from tests.sql.harness import Shop
 from tests.sql.shop import POINTS, breakpoint_of
 from tests.waiting import SOON
@@ -34,15 +32,8 @@ class Killed:
 
 
 @pytest.fixture(scope="module")
-def shop(
-    request: pytest.FixtureRequest,
-    server: RedisServer,
-    create_database: Callable[..., TestDatabase],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Shop]:
-    library, kind = request.param
-    database = create_database(kind, library)
-    with Shop(server, database, library, tmp_path_factory.mktemp("shop")) as shop:
+def shop(request: pytest.FixtureRequest, start_shop: Callable[..., Shop]) -> Iterator[Shop]:
+    with start_shop(*request.param) as shop:
         yield shop
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -33,14 +34,10 @@ class Shop:
         #: What `charge` does after it has called `book`.
         self.afterwards: Callable[[Any], Any] = lambda task: None
 
-        @self.app.task(
-            bind=True,
-            base=IdempotentTask,
-            shared=False,
-            name="book",
-            idempotency_key="{order}",
-            idempotency_transaction=inner,
-        )
+        options = {"bind": True, "base": IdempotentTask, "shared": False}
+        task = partial(self.app.task, idempotency_key="{order}", **options)
+
+        @task(name="book", idempotency_transaction=inner)
         def book(task: Any, order: str, fail: bool = False) -> None:
             connection = task.idempotency.connection
             write(connection, f"book {order[:8]}")
@@ -48,14 +45,7 @@ class Shop:
             if fail:
                 write(connection, None)
 
-        @self.app.task(
-            bind=True,
-            base=IdempotentTask,
-            shared=False,
-            name="charge",
-            idempotency_key="{order}",
-            idempotency_transaction=outer,
-        )
+        @task(name="charge", idempotency_transaction=outer)
         def charge(task: Any, order: str) -> str:
             write(task.idempotency.connection, order)
             book(order)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +11,12 @@ import pytest
 
 from celery_idempotent.testing.server import RedisServer
 from tests.sql.conftest import MARKS, kinds
-from tests.sql.databases import KINDS, REPOSITORY, TestDatabase
+from tests.sql.databases import KINDS, TestDatabase
 from tests.sql.harness import Shop
 from tests.sql.shop import breakpoint_of
 from tests.waiting import SOON, eventually
+
+CALLS = "outbox_calls"
 
 #: Where the process dies that has messages to publish.
 POINTS = ("outcome written", "before on_commit", "committed", "published", "record completed")
@@ -60,25 +59,6 @@ def test_a_process_that_is_killed_loses_no_message(
         last.get(timeout=SOON)
         eventually(lambda: database.effects("note last"))
         assert [database.effects(f"note {order}") for order in orders.values()] == [1] * len(POINTS)
-
-
-@pytest.fixture(scope="module")
-def calls(
-    request: pytest.FixtureRequest,
-    server: RedisServer,
-    create_database: Callable[..., TestDatabase],
-) -> dict[str, Any]:
-    database = create_database(request.param, "django")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.sql.outbox_calls", database.url, server.url],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    printed: dict[str, Any] = json.loads(done.stdout)
-    return printed
 
 
 @pytest.mark.parametrize("calls", kinds("sqlite"), indirect=True)

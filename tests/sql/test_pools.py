@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from celery_idempotent.testing.server import RedisServer
-from tests.sql.databases import TestDatabase
 from tests.sql.harness import Shop
 from tests.waiting import SOON, eventually
 
@@ -28,16 +27,9 @@ pytestmark = [
 
 
 @pytest.fixture
-def shop(
-    request: pytest.FixtureRequest,
-    server: RedisServer,
-    create_database: Callable[..., TestDatabase],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Shop]:
+def shop(request: pytest.FixtureRequest, start_shop: Callable[..., Shop]) -> Iterator[Shop]:
     pool, kind = request.param
-    directory = tmp_path_factory.mktemp("shop")
-    database = create_database(kind)
-    with Shop(server, database, "sqlalchemy", directory, options=[("--pool", pool)]) as shop:
+    with start_shop("sqlalchemy", kind, options=[("--pool", pool)]) as shop:
         yield shop
 
 

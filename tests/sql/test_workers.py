@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from celery_idempotent.testing.server import RedisServer
-from tests.sql.databases import TestDatabase
 from tests.sql.harness import Shop
 from tests.sql.shop import breakpoint_of
 from tests.waiting import SOON, eventually
@@ -34,17 +32,11 @@ FIRST_QUEUE = "first"
 
 
 @pytest.fixture(scope="module")
-def shop(
-    request: pytest.FixtureRequest,
-    server: RedisServer,
-    create_database: Callable[..., TestDatabase],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Shop]:
-    library, kind = request.param
+def shop(request: pytest.FixtureRequest, start_shop: Callable[..., Shop]) -> Iterator[Shop]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHOP_LEASE", f"{LEASE}")
-        shop = Shop(
-            *(server, create_database(kind, library), library, tmp_path_factory.mktemp("shop")),
+        shop = start_shop(
+            *request.param,
             workers=2,
             concurrency=3,
             options=(("--queues", FIRST_QUEUE), ("--queues", "celery")),
