@@ -7,7 +7,7 @@ import heapq
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import islice
 from time import sleep, strftime
 from typing import TYPE_CHECKING, Any
@@ -22,16 +22,11 @@ from celery_idempotent.cli.command import (
     json_option,
     print_json,
 )
-from celery_idempotent.cli.target import make_filter
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring import formatting, json_format
 from celery_idempotent.record.record import Record, State
-from celery_idempotent.store.inspection.record_query import (
-    RecordFilter,
-    RecordView,
-    record_views,
-    since,
-)
+from celery_idempotent.store.inspection.record_query import RecordFilter, record_views, since
+from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.record_store import RecordStore
 
 if TYPE_CHECKING:
@@ -66,9 +61,7 @@ _FIRST_CHUNK, _CHUNK = 10, 100
 @click.pass_obj
 def list_records(
     obj: Any,
-    state: str | None,
-    task: str | None,
-    older_than: timedelta | None,
+    record_filter: RecordFilter,
     limit: int | None,
     watch: float | None,
     as_json: bool,
@@ -76,7 +69,6 @@ def list_records(
     """List records, one per line. With --json, one JSON object per line."""
     tasks = idempotent_tasks(obj.app)
     stores = app_tasks.stores(tasks)
-    record_filter = make_filter(state, task, older_than)
     if watch is not None:
         if as_json:
             raise click.UsageError("--watch cannot be combined with --json")
@@ -151,7 +143,7 @@ def _until(record: Record, view: RecordView) -> str:
     if record.deadline is None:
         return formatting.relative_time(record.expires_at, view.now)
     label = "lease" if record.state is State.STARTED else "reserved"
-    expired = "expired " if record.deadline <= view.now else ""
+    expired = "expired " if view.is_past_deadline else ""
     return f"{label} {expired}{formatting.relative_time(record.deadline, view.now)}"
 
 
@@ -182,7 +174,7 @@ def _newest(
     def readable_views() -> Iterator[RecordView]:
         for page in record_views(stores, record_filter):
             for view in page:
-                numbers["CORRUPT" if view.record is None else view.record.state.value] += 1
+                numbers[view.state] += 1
                 if view.record is not None:
                     yield view
 

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from celery_idempotent.dashboard.context import Context
 from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.store.inspection.record_query import RecordView
+from celery_idempotent.store.inspection.record_reader import RecordView
 
 #: Seconds between two reads, after which a page is announced anyway because its times are old, and
 #: between comments that keep proxies from closing the connection.
@@ -89,13 +89,5 @@ def _version(view: RecordView) -> Any:
     record = view.record
     if record is None:
         return "corrupt"
-    expired = record.deadline is not None and record.deadline <= view.now
-    return (
-        str(view.key),
-        record.state,
-        record.token,
-        record.attempt,
-        record.at_ms,
-        expired,
-        record.body,
-    )
+    expired = view.is_past_deadline
+    return str(view.key), *view.version, record.attempt, record.at_ms, expired, record.body

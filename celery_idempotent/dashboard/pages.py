@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -13,26 +14,25 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from celery_idempotent import signals
-from celery_idempotent.dashboard import explain
 from celery_idempotent.dashboard.access import Access
 from celery_idempotent.dashboard.api import check_right
 from celery_idempotent.dashboard.chart import chart
-from celery_idempotent.dashboard.context import Context, filter_of, make_filter, shown_record
+from celery_idempotent.dashboard.context import Context, query_of
 from celery_idempotent.dashboard.presentation import key_path, render
 from celery_idempotent.dashboard.protection import parse_json, read_body
 from celery_idempotent.dashboard.timeline import timeline
 from celery_idempotent.dashboard.tree import tree
 from celery_idempotent.doctor import versions
-from celery_idempotent.errors import IdempotencyError
-from celery_idempotent.monitoring import forgetting, json_format
+from celery_idempotent.monitoring import forgetting, formatting, json_format
+from celery_idempotent.monitoring.lookup import find_outcome
 from celery_idempotent.monitoring.statistics import double_executions
-from celery_idempotent.record import steps
 from celery_idempotent.record.payload import OFFLOADED
 from celery_idempotent.record.record import Record
-from celery_idempotent.store.inspection.record_query import RecordView, since
+from celery_idempotent.store.inspection.record_query import since
+from celery_idempotent.store.inspection.record_reader import RecordView
 
-#: Rows of a page of records.
-PAGE_SIZE = 50
+#: Rows of a page of records, and records that one confirmation may be about.
+PAGE_SIZE, MAX_SELECTED = 50, 500
 STATES = ("RESERVED", "STARTED", "COMPLETED", "FAILED")
 #: Titles of the charts and columns, and the decisions that they count.
 DECISIONS = {
@@ -68,7 +68,7 @@ class Pages:
     def overview(self, request: Request) -> Response:
         """Shows what runs, the charts, the records of each task, and the worst findings."""
         sampler = self._context.sampler
-        snapshot, now = sampler.snapshot(), sampler.now()
+        snapshot, now = sampler.snapshot(), time.monotonic()
         counts = snapshot.totals()
         names = {task.name for task in self._context.tasks}
         return render(
@@ -92,9 +92,9 @@ class Pages:
 
     def records(self, request: Request) -> Response:
         """Shows a page of records."""
-        query = filter_of(request.query_params)
+        query = query_of(request.query_params)
         cursor = request.query_params.get("cursor", "")
-        page = self._context.page(make_filter(**query), cursor, PAGE_SIZE)
+        page = self._context.page(query, cursor, PAGE_SIZE)
         views = sorted(page.views, key=_newest_first)
         return render(
             request,
@@ -113,7 +113,7 @@ class Pages:
         text = request.query_params.get("q", "").strip()
         if not text:
             raise HTTPException(400, "Enter a key or a task id.")
-        view = self._context.find(text) or self._context.find_task_id(text)
+        view = self._context.search(text)
         if view is None:
             raise HTTPException(404, f"No record has the key or the task id {text}.")
         return RedirectResponse(f"{request.state.root}{key_path(view.key)}", 303)
@@ -123,13 +123,13 @@ class Pages:
         key = request.path_params["key"]
         view = self._context.find(key, whole=True)
         live = urlencode({"key": key})
-        sql_outcome = self._context.sql_outcome(key)
+        sql_outcome = find_outcome(self._context.tasks, key)
         if view is None:
             return render(
                 request, "absent.html", status=404, key=key, live=live, sql_outcome=sql_outcome
             )
         access: Access = request.state.access
-        names = _steps(view.record)
+        names = formatting.finished_steps(view.record)
         return render(
             request,
             "record.html",
@@ -146,25 +146,23 @@ class Pages:
         """Asks whether to forget one record, or those that a filter selects."""
         access: Access = request.state.access
         check_right(access)
-        query, cursor = filter_of(request.query_params), ""
+        query, cursor = query_of(request.query_params), ""
         if key := request.query_params.get("key", ""):
             view = self._context.find(key)
             views = [] if view is None else [view]
         elif any(query.values()):
-            page = self._context.select(
-                make_filter(**query), request.query_params.get("cursor", "")
-            )
-            views, cursor = page.views, page.cursor
+            start = request.query_params.get("cursor", "")
+            views, cursor = self._context.page(query, start, MAX_SELECTED // 2)
         else:
             raise HTTPException(400, "Select records by state, task, age or label.")
-        shown = [shown_record(view) for view in views]
+        shown = [(str(view.key), *view.version) for view in views[:MAX_SELECTED]]
         return render(
             request,
             "confirm.html",
-            views=views,
+            views=views[:MAX_SELECTED],
             query=query,
             next_cursor=cursor,
-            any_running=any(view.record and view.record.state == "STARTED" for view in views),
+            any_running=any(view.state == "STARTED" for view in views),
             selection=self._context.tokens.selection(access.user, shown),
             csrf=self._context.tokens.csrf(access.user),
         )
@@ -205,7 +203,7 @@ class Pages:
                 name: parse_json(form.get(name, "").strip() or empty, f"The field {name}")
                 for name, empty in (("args", "[]"), ("kwargs", "{}"))
             }
-            explained = await run_in_threadpool(explain.explained, self._context, call)
+            explained = await run_in_threadpool(self._context.explain, call)
         except HTTPException as error:
             return self._explain_page(request, form, None, error.detail, error.status_code)
         return self._explain_page(request, form, explained, "")
@@ -256,15 +254,6 @@ _KEPT = {
 
 def _newest_first(view: RecordView) -> float:
     return 0.0 if view.record is None else -since(view.record).timestamp()
-
-
-def _steps(record: Record | None) -> list[str]:
-    if record is None or record.state.finished:
-        return []
-    try:
-        return list(steps.read(record.body, record.key))
-    except IdempotencyError:
-        return []
 
 
 def _outcome(record: Record | None, access: Access) -> dict[str, Any]:

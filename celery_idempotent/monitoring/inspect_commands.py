@@ -24,6 +24,7 @@ from celery_idempotent.configuration.app_tasks import MAP_TASKS, IdempotentTaskL
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.key.key import Key
 from celery_idempotent.lease.lease import MARGIN
+from celery_idempotent.record.layout import corrupt
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.store.record_store import RecordStore
 from celery_idempotent.task.key_resolution import resolve_key
@@ -152,7 +153,9 @@ def _map_items(request: Any) -> Iterator[_ActiveCall]:
 def _leases(store: RecordStore, calls: Mapping[Key, _ActiveCall]) -> Iterator[dict[str, Any]]:
     with store.open_reader(READ_TIMEOUT) as reader:
         for key, found in reader.get(calls).items():
-            call, record = calls[key], reader.read(found)
+            call, record = calls[key], found.record
+            if record is None:
+                raise corrupt(str(key))
             # Of a map only the item that is running holds a lease.
             if not call.is_map_item or _holds_lease(call, record):
                 yield _lease(call, record, found.now)

@@ -10,7 +10,7 @@ from celery_idempotent.key.key import Key
 from celery_idempotent.record import turn
 from celery_idempotent.record.record import Record, State
 from celery_idempotent.settings import Settings
-from celery_idempotent.store.inspection.record_query import RecordView
+from celery_idempotent.store.inspection.record_reader import RecordView
 
 
 class Prediction(NamedTuple):

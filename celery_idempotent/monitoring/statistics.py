@@ -10,8 +10,8 @@ from statistics import fmean
 
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike, stores
 from celery_idempotent.key.key import Key
-from celery_idempotent.record.record import State
-from celery_idempotent.store.inspection.record_query import RecordFilter, RecordView, record_views
+from celery_idempotent.store.inspection.record_query import RecordFilter, record_views
+from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.record_store import RecordStore
 
 #: Seconds over which the rate is measured, at most.
@@ -90,11 +90,10 @@ class _Collector:
     def add(self, view: RecordView) -> None:
         """Adds one record."""
         record, statistics = view.record, self._statistics
-        statistics.states["CORRUPT" if record is None else record.state.value] += 1
+        statistics.states[view.state] += 1
+        statistics.lease_expired += view.is_expired
         if record is not None:
             statistics.takeovers += record.attempt > 1
-            if record.state is State.STARTED and record.deadline is not None:
-                statistics.lease_expired += record.deadline <= view.now
             if record.finished_at is not None:
                 age = (view.now - record.finished_at).total_seconds()
                 if age <= RATE_WINDOW:

@@ -32,11 +32,12 @@ from celery_idempotent.contrib.django.models import Outcome
 from celery_idempotent.contrib.django.tasks import idempotent_tasks
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import forgetting, formatting, json_format
-from celery_idempotent.monitoring.sql_outcome import SqlOutcome
+from celery_idempotent.monitoring.lookup import SqlOutcome
 from celery_idempotent.record.payload import OFFLOADED
 from celery_idempotent.record.record import State
 from celery_idempotent.sql.outcomes import Row, row_id
-from celery_idempotent.store.inspection.record_query import RecordView, read_view
+from celery_idempotent.store.inspection.record_query import read_view
+from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.inspection.scan import key_of
 from celery_idempotent.store.record_store import RecordStore
 
@@ -306,10 +307,7 @@ class OutcomeAdmin(admin.ModelAdmin):
         view = read_view(_store(found), found.key)
         if outcome.owner != owner or (view is not None and _record_version(view) != shown_record):
             return outcome.record_key, forgetting.CHANGED
-        if view is None:
-            case = forgetting.forget_row(found, idempotent, user=user)
-        else:
-            case = forgetting.forget(view, idempotent, user=user, outcome=found)
+        case = forgetting.forget(found.key, view, idempotent, user=user, outcome=found)
         if case == forgetting.FORGOTTEN:
             _log(request, outcome)
         return outcome.record_key, case
@@ -331,11 +329,7 @@ def _read(found: SqlOutcome | None) -> tuple[RecordView | None, str]:
 
 def _record_version(view: RecordView | None) -> list[str]:
     """Returns what identifies the version of a record."""
-    if view is None:
-        return ["absent", "0"]
-    if view.record is None:
-        return ["CORRUPT", "0"]
-    return [view.record.state.value, str(view.record.token)]
+    return ["absent", "0"] if view is None else list(map(str, view.version))
 
 
 def _rows(outcome: Outcome, view: RecordView | None) -> list[tuple[str, Any, Any]]:

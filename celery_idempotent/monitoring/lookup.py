@@ -1,4 +1,4 @@
-"""The outcome of a key in the user's database, for people: beside its record, or alone."""
+"""What a key stands for: its record in Redis, and its outcome in the user's database."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
+from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.key.key import Key
 from celery_idempotent.monitoring import json_format
 from celery_idempotent.sql.outcomes import CLAIMED, Row, committed_without_outcome
+from celery_idempotent.store.inspection.record_query import read_view
+from celery_idempotent.store.inspection.record_reader import RecordView
 from celery_idempotent.store.inspection.scan import key_of
 
 
@@ -50,44 +53,51 @@ class SqlOutcome(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Returns all fields but the outcome."""
-        row = self.row
+        names = ("state", "task_id", "worker", "token", "attempt")
         return {
             "database": self.name,
-            "state": row.state,
-            "task_id": row.task_id,
-            "worker": row.worker,
-            "token": row.token,
-            "attempt": row.attempt,
+            **{name: getattr(self.row, name) for name in names},
             "finished_at": self.finished_at.isoformat(),
             "expires_at": self.expires_at.isoformat(),
-            "expired": row.expired,
+            "expired": self.row.expired,
         }
 
 
-def sql_outcome(task: IdempotentTaskLike, key: Key) -> SqlOutcome | None:
-    """Returns the outcome of `key` in the database of its task; None if there is none.
+def find_outcome(tasks: Iterable[IdempotentTaskLike], name: Key | str) -> SqlOutcome | None:
+    """Returns the outcome of a key in the database of its task; None if there is none.
 
-    Raises:
-        StoreUnavailableError: if the database is unavailable.
-    """
-    configuration = task.idempotency_configuration
-    database = configuration.settings.transaction
-    if database is None:
-        return None
-    row = database.find(configuration.executor.store.config.prefix, key)
-    return None if row is None else SqlOutcome(task, key, row)
-
-
-def find_sql_outcome(tasks: Iterable[IdempotentTaskLike], text: str) -> SqlOutcome | None:
-    """Returns the outcome of a key, written with or without its prefix; None if there is none.
+    Args:
+        name: the key, or its text with or without its prefix.
 
     Raises:
         StoreUnavailableError: if the database is unavailable.
     """
     for task in tasks:
-        key = key_of(text, task.idempotency_configuration.executor.store.config.prefix)
+        configuration = task.idempotency_configuration
+        database = configuration.settings.transaction
+        prefix = configuration.executor.store.config.prefix
+        key = name if isinstance(name, Key) else key_of(name, prefix)
         if key is not None and key.task == task.name:
-            return sql_outcome(task, key)
+            row = None if database is None else database.find(prefix, key)
+            return None if row is None else SqlOutcome(task, key, row)
+    return None
+
+
+def find_record(
+    tasks: Iterable[IdempotentTaskLike], text: str, *, whole: bool = False
+) -> RecordView | None:
+    """Returns the record of a key, written with or without its prefix.
+
+    Args:
+        whole: read also what a scan leaves out of a long record.
+    """
+    # A store whose prefix is also a task's name may read a key differently from the task's own
+    # store: try the stores of the task that `text` begins with first.
+    for store in app_tasks.stores(sorted(tasks, key=lambda task: f"{task.name}:" not in text)):
+        key = key_of(text, store.config.prefix)
+        view = None if key is None else read_view(store, key, whole=whole)
+        if view is not None:
+            return view
     return None
 
 
