@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from typing import Any
 
 import click
@@ -10,6 +11,8 @@ import click
 from celery_idempotent.cli.command import FriendlyCommand, idempotent_tasks
 
 AUTH_VARIABLE = "CELERY_IDEMPOTENCY_DASHBOARD_AUTH"
+#: Seconds that open streams may take to end.
+SHUTDOWN_SECONDS = 2
 
 
 @click.command(cls=FriendlyCommand)
@@ -38,7 +41,11 @@ def dashboard(
     Without --auth it listens on the loopback interface alone.
     """
     try:
-        from celery_idempotent.dashboard import server
+        import uvicorn
+
+        from celery_idempotent.dashboard.access import local_user
+        from celery_idempotent.dashboard.application import asgi
+        from celery_idempotent.dashboard.protection import LOOPBACK_HOSTS
     except ImportError as error:
         raise click.ClickException(
             f"{error.name} is not installed: pip install 'celery-idempotent[dashboard]'"
@@ -49,15 +56,30 @@ def dashboard(
             "listen on 127.0.0.1"
         )
     idempotent_tasks(obj.app)
-    server.serve(
+    application = asgi(
         obj.app,
-        host,
-        port,
         auth=auth or None,
+        authorize=None if auth else local_user,
         read_only=read_only,
         url_prefix=url_prefix,
-        announce=click.echo,
+        allowed_hosts=None if auth else LOOPBACK_HOSTS,
     )
+    config = uvicorn.Config(
+        application,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    with listener:
+        name = f"[{host}]" if ":" in host else host
+        path = url_prefix.rstrip("/")
+        click.echo(f"Dashboard: http://{name}:{listener.getsockname()[1]}{path}/")
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _is_loopback(host: str) -> bool:

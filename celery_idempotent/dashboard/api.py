@@ -16,7 +16,6 @@ from starlette.routing import Route
 from celery_idempotent.dashboard.access import Access
 from celery_idempotent.dashboard.context import Context, query_of
 from celery_idempotent.dashboard.protection import parse_json, read_body
-from celery_idempotent.dashboard.sampler import Snapshot
 from celery_idempotent.monitoring import forgetting, json_format
 from celery_idempotent.store.inspection.record_reader import RecordView
 
@@ -102,7 +101,17 @@ class Api:
 
     def stats(self, request: Request) -> Response:
         """Returns the number of records by task and state, and the workers' counters."""
-        return json_response(stats_document(self._context.sampler.snapshot()))
+        snapshot = self._context.sampler.snapshot()
+        counts, records = snapshot.totals(), snapshot.records
+        counted_at = None if records.finished_at is None else records.finished_at.isoformat()
+        tasks: dict[str, Any] = {
+            task: {"states": records.by_task.get(task, {}), "counts": counts.get(task, {})}
+            for task in sorted({*records.by_task, *counts})
+        }
+        workers_answered = bool(snapshot.workers)
+        return json_response(
+            {"workers_answered": workers_answered, "counted_at": counted_at, "tasks": tasks}
+        )
 
     def doctor(self, request: Request) -> Response:
         """Returns the findings."""
@@ -123,22 +132,6 @@ class Api:
             raise HTTPException(400, "The body is not a JSON object.")
         explained = await run_in_threadpool(self._context.explain, call)
         return json_response(explained.to_json())
-
-
-def stats_document(snapshot: Snapshot) -> dict[str, Any]:
-    """Returns the records and counters of each task."""
-    counts, records = snapshot.totals(), snapshot.records
-    return {
-        "workers_answered": bool(snapshot.workers),
-        "counted_at": None if records.finished_at is None else records.finished_at.isoformat(),
-        "tasks": {
-            task: {
-                "states": dict(records.by_task.get(task, {})),
-                "counts": dict(counts.get(task, {})),
-            }
-            for task in sorted({*records.by_task, *counts})
-        },
-    }
 
 
 def check_right(access: Access) -> None:
