@@ -43,7 +43,12 @@ def absolute_time(moment: datetime | None, now: datetime) -> str:
     """Returns ``2026-11-21 15:45:49 UTC, 3 minutes ago``."""
     if moment is None:
         return "–"
-    return f"{moment:%Y-%m-%d %H:%M:%S} UTC, {relative_time(moment, now)}"
+    return f"{utc(moment)}, {relative_time(moment, now)}"
+
+
+def utc(moment: datetime) -> str:
+    """Returns ``2026-11-21 15:45:49 UTC``."""
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def duration(seconds: float) -> str:

@@ -39,17 +39,21 @@ class SqlOutcome(NamedTuple):
     @property
     def finished_at(self) -> datetime:
         """When the transaction was about to be committed."""
-        return _moment(self.row.finished_at)
+        return moment(self.row.finished_at)
 
     @property
     def expires_at(self) -> datetime:
         """When its retention ends."""
-        return _moment(self.row.expires_at)
+        return moment(self.row.expires_at)
 
     @property
     def now(self) -> datetime:
         """The time of the database."""
-        return _moment(self.row.now)
+        return moment(self.row.now)
+
+    def record(self) -> RecordView | None:
+        """Reads the record of the key; None if it is absent."""
+        return read_view(self.task.idempotency_configuration.executor.store, self.key)
 
     def to_json(self) -> dict[str, Any]:
         """Returns all fields but the outcome."""
@@ -101,5 +105,6 @@ def find_record(
     return None
 
 
-def _moment(milliseconds: int) -> datetime:
+def moment(milliseconds: int) -> datetime:
+    """Returns a time of the database."""
     return datetime.fromtimestamp(milliseconds / 1e3, tz=timezone.utc)
