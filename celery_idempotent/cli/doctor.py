@@ -62,10 +62,8 @@ def doctor(obj: Any, fail_on: str, timeout: float, snapshot: TextIO | None, as_j
         )
     else:
         _print(findings, stores, workers_replied=counts is not None)
-    failed = fail_on != "never" and any(
-        finding.severity >= Severity[fail_on.upper()] for finding in findings
-    )
-    raise SystemExit(1 if failed else 0)
+    severities = [] if fail_on == "never" else [finding.severity for finding in findings]
+    raise SystemExit(int(any(each >= Severity[fail_on.upper()] for each in severities)))
 
 
 def _read(snapshot: TextIO) -> Mapping[str, key_snapshot.Snapshot]:

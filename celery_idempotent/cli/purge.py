@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 import click
@@ -38,18 +39,17 @@ def purge(obj: Any, batch: int, pause: float, databases: set[Database], as_json:
     Rows are deleted in batches, each in a short transaction, oldest first. Run it from cron; it may
     run at any time, and more than once at a time. Expired rows that are not deleted do no harm.
     """
-    deleted: dict[str, int] = {}
+    deleted: Counter[str] = Counter()
     for database in app_tasks.databases(idempotent_tasks(obj.app)) | databases:
-        name = database.engine.name
-        found, after = database.purge(batch)
-        deleted[name] = deleted.get(name, 0) + found
+        found, after = batch, 0
         while found == batch:
-            time.sleep(pause)
             found, after = database.purge(batch, after)
-            deleted[name] += found
+            deleted[database.engine.name] += found
+            time.sleep(pause if found == batch else 0)
     if as_json:
         print_json({"deleted": deleted})
-    elif not deleted:
-        click.echo("No task has idempotency_transaction.")
-    for name, number in () if as_json else deleted.items():
+        return
+    for name, number in deleted.items():
         click.echo(f"{name}: deleted {formatting.plural(number, 'expired outcome')}")
+    if not deleted:
+        click.echo("No task has idempotency_transaction.")

@@ -26,7 +26,6 @@ from celery_idempotent.monitoring import forgetting, formatting, json_format
 from celery_idempotent.monitoring.lookup import find_outcome
 from celery_idempotent.record.payload import OFFLOADED
 from celery_idempotent.record.record import Record
-from celery_idempotent.store.inspection.record_query import since
 
 #: Rows of a page of records, and records that one confirmation may be about.
 PAGE_SIZE, MAX_SELECTED = 50, 500
@@ -76,7 +75,7 @@ class Pages:
         query = query_of(request.query_params)
         cursor = request.query_params.get("cursor", "")
         views, next_cursor = self._context.page(query, cursor, PAGE_SIZE)
-        views.sort(key=lambda view: -since(view.record).timestamp() if view.record else 0.0)
+        views.sort(key=lambda view: view.since, reverse=True)
         page: dict[str, Any] = {"views": views, "cursor": cursor, "next_cursor": next_cursor}
         return render(request, "records.html", query=query, tasks=self._context.tasks, **page)
 

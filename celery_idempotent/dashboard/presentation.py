@@ -15,7 +15,6 @@ from celery_idempotent.monitoring import formatting
 from celery_idempotent.monitoring.statistics import double_executions
 from celery_idempotent.record.record import State
 from celery_idempotent.signals import SHADOW
-from celery_idempotent.store.inspection.record_query import since
 
 FOLDER = Path(__file__).parent
 #: Titles of the charts and columns, and the decisions that they count.
@@ -83,7 +82,6 @@ _environment.tests["in_shadow"] = lambda task, counts, names: any(
 )
 _environment.globals.update(
     plural=formatting.plural,
-    since=since,
     states=[state.value for state in State],
     decisions=DECISIONS,
     shadow=SHADOW,

@@ -188,10 +188,5 @@ def _lease(call: _ActiveCall, record: Record, now: datetime) -> dict[str, Any]:
         "lease_until": record.deadline.isoformat(),
         "trusted_seconds": round(max(0.0, remaining - MARGIN * lease), 3),
         "extended_seconds_ago": round(lease - remaining, 3),
-        # A renewal is due after a third of the lease; one that fails is retried soon.
-        "heartbeat": "expired"
-        if remaining <= 0
-        else "healthy"
-        if remaining > lease / 2
-        else "late",
+        "heartbeat": heartbeat,
     }

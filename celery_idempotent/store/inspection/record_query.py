@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from celery_idempotent.events.report import log_extra
@@ -46,13 +46,8 @@ class RecordFilter:
             (self.state is None or record.state is self.state)
             and (self.task_id is None or record.task_id == self.task_id)
             and (self.label is None or self.label.casefold() in record.label.casefold())
-            and (self.older_than is None or view.now - since(record) > self.older_than)
+            and (self.older_than is None or view.now - view.since > self.older_than)
         )
-
-
-def since(record: Record) -> datetime:
-    """Returns when the record entered its state; without an outcome, its token is a time."""
-    return record.finished_at or datetime.fromtimestamp(record.token / 1e6, tz=timezone.utc)
 
 
 def read_view(store: RecordStore, key: Key, *, whole: bool = False) -> RecordView | None:

@@ -68,6 +68,12 @@ class RecordView:
         return self.state, 0 if self.record is None else self.record.token
 
     @property
+    def since(self) -> datetime:
+        """When the record entered its state; without an outcome, its token is a time."""
+        finished_at = None if self.record is None else self.record.finished_at
+        return finished_at or _utc(self.version[1] / 1e6)
+
+    @property
     def is_past_deadline(self) -> bool:
         """Whether its lease or reservation has expired."""
         deadline = None if self.record is None else self.record.deadline
