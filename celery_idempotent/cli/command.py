@@ -20,14 +20,22 @@ from celery_idempotent.record.record import State
 from celery_idempotent.sql.database import Database
 from celery_idempotent.store.inspection.record_query import RecordFilter
 
+Tasks = list[IdempotentTaskLike]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class FriendlyCommand(click.Command):
-    """A command that reports the project's errors in one line, without a traceback.
+class AppCommand(click.Command):
+    """A command about an app's tasks, which it is given as `tasks`; `as_json` is its --json.
 
-    An error may quote text of foreign origin, such as a task id.
+    It reports the project's errors in one line, without a traceback. An error may quote text of
+    foreign origin, such as a task id.
     """
+
+    def __init__(self, *args: Any, has_json: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if has_json:
+            option = ["--json", "as_json"]
+            self.params.append(click.Option(option, is_flag=True, help="Print JSON, for programs."))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command.
@@ -36,6 +44,7 @@ class FriendlyCommand(click.Command):
             UsageError, ClickException: also in place of an IdempotencyError.
         """
         try:
+            ctx.params["tasks"] = idempotent_tasks(ctx.obj.app)
             return super().invoke(ctx)
         except click.UsageError as error:
             raise click.UsageError(one_line(error.format_message()), error.ctx) from error
@@ -43,7 +52,7 @@ class FriendlyCommand(click.Command):
             raise click.ClickException(one_line(str(error))) from error
 
 
-def idempotent_tasks(app: Celery) -> list[IdempotentTaskLike]:
+def idempotent_tasks(app: Celery) -> Tasks:
     """Loads the app's task modules, as a worker does, and returns its idempotent tasks.
 
     Raises:
@@ -124,8 +133,6 @@ timeout_option = click.option(
     show_default=True,
     help="Seconds to wait for the workers' counters; 0 skips them.",
 )
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 def print_json(document: Any, *, indent: int | None = 2) -> None:

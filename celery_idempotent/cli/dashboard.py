@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from celery_idempotent.cli.command import FriendlyCommand, idempotent_tasks
+from celery_idempotent.cli.command import AppCommand
 
 AUTH_VARIABLE = "CELERY_IDEMPOTENCY_DASHBOARD_AUTH"
 #: Seconds that open streams may take to end.
 SHUTDOWN_SECONDS = 2
 
 
-@click.command(cls=FriendlyCommand)
+@click.command(cls=AppCommand, has_json=False)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=5556, show_default=True, help="0 is any."
@@ -34,7 +34,13 @@ SHUTDOWN_SECONDS = 2
 )
 @click.pass_obj
 def dashboard(
-    obj: Any, host: str, port: int, auth: str | None, read_only: bool, url_prefix: str
+    obj: Any,
+    host: str,
+    port: int,
+    auth: str | None,
+    read_only: bool,
+    url_prefix: str,
+    tasks: object,
 ) -> None:
     """Serve a web page for the person on call.
 
@@ -55,7 +61,6 @@ def dashboard(
             f"--host {host} can be reached from other machines: set {AUTH_VARIABLE} or --auth, or "
             "listen on 127.0.0.1"
         )
-    idempotent_tasks(obj.app)
     application = asgi(
         obj.app,
         auth=auth or None,

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from celery_idempotent.cli import console
 from celery_idempotent.cli.command import (
-    FriendlyCommand,
+    AppCommand,
     OwnKey,
-    idempotent_tasks,
-    json_option,
+    Tasks,
     own_key_option,
     parse_arguments,
     print_json,
 )
-from celery_idempotent.monitoring.explained_call import (
-    ExplainedCall,
-    UnknownTaskError,
-    explain_call,
-    text_of,
-)
+from celery_idempotent.monitoring.explained_call import ExplainedCall, explain_call, text_of
 
 #: What follows from an explicit key.
 _NAMESPACE = ", which never equals a key that the task's rule derives"
 
 
-@click.command(cls=FriendlyCommand)
+@click.command(cls=AppCommand)
 @click.argument("task")
 @click.argument("arguments", nargs=-1, metavar="[ARGS] [KWARGS]")
 @own_key_option
 @click.option("--task-id", help="The id of the message, for the key rule TASK_ID.")
-@json_option
-@click.pass_obj
 def explain(
-    obj: Any,
+    tasks: Tasks,
     task: str,
     arguments: tuple[str, ...],
     own_key: OwnKey,
@@ -50,14 +40,11 @@ def explain(
     \b
     celery -A shop idempotency explain shop.charge '[42]' '{"amount": 999}'
     """
-    tasks = idempotent_tasks(obj.app)
     args, kwargs = parse_arguments(arguments)
     try:
         explained = explain_call(
             tasks, task, args, kwargs, own_key, task_id, task_id_named="--task-id"
         )
-    except UnknownTaskError as error:
-        raise click.ClickException(str(error)) from None
     except TypeError as error:
         raise click.UsageError(str(error)) from None
     if as_json:

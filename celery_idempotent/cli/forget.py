@@ -10,12 +10,11 @@ from typing import Any
 import click
 
 from celery_idempotent.cli.command import (
-    FriendlyCommand,
+    AppCommand,
     OwnKey,
+    Tasks,
     databases_option,
     filter_options,
-    idempotent_tasks,
-    json_option,
     own_key_option,
     print_json,
 )
@@ -52,17 +51,15 @@ the databases that any task names; --database adds others.
 Or select records with --state, --task and --older-than."""
 
 
-@click.command(cls=FriendlyCommand, help=_HELP)
+@click.command(cls=AppCommand, help=_HELP)
 @click.argument("names", nargs=-1, metavar="RECORD…")
 @own_key_option
 @filter_options
 @click.option("--force", is_flag=True, help="Forget running records, too.")
 @databases_option
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@json_option
-@click.pass_obj
 def forget(
-    obj: Any,
+    tasks: Tasks,
     names: tuple[str, ...],
     own_key: OwnKey,
     record_filter: RecordFilter,
@@ -72,7 +69,6 @@ def forget(
     as_json: bool,
 ) -> None:
     """Forgets records. The help text is above, because a part of it is shared."""
-    tasks = idempotent_tasks(obj.app)
     if bool(names) == (record_filter != RecordFilter()):
         raise click.UsageError(
             "name records, or select them with --state, --task and --older-than; not both"

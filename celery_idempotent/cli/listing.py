@@ -9,18 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from time import sleep, strftime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from celery_idempotent.cli import console
-from celery_idempotent.cli.command import (
-    FriendlyCommand,
-    filter_options,
-    idempotent_tasks,
-    json_option,
-    print_json,
-)
+from celery_idempotent.cli.command import AppCommand, Tasks, filter_options, print_json
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring import formatting, json_format
 from celery_idempotent.record.record import State
@@ -45,7 +39,7 @@ _LABEL_WIDTH = 24
 _FIRST_CHUNK, _CHUNK = 10, 100
 
 
-@click.command("list", cls=FriendlyCommand)
+@click.command("list", cls=AppCommand)
 @filter_options
 @click.option("--limit", type=click.IntRange(1), help="Print at most this many records.")
 @click.option(
@@ -56,17 +50,10 @@ _FIRST_CHUNK, _CHUNK = 10, 100
     metavar="[SECONDS]",
     help="Keep running, and show the newest records every so many seconds (default: 2).",
 )
-@json_option
-@click.pass_obj
 def list_records(
-    obj: Any,
-    record_filter: RecordFilter,
-    limit: int | None,
-    watch: float | None,
-    as_json: bool,
+    tasks: Tasks, record_filter: RecordFilter, limit: int | None, watch: float | None, as_json: bool
 ) -> None:
     """List records, one per line. With --json, one JSON object per line."""
-    tasks = idempotent_tasks(obj.app)
     stores = app_tasks.stores(tasks)
     if watch is not None:
         if as_json:

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Any
 
 import click
 
-from celery_idempotent.cli.command import (
-    FriendlyCommand,
-    databases_option,
-    idempotent_tasks,
-    json_option,
-    print_json,
-)
+from celery_idempotent.cli.command import AppCommand, Tasks, databases_option, print_json
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.monitoring import formatting
 from celery_idempotent.sql.database import Database
@@ -23,7 +16,7 @@ from celery_idempotent.sql.database import Database
 BATCH = 500
 
 
-@click.command(cls=FriendlyCommand)
+@click.command(cls=AppCommand)
 @click.option(
     "--batch", type=click.IntRange(1, 10_000), default=BATCH, help="Rows per transaction."
 )
@@ -31,16 +24,14 @@ BATCH = 500
     "--pause", type=click.FloatRange(0), default=0.0, help="Seconds between two transactions."
 )
 @databases_option
-@json_option
-@click.pass_obj
-def purge(obj: Any, batch: int, pause: float, databases: set[Database], as_json: bool) -> None:
+def purge(tasks: Tasks, batch: int, pause: float, databases: set[Database], as_json: bool) -> None:
     """Delete expired outcomes from the databases of idempotency_transaction, and of --database.
 
     Rows are deleted in batches, each in a short transaction, oldest first. Run it from cron; it may
     run at any time, and more than once at a time. Expired rows that are not deleted do no harm.
     """
     deleted: Counter[str] = Counter()
-    for database in app_tasks.databases(idempotent_tasks(obj.app)) | databases:
+    for database in app_tasks.databases(tasks) | databases:
         found, after = batch, 0
         while found == batch:
             found, after = database.purge(batch, after)

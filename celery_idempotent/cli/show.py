@@ -8,14 +8,7 @@ from typing import Any
 import click
 
 from celery_idempotent.cli import console
-from celery_idempotent.cli.command import (
-    FriendlyCommand,
-    OwnKey,
-    idempotent_tasks,
-    json_option,
-    own_key_option,
-    print_json,
-)
+from celery_idempotent.cli.command import AppCommand, OwnKey, Tasks, own_key_option, print_json
 from celery_idempotent.cli.target import RECORD_HELP, Target, describe, resolve_records
 from celery_idempotent.errors import IdempotencyError
 from celery_idempotent.monitoring import formatting, json_format
@@ -26,16 +19,13 @@ from celery_idempotent.store.inspection.record_reader import RecordView
 
 
 @click.command(
-    cls=FriendlyCommand,
+    cls=AppCommand,
     help=f"Show a record and the outcome that its duplicates get.\n\n{RECORD_HELP}",
 )
 @click.argument("names", nargs=-1, required=True, metavar="RECORD")
 @own_key_option
-@json_option
-@click.pass_obj
-def show(obj: Any, names: tuple[str, ...], own_key: OwnKey, as_json: bool) -> None:
+def show(tasks: Tasks, names: tuple[str, ...], own_key: OwnKey, as_json: bool) -> None:
     """Shows records. The help text is above, because a part of it is shared."""
-    tasks = idempotent_tasks(obj.app)
     for target in resolve_records(tasks, names, own_key):
         outcome, error = None, ""
         try:

@@ -12,13 +12,7 @@ import click
 
 from celery_idempotent import signals
 from celery_idempotent.cli import console
-from celery_idempotent.cli.command import (
-    FriendlyCommand,
-    idempotent_tasks,
-    json_option,
-    print_json,
-    timeout_option,
-)
+from celery_idempotent.cli.command import AppCommand, Tasks, print_json, timeout_option
 from celery_idempotent.configuration import app_tasks
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
 from celery_idempotent.events.table import REFUSED_FOR
@@ -33,22 +27,20 @@ _STATES = tuple(state.value for state in State)
 _WIDE = 140
 
 
-@click.command(cls=FriendlyCommand)
+@click.command(cls=AppCommand)
 @click.option(
     "--sample", type=click.IntRange(0), default=200, show_default=True,
     help="Records of each task to measure with MEMORY USAGE.",
 )  # fmt: skip
 @timeout_option
-@json_option
 @click.pass_obj
-def stats(obj: Any, sample: int, timeout: float, as_json: bool) -> None:
+def stats(obj: Any, tasks: Tasks, sample: int, timeout: float, as_json: bool) -> None:
     """Count records by task and state.
 
     Scans all records, and shows their sizes and rates as well. Records do not count how often they
     were replayed, so the hit ratio comes from the workers' counters, which begin at zero when a
     worker starts.
     """
-    tasks = idempotent_tasks(obj.app)
     with _progress(tasks) as progress:
         statistics = collect(tasks, sample, progress)
     counters = inspect_commands.counts(obj.app, timeout) if timeout else None

@@ -14,11 +14,7 @@ from celery_idempotent.dashboard.sampler import Sampler
 from celery_idempotent.dashboard.tokens import ShownRecord, Tokens
 from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.monitoring import forgetting, formatting
-from celery_idempotent.monitoring.explained_call import (
-    ExplainedCall,
-    UnknownTaskError,
-    explain_call,
-)
+from celery_idempotent.monitoring.explained_call import ExplainedCall, explain_call
 from celery_idempotent.monitoring.lookup import find_record
 from celery_idempotent.record.record import State
 from celery_idempotent.store.inspection.record_query import RecordFilter, RecordPage, record_page
@@ -119,7 +115,7 @@ class Context:
             own_key = tuple(own_key)
         try:
             return explain_call(self.tasks, name, args, kwargs, own_key, task_id)
-        except (UnknownTaskError, TypeError) as error:
+        except TypeError as error:
             text = str(error)
         except KeyRuleError as error:
             text = f"No key can be derived: {error}"

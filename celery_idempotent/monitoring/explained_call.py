@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from celery_idempotent.configuration.app_tasks import IdempotentTaskLike
+from celery_idempotent.errors import KeyRuleError
 from celery_idempotent.key.explanation import Argument, Explanation
 from celery_idempotent.key.explicit import message_form
 from celery_idempotent.key.rule import TASK_ID
@@ -13,10 +14,6 @@ from celery_idempotent.monitoring import json_format
 from celery_idempotent.monitoring.prediction import Prediction, predict
 from celery_idempotent.store.inspection.record_query import read_view
 from celery_idempotent.store.inspection.record_reader import RecordView
-
-
-class UnknownTaskError(LookupError):
-    """The app has no idempotent task of this name."""
 
 
 class ExplainedCall(NamedTuple):
@@ -81,14 +78,13 @@ def explain_call(
         task_id_named: what to give if that is missing.
 
     Raises:
-        KeyRuleError: if no key can be derived.
+        KeyRuleError: if no task has this name, or no key can be derived.
         StoreUnavailableError: if Redis does not reply.
-        UnknownTaskError: if no task has this name.
         TypeError: if the arguments do not fit the task, or a TASK_ID is missing.
     """
     task = next((task for task in tasks if task.name == name), None)
     if task is None:
-        raise UnknownTaskError(f"{name!r} is not an idempotent task of this app")
+        raise KeyRuleError(f"{name!r} is not an idempotent task of this app")
     configuration = task.idempotency_configuration
     if configuration.settings.key is TASK_ID and not (own_key or task_id):
         raise TypeError(f"the key rule of {name} is TASK_ID: give {task_id_named}")
