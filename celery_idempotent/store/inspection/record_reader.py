@@ -85,36 +85,27 @@ class RecordView:
         return self.state == State.STARTED and self.is_past_deadline
 
 
+@dataclass(frozen=True, slots=True)
 class RecordReader:
     """Reads the records of one store. A `with` block closes its connections.
 
     Every method raises StoreUnavailableError if Redis does not reply.
-
-    Args:
-        client: used by this reader alone.
-        decode: returns the result that a finished record's body encodes.
-        fetch: returns the bytes of a whole record, even after this reader was closed.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        store: RecordStore,
-        decode: Callable[[Record], Any],
-        fetch: Callable[[Key], bytes],
-    ) -> None:
-        self._client = client
-        self._store = store
-        self._config = store.config
-        self._decode = decode
-        self._fetch = fetch
+    #: Used by this reader alone.
+    client: Any
+    store: RecordStore
+    #: Returns the result that a finished record's body encodes.
+    decode: Callable[[Record], Any]
+    #: Returns the bytes of a whole record, even after this reader was closed.
+    fetch: Callable[[Key], bytes]
 
     def __enter__(self) -> RecordReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._config.borrows_client:
-            close_client(self._client)
+        if not self.store.config.borrows_client:
+            close_client(self.client)
 
     def scan(
         self,
@@ -129,7 +120,8 @@ class RecordReader:
         Each page comes with the position after it, which is None after the last one. A page may be
         empty, because SCAN also passes names that are not records.
         """
-        match = scan.pattern(self._config.prefix, task)
+        prefix = self.store.config.prefix
+        match = scan.pattern(prefix, task)
         with _translated_errors():
             nodes = list(self._primaries())
             number, cursor = start
@@ -137,7 +129,7 @@ class RecordReader:
                 node = nodes[number]
                 cursor, names = node.scan(cursor, match=match, count=count)
                 texts = ((name, name.decode(errors="replace")) for name in names)
-                keys = [(name, scan.key_of_name(text, self._config.prefix)) for name, text in texts]
+                keys = [(name, scan.key_of_name(text, prefix)) for name, text in texts]
                 page = self._views(node, [(n, k) for n, k in keys if k is not None], expiry=expiry)
                 number += not cursor
                 yield ((number, cursor) if number < len(nodes) else None), page
@@ -154,7 +146,7 @@ class RecordReader:
                 view.key: view
                 for node, its_keys in self._by_node(keys)
                 for view in self._views(
-                    node, [(self._config.name(key), key) for key in its_keys], size=size
+                    node, [(self.store.config.name(key), key) for key in its_keys], size=size
                 )
             }
 
@@ -197,37 +189,37 @@ class RecordReader:
             if head and not layout.is_absent(head):
                 expires_at = _utc(clock + ttl_ms / 1e3) if ttl_ms >= 0 else None
                 record = self._record(key, head, len(head) < size, expires_at)
-                views.append(RecordView(key, record, _utc(clock), self._store))
+                views.append(RecordView(key, record, _utc(clock), self.store))
         return views
 
     def _record(
         self, key: Key, raw: bytes, whole: bool, expires_at: datetime | None
     ) -> Record | None:
         """Returns the record; a large result is fetched when it is first read."""
-        decode = self._decode if whole else partial(self._decode_whole, key)
+        decode = self.decode if whole else partial(self._decode_whole, key)
         try:
             return layout.read(raw, str(key), key.task, decode, expires_at)
         except CorruptRecordError:
-            return None if whole else self._record(key, self._fetch(key), True, expires_at)
+            return None if whole else self._record(key, self.fetch(key), True, expires_at)
 
     def _decode_whole(self, key: Key, record: Record) -> Any:
         """Returns the result of a record of which only the head was read."""
-        whole = layout.read(self._fetch(key), record.key, record.task)
+        whole = layout.read(self.fetch(key), record.key, record.task)
         if (whole.token, whole.state) != (record.token, record.state):
             raise ResultNotStoredError(f"the record of {record.key} has changed: read it again")
-        return self._decode(whole)
+        return self.decode(whole)
 
     def find_message(self, task_id: str) -> Key | None:
         """Returns the key of the message with this task id, if it has a record of its own.
 
         Only a key that may run again has such records; this reads all names, and no record.
         """
-        match = scan.message_pattern(self._config.prefix, task_id)
+        match = scan.message_pattern(self.store.config.prefix, task_id)
         with _translated_errors():
             for node in self._primaries():
                 for name in node.scan_iter(match=match, count=PAGE):
                     text = name.decode(errors="replace")
-                    key = scan.key_of_message(text, self._config.prefix)
+                    key = scan.key_of_message(text, self.store.config.prefix)
                     if key is not None:
                         return key.of_message(task_id)
         return None
@@ -244,7 +236,7 @@ class RecordReader:
             for node, its_keys in self._by_node(keys):
                 pipeline = node.pipeline(transaction=False)
                 for key in its_keys:
-                    pipeline.memory_usage(self._config.name(key))
+                    pipeline.memory_usage(self.store.config.name(key))
                 replies += pipeline.execute(raise_on_error=False)
         return [size for size in replies if isinstance(size, int)]
 
@@ -255,21 +247,21 @@ class RecordReader:
 
     def _primaries(self) -> Iterator[Any]:
         """Returns a client for each primary."""
-        if not hasattr(self._client, "get_primaries"):
-            yield self._client
+        if not hasattr(self.client, "get_primaries"):
+            yield self.client
             return
         # In an order that another connection to the cluster has, too.
-        for node in sorted(self._client.get_primaries(), key=lambda node: str(node.name)):
-            yield self._client.get_redis_connection(node)
+        for node in sorted(self.client.get_primaries(), key=lambda node: str(node.name)):
+            yield self.client.get_redis_connection(node)
 
     def _by_node(self, keys: Iterable[Key]) -> Iterable[tuple[Any, list[Key]]]:
         """Returns `keys` in groups, each with the client of its node."""
-        if not hasattr(self._client, "get_node_from_key"):
-            return [(self._client, list(keys))]
+        if not hasattr(self.client, "get_node_from_key"):
+            return [(self.client, list(keys))]
         nodes: dict[Any, list[Key]] = defaultdict(list)
         for key in keys:
-            node = self._client.get_node_from_key(self._config.name(key))
-            nodes[self._client.get_redis_connection(node)].append(key)
+            node = self.client.get_node_from_key(self.store.config.name(key))
+            nodes[self.client.get_redis_connection(node)].append(key)
         return nodes.items()
 
 
